@@ -1,0 +1,151 @@
+"""Names and numbers that identify things, valid by construction.
+
+An id can be put into an object name without a second look: it holds no separator, is
+neither `.` nor `..`, is short, and so can never lead outside the job's prefix.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from penstock.core.key_range import KeyRange, range_of
+from penstock.errors import ErrorCode, UserError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+
+
+class Name(str):
+    """A string of 1 to 128 letters, digits, `_`, `.` or `-` that starts with a letter or digit."""
+
+    __slots__ = ()
+    what: ClassVar[str] = "name"
+
+    def __new__(cls, value: str) -> Self:
+        """Validate `value`; a value of this class comes back as an equal one."""
+        if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+            raise UserError(
+                f"{value!r} is not a valid {cls.what}: use 1 to 128 of the letters A-Z a-z, "
+                "digits, '_', '.' and '-', starting with a letter or digit",
+                code=ErrorCode.INVALID_NAME,
+                value=repr(value),
+            )
+        return super().__new__(cls, value)
+
+
+class JobId(Name):
+    """The name of a job: the first segment of every object the job owns."""
+
+    __slots__ = ()
+    what = "job id"
+
+
+class OperatorId(Name):
+    """The stable name of an operator: the identity of its state."""
+
+    __slots__ = ()
+    what = "operator id"
+
+
+class TableName(Name):
+    """The name of a table inside one operator."""
+
+    __slots__ = ()
+    what = "table name"
+
+
+class SavepointName(Name):
+    """The name of a pinned epoch."""
+
+    __slots__ = ()
+    what = "savepoint name"
+
+
+class Token(str):
+    """128 random bits as 32 hex digits: one attempt of one task, or one driver."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: str) -> Self:
+        """Validate `value`."""
+        if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
+            raise UserError(
+                f"{value!r} is not a token: expected 32 lower-case hex digits",
+                code=ErrorCode.INVALID_NAME,
+                value=repr(value),
+            )
+        return super().__new__(cls, value)
+
+
+class Ordinal(int):
+    """A positive number that orders things and always fits its ten digits in a path."""
+
+    __slots__ = ()
+    what: ClassVar[str] = "number"
+    largest: ClassVar[int] = 9_999_999_999
+
+    def __new__(cls, value: int) -> Self:
+        """Validate `value`; booleans and fractions are refused, not rounded."""
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= cls.largest:
+            raise UserError(
+                f"{value!r} is not a valid {cls.what}: expected a whole number from 1 to "
+                f"{cls.largest}",
+                code=ErrorCode.INVALID_NUMBER,
+                value=repr(value),
+            )
+        return super().__new__(cls, value)
+
+    def next(self) -> Self:
+        """Return the number after this one."""
+        return type(self)(self + 1)
+
+
+class Epoch(Ordinal):
+    """One checkpointed step of a job. Numbers only grow and are never reused."""
+
+    __slots__ = ()
+    what = "epoch"
+
+
+class Generation(Ordinal):
+    """One claim of a job by one driver. The highest claimed generation owns the job."""
+
+    __slots__ = ()
+    what = "generation"
+
+
+@dataclass(frozen=True, slots=True)
+class Subtask:
+    """One of `parallelism` equal workers of an operator, owner of one key range."""
+
+    index: int
+    parallelism: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.parallelism <= 1_000_000:
+            raise UserError(
+                f"subtask {self.index!r} of {self.parallelism!r} does not exist: need "
+                "0 <= index < parallelism <= 1,000,000",
+                code=ErrorCode.INVALID_NUMBER,
+                index=self.index,
+                parallelism=self.parallelism,
+            )
+
+    @property
+    def key_range(self) -> KeyRange:
+        """The key hashes this subtask owns."""
+        return range_of(self.index, self.parallelism)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo:
+    """Who a subtask is: the identity its state files are named and filtered by."""
+
+    job: JobId
+    operator: OperatorId
+    subtask: Subtask
+
+    @property
+    def key_range(self) -> KeyRange:
+        """The key hashes this task owns."""
+        return self.subtask.key_range

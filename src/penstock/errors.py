@@ -1,0 +1,138 @@
+"""Every exception Penstock raises, grouped by what a handler should do about it.
+
+    PenstockError
+    ├── UserError            fix the pipeline, the settings or the call
+    │   ├── SettingsError        a setting has a value that cannot work
+    │   └── SchemaError          data and declared schema do not fit
+    ├── UserCodeError        the user's function raised (cause chained)
+    ├── FencedError          another generation owns the job → stop, never retry
+    ├── StorageError         I/O failed, outcome known → retry
+    ├── UnknownOutcomeError  I/O failed, the write may have landed → read back first
+    ├── CorruptStateError    durable bytes break an invariant → stop, keep files, tell a human
+    ├── StateError           a table was used or restored in a way its state does not allow
+    └── InternalError        our bug → stop, report
+
+Leaf detail is an append-only `ErrorCode`, not another class. A message says what happened,
+where, and what to do next; `context` carries the same facts for programs. All of them
+pickle, because an error raised on a worker must reach the driver whole.
+"""
+
+from enum import StrEnum
+from typing import Any, ClassVar
+
+
+class ErrorCode(StrEnum):
+    """What precisely went wrong. Append-only: programs match on these."""
+
+    INVALID_NAME = "invalid-name"
+    INVALID_NUMBER = "invalid-number"
+    INVALID_SETTING = "invalid-setting"
+    INVALID_URL = "invalid-url"
+    SCHEMA_MISMATCH = "schema-mismatch"
+    UNSUPPORTED_KEY_TYPE = "unsupported-key-type"
+    UNSUPPORTED_VALUE_TYPE = "unsupported-value-type"
+    USER_CODE_RAISED = "user-code-raised"
+    FENCED = "fenced"
+    STORAGE_FAILED = "storage-failed"
+    STORAGE_READ_ONLY = "storage-read-only"
+    STORAGE_FULL = "storage-full"
+    STORAGE_PERMISSION = "storage-permission"
+    STORAGE_UNSAFE = "storage-unsafe"
+    UNKNOWN_OUTCOME = "unknown-outcome"
+    OBJECT_MISSING = "object-missing"
+    CHECKSUM_MISMATCH = "checksum-mismatch"
+    UNDECODABLE = "undecodable"
+    FOREIGN_OBJECT = "foreign-object"
+    NEWER_PROTOCOL = "newer-protocol"
+    PROTOCOL_VIOLATION = "protocol-violation"
+    TABLE_TYPE_MISMATCH = "table-type-mismatch"
+    NO_REGISTERED_TABLE = "no-registered-table"
+    WRONG_TABLE_KIND = "wrong-table-kind"
+    UNSUPPORTED_STATE_VERSION = "unsupported-state-version"
+    MIGRATION_FAILED = "migration-failed"
+    COMMIT_DATA_ALREADY_SET = "commit-data-already-set"
+    NOT_RESTORABLE = "not-restorable"
+    JOB_EXISTS = "job-exists"
+    INTERNAL = "internal"
+
+
+class PenstockError(Exception):
+    """Base of all of them: a message, a code, and named facts."""
+
+    default_code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
+
+    def __init__(
+        self, message: str, *, code: ErrorCode | None = None, **context: object
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.context = {name: value for name, value in context.items() if value is not None}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.code, self.context)
+
+
+def _rebuild(
+    kind: type[PenstockError], message: str, code: ErrorCode, context: dict[str, object]
+) -> PenstockError:
+    """Make an error again from its pickled parts; keyword-only constructors need this."""
+    return kind(message, code=code, **context)
+
+
+class UserError(PenstockError):
+    """The call, the pipeline or its settings cannot work; the message says what to change."""
+
+    default_code = ErrorCode.INVALID_NAME
+
+
+class SettingsError(UserError):
+    """A setting has a value that cannot work."""
+
+    default_code = ErrorCode.INVALID_SETTING
+
+
+class SchemaError(UserError):
+    """Data does not fit the schema it was declared with."""
+
+    default_code = ErrorCode.SCHEMA_MISMATCH
+
+
+class UserCodeError(PenstockError):
+    """The user's function raised; the original exception is chained as the cause."""
+
+    default_code = ErrorCode.USER_CODE_RAISED
+
+
+class FencedError(PenstockError):
+    """Another generation owns the job. Whoever sees this stops for good."""
+
+    default_code = ErrorCode.FENCED
+
+
+class StorageError(PenstockError):
+    """A storage call failed and is known to have changed nothing. It may be retried."""
+
+    default_code = ErrorCode.STORAGE_FAILED
+
+
+class UnknownOutcomeError(PenstockError):
+    """A write failed without an answer: it may have landed, or may still land later."""
+
+    default_code = ErrorCode.UNKNOWN_OUTCOME
+
+
+class CorruptStateError(PenstockError):
+    """Durable bytes break an invariant. Nothing is repaired and nothing is deleted."""
+
+    default_code = ErrorCode.UNDECODABLE
+
+
+class StateError(PenstockError):
+    """State cannot be used as asked: unknown table, wrong kind, version or migration."""
+
+    default_code = ErrorCode.NO_REGISTERED_TABLE
+
+
+class InternalError(PenstockError):
+    """Penstock contradicted itself: a bug worth reporting."""

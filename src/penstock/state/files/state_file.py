@@ -1,0 +1,208 @@
+"""State files as values, and the algebra of the ordered lists that tables are folded from.
+
+Pure. A table of one subtask is a list of files, oldest first; the fold of the list is the
+table. Three facts make lists easy to reason about:
+
+- Epochs never decrease along a list. Files of equal epoch hold disjoint key hashes (keyed
+  tables) or are ordered by subtask (the global table).
+- `visible` says which key hashes of a file *this list* sees. A rescale narrows it instead
+  of rewriting the file. It must not be widened again: the other part may meanwhile have
+  been compacted elsewhere, with deleted rows dropped, and would come back to life.
+- A compacted group equals the fold of the files it `replaces`, as seen by the list it was
+  made from, and takes their place in it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.core.ids import Epoch
+from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.state.proto import state_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """One Parquet file in a table's list. Written by a subtask or a compaction, never changed."""
+
+    path: str
+    """Relative to the checkpoint URL, so that branches can refer to another job's files."""
+    epoch: Epoch
+    """The epoch that wrote it; for a compacted file the newest epoch it replaces."""
+    subtask_index: int
+    level: int
+    """0 for an epoch's delta; a compacted file is one above the highest it replaces."""
+    row_count: int
+    size_bytes: int
+    checksum: int
+    footer_bytes: int
+    """Length of the Parquet footer, magic included: what a partial read fetches first."""
+    footer_checksum: int
+    state_version: int
+    min_time_micros: int | None = None
+    max_time_micros: int | None = None
+    min_key_hash: int | None = None
+    max_key_hash: int | None = None
+    last_expiry_micros: int | None = None
+    """All rows are expired once the frontier reaches this; None if some row never expires."""
+    visible: KeyRange = FULL_RANGE
+    replaces: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, KeyRange]:
+        """What makes two list entries the same entry: the file and the part of it seen."""
+        return self.path, self.visible
+
+    def to_proto(self) -> state_pb2.StateFile:
+        """Return the durable form."""
+        return state_pb2.StateFile(
+            path=self.path,
+            epoch=self.epoch,
+            subtask_index=self.subtask_index,
+            level=self.level,
+            row_count=self.row_count,
+            size_bytes=self.size_bytes,
+            checksum=self.checksum,
+            footer_bytes=self.footer_bytes,
+            footer_checksum=self.footer_checksum,
+            state_version=self.state_version,
+            min_time_micros=self.min_time_micros,
+            max_time_micros=self.max_time_micros,
+            min_key_hash=self.min_key_hash,
+            max_key_hash=self.max_key_hash,
+            last_expiry_micros=self.last_expiry_micros,
+            visible_first=self.visible.start,
+            visible_last=self.visible.end - 1,
+            replaces=self.replaces,
+        )
+
+    @classmethod
+    def from_proto(cls, message: state_pb2.StateFile) -> "StateFile":
+        """Return the value of a durable form."""
+
+        def optional(field: str) -> int | None:
+            return getattr(message, field) if message.HasField(field) else None  # type: ignore[arg-type]
+
+        return cls(
+            path=message.path,
+            epoch=Epoch(message.epoch),
+            subtask_index=message.subtask_index,
+            level=message.level,
+            row_count=message.row_count,
+            size_bytes=message.size_bytes,
+            checksum=message.checksum,
+            footer_bytes=message.footer_bytes,
+            footer_checksum=message.footer_checksum,
+            state_version=message.state_version,
+            min_time_micros=optional("min_time_micros"),
+            max_time_micros=optional("max_time_micros"),
+            min_key_hash=optional("min_key_hash"),
+            max_key_hash=optional("max_key_hash"),
+            last_expiry_micros=optional("last_expiry_micros"),
+            visible=KeyRange(message.visible_first, message.visible_last + 1),
+            replaces=tuple(message.replaces),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A finished compaction: `outputs` may take the place of exactly `inputs` in one list."""
+
+    inputs: tuple[StateFile, ...]
+    outputs: tuple[StateFile, ...]
+
+
+def restrict(files: Iterable[StateFile], key_range: KeyRange) -> tuple[StateFile, ...]:
+    """Return the files as seen by the owner of `key_range`, dropping those it sees nothing of."""
+    seen = []
+    for file in files:
+        visible = file.visible.intersection(key_range)
+        if visible is not None and _holds_rows_in(file, visible):
+            seen.append(file if visible == file.visible else replace(file, visible=visible))
+    return tuple(seen)
+
+
+def _holds_rows_in(file: StateFile, key_range: KeyRange) -> bool:
+    if file.min_key_hash is None or file.max_key_hash is None:
+        return True
+    return file.min_key_hash < key_range.end and file.max_key_hash >= key_range.start
+
+
+def merge_lists(lists: Iterable[Sequence[StateFile]]) -> tuple[StateFile, ...]:
+    """Merge the lists of several subtasks into one, keeping the order of each.
+
+    Parts of one file that touch become one entry again. That is safe only because each
+    part came from a list that still saw it.
+    """
+    ordered = sorted(
+        {file.identity: file for files in lists for file in files}.values(),
+        key=lambda file: (file.epoch, file.subtask_index, file.path, file.visible.start),
+    )
+    merged: list[StateFile] = []
+    for file in ordered:
+        last = merged[-1] if merged else None
+        if last is not None and last.path == file.path and last.visible.end >= file.visible.start:
+            end = max(last.visible.end, file.visible.end)
+            merged[-1] = replace(last, visible=KeyRange(last.visible.start, end))
+        else:
+            merged.append(file)
+    return tuple(merged)
+
+
+def apply_swap(files: Sequence[StateFile], swap: Swap) -> tuple[StateFile, ...] | None:
+    """Return `files` with the swap made, or None if its exact inputs are not adjacent in it."""
+    wanted = [file.identity for file in swap.inputs]
+    present = [file.identity for file in files]
+    for start in range(len(present) - len(wanted) + 1):
+        if present[start : start + len(wanted)] == wanted:
+            return (*files[:start], *swap.outputs, *files[start + len(wanted) :])
+    return None
+
+
+def derive_missing(
+    held: Sequence[StateFile], wanted: Sequence[StateFile]
+) -> tuple[StateFile, ...] | None:
+    """Return the files that turn a fold of `held` into a fold of `wanted`, or None.
+
+    Compacted groups in `wanted` are matched against the files they replace, so that a
+    swap alone costs no read. None means that `held` is not a prefix: start over.
+    """
+    position = 0
+    for start, group in _groups(wanted):
+        if position == len(held):
+            return tuple(wanted[start:])
+        if held[position].identity == group[0].identity:
+            step = len(group)
+            if [f.identity for f in held[position : position + step]] != [
+                f.identity for f in group
+            ]:
+                return None
+        else:
+            step = len(group[0].replaces)
+            paths = tuple(file.path for file in held[position : position + step])
+            if step == 0 or paths != group[0].replaces:
+                return None
+        position += step
+    return () if position == len(held) else None
+
+
+def _groups(files: Sequence[StateFile]) -> list[tuple[int, list[StateFile]]]:
+    """Cut a list into its compacted groups (same non-empty `replaces`) and single files."""
+    groups: list[tuple[int, list[StateFile]]] = []
+    for index, file in enumerate(files):
+        if groups and file.replaces and groups[-1][1][0].replaces == file.replaces:
+            groups[-1][1].append(file)
+        else:
+            groups.append((index, [file]))
+    return groups
+
+
+def count_runs(files: Sequence[StateFile]) -> int:
+    """Count the runs of a list: neighbours with disjoint visible ranges are one sorted run."""
+    runs = 0
+    covered: list[KeyRange] = []
+    for file in files:
+        if not covered or any(file.visible.overlaps(part) for part in covered):
+            runs += 1
+            covered = []
+        covered.append(file.visible)
+    return runs
