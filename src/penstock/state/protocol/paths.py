@@ -1,0 +1,98 @@
+"""Every object name of the checkpoint namespace; the only place that formats or parses one.
+
+    {job}/generations/{g}/claim
+    {job}/generations/{g}/checkpoints/{epoch:010}/manifest.pb
+    {job}/generations/{g}/checkpoints/{epoch:010}/committed
+    {job}/generations/{g}/checkpoints/{epoch:010}/operator-{operator}-{subtask}.metadata
+    {job}/generations/{g}/checkpoints/{epoch:010}/{operator}/{table}-{subtask:03}-{token}.parquet
+    {job}/epochs/{epoch:010}.record
+    {job}/retention/{sequence:010}.record
+
+Paths are relative to the checkpoint URL. Pure.
+"""
+
+import re
+from dataclasses import dataclass
+
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId, TableName, Token
+from penstock.state.protocol.records import CheckpointRef
+
+_SLOT = re.compile(r"([^/]+)/generations/(\d{1,10})/checkpoints/(\d{10})/(.+)")
+
+
+def claim_path(job: JobId, generation: int) -> str:
+    """Name the claim of a generation."""
+    return f"{job}/generations/{generation}/claim"
+
+
+def generations_folder(job: JobId) -> str:
+    """Name the folder of all generations, for sweeping."""
+    return f"{job}/generations"
+
+
+def checkpoint_folder(ref: CheckpointRef) -> str:
+    """Name the folder of one checkpoint."""
+    return f"{ref.job}/generations/{ref.generation}/checkpoints/{ref.epoch:010d}"
+
+
+def manifest_path(ref: CheckpointRef) -> str:
+    """Name the manifest of a checkpoint."""
+    return f"{checkpoint_folder(ref)}/manifest.pb"
+
+
+def marker_path(ref: CheckpointRef) -> str:
+    """Name the committed marker of a checkpoint."""
+    return f"{checkpoint_folder(ref)}/committed"
+
+
+def metadata_path(ref: CheckpointRef, operator: OperatorId, subtask_index: int) -> str:
+    """Name the metadata object of one subtask."""
+    return f"{checkpoint_folder(ref)}/operator-{operator}-{subtask_index}.metadata"
+
+
+def table_checkpoint_path(
+    ref: CheckpointRef,
+    operator: OperatorId,
+    table: TableName,
+    subtask_index: int,
+    token: Token,
+    *,
+    compacted: bool = False,
+    part: int = 0,
+) -> str:
+    """Name a state file. The token makes it unique to one attempt, so nothing overwrites it."""
+    suffix = f"-compacted-{part}" if compacted else ""
+    return (
+        f"{checkpoint_folder(ref)}/{operator}/{table}-{subtask_index:03d}-{token}{suffix}.parquet"
+    )
+
+
+def epoch_record_path(job: JobId, epoch: int) -> str:
+    """Name the record that acknowledges an epoch."""
+    return f"{job}/epochs/{epoch:010d}.record"
+
+
+def retention_path(job: JobId, sequence: int) -> str:
+    """Name a retention record."""
+    return f"{job}/retention/{sequence:010d}.record"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Which checkpoint folder an object lies in."""
+
+    ref: CheckpointRef
+    rest: str
+    """The object's name inside the folder."""
+
+
+def slot_of(path: str) -> Slot | None:
+    """Return the slot an object lies in, or None for anything that is not in one.
+
+    Used before deleting: what is not recognised is not Penstock's to delete.
+    """
+    match = _SLOT.fullmatch(path)
+    if match is None or int(match[2]) < 1 or int(match[3]) < 1:
+        return None
+    ref = CheckpointRef(JobId(match[1]), Generation(int(match[2])), Epoch(int(match[3])))
+    return Slot(ref, match[4])
