@@ -46,11 +46,12 @@ class StateFile:
     """All rows are expired once the frontier reaches this; None if some row never expires."""
     visible: KeyRange = FULL_RANGE
     replaces: tuple[str, ...] = ()
+    """The `identity` of each entry whose fold this file's group equals, in list order."""
 
     @property
-    def identity(self) -> tuple[str, KeyRange]:
+    def identity(self) -> str:
         """What makes two list entries the same entry: the file and the part of it seen."""
-        return self.path, self.visible
+        return f"{self.path}#{self.visible.start:x}-{self.visible.end - 1:x}"
 
     def to_proto(self) -> state_pb2.StateFile:
         """Return the durable form."""
@@ -103,14 +104,6 @@ class StateFile:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Swap:
-    """A finished compaction: `outputs` may take the place of exactly `inputs` in one list."""
-
-    inputs: tuple[StateFile, ...]
-    outputs: tuple[StateFile, ...]
-
-
 def restrict(files: Iterable[StateFile], key_range: KeyRange) -> tuple[StateFile, ...]:
     """Return the files as seen by the owner of `key_range`, dropping those it sees nothing of."""
     seen = []
@@ -148,13 +141,19 @@ def merge_lists(lists: Iterable[Sequence[StateFile]]) -> tuple[StateFile, ...]:
     return tuple(merged)
 
 
-def apply_swap(files: Sequence[StateFile], swap: Swap) -> tuple[StateFile, ...] | None:
-    """Return `files` with the swap made, or None if its exact inputs are not adjacent in it."""
-    wanted = [file.identity for file in swap.inputs]
+def apply_swap(
+    files: Sequence[StateFile], outputs: Sequence[StateFile]
+) -> tuple[StateFile, ...] | None:
+    """Put one compacted group in the place of what it replaces.
+
+    None if those exact entries, each seen through the same key range, are no longer
+    neighbours in `files`: the list has changed under the compaction, which is then void.
+    """
+    wanted = list(outputs[0].replaces)
     present = [file.identity for file in files]
     for start in range(len(present) - len(wanted) + 1):
         if present[start : start + len(wanted)] == wanted:
-            return (*files[:start], *swap.outputs, *files[start + len(wanted) :])
+            return (*files[:start], *outputs, *files[start + len(wanted) :])
     return None
 
 
@@ -178,8 +177,8 @@ def derive_missing(
                 return None
         else:
             step = len(group[0].replaces)
-            paths = tuple(file.path for file in held[position : position + step])
-            if step == 0 or paths != group[0].replaces:
+            replaced = tuple(file.identity for file in held[position : position + step])
+            if step == 0 or replaced != group[0].replaces:
                 return None
         position += step
     return () if position == len(held) else None
