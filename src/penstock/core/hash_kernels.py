@@ -1,0 +1,175 @@
+"""Hash kernels: 64-bit words and byte strings, many rows at a time.
+
+Pure NumPy over raw buffers; what the words of an Arrow value are is `key_hash`'s business,
+and so is the description of the algorithm. Rows are worked in chunks that stay in the
+cache, with in-place operations only: memory traffic would otherwise cost more than the
+arithmetic.
+"""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+Hashes: TypeAlias = npt.NDArray[np.uint64]
+Integers: TypeAlias = npt.NDArray[np.integer]
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+BYTES_SEED = np.uint64(0xB492B66FBE98F273)
+LONGEST_WORDWISE_BYTES = 64
+"""Longer byte strings enter as one word: their XXH3."""
+
+_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+_CHUNK_ROWS = 16_384
+_WORD = 8
+_FIRST_BYTES = np.array([(1 << (8 * count)) - 1 for count in range(9)], dtype=np.uint64)
+"""Masks that keep the first 0 to 8 bytes of a little-endian word."""
+
+
+def _spans(row_count: int) -> Iterator[slice]:
+    for start in range(0, row_count, _CHUNK_ROWS):
+        yield slice(start, min(start + _CHUNK_ROWS, row_count))
+
+
+def _mix(words: Hashes, scratch: Hashes) -> None:
+    """Apply the finaliser of SplitMix64, a bijection, to `words` in place."""
+    spare = scratch[: len(words)]
+    np.right_shift(words, 30, out=spare)
+    np.bitwise_xor(words, spare, out=words)
+    np.multiply(words, _MULTIPLIER_1, out=words)
+    np.right_shift(words, 27, out=spare)
+    np.bitwise_xor(words, spare, out=words)
+    np.multiply(words, _MULTIPLIER_2, out=words)
+    np.right_shift(words, 31, out=spare)
+    np.bitwise_xor(words, spare, out=words)
+
+
+def _new_scratch(row_count: int) -> Hashes:
+    return np.empty(min(row_count, _CHUNK_ROWS), dtype=np.uint64)
+
+
+def mix(words: Hashes) -> Hashes:
+    """Apply the finaliser of SplitMix64 to `words` in place, and return them."""
+    scratch = _new_scratch(len(words))
+    for span in _spans(len(words)):
+        _mix(words[span], scratch)
+    return words
+
+
+def hash_words(values: npt.NDArray[np.generic]) -> Hashes:
+    """Return `mix(value + GOLDEN)` for each; narrower integers are extended by their sign."""
+    hashes = np.empty(len(values), dtype=np.uint64)
+    scratch = _new_scratch(len(values))
+    for span in _spans(len(values)):
+        part = hashes[span]
+        part[:] = values[span]
+        np.add(part, GOLDEN, out=part)
+        _mix(part, scratch)
+    return hashes
+
+
+def combine(hashes: Hashes, others: Hashes) -> Hashes:
+    """Turn `hashes` in place into `mix(hash * GOLDEN ^ other)`, and return them."""
+    scratch = _new_scratch(len(hashes))
+    for span in _spans(len(hashes)):
+        part = hashes[span]
+        np.multiply(part, GOLDEN, out=part)
+        np.bitwise_xor(part, others[span], out=part)
+        _mix(part, scratch)
+    return hashes
+
+
+def hash_byte_strings(data: pa.Buffer, offsets: Integers) -> Hashes:
+    """Hash the byte strings `data[offsets[i]:offsets[i + 1]]`."""
+    hashes = np.empty(len(offsets) - 1, dtype=np.uint64)
+    scratch = _new_scratch(len(hashes))
+    for span in _spans(len(hashes)):
+        bounds = offsets[span.start : span.stop + 1].astype(np.int64)
+        _hash_chunk(data, bounds, hashes[span], scratch)
+    return hashes
+
+
+def _hash_chunk(
+    data: pa.Buffer, bounds: npt.NDArray[np.int64], hashes: Hashes, scratch: Hashes
+) -> None:
+    lengths = np.diff(bounds)
+    np.add(lengths.view(np.uint64), BYTES_SEED, out=hashes)
+    _mix(hashes, scratch)
+    longest = int(lengths.max())
+    if longest == 0:
+        return
+    if longest > LONGEST_WORDWISE_BYTES:
+        rows = np.flatnonzero(lengths > LONGEST_WORDWISE_BYTES)
+        _absorb_long(data, bounds, rows, hashes, scratch)
+        lengths[rows] = 0
+        longest = int(lengths.max())
+    words, starts = _loadable_words(data, bounds)
+    for position in range(0, longest, _WORD):
+        _absorb_words(words, starts, lengths, hashes, scratch, position=position)
+
+
+def _absorb_long(
+    data: pa.Buffer,
+    bounds: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.intp],
+    hashes: Hashes,
+    scratch: Hashes,
+) -> None:
+    """Mix the XXH3 of each of the long strings in `rows` into its hash."""
+    whole = memoryview(data)
+    spans = zip(bounds[rows].tolist(), bounds[rows + 1].tolist(), strict=True)
+    digests = [xxhash.xxh3_64_intdigest(whole[start:end]) for start, end in spans]
+    mixed = hashes[rows] ^ np.array(digests, dtype=np.uint64)
+    _mix(mixed, scratch)
+    hashes[rows] = mixed
+
+
+def _loadable_words(
+    data: pa.Buffer, bounds: npt.NDArray[np.int64]
+) -> tuple[Hashes, npt.NDArray[np.int64]]:
+    """Return a view with one word for every byte position, and where each string starts in it.
+
+    A word loaded at a string's last byte reaches 7 bytes beyond it. Where the buffer does
+    not, the chunk's bytes are copied in front of zeros: that happens at the end of a buffer
+    only.
+    """
+    first, end = int(bounds[0]), int(bounds[-1])
+    reach = end - first + _WORD - 1
+    source, base = memoryview(data), first
+    if first + reach > len(source):
+        source, base = memoryview(bytes(source[first:end]) + bytes(_WORD - 1)), 0
+    words: Hashes = np.ndarray(
+        shape=(reach - _WORD + 1,), dtype="<u8", buffer=source, offset=base, strides=(1,)
+    )
+    return words, bounds[:-1] - first
+
+
+def _absorb_words(
+    words: Hashes,
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    hashes: Hashes,
+    scratch: Hashes,
+    *,
+    position: int,
+) -> None:
+    """Mix the word at byte `position` of every string that reaches it into its hash."""
+    left = lengths - position
+    rows = None if int(left.min()) > 0 else np.flatnonzero(left > 0)
+    if rows is not None:
+        left, starts = left[rows], starts[rows]
+    loaded = words[starts + position]
+    if int(left.min()) < _WORD:
+        np.minimum(left, _WORD, out=left)
+        np.bitwise_and(loaded, _FIRST_BYTES.take(left), out=loaded)
+    if rows is None:
+        np.bitwise_xor(hashes, loaded, out=hashes)
+        _mix(hashes, scratch)
+    else:
+        np.bitwise_xor(loaded, hashes[rows], out=loaded)
+        _mix(loaded, scratch)
+        hashes[rows] = loaded
