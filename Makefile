@@ -1,1 +1,105 @@
-.venv/bin/python: ; true
+# Every command of the project. Plain `make` lists them; `make check` is precisely what CI runs.
+#
+# Needs python3 >= 3.11, make, bash and a package index. Writes nothing outside this folder but
+# package caches and, where no Java 17+ is found, a JRE from the system's packages.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PROTO_VENV := .venv-proto
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PROTO_READY := $(PROTO_VENV)/.ready
+PYTEST := $(BIN)/python -m pytest
+
+# Knobs: make test PYTEST_ARGS='-k fence -x'; make bench BENCH_ARGS='--quick --suite keyed_lookup'
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+LOCK_ARGS ?=
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- environment
+
+$(VENV)/.locked: requirements/dev.txt
+	bash scripts/make_venv.sh $(VENV) requirements/dev.txt
+
+# Without build isolation: the build back end is pinned in the lock like everything else.
+$(READY): $(VENV)/.locked pyproject.toml
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(PROTO_READY): requirements/proto.txt
+	bash scripts/make_venv.sh $(PROTO_VENV) requirements/proto.txt
+	touch $@
+
+# Nothing in the project needs Java before the Spark layer does, so a machine where it cannot
+# be installed still gets a working environment: the last lines then say what is missing.
+.PHONY: setup
+setup: $(READY) ## Build .venv from the lock file; install a JRE where no Java 17+ is found
+	@bash scripts/ensure_java.sh || echo "make setup: done, but WITHOUT Java 17+ (see above)." >&2
+
+.PHONY: java
+java: ## Find Java 17+ or install a JRE; fails where it can do neither
+	bash scripts/ensure_java.sh
+
+.PHONY: lock
+lock: $(READY) ## Pin requirements/*.txt again (LOCK_ARGS=--upgrade for newer versions)
+	bash scripts/lock.sh $(LOCK_ARGS)
+
+# ---- checks
+
+.PHONY: format
+format: $(READY) ## Format the code and apply the linter's safe fixes
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+.PHONY: lint
+lint: $(READY) ## Linter, formatter, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: test
+test: $(READY) ## All tests
+	$(PYTEST) $(PYTEST_ARGS)
+
+.PHONY: test-quick
+test-quick: $(READY) ## The tests that take less than a second each
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: test-hash8
+test-hash8: $(READY) ## All tests with the key hash cut to 8 bits: collisions are legal
+	PENSTOCK_HASH_BITS=8 $(PYTEST) $(PYTEST_ARGS)
+
+.PHONY: proto-check
+proto-check: $(PROTO_READY) ## Prove that the committed code is what `make proto` makes, and loads
+	$(PROTO_VENV)/bin/python scripts/generate_proto.py --check
+
+.PHONY: check
+check: ## Precisely what CI runs
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory proto-check
+	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory test-hash8
+
+# ---- the rest
+
+.PHONY: proto
+proto: $(PROTO_READY) ## Regenerate the protobuf code
+	$(PROTO_VENV)/bin/python scripts/generate_proto.py
+
+.PHONY: bench
+bench: $(READY) ## Run the benchmarks; JSON lines (BENCH_ARGS='--quick --suite NAME')
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: clean
+clean: ## Remove environments, caches and build results
+	rm -rf $(VENV) $(PROTO_VENV) build dist htmlcov .coverage .hypothesis benchmarks/results
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
