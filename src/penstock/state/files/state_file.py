@@ -81,7 +81,7 @@ class StateFile:
         """Return the value of a durable form."""
 
         def optional(field: str) -> int | None:
-            return getattr(message, field) if message.HasField(field) else None  # type: ignore[arg-type]
+            return getattr(message, field) if message.HasField(field) else None
 
         return cls(
             path=message.path,
@@ -133,7 +133,11 @@ def merge_lists(lists: Iterable[Sequence[StateFile]]) -> tuple[StateFile, ...]:
     merged: list[StateFile] = []
     for file in ordered:
         last = merged[-1] if merged else None
-        if last is not None and last.path == file.path and last.visible.end >= file.visible.start:
+        if (
+            last is not None
+            and last.path == file.path
+            and last.visible.end >= file.visible.start
+        ):
             end = max(last.visible.end, file.visible.end)
             merged[-1] = replace(last, visible=KeyRange(last.visible.start, end))
         else:

@@ -1,0 +1,300 @@
+"""The executor's cache: decoded pieces of state files as Arrow IPC under one folder.
+
+Several processes share the folder and may be killed at any instant; the cache is only
+ever a copy, so losing an entry is always fine and serving a wrong one never is.
+
+How it works
+
+- An entry is written to a temporary name and renamed: a visible entry is complete, and
+  no entry is ever changed in place, because a mapping of a file that shrinks is SIGBUS.
+- It ends in a trailer with its own length. The length is compared with the open file's
+  before it is mapped. The trailer also holds the machine's boot id: bytes renamed but not
+  yet on disk when the machine dies come back as zeros, so another boot's entries are
+  misses. Where there is no boot id, entries are flushed to disk before the rename.
+- A reader that finds no file has a miss. Removing an entry under a reader is harmless:
+  the mapping keeps the bytes.
+- The lock file `lock` orders writers: it holds the bytes in use, raised before an entry
+  appears (a crash in between only over-counts) and counted anew at every eviction.
+- A hit touches the entry's modification time; eviction removes the longest untouched.
+- A writer holds a lock on its temporary file, so one that can be locked has no writer
+  and is swept.
+"""
+
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.core.checksum import checksum_of
+from penstock.core.tokens import new_token
+
+_LOGGER = logging.getLogger(__name__)
+_MAGIC = b"PNSTKC01"
+_TRAILER = struct.Struct("<8sQQ")
+_USAGE = struct.Struct("<Q")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ENTRY_SUFFIX = ".arrow"
+_TEMPORARY_SUFFIX = ".part"
+_EVICT_TO = 0.9
+"""Evict a little more than needed, so that a full cache is not scanned at every write."""
+_RETRY_AFTER_PUTS = 64
+"""How many writes to skip after one failed, before trying the disk again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """What an entry holds: one piece of one state file, in one decoded form."""
+
+    checksum: int
+    """Of the whole state file: its contents, whatever its name."""
+    segment: int
+    form: str = "rows"
+    """Which decoding: letters, digits and `-`. Another form of the same piece is another entry."""
+
+    @property
+    def file_name(self) -> str:
+        """The entry's name in the cache folder."""
+        return f"{self.checksum:016x}-{self.segment:05d}-{self.form}{_ENTRY_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """What one process got out of the cache since it opened it."""
+
+    hits: int = 0
+    misses: int = 0
+    hit_bytes: int = 0
+    written_bytes: int = 0
+    evicted_entries: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits among all lookups; 0 before the first."""
+        lookups = self.hits + self.misses
+        return self.hits / lookups if lookups else 0.0
+
+
+class FileCache:
+    """Immutable record batches under one folder, shared by processes, limited in size.
+
+    Safe to use from threads. It never raises for what the disk does: a cache that cannot
+    write warns once and is then merely slow.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        self.root = root
+        self.limit_bytes = limit_bytes
+        self._guard = threading.Lock()
+        self._counts = dict.fromkeys(CacheStatistics.__dataclass_fields__, 0)
+        self._warned = False
+        self._puts_to_skip = 0
+        self._boot = _read_boot()
+
+    def statistics(self) -> CacheStatistics:
+        """Return the counters of this object as of now."""
+        with self._guard:
+            return CacheStatistics(**self._counts)
+
+    def get(self, key: CacheKey) -> pa.RecordBatch | None:
+        """Map an entry without copying it, or return None if there is none that can be trusted."""
+        batch = self._map(self.root / key.file_name)
+        if batch is None:
+            self._count(misses=1)
+        else:
+            self._count(hits=1, hit_bytes=batch.nbytes)
+        return batch
+
+    def holds(self, key: CacheKey) -> bool:
+        """Tell whether an entry seems to be there, without counting it as a lookup."""
+        return _exists(self.root / key.file_name)
+
+    def put(self, key: CacheKey, batch: pa.RecordBatch) -> None:
+        """Store a batch under `key`. An entry that is already there stays: it is the same."""
+        with self._guard:
+            if self._puts_to_skip:
+                self._puts_to_skip -= 1
+                return
+        target = self.root / key.file_name
+        size = pa.ipc.get_record_batch_size(batch)
+        if size > self.limit_bytes or _exists(target):
+            return
+        try:
+            self._write(target, batch)
+        except OSError as error:
+            self._degrade(error)
+
+    def _map(self, path: Path) -> pa.RecordBatch | None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            size = os.fstat(descriptor).st_size
+            if not self._is_complete(descriptor, size):
+                _remove(path)
+                return None
+            mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+            _touch(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        end = size - _TRAILER.size
+        try:
+            with pa.ipc.open_file(pa.py_buffer(mapping), footer_offset=end) as reader:
+                return reader.get_batch(0)
+        except (pa.ArrowException, OSError) as error:
+            _LOGGER.debug("dropped the unreadable cache entry %s: %s", path, error)
+            _remove(path)
+            return None
+
+    def _is_complete(self, descriptor: int, size: int) -> bool:
+        """Tell whether the open file is a whole entry, written since the machine started."""
+        if size <= _TRAILER.size:
+            return False
+        trailer = os.pread(descriptor, _TRAILER.size, size - _TRAILER.size)
+        return trailer == _TRAILER.pack(_MAGIC, size, self._boot)
+
+    def _write(self, target: Path, batch: pa.RecordBatch) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        temporary = self.root / f"{new_token()}{_TEMPORARY_SUFFIX}"
+        with temporary.open("xb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
+                    writer.write_batch(batch)
+                size = file.tell() + _TRAILER.size
+                file.write(_TRAILER.pack(_MAGIC, size, self._boot))
+                file.flush()
+                if not self._boot:
+                    os.fsync(file.fileno())
+                self._publish(temporary, target, size)
+            except BaseException:
+                _remove(temporary)
+                raise
+
+    def _publish(self, temporary: Path, target: Path, size: int) -> None:
+        """Make room, count the bytes, then let the entry appear: in this order, under the lock."""
+        with self._lock() as lock:
+            used = _read_usage(lock)
+            if used is None or used + size > self.limit_bytes:
+                used = self._evict(target_bytes=int(self.limit_bytes * _EVICT_TO) - size)
+            if used + size > self.limit_bytes or _exists(target):
+                _remove(temporary)
+                _write_usage(lock, used)
+                return
+            _write_usage(lock, used + size)
+            temporary.rename(target)
+        self._count(written_bytes=size)
+
+    @contextmanager
+    def _lock(self) -> Iterator[int]:
+        descriptor = os.open(
+            self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _evict(self, target_bytes: int) -> int:
+        """Remove the longest untouched entries until at most `target_bytes` stay; return what stays."""
+        entries = []
+        with os.scandir(self.root) as found:
+            for item in found:
+                if item.name.endswith(_TEMPORARY_SUFFIX):
+                    _sweep(Path(item.path))
+                elif item.name.endswith(_ENTRY_SUFFIX):
+                    try:
+                        status = item.stat()
+                    except FileNotFoundError:
+                        continue
+                    entries.append((status.st_mtime_ns, item.path, status.st_size))
+        used = sum(size for _, _, size in entries)
+        for _, path, size in sorted(entries):
+            if used <= target_bytes:
+                break
+            if _remove(Path(path)):
+                used -= size
+                self._count(evicted_entries=1)
+        return used
+
+    def _degrade(self, error: OSError) -> None:
+        with self._guard:
+            self._puts_to_skip = _RETRY_AFTER_PUTS
+            warned, self._warned = self._warned, True
+        if not warned:
+            _LOGGER.warning(
+                "the state cache at %s cannot be written (%s); going on without caching. Free "
+                "space there or set another cache folder to get its speed back",
+                self.root,
+                error,
+            )
+
+    def _count(self, **amounts: int) -> None:
+        with self._guard:
+            for name, amount in amounts.items():
+                self._counts[name] += amount
+
+
+def _read_boot() -> int:
+    """Return a number for this run of the machine, or 0 where the system does not tell."""
+    try:
+        return checksum_of(_BOOT_ID.read_bytes()) or 1
+    except OSError:
+        return 0
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _touch(descriptor: int) -> None:
+    """Mark an entry as just used; on a read-only disk there is no order to keep."""
+    try:
+        os.utime(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EPERM, errno.EACCES):
+            raise
+
+
+def _remove(path: Path) -> bool:
+    """Remove a file, or tell that it cannot be removed; one that is gone already is fine."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _LOGGER.debug("cannot remove %s from the state cache: %s", path, error)
+        return False
+    return True
+
+
+def _sweep(temporary: Path) -> None:
+    """Remove a temporary file whose writer is gone; a living writer holds its lock."""
+    try:
+        with temporary.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(temporary)
+    except OSError:
+        return
+
+
+def _read_usage(descriptor: int) -> int | None:
+    raw = os.pread(descriptor, _USAGE.size, 0)
+    return int(_USAGE.unpack(raw)[0]) if len(raw) == _USAGE.size else None
+
+
+def _write_usage(descriptor: int, used: int) -> None:
+    os.pwrite(descriptor, _USAGE.pack(used), 0)

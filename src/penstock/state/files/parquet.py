@@ -1,0 +1,259 @@
+"""Parquet encoding: how a table of rows becomes the bytes of a state file.
+
+Knows no store and no table kind. `ParquetEncoder` builds one file row group by row group;
+encodings follow the columns' types: sorted hashes, times and integers as deltas,
+floats split by byte, text with a dictionary only where a sample of it repeats.
+
+Row groups are the unit of partial reads and of caching, called *segments* by readers. The
+footer's key-value metadata holds the state version and a checksum of each segment: the
+page checksums of Parquet leave the page headers unprotected.
+"""
+
+import io
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.core.checksum import checksum_of
+from penstock.errors import CorruptStateError, ErrorCode, SchemaError
+
+KEY_HASH = "_key_hash"
+"""The column every keyed state file is sorted by: the stable 64-bit hash of the row's key."""
+ROW_GROUP_ROWS = 1 << 16
+ROW_GROUP_BYTES = 64 << 20
+"""In-memory size at which a row group ends early: rows with huge values make short ones."""
+
+_VERSION_KEY = b"penstock.state_version"
+_SEGMENTS_KEY = b"penstock.segment_checksums"
+_CHECKSUM = re.compile(rb"[0-9a-f]{16}")
+_DICTIONARY_SAMPLE = 2_048
+_DICTIONARY_SHARE = 0.3
+"""The most distinct values per sampled row at which a dictionary still pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointParquetMetadata:
+    """What the footer of every state file says about it beyond its schema."""
+
+    state_version: int
+    segment_checksums: tuple[int, ...] = ()
+    """Of the bytes of each row group, in order."""
+
+    def to_key_values(self) -> dict[str, str]:
+        """Return the footer's key-value pairs."""
+        packed = "".join(f"{checksum:016x}" for checksum in self.segment_checksums)
+        return {
+            _VERSION_KEY.decode(): str(self.state_version),
+            _SEGMENTS_KEY.decode(): packed,
+        }
+
+    @classmethod
+    def from_key_values(cls, pairs: Mapping[bytes, bytes] | None, *, path: str) -> Self:
+        """Read the pairs of a footer; a file without them was not written by Penstock."""
+        version = (pairs or {}).get(_VERSION_KEY)
+        packed = (pairs or {}).get(_SEGMENTS_KEY)
+        if version is None or packed is None:
+            raise CorruptStateError(
+                f"{path} is not a state file: its Parquet footer has no "
+                f"{(_VERSION_KEY if version is None else _SEGMENTS_KEY).decode()}. Something "
+                "else was put in its place; older epochs stay restorable",
+                code=ErrorCode.FOREIGN_OBJECT,
+                path=path,
+            )
+        cut = [packed[start : start + 16] for start in range(0, len(packed), 16)]
+        if not version.isdigit() or not all(_CHECKSUM.fullmatch(digits) for digits in cut):
+            raise CorruptStateError(
+                f"the Parquet footer of {path} is garbled: state version {version!r}, segment "
+                f"checksums {packed[:64]!r}. Older epochs stay restorable",
+                code=ErrorCode.UNDECODABLE,
+                path=path,
+            )
+        return cls(int(version), tuple(int(digits, 16) for digits in cut))
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFile:
+    """The bytes of one state file and what identifies them."""
+
+    data: bytes
+    row_count: int
+    checksum: int
+    footer_bytes: int
+    footer_checksum: int
+
+    @property
+    def footer(self) -> memoryview:
+        """The Parquet footer, magic included."""
+        return memoryview(self.data)[len(self.data) - self.footer_bytes :]
+
+
+class ParquetEncoder:
+    """Builds one state file in memory, one row group per `write`. Used once."""
+
+    def __init__(self, schema: pa.Schema, state_version: int, sample: pa.Table) -> None:
+        """Start a file; the encodings are chosen for columns that look like `sample`."""
+        self._state_version = state_version
+        self._sink = io.BytesIO()
+        self._segment_checksums: list[int] = []
+        self._segment_start = 0
+        self.row_count = 0
+        dictionary = [field.name for field in schema if _repeats(sample, field)]
+        encodings = {
+            field.name: encoding
+            for field in schema
+            if (encoding := _encoding_of(field.type)) is not None
+        }
+        try:
+            self._writer = pq.ParquetWriter(
+                self._sink,
+                schema.remove_metadata(),
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=dictionary,  # type: ignore[arg-type]  # stubs miss column lists
+                column_encoding=encodings,
+                write_page_checksum=True,
+                write_statistics=[KEY_HASH] if KEY_HASH in schema.names else False,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise _unsupported(schema, error) from error
+        self._segment_start = self._sink.tell()
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes written so far, without the footer."""
+        return self._sink.tell()
+
+    def write(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Append `rows` as one row group."""
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+        try:
+            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        except (pa.ArrowException, OSError) as error:
+            raise _unsupported(table.schema, error) from error
+        end = self._sink.tell()
+        with self._sink.getbuffer() as written:
+            self._segment_checksums.append(checksum_of(written[self._segment_start : end]))
+        self._segment_start = end
+        self.row_count += table.num_rows
+
+    def finish(self) -> EncodedFile:
+        """Write the footer and return the file."""
+        metadata = CheckpointParquetMetadata(
+            self._state_version, tuple(self._segment_checksums)
+        )
+        self._writer.add_key_value_metadata(metadata.to_key_values())
+        self._writer.close()
+        data = self._sink.getvalue()
+        footer_bytes = struct.unpack("<I", data[-8:-4])[0] + 8
+        return EncodedFile(
+            data=data,
+            row_count=self.row_count,
+            checksum=checksum_of(data),
+            footer_bytes=footer_bytes,
+            footer_checksum=checksum_of(memoryview(data)[len(data) - footer_bytes :]),
+        )
+
+
+def encode_parquet(table: pa.Table, state_version: int) -> EncodedFile:
+    """Encode all of `table` as one state file."""
+    encoder = ParquetEncoder(table.schema, state_version, table)
+    for rows in cut_row_groups(table):
+        encoder.write(rows)
+    return encoder.finish()
+
+
+def cut_row_groups(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Cut a table into the record batches that become row groups, each contiguous."""
+    for start in range(0, table.num_rows, ROW_GROUP_ROWS):
+        yield from _cut_by_bytes(table.slice(start, ROW_GROUP_ROWS))
+
+
+def _cut_by_bytes(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Halve until small enough; rows differ in size, so an average would not do."""
+    if rows.nbytes > ROW_GROUP_BYTES and rows.num_rows > 1:
+        half = rows.num_rows // 2
+        yield from _cut_by_bytes(rows.slice(0, half))
+        yield from _cut_by_bytes(rows.slice(half))
+    else:
+        yield as_batch(rows)
+
+
+def as_batch(table: pa.Table) -> pa.RecordBatch:
+    """Return a table of one row group's size as one contiguous record batch."""
+    batches = table.combine_chunks().to_batches()
+    if not batches:
+        return pa.RecordBatch.from_arrays(
+            [pa.array([], field.type) for field in table.schema], schema=table.schema
+        )
+    return batches[0]
+
+
+def check_storable(schema: pa.Schema, *, what: str) -> None:
+    """Refuse a schema whose columns would not come back from Parquet as they were.
+
+    Called when a table is declared, so that no job runs for hours before its first
+    checkpoint fails.
+    """
+    if len(set(schema.names)) != len(schema.names):
+        raise SchemaError(f"{what} names a column twice: {schema.names}", what=what)
+    try:
+        encoded = encode_parquet(schema.remove_metadata().empty_table(), 0)
+        stored = pq.read_schema(pa.BufferReader(encoded.data))
+    except SchemaError as error:
+        raise SchemaError(
+            f"{what} cannot be stored: {error.message}",
+            code=ErrorCode.UNSUPPORTED_VALUE_TYPE,
+            what=what,
+        ) from error
+    for field in schema:
+        found = stored.field(field.name)
+        if not found.equals(field):
+            raise SchemaError(
+                f"{what} cannot be stored: column {field.name!r} of type {field.type} would come "
+                f"back as {found.type}; declare it as that type",
+                code=ErrorCode.UNSUPPORTED_VALUE_TYPE,
+                what=what,
+                column=field.name,
+            )
+
+
+def _encoding_of(kind: pa.DataType) -> str | None:
+    """Choose the encoding of a top-level column that gets no dictionary; None for plain."""
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return "BYTE_STREAM_SPLIT"
+    if pa.types.is_integer(kind) or (
+        pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    ):
+        return "DELTA_BINARY_PACKED"
+    return None
+
+
+def _repeats(sample: pa.Table, field: "pa.Field[pa.DataType]") -> bool:
+    """Tell whether values of a text column repeat often enough for a dictionary."""
+    kind = field.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_binary(kind)):
+        return False
+    column = sample.column(field.name)
+    if len(column) < 2:
+        return False
+    stride = max(1, len(column) // _DICTIONARY_SAMPLE)
+    picked = column.take(pa.array(range(0, len(column), stride), pa.int64()))
+    return pc.count_distinct(picked, mode="all").as_py() <= _DICTIONARY_SHARE * len(picked)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _unsupported(schema: pa.Schema, error: Exception) -> SchemaError:
+    columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
+    return SchemaError(
+        f"Parquet cannot hold these columns ({columns}): {error}",
+        code=ErrorCode.UNSUPPORTED_VALUE_TYPE,
+    )

@@ -1,0 +1,308 @@
+"""Reading state files: verified, through the cache, and no more of a file than is needed.
+
+Every byte that reaches a table has been checked against a checksum that the checkpoint's
+metadata vouches for: the whole file's, or the footer's and then each segment's from it.
+A file that fails is left as it is.
+"""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.core.checksum import Readable, checksum_of
+from penstock.core.key_range import KeyRange
+from penstock.errors import CorruptStateError, ErrorCode
+from penstock.state.files.cache import CacheKey, FileCache
+from penstock.state.files.parquet import KEY_HASH, as_batch
+from penstock.state.files.segments import Footer, Segment, footer_batch, footer_key
+from penstock.state.files.state_file import StateFile
+from penstock.state.storage.object_store import ObjectStore
+
+_ADVICE = (
+    "Nothing was changed; epochs that do not use this file stay restorable: restore the job "
+    "from an older epoch or a savepoint, or put the original object back"
+)
+
+
+class StateFileReader:
+    """Reads one state file. Opens lazily, keeps the footer, and holds no rows."""
+
+    def __init__(
+        self, store: ObjectStore, cache: FileCache | None, file: StateFile
+    ) -> None:
+        self.file = file
+        self.bytes_read = 0
+        """Bytes fetched from the store so far; what came from the cache is not counted."""
+        self._store = store
+        self._cache = cache
+        self._footer: Footer | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns as stored, in the file's own state version."""
+        return self._open().schema
+
+    @property
+    def state_version(self) -> int:
+        """The version of the state in the file."""
+        return self._open().state_version
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The file's row groups in order, visible or not."""
+        return self._open().segments
+
+    @property
+    def visible_segments(self) -> tuple[Segment, ...]:
+        """The row groups that may hold rows the list entry sees."""
+        return tuple(
+            segment for segment in self.segments if segment.may_hold(self.file.visible)
+        )
+
+    def read_segment(self, index: int) -> pa.RecordBatch:
+        """Return all rows of one row group, whether the list entry sees them or not.
+
+        One contiguous batch: mapped from the cache, or fetched by one range read,
+        verified, decoded and cached.
+        """
+        segment = self.segments[index]
+        cached = self._cached(CacheKey(self.file.checksum, index))
+        if cached is not None:
+            return cached
+        data = self._fetch(segment.start, segment.size_bytes)
+        if checksum_of(data) != segment.checksum:
+            raise self._mismatch(
+                f"row group {index}",
+                f"{segment.checksum:016x}",
+                f"{checksum_of(data):016x}",
+            )
+        window = _Window(data, segment.start, self.file.size_bytes)
+        batch = as_batch(self._decode(window, index))
+        self._keep(index, batch)
+        return batch
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows the list entry sees, all of them, in file order.
+
+        Only overlapping row groups are read. Where that is the whole file and little of
+        it is cached, it is fetched by a single request and verified as a whole.
+        """
+        if (
+            self._footer is None
+            and self._sees_everything()
+            and not self._has_cached_footer()
+        ):
+            return self._select(self._read_whole(), columns)
+        wanted = self.visible_segments
+        if len(wanted) == len(self.segments) > 1 and not self._has_cached_rows():
+            return self._select(self._read_whole(), columns)
+        return self._select(
+            [self.read_segment(segment.index) for segment in wanted], columns
+        )
+
+    def _open(self) -> Footer:
+        if self._footer is None:
+            cached = self._cached(footer_key(self.file.checksum))
+            if cached is not None:
+                self._footer = self._decode_footer(cached.column(0)[0].as_py())
+            else:
+                length = self.file.footer_bytes
+                self._accept_footer(self._fetch(self.file.size_bytes - length, length))
+        return self._footer  # type: ignore[return-value]  # set by both branches
+
+    def _accept_footer(self, data: Readable) -> None:
+        found = checksum_of(data)
+        if found != self.file.footer_checksum:
+            raise self._mismatch(
+                "the footer", f"{self.file.footer_checksum:016x}", f"{found:016x}"
+            )
+        self._footer = self._decode_footer(data)
+        if self._cache is not None:
+            self._cache.put(footer_key(self.file.checksum), footer_batch(data))
+
+    def _decode_footer(self, data: Readable) -> Footer:
+        try:
+            footer = Footer.decode(data, path=self.file.path)
+        except (pa.ArrowException, OSError) as error:
+            raise self._undecodable("the footer", error) from error
+        if footer.state_version != self.file.state_version:
+            raise self._mismatch(
+                "the state version", str(self.file.state_version), str(footer.state_version)
+            )
+        return footer
+
+    def _read_whole(self) -> list[pa.RecordBatch]:
+        data = self._store.read(self.file.path)
+        if data is None:
+            raise self._missing()
+        self.bytes_read += len(data)
+        if len(data) != self.file.size_bytes:
+            raise self._mismatch("the size", str(self.file.size_bytes), str(len(data)))
+        if checksum_of(data) != self.file.checksum:
+            raise self._mismatch(
+                "the file", f"{self.file.checksum:016x}", f"{checksum_of(data):016x}"
+            )
+        if self._footer is None:
+            self._accept_footer(memoryview(data)[len(data) - self.file.footer_bytes :])
+        rows = self._decode(pa.py_buffer(data), None)
+        first_rows = np.cumsum(
+            [0, *(segment.row_count for segment in self.segments)]
+        ).tolist()
+        batches = []
+        for segment in self.visible_segments:
+            batches.append(
+                as_batch(rows.slice(first_rows[segment.index], segment.row_count))
+            )
+            self._keep(segment.index, batches[-1])
+        return batches
+
+    def _fetch(self, start: int, length: int) -> bytes:
+        data = self._store.read_range(self.file.path, start, length)
+        if data is None:
+            raise self._missing()
+        self.bytes_read += len(data)
+        if len(data) != length:
+            size = self._store.size(self.file.path)
+            raise self._mismatch("the size", str(self.file.size_bytes), str(size))
+        return data
+
+    def _decode(self, source: "pa.Buffer | _Window", group: int | None) -> pa.Table:
+        """Decode one row group, or all of them, out of verified bytes."""
+        stream: Any = (
+            pa.PythonFile(source, mode="r") if isinstance(source, _Window) else source
+        )
+        try:
+            file = pq.ParquetFile(
+                stream, metadata=self._open().parquet, page_checksum_verification=True
+            )
+            rows = file.read() if group is None else file.read_row_group(group)
+        except (pa.ArrowException, OSError) as error:
+            what = "its rows" if group is None else f"row group {group}"
+            raise self._undecodable(what, error) from error
+        return rows.replace_schema_metadata(None)
+
+    def _keep(self, index: int, batch: pa.RecordBatch) -> None:
+        if self._cache is not None:
+            self._cache.put(CacheKey(self.file.checksum, index), batch)
+
+    def _select(
+        self, batches: Sequence[pa.RecordBatch], columns: Sequence[str] | None
+    ) -> pa.Table:
+        """Keep the visible rows and the named columns."""
+        segments = {segment.index: segment for segment in self.visible_segments}
+        parts = [
+            rows
+            if segment.lies_in(self.file.visible)
+            else rows_in_range(rows, self.file.visible)
+            for rows, segment in zip(batches, segments.values(), strict=True)
+        ]
+        table = pa.Table.from_batches(parts, schema=self._open().schema)
+        return table if columns is None else table.select(list(columns))
+
+    def _cached(self, key: CacheKey) -> pa.RecordBatch | None:
+        return None if self._cache is None else self._cache.get(key)
+
+    def _has_cached_footer(self) -> bool:
+        return self._cache is not None and self._cache.holds(footer_key(self.file.checksum))
+
+    def _has_cached_rows(self) -> bool:
+        """Tell whether most row groups are cached, so that fetching the rest costs less."""
+        if self._cache is None:
+            return False
+        keys = [CacheKey(self.file.checksum, segment.index) for segment in self.segments]
+        return 2 * sum(self._cache.holds(key) for key in keys) > len(keys)
+
+    def _sees_everything(self) -> bool:
+        low, high = self.file.min_key_hash, self.file.max_key_hash
+        if low is None or high is None:
+            return True
+        return low in self.file.visible and high in self.file.visible
+
+    def _where(self) -> str:
+        return f"{self._store.url}/{self.file.path} (epoch {self.file.epoch})"
+
+    def _missing(self) -> CorruptStateError:
+        return CorruptStateError(
+            f"state file {self._where()} is missing. {_ADVICE}",
+            code=ErrorCode.OBJECT_MISSING,
+            path=self.file.path,
+            epoch=self.file.epoch,
+        )
+
+    def _mismatch(self, part: str, expected: str, found: str) -> CorruptStateError:
+        return CorruptStateError(
+            f"state file {self._where()} is damaged: {part} should be {expected}, found {found}. "
+            f"{_ADVICE}",
+            code=ErrorCode.CHECKSUM_MISMATCH,
+            path=self.file.path,
+            epoch=self.file.epoch,
+            part=part,
+            expected=expected,
+            found=found,
+        )
+
+    def _undecodable(self, part: str, error: Exception) -> CorruptStateError:
+        return CorruptStateError(
+            f"state file {self._where()} holds what was written, but {part} cannot be decoded: "
+            f"{error}. {_ADVICE}",
+            code=ErrorCode.UNDECODABLE,
+            path=self.file.path,
+            epoch=self.file.epoch,
+            part=part,
+        )
+
+
+def rows_in_range(rows: pa.RecordBatch, key_range: KeyRange) -> pa.RecordBatch:
+    """Return the rows whose key hash lies in `key_range`; without copying if they are neighbours.
+
+    Rows without a key hash belong to everyone.
+    """
+    if KEY_HASH not in rows.schema.names:
+        return rows
+    hashes = rows.column(KEY_HASH).to_numpy(zero_copy_only=False)
+    mask = (hashes >= np.uint64(key_range.start)) & (hashes <= np.uint64(key_range.end - 1))
+    picked = np.flatnonzero(mask)
+    if len(picked) == 0:
+        return rows.slice(0, 0)
+    first, last = int(picked[0]), int(picked[-1])
+    if last - first + 1 == len(picked):
+        return rows.slice(first, len(picked))
+    return rows.filter(pa.array(mask))
+
+
+class _Window(io.RawIOBase):
+    """A file of which only one stretch of bytes is at hand: all the Parquet reader looks at."""
+
+    def __init__(self, data: bytes, start: int, size_bytes: int) -> None:
+        super().__init__()
+        self._data = memoryview(data)
+        self._start = start
+        self._size_bytes = size_bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + (0, self._position, self._size_bytes)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, length: int | None = -1) -> bytes:
+        start = self._position - self._start
+        end = len(self._data) if length is None or length < 0 else start + length
+        if start < 0 or end > len(self._data):
+            raise OSError(
+                f"the footer points outside its row group, at byte {self._position}"
+            )
+        self._position = self._start + end
+        return bytes(self._data[start:end])

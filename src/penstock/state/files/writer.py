@@ -1,0 +1,320 @@
+"""Writing state files: encode rows, create the object, prove that it is ours, cache it.
+
+The name of a state file belongs to one attempt of one task, so an object that is already
+there under it either holds the same bytes (a lost answer, a client's retry) or should not
+exist at all.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.core.checksum import checksum_of
+from penstock.core.ids import Epoch
+from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.errors import CorruptStateError, ErrorCode, UnknownOutcomeError
+from penstock.state.files.cache import CacheKey, FileCache
+from penstock.state.files.parquet import (
+    KEY_HASH,
+    ROW_GROUP_BYTES,
+    ROW_GROUP_ROWS,
+    EncodedFile,
+    ParquetEncoder,
+    cut_row_groups,
+)
+from penstock.state.files.segments import footer_batch, footer_key
+from penstock.state.files.state_file import StateFile
+from penstock.state.storage.object_store import ObjectStore
+
+Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
+
+_CREATE_ATTEMPTS = 3
+_INT64 = (-(1 << 63), (1 << 63) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FileDescription:
+    """What the writer of a state file knows about it besides its rows."""
+
+    epoch: Epoch
+    subtask_index: int
+    state_version: int
+    level: int = 0
+    visible: KeyRange = FULL_RANGE
+    replaces: tuple[str, ...] = ()
+    time_column: str | None = None
+    """The timestamp column whose smallest and largest value the list entry records."""
+    expiry_column: str | None = None
+    """The timestamp column that says when a row expires; null for never."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """The extremes of a file's rows, as its list entry records them."""
+
+    min_time_micros: int | None = None
+    max_time_micros: int | None = None
+    min_key_hash: int | None = None
+    max_key_hash: int | None = None
+    last_expiry_micros: int | None = None
+    has_immortal_row: bool = False
+
+    @classmethod
+    def of(
+        cls, rows: pa.RecordBatch | pa.Table, description: FileDescription
+    ) -> "RowBounds":
+        """Compute the bounds of some rows."""
+        low_time = high_time = low_hash = high_hash = last_expiry = None
+        immortal = description.expiry_column is None and rows.num_rows > 0
+        if description.time_column is not None:
+            low_time, high_time = _micros_bounds(rows.column(description.time_column))
+        if description.expiry_column is not None:
+            column = rows.column(description.expiry_column)
+            immortal = column.null_count > 0
+            last_expiry = _micros_bounds(column)[1]
+        if KEY_HASH in rows.schema.names:
+            low_hash, high_hash = _bounds(rows.column(KEY_HASH))
+        return cls(low_time, high_time, low_hash, high_hash, last_expiry, immortal)
+
+    def merged_with(self, other: "RowBounds") -> "RowBounds":
+        """Return the bounds of both sets of rows together."""
+        return RowBounds(
+            _known(min, self.min_time_micros, other.min_time_micros),
+            _known(max, self.max_time_micros, other.max_time_micros),
+            _known(min, self.min_key_hash, other.min_key_hash),
+            _known(max, self.max_key_hash, other.max_key_hash),
+            _known(max, self.last_expiry_micros, other.last_expiry_micros),
+            self.has_immortal_row or other.has_immortal_row,
+        )
+
+
+def write_state_file(
+    store: ObjectStore,
+    path: str,
+    table: pa.Table,
+    description: FileDescription,
+    *,
+    cache: FileCache | None = None,
+) -> StateFile:
+    """Write all of `table` as one state file and return its list entry.
+
+    Rows are stored in the order given; tables that read by key hash sort them first.
+    """
+    encoder = ParquetEncoder(table.schema, description.state_version, table)
+    batches = list(cut_row_groups(table))
+    for batch in batches:
+        encoder.write(batch)
+    encoded = encoder.finish()
+    create_state_object(store, path, encoded)
+    if cache is not None:
+        _write_through(cache, encoded, batches)
+    return _entry(path, encoded, RowBounds.of(table, description), description)
+
+
+class StateFileWriter:
+    """Writes any number of rows as files of about `target_bytes`, holding one file at a time.
+
+    Rows come sorted by key hash. A file ends only between two different hashes, and each
+    file sees the hashes from its first up to the next one's first, so together they are
+    one sorted run over all of the description's visible range. With `cut_anywhere` files
+    end at any row and all see the whole range: for rows that no reader looks up by hash.
+
+    At least one file is written, so that even an empty result can say what it replaces.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        path_for: Callable[[int], str],
+        schema: pa.Schema,
+        description: FileDescription,
+        *,
+        target_bytes: int,
+        cut_anywhere: bool = False,
+    ) -> None:
+        self._store = store
+        self._path_for = path_for
+        self._schema = schema
+        self._description = description
+        self._target_bytes = target_bytes
+        self._cut_anywhere = cut_anywhere
+        self._pending: list[pa.Table] = []
+        self._encoder: ParquetEncoder | None = None
+        self._bounds = RowBounds()
+        self._files: list[StateFile] = []
+
+    def write(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Append rows; full row groups are encoded, and full files stored, on the way."""
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+        self._pending.append(table)
+        if (
+            sum(part.num_rows for part in self._pending) >= ROW_GROUP_ROWS
+            or sum(part.nbytes for part in self._pending) >= ROW_GROUP_BYTES
+        ):
+            self._drain()
+
+    def finish(self) -> tuple[StateFile, ...]:
+        """Store what is left and return all files in order of key hash."""
+        self._drain()
+        if self._encoder is not None or not self._files:
+            self._close_file()
+        return self._with_visible_ranges()
+
+    def _drain(self) -> None:
+        if not self._pending:
+            return
+        table = pa.concat_tables(self._pending)
+        self._pending = []
+        for batch in cut_row_groups(table):
+            self._append(batch)
+
+    def _append(self, batch: pa.RecordBatch) -> None:
+        if self._encoder is not None and self._encoder.size_bytes >= self._target_bytes:
+            same = 0 if self._cut_anywhere else self._rows_of_last_hash(batch)
+            if same:
+                self._encode(batch.slice(0, same))
+                batch = batch.slice(same)
+            if batch.num_rows:
+                self._close_file()
+        if batch.num_rows:
+            self._encode(batch)
+
+    def _rows_of_last_hash(self, batch: pa.RecordBatch) -> int:
+        hashes = batch.column(KEY_HASH).to_numpy(zero_copy_only=False)
+        return int(
+            np.searchsorted(hashes, np.uint64(self._bounds.max_key_hash or 0), "right")
+        )
+
+    def _encode(self, batch: pa.RecordBatch) -> None:
+        if self._encoder is None:
+            sample = pa.Table.from_batches([batch])
+            self._encoder = ParquetEncoder(
+                self._schema, self._description.state_version, sample
+            )
+        self._encoder.write(batch)
+        self._bounds = self._bounds.merged_with(RowBounds.of(batch, self._description))
+
+    def _close_file(self) -> None:
+        encoder = self._encoder or ParquetEncoder(
+            self._schema, self._description.state_version, self._schema.empty_table()
+        )
+        path = self._path_for(len(self._files))
+        encoded = encoder.finish()
+        create_state_object(self._store, path, encoded)
+        self._files.append(_entry(path, encoded, self._bounds, self._description))
+        self._encoder, self._bounds = None, RowBounds()
+
+    def _with_visible_ranges(self) -> tuple[StateFile, ...]:
+        if self._cut_anywhere or len(self._files) == 1:
+            return tuple(self._files)
+        whole = self._description.visible
+        starts = [
+            whole.start,
+            *(file.min_key_hash or 0 for file in self._files[1:]),
+            whole.end,
+        ]
+        return tuple(
+            replace(file, visible=KeyRange(starts[index], starts[index + 1]))
+            for index, file in enumerate(self._files)
+        )
+
+
+def create_state_object(store: ObjectStore, path: str, encoded: EncodedFile) -> None:
+    """Create the object, or prove that it is there with exactly these bytes."""
+    for attempt in range(_CREATE_ATTEMPTS):
+        try:
+            if store.create(path, encoded.data):
+                return
+        except UnknownOutcomeError:
+            # Nobody else writes this name, so creating it again is safe however late the
+            # lost request lands.
+            if store.size(path) is None:
+                if attempt + 1 < _CREATE_ATTEMPTS:
+                    continue
+                raise
+        _require_same(store, path, encoded)
+        return
+
+
+def _require_same(store: ObjectStore, path: str, encoded: EncodedFile) -> None:
+    found = store.read(path)
+    if (
+        found is None
+        or len(found) != len(encoded.data)
+        or checksum_of(found) != encoded.checksum
+    ):
+        what = "nothing" if found is None else f"{len(found)} other bytes"
+        raise CorruptStateError(
+            f"{store.url}/{path} was to be created with {len(encoded.data)} bytes, but holds "
+            f"{what}: something else writes into this job's folder. Nothing was overwritten; "
+            "find the other writer before starting the job again",
+            code=ErrorCode.FOREIGN_OBJECT,
+            path=path,
+            expected=f"{encoded.checksum:016x}",
+        )
+
+
+def _write_through(
+    cache: FileCache, encoded: EncodedFile, batches: Sequence[pa.RecordBatch]
+) -> None:
+    """Cache what a reader would decode, unless Parquet gives some column another type."""
+    stored = pq.read_schema(pa.BufferReader(encoded.footer))
+    if batches and not stored.equals(batches[0].schema):
+        return
+    cache.put(footer_key(encoded.checksum), footer_batch(encoded.footer))
+    for index, batch in enumerate(batches):
+        cache.put(CacheKey(encoded.checksum, index), batch)
+
+
+def _entry(
+    path: str, encoded: EncodedFile, bounds: RowBounds, description: FileDescription
+) -> StateFile:
+    return StateFile(
+        path=path,
+        epoch=description.epoch,
+        subtask_index=description.subtask_index,
+        level=description.level,
+        row_count=encoded.row_count,
+        size_bytes=len(encoded.data),
+        checksum=encoded.checksum,
+        footer_bytes=encoded.footer_bytes,
+        footer_checksum=encoded.footer_checksum,
+        state_version=description.state_version,
+        min_time_micros=bounds.min_time_micros,
+        max_time_micros=bounds.max_time_micros,
+        min_key_hash=bounds.min_key_hash,
+        max_key_hash=bounds.max_key_hash,
+        last_expiry_micros=None if bounds.has_immortal_row else bounds.last_expiry_micros,
+        visible=description.visible,
+        replaces=description.replaces,
+    )
+
+
+def _known(
+    choose: Callable[[int, int], int], left: int | None, right: int | None
+) -> int | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return choose(left, right)
+
+
+def _bounds(column: Column) -> tuple[int | None, int | None]:
+    found = pc.min_max(column)
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def _micros_bounds(column: Column) -> tuple[int | None, int | None]:
+    """Return the smallest and largest instant in microseconds, rounded outwards."""
+    low, high = _bounds(column.cast(pa.int64()))
+    if low is None or high is None:
+        return None, None
+    unit = getattr(column.type, "unit", "us")
+    if unit == "ns":
+        return low // 1_000, -(-high // 1_000)
+    scale = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
+    return max(low * scale, _INT64[0]), min(high * scale, _INT64[1])
