@@ -1,0 +1,204 @@
+"""Stream schemas: which columns a stream has, which one is its event time, which are its key.
+
+Event times are microseconds since 1970-01-01 UTC; timestamps without a zone are taken as
+UTC, and finer ones are rounded down.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.core.hash_kernels import Hashes
+from penstock.core.key_hash import Column, check_key_type, hash_keys
+from penstock.core.suggestion import did_you_mean
+from penstock.errors import CorruptStateError, ErrorCode, SchemaError
+
+RESERVED_PREFIX = "_penstock"
+RESERVED_NAMES = frozenset({"_key_hash", "_operation", "_expires_at"})
+"""Names of columns that Penstock adds to state files."""
+
+_ROLES = b"penstock.stream"
+_MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+Rows: TypeAlias = pa.RecordBatch | pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSchema:
+    """The columns of a stream and their roles. Valid by construction; pickles."""
+
+    schema: pa.Schema
+    time_column: str | None = None
+    """The timestamp column that holds each row's event time; None if rows have none."""
+    key_columns: tuple[str, ...] = ()
+    """The columns that make up the key, in the order they are hashed; () if not keyed."""
+
+    def __post_init__(self) -> None:
+        problems = _problems(self)
+        if problems:
+            codes = {code for code, _ in problems}
+            raise SchemaError(
+                "the schema of a stream cannot be used:\n  "
+                + "\n  ".join(text for _, text in problems),
+                code=codes.pop() if len(codes) == 1 else ErrorCode.SCHEMA_MISMATCH,
+            )
+
+    def keyed_by(self, *key_columns: str) -> Self:
+        """Return the same columns with another key."""
+        return type(self)(self.schema, self.time_column, key_columns)
+
+    def keys_of(self, rows: Rows) -> list[Column]:
+        """Return the key columns of some rows, in order."""
+        return [_column(rows, name) for name in self.key_columns]
+
+    def key_hashes_of(self, rows: Rows) -> Hashes:
+        """Return the key hash of each row; zeros for a stream without a key."""
+        return hash_keys(self.keys_of(rows), row_count=rows.num_rows)
+
+    def event_times_of(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Return the event time of each row in microseconds; a row without one is an error."""
+        if self.time_column is None:
+            raise SchemaError(
+                "the stream has no event time: name its timestamp column as the time column"
+            )
+        return _to_micros(_column(rows, self.time_column), self.time_column)
+
+    def to_bytes(self) -> bytes:
+        """Return the schema in Arrow's IPC form, the roles in its metadata."""
+        roles = json.dumps(
+            {"time_column": self.time_column, "key_columns": self.key_columns}
+        )
+        metadata = {**(self.schema.metadata or {}), _ROLES: roles.encode()}
+        return self.schema.with_metadata(metadata).serialize().to_pybytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return the schema that `to_bytes` wrote."""
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(data))
+            metadata = dict(schema.metadata or {})
+            roles = json.loads(metadata.pop(_ROLES))
+            time_column, key_columns = roles["time_column"], tuple(roles["key_columns"])
+        except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+            raise CorruptStateError(
+                f"{len(data)} bytes are not the schema of a stream ({error!r}): they were "
+                "damaged or written by something else",
+                code=ErrorCode.UNDECODABLE,
+            ) from error
+        bare = schema.with_metadata(metadata) if metadata else schema.remove_metadata()
+        return cls(bare, time_column, key_columns)
+
+
+_Problem: TypeAlias = tuple[ErrorCode, str]
+
+
+def _problems(stream: StreamSchema) -> list[_Problem]:
+    return [
+        *_name_problems(stream.schema),
+        *_time_problems(stream),
+        *_key_problems(stream),
+    ]
+
+
+def _name_problems(schema: pa.Schema) -> list[_Problem]:
+    repeated = [name for name, count in Counter(schema.names).items() if count > 1]
+    reserved = [
+        name
+        for name in dict.fromkeys(schema.names)
+        if name.startswith(RESERVED_PREFIX) or name in RESERVED_NAMES
+    ]
+    return [
+        (ErrorCode.SCHEMA_MISMATCH, f"column {name!r} occurs more than once: rename one")
+        for name in repeated
+    ] + [
+        (
+            ErrorCode.INVALID_NAME,
+            f"column name {name!r} is reserved for state files: rename it",
+        )
+        for name in reserved
+    ]
+
+
+def _unknown(schema: pa.Schema, role: str, name: str) -> _Problem:
+    text = f"{role} {name!r} is not a column{did_you_mean(name, set(schema.names))}"
+    return ErrorCode.SCHEMA_MISMATCH, text
+
+
+def _time_problems(stream: StreamSchema) -> list[_Problem]:
+    schema, name = stream.schema, stream.time_column
+    if name is None:
+        return []
+    if name not in schema.names:
+        return [_unknown(schema, "time column", name)]
+    wrong = {
+        str(schema.field(index).type)
+        for index in schema.get_all_field_indices(name)
+        if not pa.types.is_timestamp(schema.field(index).type)
+    }
+    return [
+        (
+            ErrorCode.SCHEMA_MISMATCH,
+            f"time column {name!r} has the type {found}: it must be a timestamp, cast it",
+        )
+        for found in sorted(wrong)
+    ]
+
+
+def _key_problems(stream: StreamSchema) -> list[_Problem]:
+    problems: list[_Problem] = []
+    for name, count in Counter(stream.key_columns).items():
+        if count > 1:
+            text = f"key column {name!r} is named {count} times: name it once"
+            problems.append((ErrorCode.SCHEMA_MISMATCH, text))
+        indices = stream.schema.get_all_field_indices(name)
+        if not indices:
+            problems.append(_unknown(stream.schema, "key column", name))
+        for index in indices:
+            try:
+                check_key_type(stream.schema.field(index).type)
+            except SchemaError as error:
+                problems.append((error.code, f"key column {name!r}: {error.message}"))
+    return problems
+
+
+def _column(rows: Rows, name: str) -> Any:
+    if name not in rows.schema.names:
+        raise SchemaError(
+            f"a batch lacks the column {name!r} of its stream"
+            f"{did_you_mean(name, set(rows.schema.names))}",
+            column=name,
+        )
+    return rows.column(name)
+
+
+def _to_micros(column: Any, name: str) -> npt.NDArray[np.int64]:
+    if not pa.types.is_timestamp(column.type):
+        raise SchemaError(
+            f"the event times in column {name!r} have the type {column.type}: they must be "
+            "timestamps",
+            column=name,
+        )
+    if column.null_count:
+        first = column.is_null().index(True).as_py()
+        raise SchemaError(
+            f"{column.null_count} of {len(column)} rows have no event time: column {name!r} is "
+            f"null, first in row {first}. Fill it or filter such rows out before",
+            column=name,
+        )
+    values: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
+    if column.type.unit == "ns":
+        return values // 1_000
+    factor = _MICROS_PER_UNIT[column.type.unit]
+    limit = ((1 << 63) - 1) // factor
+    if len(values) and (int(values.max()) > limit or int(values.min()) < -limit):
+        raise SchemaError(
+            f"column {name!r} holds an instant further from 1970 than 2**63 microseconds, "
+            "about 292,000 years: filter such rows out before",
+            column=name,
+        )
+    return values * factor
