@@ -104,7 +104,7 @@ class CheckpointManifest(_message.Message):
     processing_time_micros: int
     needs_commit: bool
     operators: _containers.RepeatedCompositeFieldContainer[OperatorEntry]
-    def __init__(self, ref: _Optional[_Union[CheckpointRef, _Mapping]] = ..., parent: _Optional[_Union[CheckpointRef, _Mapping]] = ..., created_at_micros: _Optional[int] = ..., processing_time_micros: _Optional[int] = ..., needs_commit: _Optional[bool] = ..., operators: _Optional[_Iterable[_Union[OperatorEntry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, ref: _Optional[_Union[CheckpointRef, _Mapping]] = ..., parent: _Optional[_Union[CheckpointRef, _Mapping]] = ..., created_at_micros: _Optional[int] = ..., processing_time_micros: _Optional[int] = ..., needs_commit: bool = ..., operators: _Optional[_Iterable[_Union[OperatorEntry, _Mapping]]] = ...) -> None: ...
 
 class OperatorEntry(_message.Message):
     __slots__ = ("operator_id", "parallelism", "subtasks", "input_watermarks")
@@ -124,7 +124,7 @@ class InputWatermark(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     event_time_micros: int
     idle: bool
-    def __init__(self, event_time_micros: _Optional[int] = ..., idle: _Optional[bool] = ...) -> None: ...
+    def __init__(self, event_time_micros: _Optional[int] = ..., idle: bool = ...) -> None: ...
 
 class EpochRecord(_message.Message):
     __slots__ = ("ref", "parent", "created_at_micros")
@@ -147,20 +147,22 @@ class CommitMarker(_message.Message):
     def __init__(self, ref: _Optional[_Union[CheckpointRef, _Mapping]] = ..., writer_generation: _Optional[int] = ..., created_at_micros: _Optional[int] = ...) -> None: ...
 
 class RetentionRecord(_message.Message):
-    __slots__ = ("job_id", "sequence", "writer_token", "created_at_micros", "pins", "collecting")
+    __slots__ = ("job_id", "sequence", "writer_token", "created_at_micros", "pins", "collecting", "collected_before")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WRITER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MICROS_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     COLLECTING_FIELD_NUMBER: _ClassVar[int]
+    COLLECTED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     sequence: int
     writer_token: str
     created_at_micros: int
     pins: _containers.RepeatedCompositeFieldContainer[Pin]
     collecting: _containers.RepeatedCompositeFieldContainer[CheckpointRef]
-    def __init__(self, job_id: _Optional[str] = ..., sequence: _Optional[int] = ..., writer_token: _Optional[str] = ..., created_at_micros: _Optional[int] = ..., pins: _Optional[_Iterable[_Union[Pin, _Mapping]]] = ..., collecting: _Optional[_Iterable[_Union[CheckpointRef, _Mapping]]] = ...) -> None: ...
+    collected_before: int
+    def __init__(self, job_id: _Optional[str] = ..., sequence: _Optional[int] = ..., writer_token: _Optional[str] = ..., created_at_micros: _Optional[int] = ..., pins: _Optional[_Iterable[_Union[Pin, _Mapping]]] = ..., collecting: _Optional[_Iterable[_Union[CheckpointRef, _Mapping]]] = ..., collected_before: _Optional[int] = ...) -> None: ...
 
 class Pin(_message.Message):
     __slots__ = ("name", "kind", "ref", "created_at_micros", "holder_job_id")
@@ -263,7 +265,7 @@ class GlobalKeyedTableConfig(_message.Message):
     table_name: str
     description: str
     uses_two_phase_commit: bool
-    def __init__(self, table_name: _Optional[str] = ..., description: _Optional[str] = ..., uses_two_phase_commit: _Optional[bool] = ...) -> None: ...
+    def __init__(self, table_name: _Optional[str] = ..., description: _Optional[str] = ..., uses_two_phase_commit: bool = ...) -> None: ...
 
 class TimeKeyedTableConfig(_message.Message):
     __slots__ = ("table_name", "description", "arrow_schema", "key_columns", "time_column")

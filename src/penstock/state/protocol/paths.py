@@ -18,6 +18,7 @@ from penstock.core.ids import Epoch, Generation, JobId, OperatorId, TableName, T
 from penstock.state.protocol.records import CheckpointRef
 
 _SLOT = re.compile(r"([^/]+)/generations/(\d{1,10})/checkpoints/(\d{10})/(.+)")
+_NUMBERED = re.compile(r"[^/]+/(?:epochs|retention)/(\d{10})\.record")
 
 
 def claim_path(job: JobId, generation: int) -> str:
@@ -62,9 +63,7 @@ def table_checkpoint_path(
 ) -> str:
     """Name a state file. The token makes it unique to one attempt, so nothing overwrites it."""
     suffix = f"-compacted-{part}" if compacted else ""
-    return (
-        f"{checkpoint_folder(ref)}/{operator}/{table}-{subtask_index:03d}-{token}{suffix}.parquet"
-    )
+    return f"{checkpoint_folder(ref)}/{operator}/{table}-{subtask_index:03d}-{token}{suffix}.parquet"
 
 
 def epoch_record_path(job: JobId, epoch: int) -> str:
@@ -96,3 +95,19 @@ def slot_of(path: str) -> Slot | None:
         return None
     ref = CheckpointRef(JobId(match[1]), Generation(int(match[2])), Epoch(int(match[3])))
     return Slot(ref, match[4])
+
+
+def epochs_folder(job: JobId) -> str:
+    """Name the folder of epoch records, for thinning."""
+    return f"{job}/epochs"
+
+
+def retention_folder(job: JobId) -> str:
+    """Name the folder of retention records, for thinning."""
+    return f"{job}/retention"
+
+
+def number_of(path: str) -> int | None:
+    """Return the number of an epoch or retention record, or None for any other name."""
+    match = _NUMBERED.fullmatch(path)
+    return None if match is None else int(match[1])

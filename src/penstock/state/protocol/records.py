@@ -9,6 +9,9 @@ from enum import Enum
 
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, SavepointName, Token
 
+FIRST_EPOCH = Epoch(1)
+FIRST_GENERATION = Generation(1)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointRef:
@@ -135,5 +138,7 @@ class RetentionRecord:
     writer: Token
     created_at_micros: int
     pins: tuple[Pin, ...] = ()
+    collected_before: Epoch = FIRST_EPOCH
+    """Every epoch below this number is given up, unless it is pinned."""
     collecting: tuple[CheckpointRef, ...] = ()
-    """Given up: no longer pinnable or restorable, being deleted or already gone."""
+    """Given up, and perhaps not yet deleted in full."""

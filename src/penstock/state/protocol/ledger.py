@@ -1,0 +1,50 @@
+"""The retention ledger: reading its newest record and appending the next."""
+
+from penstock.core.ids import JobId, Token
+from penstock.state.protocol import codec, paths
+from penstock.state.protocol.records import RetentionRecord
+from penstock.state.protocol.retention import Change
+from penstock.state.protocol.rules import ProtocolRules
+from penstock.state.protocol.sequences import find_newest
+from penstock.state.protocol.steps import Steps, create_once, read
+
+FIRST_SEQUENCE = 1
+_NOBODY = Token("0" * 32)
+
+
+def read_retention(
+    job: JobId, rules: ProtocolRules, *, seen: int | None = None
+) -> Steps[RetentionRecord]:
+    """Read the newest retention record; sequence 0 stands for a job that has none."""
+    number = yield from find_newest(
+        lambda sequence: paths.retention_path(job, sequence),
+        first=FIRST_SEQUENCE,
+        stride=rules.waypoint_stride,
+        seen=seen or None,
+    )
+    if number is None:
+        return RetentionRecord(job, 0, _NOBODY, 0)
+    path = paths.retention_path(job, number)
+    data = yield from read(path)
+    if data is None:
+        # Others appended a whole stride of records between the search and the read.
+        return (yield from read_retention(job, rules, seen=number))
+    return codec.decode_retention(data, path)
+
+
+def append_retention(
+    state: RetentionRecord, change: Change, *, writer: Token, now_micros: int
+) -> Steps[RetentionRecord | None]:
+    """Append a change decided from `state`; None if somebody else changed it first."""
+    record = RetentionRecord(
+        job=state.job,
+        sequence=state.sequence + 1,
+        writer=writer,
+        created_at_micros=now_micros,
+        pins=change.pins,
+        collected_before=change.collected_before,
+        collecting=change.collecting,
+    )
+    path = paths.retention_path(state.job, record.sequence)
+    existing = yield from create_once(path, codec.encode_retention(record))
+    return record if existing is None else None

@@ -1,0 +1,97 @@
+"""Reading the protocol's records: one place that knows where each lies and how it decodes."""
+
+from penstock.core.ids import Epoch, Generation, JobId
+from penstock.errors import CorruptStateError, ErrorCode
+from penstock.state.protocol import codec, paths
+from penstock.state.protocol.records import (
+    FIRST_GENERATION,
+    CheckpointManifest,
+    CheckpointRef,
+    ClaimRecord,
+    EpochRecord,
+)
+from penstock.state.protocol.rules import ProtocolRules
+from penstock.state.protocol.sequences import find_newest
+from penstock.state.protocol.status import CheckpointStatus, derive_status
+from penstock.state.protocol.steps import Steps, exists, read
+
+
+def read_claim(job: JobId, generation: int) -> Steps[ClaimRecord | None]:
+    """Read one claim."""
+    path = paths.claim_path(job, generation)
+    data = yield from read(path)
+    if data is None:
+        return None
+    claim = codec.decode_claim(data, path)
+    if claim.job != job or claim.generation != generation:
+        raise _misplaced(path, f"the claim of {claim.job} generation {claim.generation}")
+    return claim
+
+
+def find_newest_claim(job: JobId, *, seen: Generation | None = None) -> Steps[int | None]:
+    """Return the number of the newest claim, or None for a job that does not exist."""
+    return (
+        yield from find_newest(
+            lambda number: paths.claim_path(job, number),
+            first=FIRST_GENERATION,
+            stride=1,
+            seen=seen,
+        )
+    )
+
+
+def is_fenced(job: JobId, generation: Generation) -> Steps[bool]:
+    """Tell whether a newer generation has claimed the job. One HEAD: claims have no gaps."""
+    return (yield from exists(paths.claim_path(job, generation.next())))
+
+
+def read_epoch_record(job: JobId, epoch: int) -> Steps[EpochRecord | None]:
+    """Read the record of one epoch."""
+    path = paths.epoch_record_path(job, epoch)
+    data = yield from read(path)
+    if data is None:
+        return None
+    record = codec.decode_epoch_record(data, path)
+    if record.ref.job != job or record.ref.epoch != epoch:
+        raise _misplaced(path, f"the record of {record.ref}")
+    return record
+
+
+def read_newest_record(
+    job: JobId, rules: ProtocolRules, *, first: Epoch, seen: Epoch | None = None
+) -> Steps[EpochRecord | None]:
+    """Read the newest epoch record, or None before the job's first epoch."""
+    number = yield from find_newest(
+        lambda epoch: paths.epoch_record_path(job, epoch),
+        first=first,
+        stride=rules.waypoint_stride,
+        seen=seen,
+    )
+    return None if number is None else (yield from read_epoch_record(job, number))
+
+
+def read_manifest(ref: CheckpointRef) -> Steps[CheckpointManifest | None]:
+    """Read a checkpoint's manifest."""
+    path = paths.manifest_path(ref)
+    data = yield from read(path)
+    return None if data is None else codec.decode_manifest(data, path)
+
+
+def read_status(ref: CheckpointRef, record: EpochRecord | None) -> Steps[CheckpointStatus]:
+    """Read what else decides what `ref` is, and derive it."""
+    manifest = yield from read_manifest(ref)
+    marker = None
+    if manifest is not None and manifest.needs_commit:
+        path = paths.marker_path(ref)
+        data = yield from read(path)
+        marker = None if data is None else codec.decode_marker(data, path)
+    return derive_status(ref, manifest, record, marker)
+
+
+def _misplaced(path: str, what: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"{path!r} holds {what}: objects were moved or copied by hand. Nothing was changed; "
+        "put them back where they were written",
+        code=ErrorCode.FOREIGN_OBJECT,
+        path=path,
+    )
