@@ -15,6 +15,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    """Tell whether `value` is text of this form; callers may be untyped."""
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_whole(value: object) -> bool:
+    """Tell whether `value` is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 class Name(str):
     """A string of 1 to 128 letters, digits, `_`, `.` or `-` that starts with a letter or digit."""
 
@@ -23,7 +33,7 @@ class Name(str):
 
     def __new__(cls, value: str) -> Self:
         """Validate `value`; a value of this class comes back as an equal one."""
-        if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+        if not _matches(_NAME, value):
             raise UserError(
                 f"{value!r} is not a valid {cls.what}: use 1 to 128 of the letters A-Z a-z, "
                 "digits, '_', '.' and '-', starting with a letter or digit",
@@ -68,7 +78,7 @@ class Token(str):
 
     def __new__(cls, value: str) -> Self:
         """Validate `value`."""
-        if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
+        if not _matches(_TOKEN, value):
             raise UserError(
                 f"{value!r} is not a token: expected 32 lower-case hex digits",
                 code=ErrorCode.INVALID_NAME,
@@ -86,7 +96,7 @@ class Ordinal(int):
 
     def __new__(cls, value: int) -> Self:
         """Validate `value`; booleans and fractions are refused, not rounded."""
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= cls.largest:
+        if not _is_whole(value) or not 1 <= value <= cls.largest:
             raise UserError(
                 f"{value!r} is not a valid {cls.what}: expected a whole number from 1 to "
                 f"{cls.largest}",
@@ -122,7 +132,8 @@ class Subtask:
     parallelism: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.index < self.parallelism <= 1_000_000:
+        are_whole = _is_whole(self.index) and _is_whole(self.parallelism)
+        if not are_whole or not 0 <= self.index < self.parallelism <= 1_000_000:
             raise UserError(
                 f"subtask {self.index!r} of {self.parallelism!r} does not exist: need "
                 "0 <= index < parallelism <= 1,000,000",
