@@ -1,0 +1,298 @@
+"""State versions: which steps bring rows or values of an older version to the current one.
+
+`resolve_chain` and `plan_migration` are pure; a plan is also the dry run. Migration runs
+lazily, when a file is read, and is made durable only by compaction, which rewrites files
+at the current version. The old file stays as it is, so older epochs stay restorable.
+
+    class CountV1(msgspec.Struct):
+        count: int
+
+    class Count(msgspec.Struct, MigratableState):
+        VERSION: ClassVar[int] = 2
+        PreviousVersion: ClassVar[Any] = CountV1        # version 1, by position
+        count: int
+        label: str
+
+        @classmethod
+        def migrate(cls, previous: CountV1) -> "Count":
+            return cls(previous.count, "default")
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.key_hash import hash_keys_uncut
+from penstock.errors import ErrorCode, PenstockError, StateError, UserError
+
+
+class MigratableState:
+    """Base of a state class that knows the version before it.
+
+    A value of a global table is an instance of the class, and `migrate` takes an instance
+    of `PreviousVersion`. A typed table is described by the class: `SCHEMA` holds its columns,
+    and `migrate` takes and returns record batches, row for row, with equal key columns.
+    """
+
+    VERSION: ClassVar[int] = 0
+    PreviousVersion: ClassVar[Any] = None
+    """The type of version `VERSION - 1`; None for the oldest one still understood."""
+    SCHEMA: ClassVar[pa.Schema | None] = None
+
+    @classmethod
+    def migrate(cls, previous: Any) -> Any:
+        """Return the state of this version that `previous` stands for. Pure."""
+        raise NotImplementedError(f"{cls.__name__} does not say how to migrate its state")
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationStep:
+    """One version up."""
+
+    from_version: int
+    from_type: Any
+    to_type: type[MigratableState]
+
+    @property
+    def to_version(self) -> int:
+        """The version that the step leads to."""
+        return self.from_version + 1
+
+    def __str__(self) -> str:
+        return f"{self.from_version} → {self.to_version} ({_name(self.to_type)}.migrate)"
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationChain:
+    """The versions a state class understands, oldest first, without gaps."""
+
+    oldest_version: int
+    types: tuple[Any, ...]
+
+    @property
+    def current_version(self) -> int:
+        """The version that is written."""
+        return self.oldest_version + len(self.types) - 1
+
+
+def state_version_of(state_type: Any) -> int:
+    """Return the version that state of this type is written with."""
+    return resolve_chain(state_type).current_version
+
+
+def resolve_chain(state_type: Any) -> MigrationChain:
+    """Follow `PreviousVersion` to its end; a chain that cannot work is a `UserError`.
+
+    Types that are no `MigratableState` are version 0 on their own; at the end of a chain
+    they are the version before their successor.
+    """
+    return (
+        _resolve(state_type)
+        if _is_migratable(state_type)
+        else MigrationChain(0, (state_type,))
+    )
+
+
+@lru_cache(maxsize=1024)
+def _resolve(state_type: type[MigratableState]) -> MigrationChain:
+    types: list[Any] = []
+    current: Any = state_type
+    expected = state_type.VERSION
+    while current is not None:
+        if current in types:
+            raise _broken(state_type, f"{_name(current)} is its own predecessor")
+        if _is_migratable(current):
+            _check_link(state_type, current, expected)
+            following = current.PreviousVersion
+        else:
+            following = None
+        types.append(current)
+        expected -= 1
+        current = following
+    return MigrationChain(expected + 1, tuple(reversed(types)))
+
+
+def _check_link(state_type: Any, current: type[MigratableState], expected: int) -> None:
+    version: Any = current.VERSION
+    if (
+        isinstance(version, bool)
+        or not isinstance(version, int)
+        or not 0 <= version < 1 << 32
+    ):
+        raise _broken(
+            state_type, f"{_name(current)}.VERSION is {version!r}, not a whole number"
+        )
+    if version != expected:
+        relation = "repeats" if version == expected + 1 else "does not lead up to"
+        raise _broken(
+            state_type,
+            f"{_name(current)} has version {version}, which {relation} its successor's version "
+            f"{expected + 1}; expected {expected}",
+        )
+    if current.PreviousVersion is not None:
+        if version == 0:
+            raise _broken(
+                state_type, f"{_name(current)} has version 0 and cannot have a predecessor"
+            )
+        if current.migrate.__func__ is MigratableState.migrate.__func__:  # type: ignore[attr-defined]  # bound classmethods have it
+            raise _broken(
+                state_type, f"{_name(current)} has a PreviousVersion but no migrate method"
+            )
+
+
+def plan_migration(
+    found_version: int, state_type: Any, *, table: str
+) -> tuple[MigrationStep, ...]:
+    """Return the steps that state of `found_version` needs: none, some, or a `StateError`.
+
+    Running nothing, this is also the dry run.
+    """
+    chain = resolve_chain(state_type)
+    if not chain.oldest_version <= found_version <= chain.current_version:
+        raise _unsupported(found_version, chain, state_type, table)
+    first = found_version - chain.oldest_version
+    return tuple(
+        MigrationStep(
+            chain.oldest_version + index, chain.types[index], chain.types[index + 1]
+        )
+        for index in range(first, len(chain.types) - 1)
+    )
+
+
+def migrate_value(
+    value: Any, steps: Iterable[MigrationStep], *, table: str, path: str
+) -> Any:
+    """Run the steps on one value of a global table."""
+    for step in steps:
+        value = _run(step, value, table=table, path=path)
+    return value
+
+
+def migrate_rows(
+    rows: pa.RecordBatch,
+    steps: Sequence[MigrationStep],
+    *,
+    key_columns: Sequence[str],
+    table: str,
+    path: str,
+) -> pa.RecordBatch:
+    """Run the steps on rows of a typed table, given without the table's own columns.
+
+    Checked after each step: as many rows as before, the declared schema, equal keys.
+    """
+    for step in steps:
+        migrated = _run(step, rows, table=table, path=path)
+        problem = _find_problem(rows, migrated, step.to_type.SCHEMA, key_columns)
+        if problem is not None:
+            raise _failed(step, problem, table=table, path=path)
+        rows = migrated
+    return rows
+
+
+def _find_problem(
+    before: pa.RecordBatch, after: Any, schema: pa.Schema | None, key_columns: Sequence[str]
+) -> str | None:
+    if not isinstance(after, pa.RecordBatch):
+        return f"it returned {type(after).__name__}, not a record batch"
+    if after.num_rows != before.num_rows:
+        return f"it turned {before.num_rows} rows into {after.num_rows}"
+    if schema is not None and not after.schema.equals(schema):
+        return f"it returned columns {_columns(after.schema)}, not {_columns(schema)}"
+    for name in key_columns:
+        if name not in after.schema.names or not _same_keys(
+            before.column(name), after.column(name)
+        ):
+            return f"it changed the key column {name!r}; keys decide where state lives"
+    return None
+
+
+def _same_keys(before: "pa.Array[Any]", after: "pa.Array[Any]") -> bool:
+    """Compare by hash, for which every NaN is the same key."""
+    return before.type == after.type and np.array_equal(
+        hash_keys_uncut([before]), hash_keys_uncut([after])
+    )
+
+
+def find_typed_chain_problems(state_type: Any, key_columns: Sequence[str]) -> list[str]:
+    """Tell why the classes of a typed table cannot work: missing schemas, changing keys."""
+    problems: list[str] = []
+    keys: list[pa.DataType] | None = None
+    for kind in resolve_chain(state_type).types:
+        schema = getattr(kind, "SCHEMA", None)
+        if not isinstance(schema, pa.Schema):
+            problems.append(f"{_name(kind)} has no SCHEMA")
+            continue
+        missing = [name for name in key_columns if name not in schema.names]
+        if missing:
+            problems.append(f"{_name(kind)}.SCHEMA lacks the key columns {missing}")
+            continue
+        types = [schema.field(name).type for name in key_columns]
+        if keys is not None and types != keys:
+            problems.append(f"{_name(kind)}.SCHEMA changes the type of a key column")
+        keys = types
+    return problems
+
+
+def _run(step: MigrationStep, previous: Any, *, table: str, path: str) -> Any:
+    try:
+        return step.to_type.migrate(previous)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise _failed(
+            step, str(error) or type(error).__name__, table=table, path=path
+        ) from error
+
+
+def _failed(step: MigrationStep, problem: str, *, table: str, path: str) -> StateError:
+    return StateError(
+        f"migration step {step} of table {table!r} failed on {path}: {problem}. The file is "
+        "unchanged; correct the migration and start again, or restore with the older program",
+        code=ErrorCode.MIGRATION_FAILED,
+        table=table,
+        path=path,
+        step=str(step),
+    )
+
+
+def _unsupported(
+    found: int, chain: MigrationChain, state_type: Any, table: str
+) -> StateError:
+    if found > chain.current_version:
+        advice = (
+            "it was written by a newer program: run that one, or restore an older epoch"
+        )
+    else:
+        advice = "add the missing versions to the chain of PreviousVersion classes"
+    return StateError(
+        f"table {table!r} holds state of version {found}, but {_name(state_type)} understands "
+        f"{chain.oldest_version} to {chain.current_version}; {advice}",
+        code=ErrorCode.UNSUPPORTED_STATE_VERSION,
+        table=table,
+        found=found,
+        expected=chain.current_version,
+    )
+
+
+def _broken(state_type: Any, problem: str) -> UserError:
+    return UserError(
+        f"the versions of {_name(state_type)} do not form a chain: {problem}",
+        code=ErrorCode.UNSUPPORTED_STATE_VERSION,
+        state_type=_name(state_type),
+    )
+
+
+def _is_migratable(state_type: Any) -> bool:
+    return isinstance(state_type, type) and issubclass(state_type, MigratableState)
+
+
+def _name(state_type: Any) -> str:
+    return getattr(state_type, "__name__", None) or repr(state_type)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"
