@@ -4,8 +4,8 @@ It decides which subtask owns a row and how state files are sorted, so it can ne
 `tests/golden` holds vectors for every type. Equal hashes of different keys are legal
 everywhere; readers compare the key columns.
 
-The algorithm, in arithmetic modulo 2**64. `G` is 0x9E3779B97F4A7C15, bytes are read as
-little-endian words, and
+The algorithm, in arithmetic modulo 2**64. `G` is 0x9E3779B97F4A7C15, `BYTES_SEED` is
+0xB492B66FBE98F273, the other constants are below, bytes are read as little-endian words, and
 
     mix(z):  z ^= z >> 30;  z *= 0xBF58476D1CE4E5B9
              z ^= z >> 27;  z *= 0x94D049BB133111EB;  z ^= z >> 31
@@ -14,7 +14,7 @@ little-endian words, and
 | Value | Hash |
 |---|---|
 | null, of any type | `NULL_HASH` |
-| integer, boolean, date, time, timestamp, duration | `word(v)`, v extended to 64 bits by its sign |
+| integer, boolean, date, time, timestamp, duration | `word(v)`, v extended to 64 bits, by its sign if it has one |
 | float | `word(bits)` of the 64-bit float; -0.0 as 0.0, every NaN as 0x7FF8000000000000 |
 | decimal | the unscaled integer as 64-bit words, lowest first, as few as two's complement needs: `word(w0)`, then `combine(h, word(wi))` |
 | month-day-nano interval | `combine(word(days << 32 | months), word(nanoseconds))` |
@@ -26,7 +26,8 @@ little-endian words, and
 
 So a value hashes the same after its type was widened (int32 to int64, float to double,
 string to large_string, a decimal of the same scale), and a unit or scale change is a
-different key. `hash_bits` in the settings keeps only the top bits: a switch for tests.
+different key. There are as many 64-bit integers as hashes, so one of them, 2154821783102845885,
+has to share null's. `hash_bits` in the settings keeps only the top bits: a switch for tests.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,10 +58,7 @@ def hash_keys(columns: Sequence[Column], *, row_count: int | None = None) -> Has
     Without columns there is one key, the empty one: `row_count` zeros.
     """
     hashes = hash_keys_uncut(columns, row_count=row_count)
-    bits = settings.current().hash_bits
-    if bits < 64:
-        np.bitwise_and(hashes, np.uint64((1 << 64) - (1 << (64 - bits))), out=hashes)
-    return hashes
+    return keep_top_bits(hashes, settings.current().hash_bits)
 
 
 def hash_keys_uncut(columns: Sequence[Column], *, row_count: int | None = None) -> Hashes:
@@ -78,6 +76,13 @@ def hash_keys_uncut(columns: Sequence[Column], *, row_count: int | None = None) 
     hashes = _hash_column(columns[0])
     for column in columns[1:]:
         combine(hashes, _hash_column(column))
+    return hashes
+
+
+def keep_top_bits(hashes: Hashes, bits: int) -> Hashes:
+    """Clear all but the top `bits` of each hash, in place, and return them."""
+    if bits < 64:
+        np.bitwise_and(hashes, np.uint64((1 << 64) - (1 << (64 - bits))), out=hashes)
     return hashes
 
 
