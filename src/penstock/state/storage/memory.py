@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.core.checksum import checksum_of
 from penstock.errors import ErrorCode, UserError
-from penstock.state.storage.object_path import check_path, folder_start
+from penstock.state.storage.object_path import check_path, check_range, folder_start
 from penstock.state.storage.object_store import ObjectInfo
 
 _SHARED: dict[str, "MemoryStore"] = {}
@@ -55,10 +55,7 @@ class MemoryStore:
 
     def read_range(self, path: str, start: int, length: int) -> bytes | None:
         """Return the part of the object that lies in the range, or None without an object."""
-        if start < 0 or length < 0:
-            raise ValueError(
-                f"a range starts at 0 or later, not at {start} for {length} bytes"
-            )
+        check_range(start, length)
         data = self._objects.get(check_path(path))
         return None if data is None else data[start : start + length]
 

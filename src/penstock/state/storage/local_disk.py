@@ -1,0 +1,286 @@
+"""Objects as files below one folder of this machine, durable when a call returns.
+
+How it works: an object is first written whole to a staging file, flushed to the disk, and
+only then given its name: by `link` when it must not exist yet (the one call that is atomic
+and fails on an existing name) or by `rename` when it may. Then the folder is flushed. So a
+killed process leaves no half object, and a machine that loses power has neither lost an
+acknowledged object nor kept a name with no bytes behind it. (obstore's local store, which
+would otherwise do here, does not flush.)
+
+    {root}/#staging/{token}   being written; no object path holds a `#`
+    {root}/{path}             whole objects
+
+Opening the store removes what dead writers left in staging (see `staging`), and folders
+that become empty are removed again.
+
+An object `a` and an object `a/b` cannot both exist here, as they could in S3. Deletes are
+not flushed: after a power cut a deleted object may be back.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from penstock.core.checksum import checksum_of
+from penstock.errors import ErrorCode, StorageError, UnknownOutcomeError, UserError
+from penstock.state.storage.failures import StorageCall
+from penstock.state.storage.object_path import (
+    check_path,
+    check_range,
+    folder_start,
+    is_object_path,
+)
+from penstock.state.storage.object_store import ObjectInfo
+from penstock.state.storage.staging import remove_leftovers, staged_file
+
+_Taken = TypeVar("_Taken")
+
+_FOLDER_RACES = 100
+"""How often a folder may vanish under a writer before it gives up."""
+
+_CODES = {
+    errno.EACCES: ErrorCode.STORAGE_PERMISSION,
+    errno.EPERM: ErrorCode.STORAGE_PERMISSION,
+    errno.EROFS: ErrorCode.STORAGE_READ_ONLY,
+    errno.ENOSPC: ErrorCode.STORAGE_FULL,
+    errno.EDQUOT: ErrorCode.STORAGE_FULL,
+    errno.ENOTSUP: ErrorCode.STORAGE_UNSAFE,
+    errno.ENOSYS: ErrorCode.STORAGE_UNSAFE,
+}
+
+_CERTAIN = _CODES.keys() | {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.ENAMETOOLONG,
+    errno.EXDEV,
+    errno.EMLINK,
+    errno.ELOOP,
+}
+"""Errors by which the file system says that it did nothing; after another it may have."""
+
+
+class LocalStore:
+    """An `ObjectStore` in a folder. Several processes of one machine may share it."""
+
+    def __init__(self, root: Path, *, durable: bool = True) -> None:
+        """Open the folder `root`, making it if it is missing.
+
+        Without `durable` nothing is flushed: fast, and still atomic when a process dies,
+        but not when the machine does.
+        """
+        self._root = root.resolve()
+        self._url = self._root.as_uri()
+        self._staging = self._root / "#staging"
+        self._durable = durable
+        try:
+            if not self._root.is_dir():
+                self._make_folder(self._root)
+        except NotADirectoryError as error:
+            raise self._not_a_folder() from error
+        except OSError as error:
+            raise _refused(StorageCall("make", ".", self._url), error) from error
+        if not self._root.is_dir():
+            raise self._not_a_folder()
+        remove_leftovers(self._staging)
+
+    @property
+    def url(self) -> str:
+        """The folder as a `file:` URL."""
+        return self._url
+
+    def read(self, path: str) -> bytes | None:
+        """Return the whole file, or None."""
+        return self._read(path, lambda file: file.read())
+
+    def read_range(self, path: str, start: int, length: int) -> bytes | None:
+        """Return the part of the file that lies in the range, or None without a file."""
+        check_range(start, length)
+
+        def part(file: BinaryIO) -> bytes:
+            file.seek(start)
+            # A read of n bytes allocates n bytes first, however small the file is.
+            return file.read(max(0, min(length, _size_of(file) - start)))
+
+        return self._read(path, part)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write or replace the file."""
+        self._write(StorageCall("put", check_path(path), self._url), data, os.replace)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write the file if there is none; tell whether this call did."""
+        call = StorageCall("create", check_path(path), self._url)
+        if self._write(call, data, os.link):
+            return True
+        if (self._root / path).is_dir():
+            raise call.refused("a folder of that name exists")
+        return False
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """List the folder; files that appear or go meanwhile may be missed."""
+        start = folder_start(prefix)
+        try:
+            found = sorted(_files_below(self._root / start, start))
+        except OSError as error:
+            raise _refused(StorageCall("list", prefix, self._url), error) from error
+        return (ObjectInfo(path, size_bytes) for path, size_bytes in found)
+
+    def delete(self, path: str) -> None:
+        """Remove the file, and every folder that holds nothing any more."""
+        call = StorageCall("delete", check_path(path), self._url)
+        file = self._root / path
+        try:
+            file.unlink()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return
+        except OSError as error:
+            raise _refused_or_unanswered(call, error) from error
+        with suppress(OSError):
+            for folder in file.parents:
+                if folder == self._root:
+                    break
+                folder.rmdir()
+
+    def size(self, path: str) -> int | None:
+        """Return the size of the file, or None."""
+        return self._read(path, _size_of)
+
+    def checksum(self, path: str) -> int | None:
+        """Return the checksum of the file, or None."""
+        return self._read(path, lambda file: checksum_of(file.read()))
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._root, self._durable)
+
+    def _not_a_folder(self) -> UserError:
+        return UserError(
+            f"{self._url} is not a folder; choose a folder for the store or remove the file "
+            "of that name",
+            code=ErrorCode.INVALID_URL,
+            url=self._url,
+        )
+
+    def _read(self, path: str, take: Callable[[BinaryIO], _Taken]) -> _Taken | None:
+        """Return what `take` takes from the file; a folder is no more an object than nothing."""
+        try:
+            with (self._root / check_path(path)).open("rb") as file:
+                return take(file)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise _refused(StorageCall("read", path, self._url), error) from error
+
+    def _write(
+        self, call: StorageCall, data: bytes, publish: Callable[[Path, Path], None]
+    ) -> bool:
+        """Stage `data` and let `publish` give it its name; False if it found the name taken."""
+        folder = (self._root / call.path).parent
+        try:
+            with staged_file(self._staging, data, durable=self._durable) as staged:
+                if not self._publish(call, staged, publish):
+                    return False
+        except OSError as error:
+            raise _refused(call, error) from error
+        try:
+            self._flush_folder(folder)
+        except OSError as error:
+            raise call.unanswered(_reason(error)) from error
+        return True
+
+    def _publish(
+        self, call: StorageCall, staged: Path, publish: Callable[[Path, Path], None]
+    ) -> bool:
+        """Give the staged file its name, making folders that are missing or just went."""
+        target = self._root / call.path
+        for _ in range(_FOLDER_RACES):
+            try:
+                publish(staged, target)
+            except FileNotFoundError:
+                self._make_folder(target.parent)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                raise _refused_or_unanswered(call, error) from error
+            else:
+                return True
+        raise call.refused("its folder is removed as often as it is made")
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make the folder and those above it; one may be gone again when this returns."""
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self._make_folder(folder.parent)
+            with suppress(FileExistsError, FileNotFoundError):
+                folder.mkdir()
+        self._flush_folder(folder.parent)
+
+    def _flush_folder(self, folder: Path) -> None:
+        """Make the folder's names durable; one that is gone has none to lose."""
+        if not self._durable:
+            return
+        with suppress(FileNotFoundError):
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _reopen(root: Path, durable: bool) -> LocalStore:  # noqa: FBT001 - pickle passes by position
+    """Open a pickled store again."""
+    return LocalStore(root, durable=durable)
+
+
+def _size_of(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _files_below(folder: Path, start: str) -> Iterator[tuple[str, int]]:
+    """Yield path and size of every object below `folder`; all their paths begin with `start`."""
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if not is_object_path(entry.name):
+            continue
+        path = start + entry.name
+        if entry.is_dir():
+            yield from _files_below(folder / entry.name, f"{path}/")
+            continue
+        with suppress(FileNotFoundError):
+            yield path, entry.stat().st_size
+
+
+def _reason(error: OSError) -> str:
+    """Say what the file system said, without the path: the message names it already."""
+    return error.strerror or type(error).__name__
+
+
+def _refused(call: StorageCall, error: OSError) -> StorageError:
+    """Make the error of a call that failed before it could change anything."""
+    code = _CODES.get(error.errno or 0, ErrorCode.STORAGE_FAILED)
+    return call.refused(_reason(error), code)
+
+
+def _refused_or_unanswered(
+    call: StorageCall, error: OSError
+) -> StorageError | UnknownOutcomeError:
+    """Make the error of the call that changes the name: not every answer is certain."""
+    return (
+        _refused(call, error)
+        if error.errno in _CERTAIN
+        else call.unanswered(_reason(error))
+    )

@@ -1,0 +1,109 @@
+r"""What obstore's exceptions mean: refused, or of unknown outcome, and why.
+
+obstore tells most failures apart only in the text of its exceptions; this is the only
+place that reads it. Pure. What the text looks like was tried out with obstore 0.12
+against a scripted server, and `tests/unit/.../test_obstore_errors.py` does so again.
+
+A write is certainly not carried out only if its *first and only* request was refused or
+could not be sent. After a retry the last answer says nothing about the requests before it:
+
+| answer to a write                       | no retry before it | after a retry |
+|-----------------------------------------|--------------------|---------------|
+| 3xx, 4xx except 408 and 409             | refused            | unknown       |
+| no connection, bad scheme               | refused            | unknown       |
+| no credentials: nothing was ever sent   | refused            | refused       |
+| 408, 409, 5xx, timeout, connection lost | unknown            | unknown       |
+"""
+
+import re
+from dataclasses import dataclass
+
+from penstock.errors import ErrorCode
+
+_STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
+_RETRIES = re.compile(r"after (\d+) retries")
+_STORE_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_TRANSPORT = re.compile(r"HttpError \{\s*kind: (\w+)")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
+_NO_CREDENTIALS = re.compile(r"169\.254\.169\.254|token request|credential", re.IGNORECASE)
+# An address may carry a signature in its query or a password before its host.
+_SECRET_PARTS = re.compile(r"\?[^\s,)]+|(?<=//)[^/\s@]+@")
+
+_TRANSPORT_REASONS = {
+    "Connect": "no connection to the store",
+    "Timeout": "the store did not answer in time",
+    "Interrupted": "the connection broke",
+    "Request": "the connection broke",
+    "Decode": "the answer could not be understood",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed request, understood."""
+
+    reason: str
+    """For the message; free of addresses and credentials."""
+    status: int | None
+    """The HTTP status of the last answer, if there was one."""
+    certain: bool
+    """The request is known to have changed nothing."""
+    code: ErrorCode
+
+
+def read_failure(error: Exception) -> Failure:
+    """Understand an exception of obstore's."""
+    text = str(error)
+    # The `Debug source` part repeats the message with all its details.
+    line = text.partition("\n\nDebug source")[0]
+    found = _STATUS.search(line)
+    status = int(found[1]) if found else None
+    transport = _TRANSPORT.search(text)
+    kind = transport[1] if transport else None
+    no_credentials = _NO_CREDENTIALS.search(line) is not None
+    was_refused = (
+        (status is not None and 300 <= status < 500 and status not in {408, 409})
+        or kind == "Connect"
+        or "redirect without LOCATION" in line
+        or "kind: Builder" in text
+    )
+    return Failure(
+        reason=_reason(line, text, status=found, kind=kind, no_credentials=no_credentials),
+        status=status,
+        certain=no_credentials or (was_refused and _RETRIES.search(line) is None),
+        code=_code(status, line, no_credentials=no_credentials),
+    )
+
+
+def is_missing_bucket(error: Exception) -> bool:
+    """Tell whether a "not found" means the bucket or container, not the object."""
+    return _NO_BUCKET.search(str(error)) is not None
+
+
+def _code(status: int | None, line: str, *, no_credentials: bool) -> ErrorCode:
+    if status in {401, 403} or no_credentials:
+        return ErrorCode.STORAGE_PERMISSION
+    if status == 507 or "StorageFull" in line or "QuotaExceeded" in line:
+        return ErrorCode.STORAGE_FULL
+    return ErrorCode.STORAGE_FAILED
+
+
+def _reason(
+    line: str,
+    text: str,
+    *,
+    status: re.Match[str] | None,
+    kind: str | None,
+    no_credentials: bool,
+) -> str:
+    if no_credentials:
+        return "no valid credentials were found"
+    if "kind: Builder" in text:
+        return "the address is http: and allow_http is not set"
+    if status is not None:
+        store_code = _STORE_CODE.search(line)
+        named = f" ({store_code[1]})" if store_code else ""
+        return f"the store answered {status[1]} {status[2].strip()}{named}".rstrip()
+    if kind in _TRANSPORT_REASONS:
+        return _TRANSPORT_REASONS[kind]
+    return _SECRET_PARTS.sub("", line)[:300]
