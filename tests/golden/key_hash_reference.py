@@ -64,7 +64,7 @@ def hash_decimal(value: Decimal, scale: int) -> int:
 
 
 def hash_list(hashes: Sequence[int]) -> int:
-    total = sum(mix(one ^ word(place)) for place, one in enumerate(hashes))
+    total = sum(combine(one, word(place)) for place, one in enumerate(hashes))
     return mix(LIST_SEED + len(hashes) + total)
 
 

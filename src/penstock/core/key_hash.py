@@ -20,7 +20,7 @@ The algorithm, in arithmetic modulo 2**64. `G` is 0x9E3779B97F4A7C15, `BYTES_SEE
 | month-day-nano interval | `combine(word(days << 32 | months), word(nanoseconds))` |
 | n bytes, text as UTF-8 | h = `mix(BYTES_SEED + n)`, then h = `mix(h ^ w)` for each 8 bytes, the last padded with zeros; above 64 bytes w is the XXH3-64 (seed 0) of them all |
 | struct | h = `STRUCT_SEED`, then h = `combine(h, hash of field)` for each field |
-| list of n | `mix(LIST_SEED + n + sum of mix(hash of element i ^ word(i)))`, i from 0 |
+| list of n | `mix(LIST_SEED + n + sum of combine(hash of element i, word(i)))`, i from 0 |
 | dictionary, run-end encoded, extension | as the values or the storage |
 | several columns | h = hash of the first, then h = `combine(h, hash of next)` |
 
@@ -223,7 +223,7 @@ def _hash_lists(values: Any, bounds: npt.NDArray[np.int64]) -> Hashes:
     starts = bounds - first
     places = np.arange(len(elements), dtype=np.int64) - np.repeat(starts[:-1], lengths)
     running = np.zeros(len(elements) + 1, dtype=np.uint64)
-    np.cumsum(mix(elements ^ hash_words(places)), out=running[1:])
+    np.cumsum(combine(elements, hash_words(places)), out=running[1:])
     sums = running[starts[1:]] - running[starts[:-1]]
     return mix(sums + lengths.astype(np.uint64) + np.uint64(LIST_SEED))
 
@@ -293,8 +293,8 @@ def _hasher_of(data_type: pa.DataType) -> _Hasher:
                 _hasher_of(nested)
             return hasher
     raise SchemaError(
-        f"a key cannot have the Arrow type {data_type}: its values have no stable order of "
-        "bytes to hash. Key by a column of numbers, text, bytes, times, structs or lists, or "
+        f"a key cannot have the Arrow type {data_type}: there is no stable hash for its "
+        "values. Key by a column of numbers, text, bytes, times, structs or lists, or "
         "derive one",
         code=ErrorCode.UNSUPPORTED_KEY_TYPE,
         data_type=str(data_type),
