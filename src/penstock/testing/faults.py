@@ -1,0 +1,242 @@
+"""A store that misbehaves on purpose, at a call chosen beforehand.
+
+`fault_modes` says what can go wrong; this file makes it happen.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, TypeAlias, TypeVar
+
+from penstock.errors import PenstockError
+from penstock.state.storage.failures import StorageCall
+from penstock.state.storage.memory import MemoryStore
+from penstock.state.storage.object_store import ObjectInfo, ObjectStore
+from penstock.testing.fault_modes import Call, Fault, FaultMode, Lands
+
+_Answer = TypeVar("_Answer")
+_Act: TypeAlias = Callable[[ObjectStore], _Answer]
+
+_WRITES = frozenset({"put", "create", "delete"})
+
+
+class CrashError(BaseException):
+    """The process is dead: no `except Exception` of the code under test may catch this."""
+
+
+@dataclass(slots=True, eq=False)
+class _Late:
+    """A write on its way to the store."""
+
+    due: int | None
+    """The number of the call before which it lands by itself."""
+    act: _Act[object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encounter:
+    """What one call meets."""
+
+    faults: Sequence[Fault]
+    due: Sequence[_Late]
+    """Late writes that land before it."""
+
+
+class FaultyStore:
+    """An `ObjectStore` over another one that suffers the given faults and logs every call.
+
+    >>> from penstock.state.storage.memory import MemoryStore
+    >>> inner = MemoryStore()
+    >>> store = FaultyStore(inner, Fault(FaultMode.FAIL_AFTER, at=2, operation="create"))
+    >>> store.create("a", b"1")
+    True
+    >>> store.create("b", b"2")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    penstock.errors.UnknownOutcomeError: no certain answer to create 'b' in memory:: ...
+    >>> inner.read("b")  # it had landed all the same
+    b'2'
+    >>> store.calls
+    [Call(operation='create', path='a'), Call(operation='create', path='b')]
+    """
+
+    def __init__(self, store: ObjectStore, *faults: Fault) -> None:
+        self.store = store
+        """What is really there: what a process that starts after a crash will find."""
+        self._faults = faults
+        self._met = [0] * len(faults)
+        self._fired = 0
+        self._log: list[Call] = []
+        self._late: list[_Late] = []
+        stale = {FaultMode.STALE_LIST, FaultMode.STALE_READ}
+        self._wanted = {fault.as_of for fault in faults if fault.mode in stale}
+        self._old: dict[int, ObjectStore] = {}
+        self._dead = False
+        self._lock = Lock()
+        self._remember(0)
+
+    @property
+    def url(self) -> str:
+        """The URL of the store below."""
+        return self.store.url
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every call so far, in order; the ones that failed too."""
+        return self._log.copy()
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether any fault has struck."""
+        return self._fired > 0
+
+    def deliver_late(self) -> None:
+        """Let every write still on its way land now, in the order they were made.
+
+        Works after a crash too: a dead process's request may still be in the network.
+        """
+        with self._lock:
+            late, self._late = self._late, []
+        for write in late:
+            write.act(self.store)
+
+    def read(self, path: str) -> bytes | None:
+        """Read, or suffer."""
+        return self._call("read", path, lambda store: store.read(path))
+
+    def read_range(self, path: str, start: int, length: int) -> bytes | None:
+        """Read a range, or suffer."""
+        return self._call(
+            "read_range", path, lambda store: store.read_range(path, start, length)
+        )
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write, or suffer."""
+        self._call("put", path, lambda store: store.put(path, data))
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create, or suffer."""
+
+        def overwrite(store: ObjectStore) -> bool:
+            store.put(path, data)
+            return True
+
+        return self._call("create", path, lambda store: store.create(path, data), overwrite)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """List, or suffer; the whole listing is one call."""
+        return self._call("list", prefix, lambda store: iter([*store.list(prefix)]))
+
+    def delete(self, path: str) -> None:
+        """Delete, or suffer."""
+        self._call("delete", path, lambda store: store.delete(path))
+
+    def size(self, path: str) -> int | None:
+        """Look up the size, or suffer."""
+        return self._call("size", path, lambda store: store.size(path))
+
+    def checksum(self, path: str) -> int | None:
+        """Compute the checksum, or suffer."""
+        return self._call("checksum", path, lambda store: store.checksum(path))
+
+    def __repr__(self) -> str:
+        return f"FaultyStore({self.store!r}, {len(self._faults)} faults)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process has the same faults ahead of it and an empty log."""
+        return FaultyStore, (self.store, *self._faults)
+
+    def _call(
+        self,
+        operation: str,
+        path: str,
+        act: _Act[_Answer],
+        careless: _Act[_Answer] | None = None,
+    ) -> _Answer:
+        """Carry out `act` as the faults allow; `careless` is it without its precondition."""
+        call = Call(operation, path)
+        met = self._enter(call)
+        for write in met.due:
+            write.act(self.store)
+        struck: Fault | None = None
+        for fault in met.faults:
+            if fault.mode is not FaultMode.DELAY:
+                struck = struck or fault
+            elif fault.hook is not None:
+                fault.hook(call)
+        if struck is None:
+            return act(self.store)
+        if struck.mode is FaultMode.IGNORE_PRECONDITION:
+            return (careless or act)(self.store)
+        return self._suffer(struck, call, act)
+
+    def _enter(self, call: Call) -> _Encounter:
+        """Log the call; find the faults it meets and the late writes that land before it."""
+        with self._lock:
+            if self._dead:
+                raise CrashError(f"{call.operation} {call.path!r} after the crash")
+            self._remember(len(self._log))
+            self._log.append(call)
+            number = len(self._log)
+            due = [
+                late for late in self._late if late.due is not None and late.due <= number
+            ]
+            if due:
+                self._late = [late for late in self._late if late not in due]
+            met = []
+            for index, fault in enumerate(self._faults):
+                if fault.matches(call):
+                    self._met[index] += 1
+                    if fault.at is None or fault.at == self._met[index]:
+                        met.append(fault)
+            self._fired += len(met)
+            return _Encounter(met, due)
+
+    def _suffer(self, fault: Fault, call: Call, act: _Act[_Answer]) -> _Answer:
+        match fault.mode:
+            case FaultMode.STALE_LIST | FaultMode.STALE_READ:
+                return act(self._old.get(fault.as_of, self.store))
+            case FaultMode.DELAY | FaultMode.IGNORE_PRECONDITION:
+                return act(self.store)
+            case FaultMode.FAIL_BEFORE:
+                raise self._error(fault, call, wrote=False)
+            case FaultMode.FAIL_AFTER:
+                act(self.store)
+                raise self._error(fault, call, wrote=call.operation in _WRITES)
+            case FaultMode.LOSE_RESPONSE:
+                self._send(fault, call, act)
+                raise self._error(fault, call, wrote=call.operation in _WRITES)
+            case FaultMode.CRASH_BEFORE | FaultMode.CRASH_AFTER:
+                if fault.mode is FaultMode.CRASH_AFTER:
+                    act(self.store)
+                with self._lock:
+                    self._dead = True
+                raise CrashError(f"{fault.mode} {call.operation} {call.path!r}")
+
+    def _send(self, fault: Fault, call: Call, act: _Act[object]) -> None:
+        """Let the request reach the store now, later or never."""
+        match fault.lands:
+            case Lands.NOW:
+                act(self.store)
+            case Lands.LATER if call.operation in _WRITES:
+                calls = fault.late_calls
+                due = None if calls is None else len(self._log) + calls
+                with self._lock:
+                    self._late.append(_Late(due, act))
+            case _:
+                pass
+
+    def _error(self, fault: Fault, call: Call, *, wrote: bool) -> PenstockError:
+        about = StorageCall(call.operation, call.path, self.url)
+        reason = f"injected fault {fault.mode}"
+        return about.unanswered(reason) if wrote else about.refused(reason)
+
+    def _remember(self, number: int) -> None:
+        """Copy the store if a fault will ask what it looked like after this many calls."""
+        if number in self._wanted and number not in self._old:
+            objects = (
+                (info.path, self.store.read(info.path)) for info in self.store.list("")
+            )
+            self._old[number] = MemoryStore(
+                {p: data for p, data in objects if data is not None}
+            )
