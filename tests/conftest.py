@@ -1,0 +1,30 @@
+"""Settings of the whole suite: how hard Hypothesis tries.
+
+| Profile | When | What |
+|---|---|---|
+| `default` | on a developer's machine | new examples each run, failures remembered in `.hypothesis` |
+| `ci` | the variable CI is set | more, and the same for the same code: a red run can be repeated |
+| `nightly` | HYPOTHESIS_PROFILE=nightly | many, always new |
+"""
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile(
+    "default", deadline=None, max_examples=50, stateful_step_count=30, print_blob=True
+)
+settings.register_profile(
+    "ci",
+    deadline=None,
+    max_examples=150,
+    stateful_step_count=50,
+    derandomize=True,
+    print_blob=True,
+)
+settings.register_profile(
+    "nightly", deadline=None, max_examples=2_000, stateful_step_count=300, print_blob=True
+)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
+)
