@@ -36,7 +36,7 @@ def combine(h: int, x: int) -> int:
 
 def hash_bytes(data: bytes) -> int:
     h = mix(BYTES_SEED + len(data))
-    if len(data) > 64:
+    if len(data) > 128:
         return mix(h ^ xxhash.xxh3_64_intdigest(data))
     for start in range(0, len(data), 8):
         h = mix(h ^ int.from_bytes(data[start : start + 8], "little"))

@@ -27,6 +27,8 @@ _TEXT = [
     "Zürich 東京 🚰",
     "x" * 64,
     "x" * 65,
+    "x" * 128,
+    "x" * 129,
     None,
 ]
 _BYTES = [
@@ -35,8 +37,8 @@ _BYTES = [
     b"\x00\x00",
     b"a",
     b"a\x00",
-    bytes(range(64)),
-    bytes(range(65)),
+    bytes(range(128)),
+    bytes(range(129)),
     None,
 ]
 _FLOATS = [0.0, -0.0, 1.5, -2.0, float("inf"), float("-inf"), float("nan"), None]

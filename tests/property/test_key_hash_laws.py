@@ -11,7 +11,7 @@ from penstock.core.key_range import HASH_SPACE, owner_of, range_of
 from tests.golden.key_hash_reference import hash_rows
 
 whole = st.integers(-(1 << 63), (1 << 63) - 1)
-text = st.text(max_size=80)
+text = st.text(max_size=140)
 scalars: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int64": (pa.int64(), whole),
     "float64": (pa.float64(), st.floats()),
@@ -19,11 +19,11 @@ scalars: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "boolean": (pa.bool_(), st.booleans()),
     "string": (pa.string(), text),
     "string_view": (pa.string_view(), text),
-    "binary": (pa.binary(), st.binary(max_size=80)),
+    "binary": (pa.binary(), st.binary(max_size=140)),
     "fixed": (pa.binary(5), st.binary(min_size=5, max_size=5)),
     "dictionary": (
         pa.dictionary(pa.int32(), pa.string()),
-        st.sampled_from(["", "a", "b" * 70]),
+        st.sampled_from(["", "a", "b" * 130]),
     ),
     "decimal": (
         pa.decimal256(60, 3),

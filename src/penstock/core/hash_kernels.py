@@ -19,7 +19,7 @@ Integers: TypeAlias = npt.NDArray[np.integer]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 BYTES_SEED = np.uint64(0xB492B66FBE98F273)
-LONGEST_WORDWISE_BYTES = 64
+LONGEST_WORDWISE_BYTES = 128
 """Longer byte strings enter as one word: their XXH3."""
 
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)

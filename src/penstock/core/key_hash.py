@@ -18,7 +18,7 @@ The algorithm, in arithmetic modulo 2**64. `G` is 0x9E3779B97F4A7C15, `BYTES_SEE
 | float | `word(bits)` of the 64-bit float; -0.0 as 0.0, every NaN as 0x7FF8000000000000 |
 | decimal | the unscaled integer as 64-bit words, lowest first, as few as two's complement needs: `word(w0)`, then `combine(h, word(wi))` |
 | month-day-nano interval | `combine(word(days << 32 | months), word(nanoseconds))` |
-| n bytes, text as UTF-8 | h = `mix(BYTES_SEED + n)`, then h = `mix(h ^ w)` for each 8 bytes, the last padded with zeros; above 64 bytes w is the XXH3-64 (seed 0) of them all |
+| n bytes, text as UTF-8 | h = `mix(BYTES_SEED + n)`, then h = `mix(h ^ w)` for each 8 bytes, the last padded with zeros; above 128 bytes w is the XXH3-64 (seed 0) of them all |
 | struct | h = `STRUCT_SEED`, then h = `combine(h, hash of field)` for each field |
 | list of n | `mix(LIST_SEED + n + sum of combine(hash of element i, word(i)))`, i from 0 |
 | dictionary, run-end encoded, extension | as the values or the storage |

@@ -30,7 +30,8 @@ KEYS: dict[str, Callable[[], Any]] = {
     "padded text": texts("user-{:010d}"),
     "a counter in front": texts("{:08d}-of-the-same-tail"),
     "36 bytes": texts("00000000-0000-4000-8000-{:012d}"),
-    "long text": texts("x" * 70 + "{}"),
+    "100 bytes": texts("x" * 94 + "{:06d}"),
+    "200 bytes": texts("x" * 194 + "{:06d}"),
     "small structs": lambda: pa.array([{"a": n % 500, "b": n // 500} for n in range(ROWS)]),
     "small lists": lambda: pa.array([[n % 500, n // 500] for n in range(ROWS)]),
 }
