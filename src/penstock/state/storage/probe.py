@@ -2,7 +2,7 @@
 
 The protocol rests on two promises of the store: `create` fails on an existing object, and
 a read sees every write answered before it. A store that silently lacks one of them works
-until two drivers meet; so it is asked before the job starts. Ten small requests.
+until two drivers meet; so it is asked before the job starts: eleven small requests.
 """
 
 from contextlib import suppress
