@@ -70,7 +70,8 @@ class PenstockError(Exception):
         self.context = {name: value for name, value in context.items() if value is not None}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.code, self.context)
+        # Notes live in __dict__: as the state to restore they travel along.
+        return _rebuild, (type(self), self.message, self.code, self.context), self.__dict__
 
 
 def _rebuild(
