@@ -77,6 +77,12 @@ test-quick: $(READY) ## The tests that take less than a second each
 test-hash8: $(READY) ## All tests with the key hash cut to 8 bits: collisions are legal
 	PENSTOCK_HASH_BITS=8 $(PYTEST) $(PYTEST_ARGS)
 
+.PHONY: coverage
+coverage: $(READY) ## Branch coverage of all tests; the protocol's must be complete
+	$(BIN)/coverage run -m pytest $(PYTEST_ARGS)
+	$(BIN)/coverage report --skip-covered --show-missing --fail-under=95
+	$(BIN)/coverage report --skip-covered --include='*/state/protocol/*' --fail-under=100
+
 .PHONY: proto-check
 proto-check: $(PROTO_READY) ## Prove that the committed code is what `make proto` makes, and loads
 	$(PROTO_VENV)/bin/python scripts/generate_proto.py --check

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.project import ROOT, name_of, python_files, tracked_files
+from tests.architecture.project import ROOT, SOURCE, name_of, python_files, tracked_files
 
 LARGEST_FILE_LINES = 450
 HOMELESS = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
@@ -67,6 +67,13 @@ def test_test_folders_are_no_packages() -> None:
         path for path in FILES if path.name == "__init__.py" and "tests" in path.parts
     ]
     assert packages == []
+
+
+def test_unit_tests_mirror_the_source_tree() -> None:
+    unit = ROOT / "tests" / "unit"
+    folders = {path.parent.relative_to(unit) for path in FILES if path.is_relative_to(unit)}
+    strays = [folder for folder in folders if not (SOURCE / "penstock" / folder).is_dir()]
+    assert strays == []
 
 
 # Written in pieces, so that this file does not contain what it forbids.
