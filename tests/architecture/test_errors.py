@@ -48,6 +48,7 @@ def test_an_error_reaches_another_process_whole(kind: type[PenstockError]) -> No
     assert str(copy) == "what, where, what to do"
     assert copy.code is ErrorCode.FENCED
     assert copy.context == {"path": "a/b", "epoch": 3}
+    assert copy.__notes__ == ["a hint"]
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
