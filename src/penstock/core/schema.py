@@ -194,8 +194,8 @@ def _to_micros(column: Any, name: str) -> npt.NDArray[np.int64]:
     if column.type.unit == "ns":
         return values // 1_000
     factor = _MICROS_PER_UNIT[column.type.unit]
-    limit = ((1 << 63) - 1) // factor
-    if len(values) and (int(values.max()) > limit or int(values.min()) < -limit):
+    first, last = -((1 << 63) // factor), ((1 << 63) - 1) // factor
+    if len(values) and not first <= int(values.min()) <= int(values.max()) <= last:
         raise SchemaError(
             f"column {name!r} holds an instant further from 1970 than 2**63 microseconds, "
             "about 292,000 years: filter such rows out before",

@@ -30,7 +30,7 @@ _PREFIX = "PENSTOCK_"
 _FILE_VARIABLE = "PENSTOCK_CONFIG"
 _TEST_PREFIX = "PENSTOCK_TEST_"
 _DEFAULT_FILE = "penstock.toml"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 _EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _LARGEST = (1 << 63) - 1
 
@@ -85,7 +85,7 @@ class _Rule:
 
 
 def _read_whole(raw: object) -> int | None:
-    if isinstance(raw, str) and re.fullmatch(r"\d{1,18}", raw.strip()):
+    if isinstance(raw, str) and re.fullmatch(r"[0-9]{1,18}", raw.strip()):
         return int(raw)
     return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
 
