@@ -43,7 +43,8 @@ def carry_out(store: ObjectStore, request: Request) -> object:
         case Create(path, data):
             return store.create(path, data)
         case Delete(path):
-            return store.delete(path)
+            store.delete(path)
+            return None
         case ListPaths(prefix):
             return [info.path for info in store.list(prefix)]
         case _:

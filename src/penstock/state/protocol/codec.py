@@ -1,10 +1,12 @@
 """Records ↔ bytes: protobuf in an envelope that says what it is, in which version.
 
 Pure. Every decoding failure names the object, what is wrong with it and what to do, and
-is an error: nothing is repaired, skipped or guessed.
+is an error: nothing is repaired, skipped or guessed. Decoding is remembered by content,
+because recovery and collection meet the same few immutable records again and again.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -146,6 +148,7 @@ def encode_claim(claim: ClaimRecord) -> bytes:
     )
 
 
+@lru_cache(maxsize=64)
 def decode_claim(data: bytes, path: str) -> ClaimRecord:
     """Decode a claim."""
     message = unseal("claim", pb.ClaimRecord, data, path)
@@ -193,6 +196,7 @@ def _operator_to_proto(entry: OperatorEntry) -> pb.OperatorEntry:
     )
 
 
+@lru_cache(maxsize=32)
 def decode_manifest(data: bytes, path: str) -> CheckpointManifest:
     """Decode a manifest."""
     message = unseal("manifest", pb.CheckpointManifest, data, path)
@@ -237,6 +241,7 @@ def encode_epoch_record(record: EpochRecord) -> bytes:
     )
 
 
+@lru_cache(maxsize=256)
 def decode_epoch_record(data: bytes, path: str) -> EpochRecord:
     """Decode an epoch record."""
     message = unseal("epoch-record", pb.EpochRecord, data, path)
@@ -262,6 +267,7 @@ def encode_marker(marker: CommitMarker) -> bytes:
     )
 
 
+@lru_cache(maxsize=64)
 def decode_marker(data: bytes, path: str) -> CommitMarker:
     """Decode a committed marker."""
     message = unseal("commit-marker", pb.CommitMarker, data, path)
@@ -303,6 +309,7 @@ def encode_retention(record: RetentionRecord) -> bytes:
     )
 
 
+@lru_cache(maxsize=64)
 def decode_retention(data: bytes, path: str) -> RetentionRecord:
     """Decode a retention record."""
     message = unseal("retention-record", pb.RetentionRecord, data, path)

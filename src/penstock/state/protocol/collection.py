@@ -23,8 +23,12 @@ from penstock.state.protocol.kept import Kept, Memory, missing, read_acknowledge
 from penstock.state.protocol.ledger import append_retention, read_retention
 from penstock.state.protocol.metadata import files_in_metadata
 from penstock.state.protocol.pinning import Actor
-from penstock.state.protocol.publication import Fenced
-from penstock.state.protocol.reading import is_fenced, read_manifest, read_newest_record
+from penstock.state.protocol.reading import (
+    is_fenced,
+    read_manifest,
+    read_newest_record,
+    unless_fenced,
+)
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
@@ -38,6 +42,7 @@ from penstock.state.protocol.retention import (
     decide_floor,
 )
 from penstock.state.protocol.rules import ProtocolRules
+from penstock.state.protocol.status import Fenced
 from penstock.state.protocol.steps import Steps, delete, read
 
 
@@ -68,6 +73,20 @@ def collect_garbage(
     memory: Memory,
 ) -> Steps[CollectionOutcome]:
     """Give up old epochs and delete what only they needed. Safe to repeat after any error."""
+    steps = _collect(
+        claim, keep_epochs=keep_epochs, actor=actor, rules=rules, memory=memory
+    )
+    return (yield from unless_fenced(claim, steps))
+
+
+def _collect(
+    claim: ClaimRecord,
+    *,
+    keep_epochs: int,
+    actor: Actor,
+    rules: ProtocolRules,
+    memory: Memory,
+) -> Steps[CollectionOutcome]:
     while True:
         state = yield from read_retention(claim.job, rules, seen=memory.sequence)
         newest = yield from read_newest_record(

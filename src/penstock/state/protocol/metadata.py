@@ -4,6 +4,7 @@ Pure. Collection relies on `files_in_metadata`, so anything it cannot read is an
 file that is not understood is never taken for one that nobody needs.
 """
 
+from functools import lru_cache
 from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -35,6 +36,7 @@ def decode_metadata(data: bytes, path: str) -> pb.OperatorCheckpointMetadata:
     return unseal(_KIND, pb.OperatorCheckpointMetadata, data, path)
 
 
+@lru_cache(maxsize=256)
 def files_in_metadata(data: bytes, path: str) -> frozenset[str]:
     """Return the path of every state file that a metadata object refers to."""
     files: set[str] = set()

@@ -62,7 +62,8 @@ def table_checkpoint_path(
     part: int = 0,
 ) -> str:
     """Name a state file. The token makes it unique to one attempt, so nothing overwrites it."""
-    suffix = f"-compacted-{part}" if compacted else ""
+    plain = f"-{part}" if part else ""
+    suffix = f"-compacted-{part}" if compacted else plain
     return f"{checkpoint_folder(ref)}/{operator}/{table}-{subtask_index:03d}-{token}{suffix}.parquet"
 
 

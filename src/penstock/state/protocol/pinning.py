@@ -31,6 +31,7 @@ from penstock.state.protocol.retention import (
     Unchanged,
     decide_pin,
     decide_unpin,
+    find_pin,
     is_kept,
 )
 from penstock.state.protocol.rules import ProtocolRules
@@ -112,16 +113,10 @@ def unpin(
     job: JobId, name: SavepointName, *, actor: Actor, rules: ProtocolRules
 ) -> Steps[bool]:
     """Remove a pin; tell whether there was one. What only it kept goes with the next collection."""
-    while True:
-        state = yield from read_retention(job, rules)
-        decision = decide_unpin(state, name)
-        if isinstance(decision, Unchanged):
-            return False
-        appended = yield from append_retention(
-            state, decision, writer=actor.token, now_micros=actor.now_micros
-        )
-        if appended is not None:
-            return True
+    state = yield from read_retention(job, rules)
+    found = find_pin(state, name) is not None
+    yield from unpin_all(job, frozenset({name}), actor=actor, rules=rules)
+    return found
 
 
 def find_kept_epoch(
@@ -189,21 +184,20 @@ def _not_kept(job: JobId, epoch: str, state: RetentionRecord) -> StateError:
     )
 
 
-def release_restore_pins(
-    job: JobId, *, pending: CheckpointRef | None, actor: Actor, rules: ProtocolRules
+def unpin_all(
+    job: JobId, names: frozenset[SavepointName], *, actor: Actor, rules: ProtocolRules
 ) -> Steps[None]:
-    """Drop the pins of restore requests that are no longer in force."""
+    """Remove several pins at once; those already gone are fine."""
     while True:
         state = yield from read_retention(job, rules)
-        stale = [p for p in state.pins if p.kind is PinKind.RESTORE and p.ref != pending]
-        if not stale:
+        changed = state
+        for name in sorted(names):
+            step = decide_unpin(changed, name)
+            if isinstance(step, Change):
+                changed = replace(changed, pins=step.pins, collecting=step.collecting)
+        if changed == state:
             return
-        change = Change(state.pins, state.collected_before, state.collecting)
-        for pin in stale:
-            step = decide_unpin(
-                replace(state, pins=change.pins, collecting=change.collecting), pin.name
-            )
-            change = step if isinstance(step, Change) else change
+        change = Change(changed.pins, changed.collected_before, changed.collecting)
         appended = yield from append_retention(
             state, change, writer=actor.token, now_micros=actor.now_micros
         )

@@ -22,6 +22,7 @@ from penstock.state.protocol.records import (
     CommitMarker,
     EpochRecord,
 )
+from penstock.state.protocol.status import Fenced
 from penstock.state.protocol.steps import Steps, create_once
 
 
@@ -80,16 +81,6 @@ class LostEpoch:
     """Another driver owns the epoch: claim a new generation, recover, go on."""
 
     winner: CheckpointRef
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """A newer generation owns the job: stop for good, commit and delete nothing."""
-
-    generation: Generation
-    """The generation that was replaced."""
-    acknowledged: CheckpointRef | None = None
-    """What this driver still published; its successor will commit it."""
 
 
 PublicationOutcome: TypeAlias = Published | CommitRequired | LostEpoch | Fenced

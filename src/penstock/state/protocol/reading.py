@@ -1,5 +1,7 @@
 """Reading the protocol's records: one place that knows where each lies and how it decodes."""
 
+from typing import TypeVar
+
 from penstock.core.ids import Epoch, Generation, JobId
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.protocol import codec, paths
@@ -12,8 +14,10 @@ from penstock.state.protocol.records import (
 )
 from penstock.state.protocol.rules import ProtocolRules
 from penstock.state.protocol.sequences import find_newest
-from penstock.state.protocol.status import CheckpointStatus, derive_status
+from penstock.state.protocol.status import CheckpointStatus, Fenced, derive_status
 from penstock.state.protocol.steps import Steps, exists, read
+
+T = TypeVar("T")
 
 
 def read_claim(job: JobId, generation: int) -> Steps[ClaimRecord | None]:
@@ -38,6 +42,19 @@ def find_newest_claim(job: JobId, *, seen: Generation | None = None) -> Steps[in
             seen=seen,
         )
     )
+
+
+def unless_fenced(claim: ClaimRecord, steps: Steps[T]) -> Steps[T | Fenced]:
+    """Run a workflow, taking what it misses for corruption only while nobody else owns the job.
+
+    A newer generation collects what an older one was about to read.
+    """
+    try:
+        return (yield from steps)
+    except CorruptStateError:
+        if (yield from is_fenced(claim.job, claim.generation)):
+            return Fenced(claim.generation)
+        raise
 
 
 def is_fenced(job: JobId, generation: Generation) -> Steps[bool]:
@@ -67,7 +84,13 @@ def read_newest_record(
         stride=rules.waypoint_stride,
         seen=seen,
     )
-    return None if number is None else (yield from read_epoch_record(job, number))
+    if number is None:
+        return None
+    record = yield from read_epoch_record(job, number)
+    if record is None:
+        # Thinned out between the search and the read: many epochs have come since.
+        return (yield from read_newest_record(job, rules, first=first, seen=Epoch(number)))
+    return record
 
 
 def read_manifest(ref: CheckpointRef) -> Steps[CheckpointManifest | None]:

@@ -9,10 +9,10 @@ right after `restore` cannot undo it.
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from penstock.core.ids import Epoch, Generation, JobId, Token
-from penstock.errors import CorruptStateError, ErrorCode, InternalError
+from penstock.core.ids import Epoch, JobId, Token
+from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.publication import CommitPermit, Fenced, ReadyCheckpoint
+from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
 from penstock.state.protocol.reading import (
     find_newest_claim,
     is_fenced,
@@ -32,6 +32,7 @@ from penstock.state.protocol.rules import ProtocolRules
 from penstock.state.protocol.status import (
     CheckpointStatus,
     Committing,
+    Fenced,
     Invisible,
     Ready,
     Superseded,
@@ -46,8 +47,8 @@ class Recovered:
 
     base: ReadyCheckpoint | None
     next_epoch: Epoch
-    restored: CheckpointRef | None = None
-    """Set while a restore request is in force; release its pin once `next_epoch` is published."""
+    restore: ClaimRecord | None = None
+    """The claim whose restore request is in force until `next_epoch` is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,10 @@ class RecoveryFacts:
     newest: EpochRecord | None
     newest_status: CheckpointStatus | None
     """None without a newest record."""
-    pending_restore: CheckpointRef | None
-    restore_status: CheckpointStatus | None
-    """Of the pending restore, or of the origin of a branch without epochs of its own."""
+    pending: ClaimRecord | None
+    """The newest claim with a restore request that no published epoch has honoured."""
+    start_status: CheckpointStatus | None
+    """Of what the pending request asks for, or of the origin of a branch without epochs."""
     fenced: bool
 
 
@@ -78,19 +80,21 @@ def decide_recovery(facts: RecoveryFacts) -> RecoveryDecision:
     """Say how to go on from what was seen."""
     if facts.fenced:
         return Fenced(facts.claim.generation)
-    start = facts.pending_restore or facts.claim.origin
+    pending = None if facts.pending is None else facts.pending.restore
+    start = pending or facts.claim.origin
     if facts.newest is None or facts.newest_status is None:
-        base = None if start is None else _require_ready(start, facts.restore_status)
-        return Recovered(base, facts.claim.first_epoch, facts.pending_restore)
+        base = None if start is None else _require_ready(start, facts.start_status)
+        return Recovered(base, facts.claim.first_epoch, facts.pending)
     if isinstance(facts.newest_status, Committing):
         permit = CommitPermit(
             facts.newest, facts.newest_status.manifest, facts.claim.generation
         )
         return ReplayCommit(permit)
-    base = _require_ready(facts.newest.ref, facts.newest_status)
-    if facts.pending_restore is not None:
-        base = _require_ready(facts.pending_restore, facts.restore_status)
-    return Recovered(base, facts.newest.ref.epoch.next(), facts.pending_restore)
+    if pending is not None:
+        base = _require_ready(pending, facts.start_status)
+    else:
+        base = _require_ready(facts.newest.ref, facts.newest_status)
+    return Recovered(base, facts.newest.ref.epoch.next(), facts.pending)
 
 
 def _require_ready(ref: CheckpointRef, status: CheckpointStatus | None) -> ReadyCheckpoint:
@@ -144,36 +148,45 @@ def recover(claim: ClaimRecord, rules: ProtocolRules) -> Steps[RecoveryDecision]
     """Find where to go on after a claim. Reads only; repeat after replaying a commit."""
     newest = yield from read_newest_record(claim.job, rules, first=claim.first_epoch)
     status = None if newest is None else (yield from read_status(newest.ref, newest))
-    pending = yield from _find_pending_restore(claim, newest)
-    start = pending or (claim.origin if newest is None else None)
-    restore_status = None
-    if start is not None:
-        restore_status = yield from _read_own_status(start)
+    pending = yield from _find_pending(claim, newest)
+    start = claim.origin if newest is None else None
+    if pending is not None:
+        start = pending.restore
+    start_status = None if start is None else (yield from _read_own_status(start))
     fenced = yield from is_fenced(claim.job, claim.generation)
     return decide_recovery(
-        RecoveryFacts(claim, newest, status, pending, restore_status, fenced)
+        RecoveryFacts(claim, newest, status, pending, start_status, fenced)
     )
 
 
-def _find_pending_restore(
+def _find_pending(
     claim: ClaimRecord, newest: EpochRecord | None
-) -> Steps[CheckpointRef | None]:
-    """Return the newest restore request that no published epoch has honoured yet."""
+) -> Steps[ClaimRecord | None]:
+    """Return the newest claim with a restore request that no published epoch has honoured."""
     honoured = 0 if newest is None else newest.ref.generation
-    current: ClaimRecord | None = claim
-    while current is not None and current.generation > honoured:
+    requests = yield from read_restore_requests(claim, honoured)
+    return requests[0] if requests else None
+
+
+def read_restore_requests(claim: ClaimRecord, after: int) -> Steps[list[ClaimRecord]]:
+    """Return the claims with a restore request above generation `after`, newest first."""
+    requests = []
+    current = claim
+    while current.generation > after:
         if current.restore is not None:
-            return current.restore
+            requests.append(current)
         if current.generation == FIRST_GENERATION:
-            return None
-        earlier = Generation(current.generation - 1)
-        current = yield from read_claim(claim.job, earlier)
-        if current is None:
-            raise InternalError(
-                f"{claim.job} has a claim of generation {earlier.next()} but none of {earlier}",
+            break
+        earlier = yield from read_claim(claim.job, current.generation - 1)
+        if earlier is None:
+            raise CorruptStateError(
+                f"{claim.job} has a claim of generation {current.generation} but none before "
+                "it: claims were deleted by hand. Nothing was changed; bring them back",
                 code=ErrorCode.PROTOCOL_VIOLATION,
+                job=claim.job,
             )
-    return None
+        current = earlier
+    return requests
 
 
 def _read_own_status(ref: CheckpointRef) -> Steps[CheckpointStatus]:

@@ -1,8 +1,9 @@
-"""What a checkpoint is, derived from which of its records exist. Never stored. Pure."""
+"""What a checkpoint or a driver is, derived from which records exist. Never stored. Pure."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from penstock.core.ids import Generation
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.protocol.records import (
     CheckpointManifest,
@@ -45,6 +46,16 @@ class Ready:
 
 
 CheckpointStatus: TypeAlias = Invisible | Unacknowledged | Superseded | Committing | Ready
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A newer generation owns the job: stop for good, commit and delete nothing."""
+
+    generation: Generation
+    """The generation that was replaced."""
+    acknowledged: CheckpointRef | None = None
+    """What this driver still published; its successor will commit it."""
 
 
 def derive_status(

@@ -12,11 +12,11 @@ from penstock.state.protocol import paths
 from penstock.state.protocol.collection import NothingToCollect
 from penstock.state.protocol.kept import Kept, Memory, read_kept
 from penstock.state.protocol.ledger import FIRST_SEQUENCE, read_retention
-from penstock.state.protocol.publication import Fenced
-from penstock.state.protocol.reading import is_fenced, read_newest_record
+from penstock.state.protocol.reading import is_fenced, read_newest_record, unless_fenced
 from penstock.state.protocol.records import ClaimRecord, EpochRecord, RetentionRecord
 from penstock.state.protocol.rules import ProtocolRules
 from penstock.state.protocol.sequences import may_thin
+from penstock.state.protocol.status import Fenced
 from penstock.state.protocol.steps import Steps, delete, list_paths
 
 
@@ -34,6 +34,10 @@ def sweep_orphans(
     claim: ClaimRecord, *, rules: ProtocolRules, memory: Memory
 ) -> Steps[SweepOutcome]:
     """Delete orphans and thin out old records. Safe to repeat after any error."""
+    return (yield from unless_fenced(claim, _sweep(claim, rules, memory)))
+
+
+def _sweep(claim: ClaimRecord, rules: ProtocolRules, memory: Memory) -> Steps[SweepOutcome]:
     state = yield from read_retention(claim.job, rules, seen=memory.sequence)
     newest = yield from read_newest_record(
         claim.job, rules, first=claim.first_epoch, seen=memory.newest

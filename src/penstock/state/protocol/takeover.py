@@ -1,13 +1,16 @@
 """Starting a driver, restoring a chosen epoch, branching a job: claims with their pins.
 
-A restore pins what it starts from *before* its claim and again after it, so that no
-collection can give the epoch up before the first epoch built on it is published.
+A restore pins what it starts from *before* its claim, under a name of its own, so that no
+collection can give the epoch up before the first epoch built on it is published. The pin
+is removed only when its claim is known to be honoured. Should the process die between pin
+and claim, the pin stays and keeps the epoch; it is listed like any savepoint and can be
+removed by hand, because nobody else can tell a dead requester from a slow one.
 """
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.core.ids import JobId, SavepointName
+from penstock.core.ids import JobId, SavepointName, Token
 from penstock.errors import ErrorCode, StateError
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.ledger import read_retention
@@ -17,10 +20,9 @@ from penstock.state.protocol.pinning import (
     find_kept_epoch,
     pin_checkpoint,
     pin_epoch,
-    release_restore_pins,
     unpin,
+    unpin_all,
 )
-from penstock.state.protocol.publication import Fenced
 from penstock.state.protocol.reading import (
     read_claim,
     read_epoch_record,
@@ -37,9 +39,11 @@ from penstock.state.protocol.recovery import (
     Recovered,
     ReplayCommit,
     claim_generation,
+    read_restore_requests,
     recover,
 )
 from penstock.state.protocol.rules import ProtocolRules
+from penstock.state.protocol.status import Fenced
 from penstock.state.protocol.steps import Steps, create_once
 
 
@@ -54,9 +58,9 @@ class TakenOver:
 TakeOverOutcome: TypeAlias = TakenOver | Fenced
 
 
-def restore_pin_name(ref: CheckpointRef) -> SavepointName:
-    """Name the pin that a restore of `ref` holds; the same for everyone who restores it."""
-    return SavepointName(f"restore-{ref.epoch}-{ref.generation}")
+def restore_pin_name(requester: Token) -> SavepointName:
+    """Name the pin of one restore request."""
+    return SavepointName(f"restore-{requester}")
 
 
 def branch_pin_name(branch: JobId) -> SavepointName:
@@ -69,7 +73,7 @@ def take_over(
 ) -> Steps[TakeOverOutcome]:
     """Claim a job and find where to go on, honouring a restore asked for now or before."""
     if restore is not None:
-        yield from _pin_restore(job, restore, actor, rules)
+        yield from _pin_restore(job, restore, actor.token, actor, rules)
     claim = yield from claim_generation(
         job, actor.token, now_micros=actor.now_micros, restore=restore
     )
@@ -84,19 +88,47 @@ def resume(
     if isinstance(decision, Fenced):
         return decision
     if isinstance(decision, Recovered):
-        if decision.restored is not None:
-            yield from _pin_restore(claim.job, decision.restored, actor, rules)
-        yield from release_restore_pins(
-            claim.job, pending=decision.restored, actor=actor, rules=rules
-        )
+        request = decision.restore
+        if request is None:
+            yield from release_honoured_restores(claim, actor=actor, rules=rules)
+        elif request.restore is not None:
+            # Only a pin removed by hand makes this more than a look.
+            yield from _pin_restore(claim.job, request.restore, request.owner, actor, rules)
     return TakenOver(claim, decision)
 
 
 def _pin_restore(
-    job: JobId, ref: CheckpointRef, actor: Actor, rules: ProtocolRules
+    job: JobId, ref: CheckpointRef, requester: Token, actor: Actor, rules: ProtocolRules
 ) -> Steps[None]:
-    pin = Pin(restore_pin_name(ref), PinKind.RESTORE, ref, actor.now_micros)
+    pin = Pin(restore_pin_name(requester), PinKind.RESTORE, ref, actor.now_micros)
     yield from pin_checkpoint(job, pin, actor=actor, rules=rules)
+
+
+def release_honoured_restores(
+    claim: ClaimRecord, *, actor: Actor, rules: ProtocolRules
+) -> Steps[None]:
+    """Remove the pins of restore requests that the newest epoch has honoured or overtaken.
+
+    Called after the first epoch of a restore is published, and by the successor of a
+    driver that died before it could. Only that newest epoch matters: the next one is not
+    published before this is done.
+    """
+    newest = yield from read_newest_record(claim.job, rules, first=claim.first_epoch)
+    if newest is None:
+        return
+    previous = None
+    if newest.ref.epoch > claim.first_epoch:
+        previous = yield from read_epoch_record(claim.job, newest.ref.epoch - 1)
+    if previous is not None and previous.ref == newest.parent:
+        return
+    publisher = yield from read_claim(claim.job, newest.ref.generation)
+    if publisher is None:
+        return
+    after = 0 if previous is None else previous.ref.generation
+    requests = yield from read_restore_requests(publisher, after)
+    if requests:
+        names = frozenset(restore_pin_name(request.owner) for request in requests)
+        yield from unpin_all(claim.job, names, actor=actor, rules=rules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,102 @@
+"""The histories worth exploring: who takes part, by name."""
+
+from tests.explorer.actors import Branching, Driver, PinningUser, Program
+from tests.explorer.search import Budget, Scenario
+from tests.explorer.world import World
+
+
+def two_drivers(world: World) -> dict[str, Program]:
+    """An old driver that may sleep anywhere, and its successor."""
+    return {
+        "old": Driver("old", world, collects=False).run(),
+        "new": Driver("new", world).run(),
+    }
+
+
+def two_collectors(world: World) -> dict[str, Program]:
+    """Both collect, so a sleeping one wakes up with an old plan."""
+    return {
+        "old": Driver("old", world, epochs=2).run(),
+        "new": Driver("new", world, epochs=2).run(),
+    }
+
+
+def restore_against_zombie(world: World) -> dict[str, Program]:
+    """Somebody restores the first epoch while a driver runs and collects."""
+    world.keep_epochs = 1
+    return {
+        "old": Driver("old", world, epochs=2).run(),
+        "restoring": Driver("restoring", world, restore=2, epochs=1).run(),
+    }
+
+
+def pin_against_collection(world: World) -> dict[str, Program]:
+    """Somebody pins an epoch that a driver is about to give up."""
+    world.keep_epochs = 1
+    return {
+        "driver": Driver("driver", world, epochs=2).run(),
+        "pin": PinningUser("pin", world, epoch=2, releases=False).run(),
+    }
+
+
+def pin_and_unpin(world: World) -> dict[str, Program]:
+    """Two users pin and let go of the same epoch."""
+    world.keep_epochs = 1
+    return {
+        "driver": Driver("driver", world).run(),
+        "keeping": PinningUser("keeping", world, epoch=2, releases=False).run(),
+        "leaving": PinningUser("leaving", world, epoch=2).run(),
+    }
+
+
+def branch_against_collection(world: World) -> dict[str, Program]:
+    """A branch is made and outgrows its origin, which collects meanwhile."""
+    world.keep_epochs = 1
+    return {
+        "driver": Driver("driver", world, epochs=2).run(),
+        "branch": Branching("branch", world, epochs=3).run(),
+    }
+
+
+def three_drivers(world: World) -> dict[str, Program]:
+    """A zombie, its successor, and the successor of that."""
+    return {
+        "zombie": Driver("zombie", world, epochs=2, sweeps=True).run(),
+        "second": Driver("second", world, sweeps=True).run(),
+        "third": Driver("third", world, sweeps=True).run(),
+    }
+
+
+def everything(world: World) -> dict[str, Program]:
+    """All at once, for long random histories."""
+    return {
+        "zombie": Driver("zombie", world, epochs=4, sweeps=True).run(),
+        "second": Driver("second", world, epochs=4, sweeps=True, commits=False).run(),
+        "restoring": Driver("restoring", world, restore=2, epochs=2, sweeps=True).run(),
+        "pin": PinningUser("pin", world, releases=False).run(),
+        "leaving": PinningUser("leaving", world).run(),
+        "branch": Branching("branch", world, epochs=3).run(),
+    }
+
+
+EXHAUSTIVE: list[tuple[Scenario, Budget]] = [
+    (two_drivers, Budget(switches=2, faults=0)),
+    (two_drivers, Budget(switches=1, faults=1)),
+    (two_collectors, Budget(switches=2, faults=0)),
+    (two_collectors, Budget(switches=1, faults=1)),
+    (restore_against_zombie, Budget(switches=2, faults=0)),
+    (restore_against_zombie, Budget(switches=1, faults=1)),
+    (pin_against_collection, Budget(switches=2, faults=0)),
+    (pin_against_collection, Budget(switches=1, faults=1)),
+    (pin_and_unpin, Budget(switches=2, faults=0)),
+    (branch_against_collection, Budget(switches=2, faults=0)),
+    (branch_against_collection, Budget(switches=1, faults=1)),
+    (three_drivers, Budget(switches=2, faults=0)),
+]
+RANDOM: list[tuple[Scenario, Budget]] = [
+    (two_collectors, Budget(switches=20, faults=3)),
+    (restore_against_zombie, Budget(switches=20, faults=3)),
+    (branch_against_collection, Budget(switches=20, faults=3)),
+    (three_drivers, Budget(switches=30, faults=4)),
+    (everything, Budget(switches=60, faults=6)),
+]

@@ -1,0 +1,110 @@
+"""No interleaving of drivers, users and faults breaks the protocol's promises.
+
+The number of histories depends on the Hypothesis profile in force: `default` takes
+seconds, `ci` explores more than 100,000, `nightly` more still. The count is printed.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from penstock.state.protocol.pinning import Actor
+from penstock.state.protocol.publication import publish_checkpoint
+from penstock.state.protocol.recovery import Recovered
+from penstock.state.protocol.status import Fenced
+from penstock.state.protocol.steps import delete
+from penstock.state.protocol.takeover import TakenOver, take_over
+from tests.explorer.actors import JOB, RULES, Driver, Program, token_of
+from tests.explorer.scenarios import EXHAUSTIVE, RANDOM
+from tests.explorer.search import Budget, exhaust, sample
+from tests.explorer.world import CommitSinks, World
+
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default")
+EXHAUSTIVE_LIMIT = {"default": 150, "ci": 9_000, "nightly": 200_000}[PROFILE]
+RANDOM_SEEDS = {"default": 200, "ci": 9_000, "nightly": 200_000}[PROFILE]
+PROMISED = {"default": 1_500, "ci": 100_000, "nightly": 1_000_000}[PROFILE]
+
+
+def explore_exhaustively(index: int) -> int:
+    scenario, budget = EXHAUSTIVE[index]
+    return sum(1 for _ in exhaust(scenario, budget, EXHAUSTIVE_LIMIT))
+
+
+def explore_at_random(index: int) -> int:
+    scenario, budget = RANDOM[index]
+    return sum(1 for _ in sample(scenario, budget, range(RANDOM_SEEDS)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_no_explored_history_breaks_an_invariant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        short = sum(pool.map(explore_exhaustively, range(len(EXHAUSTIVE))))
+        long = sum(pool.map(explore_at_random, range(len(RANDOM))))
+    with capsys.disabled():
+        print(  # noqa: T201 (the promise is a printed number)
+            f"\nprotocol explorer ({PROFILE}): {short + long:,} histories, "
+            f"{short:,} enumerated and {long:,} drawn by seed"
+        )
+    assert short + long >= PROMISED
+
+
+class HastyDriver(Driver):
+    """Commits the epoch it won although it sees that it was replaced."""
+
+    def run(self) -> Program:
+        actor = Actor(token_of("hasty"), 7)
+        taken = yield from take_over(JOB, actor=actor, rules=RULES)
+        if not isinstance(taken, TakenOver) or not isinstance(taken.decision, Recovered):
+            return
+        base = taken.decision.base
+        manifest, _ = yield from self.write_epoch(
+            taken.claim, base, taken.decision.next_epoch, []
+        )
+        outcome = yield from publish_checkpoint(taken.claim, manifest, base)
+        if isinstance(outcome, Fenced) and outcome.acknowledged is not None:
+            yield CommitSinks(outcome.acknowledged)
+
+
+class CarelessDriver(Driver):
+    """Deletes an old epoch's files without giving the epoch up first."""
+
+    def run(self) -> Program:
+        actor = Actor(token_of("careless"), 7)
+        yield from take_over(JOB, actor=actor, rules=RULES)
+        newest = self.world.newest(JOB)
+        assert newest is not None
+        for path in sorted(self.world.needed_by(newest.ref)):
+            yield from delete(path)
+
+
+def overtaken(planted: type[Driver]) -> Iterator[None]:
+    def scenario(world: World) -> dict[str, Program]:
+        return {
+            "planted": planted("planted", world).run(),
+            "new": Driver("new", world).run(),
+        }
+
+    for _ in exhaust(scenario, Budget(switches=2, faults=0), 5_000):
+        yield
+
+
+def test_the_explorer_finds_a_driver_that_commits_although_replaced() -> None:
+    with pytest.raises(AssertionError, match="commits although fenced"):
+        list(overtaken(HastyDriver))
+
+
+def test_the_explorer_finds_a_driver_that_deletes_what_is_kept() -> None:
+    with pytest.raises(AssertionError, match="deletes .* needs it"):
+        list(overtaken(CarelessDriver))
+
+
+def test_the_same_choices_give_the_same_history() -> None:
+    scenario, budget = RANDOM[-1]
+    first, again = (next(sample(scenario, budget, range(7, 8))).trace for _ in range(2))
+    assert first == again
+    assert len(first) > 100
