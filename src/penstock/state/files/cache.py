@@ -90,14 +90,16 @@ class FileCache:
     write warns once and is then merely slow.
     """
 
-    def __init__(self, root: Path, limit_bytes: int) -> None:
+    def __init__(
+        self, root: Path, limit_bytes: int, *, boot_id_path: Path = _BOOT_ID
+    ) -> None:
         self.root = root
         self.limit_bytes = limit_bytes
         self._guard = threading.Lock()
         self._counts = dict.fromkeys(CacheStatistics.__dataclass_fields__, 0)
         self._warned = False
         self._puts_to_skip = 0
-        self._boot = _read_boot()
+        self._boot = _read_boot(boot_id_path)
 
     def statistics(self) -> CacheStatistics:
         """Return the counters of this object as of now."""
@@ -247,10 +249,10 @@ class FileCache:
                 self._counts[name] += amount
 
 
-def _read_boot() -> int:
+def _read_boot(path: Path) -> int:
     """Return a number for this run of the machine, or 0 where the system does not tell."""
     try:
-        return checksum_of(_BOOT_ID.read_bytes()) or 1
+        return checksum_of(path.read_bytes()) or 1
     except OSError:
         return 0
 

@@ -9,6 +9,7 @@ footer's key-value metadata holds the state version and a checksum of each segme
 page checksums of Parquet leave the page headers unprotected.
 """
 
+import base64
 import io
 import re
 import struct
@@ -134,7 +135,7 @@ class ParquetEncoder:
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
         try:
             self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise _unsupported(table.schema, error) from error
         end = self._sink.tell()
         with self._sink.getbuffer() as written:
@@ -203,24 +204,38 @@ def check_storable(schema: pa.Schema, *, what: str) -> None:
     if len(set(schema.names)) != len(schema.names):
         raise SchemaError(f"{what} names a column twice: {schema.names}", what=what)
     try:
-        encoded = encode_parquet(schema.remove_metadata().empty_table(), 0)
-        stored = pq.read_schema(pa.BufferReader(encoded.data))
-    except SchemaError as error:
+        encoded = encode_parquet(schema.empty_table(), 0)
+        decode_row_groups(pa.BufferReader(encoded.data), None, None)
+    except (SchemaError, pa.ArrowException, OSError) as error:
         raise SchemaError(
-            f"{what} cannot be stored: {error.message}",
+            f"{what} cannot be stored: {error}",
             code=ErrorCode.UNSUPPORTED_VALUE_TYPE,
             what=what,
         ) from error
-    for field in schema:
-        found = stored.field(field.name)
-        if not found.equals(field):
-            raise SchemaError(
-                f"{what} cannot be stored: column {field.name!r} of type {field.type} would come "
-                f"back as {found.type}; declare it as that type",
-                code=ErrorCode.UNSUPPORTED_VALUE_TYPE,
-                what=what,
-                column=field.name,
-            )
+
+
+def decode_row_groups(
+    source: pa.NativeFile, parquet: pq.FileMetaData | None, group: int | None
+) -> pa.Table:
+    """Decode one row group, or all, to the very columns that were encoded.
+
+    Raises what Arrow raises. `parquet` is the footer, where it is known already.
+    """
+    file = pq.ParquetFile(source, metadata=parquet, page_checksum_verification=True)
+    rows = file.read() if group is None else file.read_row_group(group)
+    schema = encoded_schema(file.metadata)
+    # Parquet has no seconds and no 64-bit dates: such columns come back in other units.
+    return (
+        rows.replace_schema_metadata(None) if rows.schema == schema else rows.cast(schema)
+    )
+
+
+def encoded_schema(parquet: pq.FileMetaData) -> pa.Schema:
+    """Return the columns as they were when encoded; Arrow keeps them in the footer."""
+    kept = (parquet.metadata or {}).get(b"ARROW:schema")
+    if kept is None:
+        raise pa.ArrowInvalid("the footer holds no Arrow schema")
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(kept))).remove_metadata()
 
 
 def _encoding_of(kind: pa.DataType) -> str | None:

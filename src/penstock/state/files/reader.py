@@ -7,17 +7,15 @@ A file that fails is left as it is.
 
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from penstock.core.checksum import Readable, checksum_of
 from penstock.core.key_range import KeyRange
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
-from penstock.state.files.parquet import KEY_HASH, as_batch
+from penstock.state.files.parquet import KEY_HASH, as_batch, decode_row_groups
 from penstock.state.files.segments import Footer, Segment, footer_batch, footer_key
 from penstock.state.files.state_file import StateFile
 from penstock.state.storage.object_store import ObjectStore
@@ -172,18 +170,16 @@ class StateFileReader:
 
     def _decode(self, source: "pa.Buffer | _Window", group: int | None) -> pa.Table:
         """Decode one row group, or all of them, out of verified bytes."""
-        stream: Any = (
-            pa.PythonFile(source, mode="r") if isinstance(source, _Window) else source
+        stream: pa.NativeFile = (
+            pa.PythonFile(source, mode="r")
+            if isinstance(source, _Window)
+            else pa.BufferReader(source)
         )
         try:
-            file = pq.ParquetFile(
-                stream, metadata=self._open().parquet, page_checksum_verification=True
-            )
-            rows = file.read() if group is None else file.read_row_group(group)
+            return decode_row_groups(stream, self._open().parquet, group)
         except (pa.ArrowException, OSError) as error:
             what = "its rows" if group is None else f"row group {group}"
             raise self._undecodable(what, error) from error
-        return rows.replace_schema_metadata(None)
 
     def _keep(self, index: int, batch: pa.RecordBatch) -> None:
         if self._cache is not None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from penstock.core.checksum import Readable
 from penstock.core.key_range import KeyRange
 from penstock.state.files.cache import CacheKey
-from penstock.state.files.parquet import KEY_HASH, CheckpointParquetMetadata
+from penstock.state.files.parquet import KEY_HASH, CheckpointParquetMetadata, encoded_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,7 @@ class Footer:
             raise pa.ArrowInvalid(
                 f"{parquet.num_row_groups} row groups but {len(segments)} checksums"
             )
-        schema = parquet.schema.to_arrow_schema().remove_metadata()
-        return cls(parquet, schema, ours.state_version, segments)
+        return cls(parquet, encoded_schema(parquet), ours.state_version, segments)
 
 
 def _segment(group: pq.RowGroupMetaData, index: int, checksum: int) -> Segment:

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.core.checksum import checksum_of
 from penstock.core.ids import Epoch
@@ -144,6 +143,8 @@ class StateFileWriter:
         self._target_bytes = target_bytes
         self._cut_anywhere = cut_anywhere
         self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
         self._encoder: ParquetEncoder | None = None
         self._bounds = RowBounds()
         self._files: list[StateFile] = []
@@ -152,25 +153,29 @@ class StateFileWriter:
         """Append rows; full row groups are encoded, and full files stored, on the way."""
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
         self._pending.append(table)
-        if (
-            sum(part.num_rows for part in self._pending) >= ROW_GROUP_ROWS
-            or sum(part.nbytes for part in self._pending) >= ROW_GROUP_BYTES
-        ):
-            self._drain()
+        self._pending_rows += table.num_rows
+        self._pending_bytes += table.nbytes
+        if self._pending_bytes >= ROW_GROUP_BYTES:
+            self._drain(self._pending_rows)
+        elif self._pending_rows >= ROW_GROUP_ROWS:
+            self._drain(self._pending_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
 
     def finish(self) -> tuple[StateFile, ...]:
         """Store what is left and return all files in order of key hash."""
-        self._drain()
+        self._drain(self._pending_rows)
         if self._encoder is not None or not self._files:
             self._close_file()
         return self._with_visible_ranges()
 
-    def _drain(self) -> None:
-        if not self._pending:
+    def _drain(self, row_count: int) -> None:
+        """Encode the first pending rows; what is left waits to fill a row group."""
+        if not self._pending_rows:
             return
         table = pa.concat_tables(self._pending)
-        self._pending = []
-        for batch in cut_row_groups(table):
+        rest = table.slice(row_count)
+        self._pending = [rest]
+        self._pending_rows, self._pending_bytes = rest.num_rows, rest.nbytes
+        for batch in cut_row_groups(table.slice(0, row_count)):
             self._append(batch)
 
     def _append(self, batch: pa.RecordBatch) -> None:
@@ -262,10 +267,7 @@ def _require_same(store: ObjectStore, path: str, encoded: EncodedFile) -> None:
 def _write_through(
     cache: FileCache, encoded: EncodedFile, batches: Sequence[pa.RecordBatch]
 ) -> None:
-    """Cache what a reader would decode, unless Parquet gives some column another type."""
-    stored = pq.read_schema(pa.BufferReader(encoded.footer))
-    if batches and not stored.equals(batches[0].schema):
-        return
+    """Cache what a reader would decode, so that reading an own write costs no request."""
     cache.put(footer_key(encoded.checksum), footer_batch(encoded.footer))
     for index, batch in enumerate(batches):
         cache.put(CacheKey(encoded.checksum, index), batch)

@@ -1,0 +1,223 @@
+"""Compaction plans: neighbours only, bounded runs, and deletions dropped only when safe."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.ids import Epoch
+from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.state.files.state_file import StateFile, apply_swap, count_runs, merge_lists
+from penstock.state.tables.compaction import (
+    CompactionPlan,
+    cut_runs,
+    exceeds_run_limit,
+    plan_compaction,
+    run_limit,
+)
+from tests.unit.state.files.file_builders import a_state_file
+from tests.unit.state.tables.table_builders import a_compaction
+
+LOW, HIGH = KeyRange(0, 1 << 63), KeyRange(1 << 63, 1 << 64)
+
+
+def deltas(count: int, *, first: int = 1, size_bytes: int = 100) -> tuple[StateFile, ...]:
+    return tuple(
+        a_state_file(f"delta-{epoch}", epoch, size_bytes=size_bytes)
+        for epoch in range(first, first + count)
+    )
+
+
+def merged(plan: CompactionPlan, name: str = "merged") -> StateFile:
+    """The output that a compaction of `plan` would write, as one file."""
+    return replace(
+        a_state_file(name, plan.epoch, size_bytes=sum(f.size_bytes for f in plan.inputs)),
+        subtask_index=plan.subtask_index,
+        level=plan.level,
+        visible=plan.visible,
+        replaces=plan.replaces,
+    )
+
+
+def test_nothing_is_due_below_the_minimum() -> None:
+    assert plan_compaction((), a_compaction()) is None
+    assert plan_compaction(deltas(3), a_compaction()) is None
+
+
+def test_enough_deltas_become_one_file_of_the_next_level() -> None:
+    plan = plan_compaction(deltas(4), a_compaction())
+    assert plan is not None
+    assert plan.inputs == deltas(4)
+    assert (plan.level, plan.epoch, plan.drops_deleted) == (1, 4, True)
+    assert plan.replaces == tuple(file.identity for file in deltas(4))
+
+
+def test_the_lowest_level_goes_first_and_leaves_older_levels_alone() -> None:
+    old = tuple(replace(file, level=1) for file in deltas(4))
+    plan = plan_compaction((*old, *deltas(5, first=5)), a_compaction())
+    assert plan is not None
+    assert plan.inputs == deltas(5, first=5)
+
+
+def test_every_level_merges() -> None:
+    old = tuple(replace(file, level=7) for file in deltas(4))
+    plan = plan_compaction((*old, *deltas(3, first=5)), a_compaction())
+    assert plan is not None
+    assert (plan.inputs, plan.level) == (old, 8)
+
+
+def test_only_the_allowed_levels_merge() -> None:
+    old = tuple(replace(file, level=1) for file in deltas(4))
+    config = a_compaction(compact_generations=frozenset({0}))
+    assert plan_compaction((*old, *deltas(3, first=5)), config) is None
+    plan = plan_compaction((*old, *deltas(4, first=5)), config)
+    assert plan is not None
+    assert plan.inputs == deltas(4, first=5)
+
+
+def test_runs_of_different_levels_are_not_neighbours_of_one_level() -> None:
+    files = list(deltas(6))
+    files[2] = replace(files[2], level=1)
+    assert plan_compaction(files, a_compaction()) is None
+
+
+def test_too_many_runs_merge_whatever_their_level() -> None:
+    files = [replace(file, level=index) for index, file in enumerate(deltas(30))]
+    files = files[::-1]
+    assert plan_compaction(files, a_compaction()) is None
+    files = list(deltas(12, size_bytes=100))
+    config = a_compaction(min_compaction_epochs=99)
+    plan = plan_compaction(files, config)
+    assert plan is not None
+    assert len(plan.inputs) == 12 - run_limit(files) + 1
+
+
+def test_the_cheapest_neighbours_merge_when_there_are_too_many() -> None:
+    files = [replace(file, size_bytes=1_000 - 50 * n) for n, file in enumerate(deltas(12))]
+    plan = plan_compaction(files, a_compaction(min_compaction_epochs=99))
+    assert plan is not None
+    assert plan.inputs[-1] == files[-1]
+
+
+def test_deletions_stay_while_an_older_file_overlaps() -> None:
+    base = replace(deltas(1)[0], level=3)
+    plan = plan_compaction((base, *deltas(4, first=2)), a_compaction())
+    assert plan is not None
+    assert not plan.drops_deleted
+
+
+def test_deletions_go_when_the_older_file_holds_no_hash_of_the_range() -> None:
+    base = replace(deltas(1)[0], level=3, min_key_hash=0, max_key_hash=5)
+    newer = tuple(replace(file, visible=HIGH) for file in deltas(4, first=2))
+    plan = plan_compaction((base, *newer), a_compaction())
+    assert plan is not None
+    assert plan.drops_deleted
+
+
+def test_parts_of_one_compaction_are_one_run_and_never_parted() -> None:
+    part = a_state_file("p", 3, level=1, replaces=("x", "y"))
+    parts = tuple(replace(part, path=f"p{number}") for number in range(5))
+    assert cut_runs(parts) == [parts]
+    assert plan_compaction(parts, a_compaction()) is None
+
+
+def test_disjoint_neighbours_are_one_run() -> None:
+    files = (
+        a_state_file("a", 1, subtask_index=0, visible=LOW),
+        a_state_file("b", 1, subtask_index=1, visible=HIGH),
+        a_state_file("c", 2, subtask_index=0, visible=LOW),
+    )
+    assert [len(run) for run in cut_runs(files)] == [2, 1]
+    assert count_runs(files) == 2
+
+
+def test_the_output_takes_the_place_of_its_newest_input_in_every_later_merge() -> None:
+    """A list over two former subtasks, cut between their deltas of one epoch."""
+    files = (
+        a_state_file("a1", 1, subtask_index=0, visible=LOW),
+        a_state_file("b1", 1, subtask_index=1, visible=HIGH),
+        a_state_file("a2", 2, subtask_index=0, visible=LOW),
+        a_state_file("b2", 2, subtask_index=1, visible=HIGH),
+    )
+    plan = CompactionPlan(files[:3], drops_deleted=True)
+    output = merged(plan, name="zzz-written-last")
+    swapped = apply_swap(files, [output])
+    assert swapped == (output, files[3])
+    assert merge_lists([swapped]) == swapped
+
+
+def test_the_description_carries_what_the_list_needs() -> None:
+    plan = CompactionPlan(deltas(3), drops_deleted=True)
+    description = plan.describe(7, visible=LOW, time_column="t", expiry_column="e")
+    assert (description.epoch, description.level, description.state_version) == (3, 1, 7)
+    assert description.replaces == plan.replaces
+    assert (description.visible, description.time_column) == (LOW, "t")
+    assert plan.describe(7).visible == FULL_RANGE
+
+
+@given(
+    sizes=st.lists(st.integers(1, 1_000), min_size=1, max_size=200),
+    every=st.integers(1, 20),
+    minimum=st.integers(2, 30),
+)
+def test_planning_again_and_again_ends_with_bounded_runs(
+    sizes: list[int], every: int, minimum: int
+) -> None:
+    config = a_compaction(min_compaction_epochs=minimum)
+    files: tuple[StateFile, ...] = ()
+    outputs = 0
+    for epoch, size in enumerate(sizes, start=1):
+        files += (a_state_file(f"delta-{epoch}", epoch, size_bytes=size),)
+        if epoch % every:
+            continue
+        while (plan := plan_compaction(files, config)) is not None:
+            before = len(cut_runs(files))
+            outputs += 1
+            swapped = apply_swap(files, [merged(plan, f"merged-{outputs}")])
+            assert swapped is not None
+            files = swapped
+            assert len(cut_runs(files)) < before
+        assert not exceeds_run_limit(files)
+        assert count_runs(files) <= run_limit(files)
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(2, 6))
+def test_a_plan_takes_neighbours_and_its_swap_always_fits(
+    levels: list[int], minimum: int
+) -> None:
+    files = tuple(
+        a_state_file(f"f{epoch}", epoch, level=level)
+        for epoch, level in enumerate(levels, start=1)
+    )
+    plan = plan_compaction(files, a_compaction(min_compaction_epochs=minimum))
+    if plan is None:
+        assert len(files) <= run_limit(files)
+        return
+    assert len(plan.inputs) >= 2
+    swapped = apply_swap(files, [merged(plan)])
+    assert swapped is not None
+    assert [file.epoch for file in swapped] == sorted(file.epoch for file in swapped)
+    assert plan.drops_deleted == (plan.inputs[0] == files[0])
+
+
+@pytest.mark.parametrize("epochs", [300])
+def test_a_long_history_rewrites_each_row_a_few_times_only(epochs: int) -> None:
+    config = a_compaction()
+    files: tuple[StateFile, ...] = ()
+    rewritten = 0
+    for epoch in range(1, epochs + 1):
+        files += (replace(a_state_file(f"d{epoch}", epoch), epoch=Epoch(epoch)),)
+        while (plan := plan_compaction(files, config)) is not None:
+            rewritten += sum(file.size_bytes for file in plan.inputs)
+            files = _swapped(files, plan, rewritten)
+    assert rewritten <= 8 * epochs * 100
+
+
+def _swapped(
+    files: Sequence[StateFile], plan: CompactionPlan, number: int
+) -> tuple[StateFile, ...]:
+    swapped = apply_swap(files, [merged(plan, f"m{number}")])
+    assert swapped is not None
+    return swapped
