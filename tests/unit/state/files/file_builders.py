@@ -23,6 +23,10 @@ def hashed_rows(row_count: int, *, seed: int = 0) -> pa.Table:
     )
 
 
+def a_schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema(columns)
+
+
 def a_description(
     epoch: int = 1,
     *,

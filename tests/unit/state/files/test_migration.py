@@ -18,6 +18,7 @@ from penstock.state.files.migration import (
     resolve_chain,
     state_version_of,
 )
+from tests.unit.state.files.file_builders import a_schema
 
 
 class CountV1(msgspec.Struct):
@@ -156,20 +157,14 @@ def test_a_long_chain_runs_every_step_once() -> None:
 
 
 class RowsV0(MigratableState):
-    SCHEMA: ClassVar[pa.Schema | None] = pa.schema(
-        [("key", pa.float64()), ("n", pa.int32())]
-    )
+    SCHEMA: ClassVar[pa.Schema | None] = a_schema(key=pa.float64(), n=pa.int32())
 
 
 class Rows(MigratableState):
     VERSION: ClassVar[int] = 1
     PreviousVersion: ClassVar[Any] = RowsV0
-    SCHEMA: ClassVar[pa.Schema | None] = pa.schema(
-        [
-            pa.field("key", pa.float64()),
-            pa.field("n", pa.int64()),
-            pa.field("label", pa.string()),
-        ]
+    SCHEMA: ClassVar[pa.Schema | None] = a_schema(
+        key=pa.float64(), n=pa.int64(), label=pa.string()
     )
 
     @classmethod
