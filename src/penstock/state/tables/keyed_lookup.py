@@ -1,0 +1,191 @@
+"""Looking up many keys at once in a stack of runs: the newest version of each key decides.
+
+How it works: the probes are hashed and sorted once. Every run, newest first, is asked for
+the probes that no newer run settled; of a run only the segments that lie between their
+hashes are opened, one after the other, and each is searched by one `searchsorted`. Rows
+found by hash are compared by key; a tombstone or expired row settles its probe as missing.
+Found rows are copied out of their segment at once, so that it can be closed, and put into
+the order of the probes at the end.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.core.hash_kernels import Hashes
+from penstock.state.tables.key_equality import equal_keys
+from penstock.state.tables.keyed_expiry import live_rows
+from penstock.state.tables.keyed_rows import (
+    Positions,
+    hashes_of,
+    stable_order,
+    take_columns,
+    take_rows,
+)
+from penstock.state.tables.keyed_run import Run
+from penstock.state.tables.keyed_schema import EXPIRES_AT, OPERATION
+from penstock.state.tables.table import DataOperation
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """The keys asked for, in order of hash."""
+
+    hashes: Hashes
+    keys: Sequence[Any]
+    order: Positions
+    """Which of the keys as they were asked for each one is."""
+
+    @classmethod
+    def of(cls, hashes: Hashes, keys: Sequence[Any]) -> "Probes":
+        """Sort hashed keys."""
+        order = stable_order(hashes)
+        return cls(hashes[order], take_columns(keys, order), order)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The live rows that were found, and which of them belongs to which key."""
+
+    pieces: tuple[pa.RecordBatch, ...]
+    row_of: Positions
+    """For each key, as they were asked for, its row in the joined pieces; -1 if it has none."""
+
+    @property
+    def found(self) -> Flags:
+        """Tell for each key whether it has a live row."""
+        return self.row_of >= 0
+
+    def aligned(self, stored: pa.Schema, names: Sequence[str]) -> pa.RecordBatch:
+        """Return one row of the named stored columns per key, null where it has none."""
+        fields = [stored.field(name).with_nullable(nullable=True) for name in names]
+        if not self.pieces:
+            columns = [_nulls(len(self.row_of), field) for field in fields]
+        else:
+            found = self.found
+            picked = pa.array(self.row_of, pa.int64(), mask=None if found.all() else ~found)
+            rows = pa.Table.from_batches(self.pieces)
+            columns = [_joined(rows.column(name).take(picked)) for name in names]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def look_up(
+    runs: Iterable[Run],
+    probes: Probes,
+    *,
+    key_columns: Sequence[str],
+    columns: Sequence[str],
+    instant: int | None,
+) -> Matches:
+    """Find the newest row of each probe in `runs`, newest run first, live at `instant`."""
+    search = _Search(probes, key_columns, columns, instant)
+    for run in runs:
+        if len(search.unsettled) == 0:
+            break
+        search.ask(run)
+    row_of = np.empty(len(probes.order), dtype=np.int64)
+    row_of[probes.order] = search.row_of
+    return Matches(tuple(search.pieces), row_of)
+
+
+class _Search:
+    """One lookup under way. Probes are numbered in order of hash."""
+
+    def __init__(
+        self,
+        probes: Probes,
+        key_columns: Sequence[str],
+        columns: Sequence[str],
+        instant: int | None,
+    ) -> None:
+        count = len(probes.hashes)
+        self.unsettled: Positions = np.arange(count, dtype=np.int64)
+        self.row_of: Positions = np.full(count, -1, dtype=np.int64)
+        self.pieces: list[pa.RecordBatch] = []
+        self._is_settled = np.zeros(count, dtype=np.bool_)
+        self._row_count = 0
+        self._probes = probes
+        self._key_columns = key_columns
+        self._columns = list(columns)
+        self._instant = instant
+
+    def ask(self, run: Run) -> None:
+        """Settle what `run` knows about."""
+        hashes = self._probes.hashes
+        if len(self.unsettled) < len(hashes):
+            hashes = hashes[self.unsettled]
+        begins = np.searchsorted(hashes, run.first_hashes, "left")
+        ends = np.searchsorted(hashes, run.last_hashes, "right")
+        for index in np.flatnonzero(ends > begins).tolist():
+            begin, end = int(begins[index]), int(ends[index])
+            rows = run.read_segment(index)
+            self._search(rows, hashes[begin:end], self.unsettled[begin:end])
+        self.unsettled = self.unsettled[~self._is_settled[self.unsettled]]
+
+    def _search(self, rows: pa.RecordBatch, hashes: Hashes, probes: Positions) -> None:
+        """Match the probes with rows of equal hash, one candidate per probe and round."""
+        stored = hashes_of(rows)
+        if len(stored) == 0:
+            return
+        keys = [rows.column(name) for name in self._key_columns]
+        positions = np.searchsorted(stored, hashes)
+        last = len(stored) - 1
+        while len(probes):
+            # A position past the end is looked at as the last row, whose hash is lower.
+            is_candidate = stored[np.minimum(positions, last)] == hashes
+            is_candidate &= positions <= last
+            if not is_candidate.all():
+                probes, positions = probes[is_candidate], positions[is_candidate]
+                hashes = hashes[is_candidate]
+            same = equal_keys(
+                take_columns(keys, positions),
+                take_columns(self._probes.keys, probes),
+                row_count=len(probes),
+            )
+            if same.all():
+                self._settle(rows, probes, positions)
+                return
+            self._settle(rows, probes[same], positions[same])
+            others = ~same
+            probes, positions, hashes = (
+                probes[others],
+                positions[others] + 1,
+                hashes[others],
+            )
+
+    def _settle(
+        self, rows: pa.RecordBatch, probes: Positions, positions: Positions
+    ) -> None:
+        """Note what the newest version of some probes is, and copy it if it is live."""
+        if len(probes) == 0:
+            return
+        self._is_settled[probes] = True
+        is_live = rows.column(OPERATION).to_numpy()[positions] == DataOperation.UPSERT.value
+        if self._instant is not None:
+            (expires_at,) = take_columns([rows.column(EXPIRES_AT)], positions)
+            alive = live_rows(expires_at, self._instant)
+            if alive is not None:
+                is_live &= alive
+        if not is_live.all():
+            probes, positions = probes[is_live], positions[is_live]
+        if len(probes) == 0:
+            return
+        self.row_of[probes] = np.arange(self._row_count, self._row_count + len(probes))
+        if self._columns:
+            self.pieces.append(take_rows(rows.select(self._columns), positions))
+        self._row_count += len(probes)
+
+
+def _joined(column: "pa.ChunkedArray[Any]") -> Any:
+    """Return a column as one array."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _nulls(count: int, field: Any) -> Any:
+    return pa.nulls(count, field.type)

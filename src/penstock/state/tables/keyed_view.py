@@ -1,0 +1,261 @@
+"""A keyed table as an operator uses it: get, put and delete many keys at once.
+
+The view is the fold of a list of files plus the epoch's own writes. It holds few rows:
+files are mapped from the executor's cache a row group at a time, and writes beyond a share
+of the memory budget go to local disk.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.core.hash_kernels import Hashes
+from penstock.errors import InternalError, SchemaError, StateError
+from penstock.state.files.state_file import StateFile
+from penstock.state.tables.keyed_expiry import (
+    expiry_of_deletions,
+    expiry_of_rows,
+    frontier_micros,
+)
+from penstock.state.tables.keyed_file_run import FileRun
+from penstock.state.tables.keyed_lookup import Probes, look_up
+from penstock.state.tables.keyed_merge import live_only, merge_runs
+from penstock.state.tables.keyed_pending import PendingRows
+from penstock.state.tables.keyed_rows import sort_rows
+from penstock.state.tables.keyed_run import OpenSegments, Run
+from penstock.state.tables.keyed_schema import KeyedSchema
+from penstock.state.tables.table import (
+    DataOperation,
+    Frontier,
+    TableEnvironment,
+    TableEpochCheckpointer,
+    View,
+)
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
+_OPEN_SHARE = 2
+"""Open segments may take the budget divided by this."""
+_PENDING_SHARE = 4
+"""Writes of the epoch are kept in memory up to the budget divided by this."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRows:
+    """The answer of a lookup, row for row as the keys were given."""
+
+    rows: pa.RecordBatch
+    """The live row of each key, keys included; all null where there is none."""
+    found: Flags
+    """Whether the key has a live row."""
+
+
+class KeyedView(View):
+    """Key → row state of one subtask. Made by `KeyedTable.view`, used by one thread."""
+
+    def __init__(
+        self,
+        schema: KeyedSchema,
+        environment: TableEnvironment,
+        files: Sequence[StateFile],
+        *,
+        state_version: int,
+        state_type: type | None = None,
+    ) -> None:
+        self.schema = schema
+        self.files: tuple[StateFile, ...] = ()
+        self._environment = environment
+        self._state_version = state_version
+        self._state_type = state_type
+        self._frontier = Frontier()
+        self._is_released = False
+        budget = environment.memory_budget_bytes
+        self._open_segments = OpenSegments(budget // _OPEN_SHARE)
+        self._pending = PendingRows(
+            schema.key_columns,
+            limit_bytes=budget // _PENDING_SHARE,
+            spill_folder=environment.cache.root,
+        )
+        self._runs: tuple[FileRun, ...] = ()
+        self._adopt(files)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes fetched from the store for the files in use; cache hits are not counted."""
+        return sum(run.reader.bytes_read for run in self._runs)
+
+    def advance(self, frontier: Frontier) -> None:
+        """Start an epoch: rows put from now on, and expiry, are judged by `frontier`."""
+        self._frontier = frontier
+
+    def get(
+        self, keys: pa.RecordBatch, *, columns: Sequence[str] | None = None
+    ) -> KeyedRows:
+        """Look up the keys in the key columns of `keys`, which may have others too.
+
+        Sees all earlier puts and deletes. `columns` limits what is fetched of each row.
+        """
+        returned = self.schema.returned(columns)
+        probed = self.schema.keys_of(keys)
+        hashes = self._owned_hashes(probed, keys.num_rows)
+        probes = Probes.of(hashes, probed)
+        matches = look_up(
+            self._runs_for(probes.hashes),
+            probes,
+            key_columns=self.schema.key_columns,
+            columns=returned.names,
+            instant=frontier_micros(self.schema.ttl, self._frontier),
+        )
+        try:
+            aligned = matches.aligned(self.schema.stored_columns, returned.names)
+            rows = self.schema.lay_out(aligned, returned)
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"the rows that table {self.schema.table_name!r} holds for these "
+                f"{keys.num_rows} keys do not fit into one record batch ({error}): look up "
+                "fewer keys at a time, or declare large_string and large_binary columns",
+                table=self.schema.table_name,
+            ) from error
+        return KeyedRows(rows, matches.found)
+
+    def put(self, rows: pa.RecordBatch) -> None:
+        """Insert rows or replace those of equal key; of equal keys in `rows` the last counts."""
+        columns = self.schema.columns_of(rows)
+        expires_at = expiry_of_rows(rows, self.schema.ttl, self._frontier)
+        self._write(columns, rows.num_rows, DataOperation.UPSERT, expires_at)
+
+    def delete(self, keys: pa.RecordBatch) -> None:
+        """Delete the keys in the key columns of `keys`; a key that is not there is fine."""
+        found = dict(zip(self.schema.key_columns, self.schema.keys_of(keys), strict=True))
+        count = keys.num_rows
+        columns: list[Any] = []
+        for field in self.schema.stored_columns:
+            data_type: Any = field.type
+            columns.append(
+                found[field.name] if field.name in found else pa.nulls(count, data_type)
+            )
+        expires_at = expiry_of_deletions(count, self.schema.ttl, self._frontier)
+        self._write(columns, count, DataOperation.TOMBSTONE, expires_at)
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """Yield all live rows in order of key hash, in bounded memory.
+
+        Sees the writes made before it started, and judges expiry by the frontier of then.
+        """
+        self._check_usable()
+        runs: list[Run] = [*self._runs, *self._pending.runs()]
+        instant = frontier_micros(self.schema.ttl, self._frontier)
+        return self._live_batches(runs, instant)
+
+    def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
+        """Hand over the epoch's writes in order of key hash, one row per key."""
+        self._check_usable()
+        for rows in merge_runs(self._pending.runs(), self.schema.key_columns):
+            checkpointer.insert_data(rows)
+
+    def checkpointed(self, files: Sequence[StateFile]) -> None:
+        """Note that everything written so far is now in `files`."""
+        self._pending.clear()
+        self._adopt(files)
+
+    def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
+        """Become the fold of `files`. Nothing is read until it is looked up."""
+        del missing
+        if self._pending:
+            raise InternalError(
+                f"table {self.schema.table_name!r} was to catch up with other writes while its "
+                "own are not checkpointed"
+            )
+        self._adopt(files)
+
+    def release(self) -> None:
+        """Close everything; the view is not used again."""
+        self._pending.clear()
+        self._open_segments.clear()
+        self._runs = ()
+        self._is_released = True
+
+    def _live_batches(
+        self, runs: Sequence[Run], instant: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        for rows in merge_runs(runs, self.schema.key_columns):
+            live = live_only(rows, instant)
+            if live.num_rows:
+                yield self.schema.lay_out(live, self.schema.declared)
+
+    def _write(
+        self, columns: list[Any], count: int, operation: DataOperation, expires_at: Any
+    ) -> None:
+        stored = self.schema.stored
+        keys = [columns[stored.get_field_index(name)] for name in self.schema.key_columns]
+        hashes = self._owned_hashes(keys, count)
+        operations = np.full(count, operation.value, dtype=np.int8)
+        rows = pa.RecordBatch.from_arrays(
+            [*columns, pa.array(hashes), pa.array(operations), expires_at], schema=stored
+        )
+        self._pending.add(sort_rows(rows, self.schema.key_columns))
+
+    def _owned_hashes(self, keys: Sequence[Any], count: int) -> Hashes:
+        """Hash keys; one that another subtask owns got here by mistake and is refused."""
+        self._check_usable()
+        hashes = self.schema.hashes_of(keys, count)
+        owned = self._environment.task.key_range
+        if count == 0 or (int(hashes.min()) in owned and int(hashes.max()) in owned):
+            return hashes
+        first, last = np.uint64(owned.start), np.uint64(owned.end - 1)
+        index = int(np.flatnonzero((hashes < first) | (hashes > last))[0])
+        key = {
+            name: column[index].as_py()
+            for name, column in zip(self.schema.key_columns, keys, strict=True)
+        }
+        task = self._environment.task
+        raise StateError(
+            f"key {key!r} does not belong to subtask {task.subtask.index} of "
+            f"{task.subtask.parallelism} of operator {task.operator!r}: its hash "
+            f"{int(hashes[index]):#x} is outside [{owned.start:#x}, {owned.end:#x}). Rows must "
+            f"reach table {self.schema.table_name!r} by its own key columns "
+            f"({', '.join(self.schema.key_columns)})",
+            table=self.schema.table_name,
+            operator=task.operator,
+        )
+
+    def _runs_for(self, hashes: Hashes) -> Iterator[Run]:
+        """Yield the runs that may know hashes like these, ascending, newest first."""
+        if len(hashes) == 0:
+            return
+        yield from reversed(self._pending.runs())
+        first, last = int(hashes[0]), int(hashes[-1])
+        for run in reversed(self._runs):
+            if run.may_hold(first, last):
+                yield run
+
+    def _adopt(self, files: Sequence[StateFile]) -> None:
+        """Make the view the fold of `files`, keeping open what it already uses."""
+        known = {run.file.identity: run for run in self._runs}
+        runs = []
+        for file in files:
+            run = known.pop(file.identity, None)
+            runs.append(self._open(file) if run is None else run)
+        self._runs = tuple(runs)
+        for identity in known:
+            self._open_segments.close(identity)
+        self.files = tuple(files)
+
+    def _open(self, file: StateFile) -> FileRun:
+        return FileRun(
+            file,
+            self.schema,
+            self._environment,
+            self._open_segments,
+            state_version=self._state_version,
+            state_type=self._state_type,
+        )
+
+    def _check_usable(self) -> None:
+        if self._is_released:
+            raise InternalError(
+                f"table {self.schema.table_name!r} was used after it was released"
+            )
