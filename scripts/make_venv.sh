@@ -3,12 +3,17 @@
 #
 #   scripts/make_venv.sh FOLDER LOCK
 #
-# Uses $PYTHON if set, else the first Python of at least 3.11 that it finds. FOLDER/.locked is
-# written last: a folder without it is half built and will be built again.
+# Uses $PYTHON if set, else the first Python of at least 3.11 that it finds. FOLDER/.locked, a copy
+# of the lock, is written last: without it, or with other contents, the folder is built anew.
 set -euo pipefail
 
 folder=$1
 lock=$2
+
+if cmp -s "$lock" "$folder/.locked"; then
+    touch "$folder/.locked" # newer than the lock again, which was only touched
+    exit 0
+fi
 
 is_new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
@@ -36,4 +41,4 @@ rm -rf "$folder"
 "$python" -m venv "$folder"
 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check \
     --require-hashes --requirement "$lock"
-touch "$folder/.locked"
+cp "$lock" "$folder/.locked"
