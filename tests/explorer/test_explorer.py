@@ -99,7 +99,7 @@ def test_the_explorer_finds_a_driver_that_commits_although_replaced() -> None:
 
 
 def test_the_explorer_finds_a_driver_that_deletes_what_is_kept() -> None:
-    with pytest.raises(AssertionError, match="deletes .* needs it"):
+    with pytest.raises(AssertionError, match=r"deletes .* needs it"):
         list(overtaken(CarelessDriver))
 
 

@@ -1,0 +1,219 @@
+"""One job's checkpoints in one store: what a driver and the command line call.
+
+Every method is one workflow of the protocol, run to its end. A storage error leaves the
+job as some crash at that point would: calling again, or taking over anew, is safe.
+"""
+
+from dataclasses import dataclass, field
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.ids import JobId, SavepointName, Token
+from penstock.core.tokens import new_token
+from penstock.errors import CorruptStateError, ErrorCode
+from penstock.state.checkpoints.runner import run_steps
+from penstock.state.protocol import pinning, takeover
+from penstock.state.protocol.collection import CollectionOutcome, collect_garbage
+from penstock.state.protocol.kept import Memory
+from penstock.state.protocol.ledger import read_retention
+from penstock.state.protocol.paths import manifest_path
+from penstock.state.protocol.pinning import Actor, Epochs
+from penstock.state.protocol.publication import (
+    CommitPermit,
+    PublicationOutcome,
+    ReadyCheckpoint,
+    complete_commit,
+    publish_checkpoint,
+)
+from penstock.state.protocol.reading import (
+    read_claim,
+    read_epoch_record,
+    read_manifest,
+    read_newest_record,
+    read_status,
+)
+from penstock.state.protocol.records import (
+    FIRST_GENERATION,
+    CheckpointManifest,
+    CheckpointRef,
+    ClaimRecord,
+    EpochRecord,
+    Pin,
+    PinKind,
+)
+from penstock.state.protocol.rules import RULES, ProtocolRules
+from penstock.state.protocol.status import CheckpointStatus
+from penstock.state.protocol.steps import Steps
+from penstock.state.protocol.sweeping import SweepOutcome, sweep_orphans
+from penstock.state.protocol.takeover import RestorePlan, TakeOverOutcome
+from penstock.state.storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStatus:
+    """One kept epoch, for people: what it is and whether the job still builds on it."""
+
+    record: EpochRecord
+    status: CheckpointStatus
+    canonical: bool
+    """False for an epoch that a restore abandoned."""
+    savepoints: tuple[SavepointName, ...]
+
+
+@dataclass(slots=True)
+class JobCheckpoints:
+    """A job's checkpoints. Holds no authority: that travels in claims, permits and pins."""
+
+    store: ObjectStore
+    job: JobId
+    clock: Clock = field(default_factory=SystemClock)
+    rules: ProtocolRules = RULES
+    memory: Memory = field(default_factory=Memory)
+
+    def take_over(self, *, restore: CheckpointRef | None = None) -> TakeOverOutcome:
+        """Claim the job and find where to go on; `restore` comes from `plan_restore`."""
+        return run_steps(
+            self.store,
+            takeover.take_over(
+                self.job, actor=self._actor(), rules=self.rules, restore=restore
+            ),
+        )
+
+    def resume(self, claim: ClaimRecord) -> TakeOverOutcome:
+        """Find where to go on after a replayed commit."""
+        return run_steps(
+            self.store,
+            takeover.resume(claim, actor=self._actor(claim.owner), rules=self.rules),
+        )
+
+    def publish(
+        self,
+        claim: ClaimRecord,
+        manifest: CheckpointManifest,
+        parent: ReadyCheckpoint | None,
+    ) -> PublicationOutcome:
+        """Acknowledge an epoch whose files and metadata are all written."""
+        return run_steps(self.store, publish_checkpoint(claim, manifest, parent))
+
+    def complete_commit(self, permit: CommitPermit) -> ReadyCheckpoint:
+        """Note that every sink has committed."""
+        now = self.clock.now_micros()
+        return run_steps(self.store, complete_commit(permit, now_micros=now))
+
+    def release_honoured_restores(self, claim: ClaimRecord) -> None:
+        """Remove the pin of a restore after its first epoch is published."""
+        run_steps(
+            self.store,
+            takeover.release_honoured_restores(
+                claim, actor=self._actor(claim.owner), rules=self.rules
+            ),
+        )
+
+    def collect(self, claim: ClaimRecord, *, keep_epochs: int) -> CollectionOutcome:
+        """Give up epochs beyond the last `keep_epochs` and delete what only they needed."""
+        return run_steps(
+            self.store,
+            collect_garbage(
+                claim,
+                keep_epochs=keep_epochs,
+                actor=self._actor(),
+                rules=self.rules,
+                memory=self.memory,
+            ),
+        )
+
+    def release_origin(self, claim: ClaimRecord) -> bool:
+        """Let a branch's origin go, when `collect` said that nothing kept needs it."""
+        return run_steps(
+            self.store,
+            takeover.release_origin(claim, actor=self._actor(), rules=self.rules),
+        )
+
+    def sweep(self, claim: ClaimRecord) -> SweepOutcome:
+        """Delete what failed attempts left behind."""
+        return run_steps(
+            self.store, sweep_orphans(claim, rules=self.rules, memory=self.memory)
+        )
+
+    def pin(self, name: SavepointName, which: Epochs) -> Pin:
+        """Make a savepoint: keep an epoch under a name until it is unpinned."""
+        return run_steps(
+            self.store,
+            pinning.pin_epoch(
+                self.job,
+                name,
+                which=which,
+                kind=PinKind.SAVEPOINT,
+                actor=self._actor(),
+                rules=self.rules,
+            ),
+        )
+
+    def unpin(self, name: SavepointName) -> bool:
+        """Remove a savepoint; tell whether there was one."""
+        return run_steps(
+            self.store, pinning.unpin(self.job, name, actor=self._actor(), rules=self.rules)
+        )
+
+    def pins(self) -> tuple[Pin, ...]:
+        """Return everything pinned now: savepoints, restores under way, branches."""
+        return run_steps(self.store, read_retention(self.job, self.rules)).pins
+
+    def plan_restore(self, which: Epochs) -> RestorePlan:
+        """Find the epoch to restore and list what doing so abandons. Changes nothing."""
+        return run_steps(self.store, takeover.plan_restore(self.job, which, self.rules))
+
+    def branch(self, branch: JobId, which: Epochs) -> ClaimRecord:
+        """Create another job that starts from one of this job's epochs, copying nothing."""
+        return run_steps(
+            self.store,
+            takeover.branch_job(
+                self.job, branch, which=which, actor=self._actor(), rules=self.rules
+            ),
+        )
+
+    def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
+        """Read a checkpoint's manifest; a missing one is an error."""
+        found = run_steps(self.store, read_manifest(ref))
+        if found is None:
+            raise CorruptStateError(
+                f"{manifest_path(ref)!r} is missing. Nothing was changed; bring it back, or "
+                "restore another epoch",
+                code=ErrorCode.OBJECT_MISSING,
+                path=manifest_path(ref),
+            )
+        return found
+
+    def epochs(self) -> tuple[EpochStatus, ...]:
+        """Return every kept epoch, newest first."""
+        return tuple(run_steps(self.store, self._read_epochs()))
+
+    def _read_epochs(self) -> Steps[list[EpochStatus]]:
+        state = yield from read_retention(self.job, self.rules)
+        first = yield from read_claim(self.job, FIRST_GENERATION)
+        if first is None:
+            return []
+        newest = yield from read_newest_record(
+            self.job, self.rules, first=first.first_epoch
+        )
+        if newest is None:
+            return []
+        start = max(state.collected_before, first.first_epoch)
+        numbers = {
+            *range(start, newest.ref.epoch + 1),
+            *(pin.ref.epoch for pin in state.pins),
+        }
+        expected: CheckpointRef | None = newest.ref
+        found = []
+        for number in sorted(numbers, reverse=True):
+            record = yield from read_epoch_record(self.job, number)
+            if record is None:
+                continue
+            canonical = record.ref == expected
+            expected = record.parent if canonical else expected
+            status = yield from read_status(record.ref, record)
+            names = tuple(pin.name for pin in state.pins if pin.ref == record.ref)
+            found.append(EpochStatus(record, status, canonical, names))
+        return found
+
+    def _actor(self, token: Token | None = None) -> Actor:
+        return Actor(token or new_token(), self.clock.now_micros())
