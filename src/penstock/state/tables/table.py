@@ -129,7 +129,8 @@ class CompactionConfig:
     epoch: Epoch
     """The slot the outputs are written to: the epoch after the one it was planned from."""
     frontier: Frontier
-    """Rows expired at this frontier may be dropped."""
+    """Rows expired at this frontier may be dropped. So the result may be swapped only into
+    lists of epochs that follow the one it was planned from, never into a restored older one."""
     compact_generations: frozenset[int] | None = None
     """The levels that may be merged; None for any."""
     min_compaction_epochs: int = 4
@@ -139,6 +140,11 @@ class CompactionConfig:
 
 class TableEpochCheckpointer(ABC, Generic[SubtaskMessageT]):
     """Collects one epoch's changes of one table and writes them. Used once."""
+
+    @property
+    def commit_data(self) -> bytes | None:
+        """What the sink must commit once the epoch is acknowledged; None for most tables."""
+        return None
 
     @abstractmethod
     def insert_data(self, data: TableData) -> None:
@@ -157,6 +163,7 @@ class View(ABC):
     """A table as an operator uses it: the fold of `files` plus this epoch's own writes."""
 
     files: tuple[StateFile, ...]
+    """The list that `derive_missing` compares with the one wanted in the next epoch."""
 
     @abstractmethod
     def advance(self, frontier: Frontier) -> None:
@@ -168,7 +175,11 @@ class View(ABC):
 
     @abstractmethod
     def checkpointed(self, files: Sequence[StateFile]) -> None:
-        """Note that everything written so far is now in `files`."""
+        """Note that everything written so far is in `files`, the subtask's own list.
+
+        A view that folds other subtasks' files too (the global table) keeps its own `files`:
+        where its writes come among theirs is known only when it catches up.
+        """
 
     @abstractmethod
     def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
@@ -195,11 +206,12 @@ class Table(ABC, Generic[ConfigT, TableMessageT, SubtaskMessageT]):
         environment: TableEnvironment,
         checkpoint_message: TableMessageT | None,
         state_version: int,
-        state_type: type | None = None,
+        state_type: Any = None,
     ) -> Self:
         """Bind a table to the part of `checkpoint_message` that this subtask owns.
 
-        `state_type` is the operator's state class, for decoding and migration.
+        `state_type` is the operator's state class, for decoding and migration; for a global
+        table its `KeyValueTypes`.
         """
 
     @property
@@ -238,7 +250,7 @@ class Table(ABC, Generic[ConfigT, TableMessageT, SubtaskMessageT]):
         compaction: CompactionConfig,
         table_metadata: TableMessageT,
         state_version: int,
-        state_type: type | None = None,
+        state_type: Any = None,
     ) -> TableMessageT | None:
         """Merge files as `plan_compaction` says; return the new files, or None if none is due.
 
@@ -254,6 +266,21 @@ class Table(ABC, Generic[ConfigT, TableMessageT, SubtaskMessageT]):
         """Swap compacted files into a subtask's list wherever their exact inputs still stand."""
 
     @classmethod
+    def apply_compacted_checkpoints(
+        cls, compacted: TableMessageT, current: Mapping[int, SubtaskMessageT]
+    ) -> dict[int, SubtaskMessageT]:
+        """Swap compacted files into the lists of all subtasks, by index. Pure.
+
+        What the driver calls. A kind whose swaps span subtasks changes all lists or none.
+        """
+        return {
+            index: cls.apply_compacted_checkpoint(compacted, part)
+            for index, part in current.items()
+        }
+
+    @classmethod
     @abstractmethod
-    def files_to_keep(cls, config: ConfigT, table_metadata: TableMessageT) -> frozenset[str]:
+    def files_to_keep(
+        cls, config: ConfigT, table_metadata: TableMessageT
+    ) -> frozenset[str]:
         """Return the path of every file the table needs."""
