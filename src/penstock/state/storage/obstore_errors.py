@@ -20,14 +20,17 @@ from dataclasses import dataclass
 
 from penstock.errors import ErrorCode
 
-_STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
-_RETRIES = re.compile(r"after (\d+) retries")
+_STATUS = re.compile(r"Server returned non-2xx status code: (\d{3}) ?([A-Za-z ]*)")
+_NO_RETRY = re.compile(r"\sretries: 0,\n")
 _STORE_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _TRANSPORT = re.compile(r"HttpError \{\s*kind: (\w+)")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
-_NO_CREDENTIALS = re.compile(r"169\.254\.169\.254|token request|credential", re.IGNORECASE)
-# An address may carry a signature in its query or a password before its host.
-_SECRET_PARTS = re.compile(r"\?[^\s,)]+|(?<=//)[^/\s@]+@")
+_FULL = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}
+_ADDRESS = re.compile(r"https?://\S+")
+# Before its first request the client asks a service of the machine for credentials.
+_NO_CREDENTIALS = re.compile(
+    r"Generic \w+ error: Error performing (?:token request|\w+ http://169\.254\.169\.254)"
+)
 
 _TRANSPORT_REASONS = {
     "Connect": "no connection to the store",
@@ -52,7 +55,10 @@ class Failure:
 
 
 def read_failure(error: Exception) -> Failure:
-    """Understand an exception of obstore's."""
+    """Understand an exception of obstore's.
+
+    Certainty needs positive proof in the text: words this does not know mean "unknown".
+    """
     text = str(error)
     # The `Debug source` part repeats the message with all its details.
     line = text.partition("\n\nDebug source")[0]
@@ -60,17 +66,17 @@ def read_failure(error: Exception) -> Failure:
     status = int(found[1]) if found else None
     transport = _TRANSPORT.search(text)
     kind = transport[1] if transport else None
-    no_credentials = _NO_CREDENTIALS.search(line) is not None
+    no_credentials = _NO_CREDENTIALS.match(line) is not None
     was_refused = (
         (status is not None and 300 <= status < 500 and status not in {408, 409})
         or kind == "Connect"
-        or "redirect without LOCATION" in line
         or "kind: Builder" in text
+        or "redirect without LOCATION" in line
     )
     return Failure(
         reason=_reason(line, text, status=found, kind=kind, no_credentials=no_credentials),
         status=status,
-        certain=no_credentials or (was_refused and _RETRIES.search(line) is None),
+        certain=no_credentials or (was_refused and _NO_RETRY.search(text) is not None),
         code=_code(status, line, no_credentials=no_credentials),
     )
 
@@ -81,10 +87,11 @@ def is_missing_bucket(error: Exception) -> bool:
 
 
 def _code(status: int | None, line: str, *, no_credentials: bool) -> ErrorCode:
+    store_code = _STORE_CODE.search(line)
+    if status == 507 or (store_code is not None and store_code[1] in _FULL):
+        return ErrorCode.STORAGE_FULL
     if status in {401, 403} or no_credentials:
         return ErrorCode.STORAGE_PERMISSION
-    if status == 507 or "StorageFull" in line or "QuotaExceeded" in line:
-        return ErrorCode.STORAGE_FULL
     return ErrorCode.STORAGE_FAILED
 
 
@@ -106,4 +113,6 @@ def _reason(
         return f"the store answered {status[1]} {status[2].strip()}{named}".rstrip()
     if kind in _TRANSPORT_REASONS:
         return _TRANSPORT_REASONS[kind]
-    return _SECRET_PARTS.sub("", line)[:300]
+    if "redirect without LOCATION" in line:
+        return "the store redirected the request elsewhere: the region is probably wrong"
+    return _ADDRESS.sub("…", line)[:300]
