@@ -18,5 +18,9 @@ class ProtocolRules:
     again, even by a driver that slept: the epoch it would publish is already taken.
     """
 
+    def may_adopt(self, slot_epoch: int, epoch: int) -> bool:
+        """Tell whether `epoch` may refer to a new file that lies in the slot of `slot_epoch`."""
+        return epoch - self.adoption_window <= slot_epoch <= epoch
+
 
 RULES = ProtocolRules()
