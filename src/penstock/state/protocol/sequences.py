@@ -30,28 +30,40 @@ def find_newest(
     if seen is None and not (yield from exists(path_of(first))):
         return None
     block = 0 if seen is None else (seen - first) // stride
-    block = yield from _last_true(lambda n: path_of(first + n * stride), block)
-    start = first + block * stride
-    offset = max(0, (seen or first) - start)
-    offset = yield from _last_true(lambda n: path_of(start + n), offset, stride)
-    return start + offset
+    while True:
+        block = yield from _last_existing(path_of, first, stride, known=block)
+        start = first + block * stride
+        known = max(0, (seen or first) - start)
+        offset = yield from _last_existing(path_of, start, 1, known=known, bound=stride)
+        # Only while this block is still the last one is it known to have no holes.
+        if stride == 1 or not (yield from exists(path_of(start + stride))):
+            return start + offset
+        block += 1
 
 
-def _last_true(
-    path_of: Callable[[int], str], known: int, bound: int | None = None
+def _last_existing(
+    path_of: Callable[[int], str],
+    origin: int,
+    spacing: int,
+    *,
+    known: int,
+    bound: int | None = None,
 ) -> Steps[int]:
-    """Return the last existing index, given that `known` exists; `bound` does not count."""
-    low, step = known, 1
-    high = bound
+    """Return the last `n` such that number `origin + n * spacing` exists.
+
+    Number `known` exists; existence ends once, before `bound`. Doubles the stride until
+    it finds an absent number, then halves the gap.
+    """
+    low, step, high = known, 1, bound
     while high is None or low + step < high:
-        if not (yield from exists(path_of(low + step))):
+        if not (yield from exists(path_of(origin + (low + step) * spacing))):
             high = low + step
             break
         low += step
         step *= 2
     while high - low > 1:
         middle = (low + high) // 2
-        if (yield from exists(path_of(middle))):
+        if (yield from exists(path_of(origin + middle * spacing))):
             low = middle
         else:
             high = middle
