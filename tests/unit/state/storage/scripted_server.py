@@ -18,14 +18,31 @@ def s3_error(code: str) -> str:
     return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>"
 
 
+def azure_batch(status: str) -> str:
+    """Return the body of an Azure batch answer with one part, such as `404 Not Found`."""
+    lines = (
+        *("--batch_1", "Content-Type: application/http", "Content-ID: 0", ""),
+        *(f"HTTP/1.1 {status}", "x-ms-request-id: 1", "", "", "--batch_1--", ""),
+    )
+    return "\r\n".join(lines)
+
+
 @dataclass
 class Script:
     """The answers to come, the requests that came, and the address to send them to."""
 
     answers: list[Answer] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    headers: list[list[str]] = field(default_factory=list)
+    """The names of each request's headers, in lower case."""
     endpoint: str = ""
     over: Event = field(default_factory=Event)
+
+    def clear(self) -> None:
+        """Begin a new script."""
+        self.answers.clear()
+        self.requests.clear()
+        self.headers.clear()
 
     def options(self, **more: Any) -> dict[str, Any]:
         """Return what opens a store on this server that tries everything once."""
@@ -56,6 +73,7 @@ def scripted_server() -> Iterator[Script]:
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("content-length") or 0))
             script.requests.append(f"{self.command} {self.path}")
+            script.headers.append([name.lower() for name in self.headers])
             answer: Answer = script.answers.pop(0) if script.answers else (200, "")
             if isinstance(answer, tuple):
                 self.reply(*answer)
@@ -72,6 +90,9 @@ def scripted_server() -> Iterator[Script]:
             self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.send_header("etag", '"e"')
+            if body.startswith("--"):
+                boundary = body.partition("\r\n")[0].removeprefix("--")
+                self.send_header("content-type", f"multipart/mixed; boundary={boundary}")
             self.send_header("last-modified", "Wed, 21 Oct 2015 07:28:00 GMT")
             self.end_headers()
             if self.command != "HEAD":

@@ -107,6 +107,20 @@ def test_a_folder_may_vanish_under_a_writer(tmp_path: Path) -> None:
     assert files_below(tmp_path) == []
 
 
+def test_opening_a_store_disturbs_nobody_who_writes(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, durable=False)
+
+    def write(index: int) -> int:
+        return sum(store.create(f"{index}/{number}", b"x") for number in range(100))
+
+    with ThreadPoolExecutor(3) as pool:
+        writers = [pool.submit(write, index) for index in range(2)]
+        while not all(writer.done() for writer in writers):
+            LocalStore(tmp_path)
+        assert [writer.result() for writer in writers] == [100, 100]
+    assert len([*store.list("")]) == 200
+
+
 def test_a_removed_root_is_made_again(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "root")
     shutil.rmtree(tmp_path / "root")
@@ -200,6 +214,7 @@ def test_missing_rights_are_named(shared_folder: Path) -> None:
     with without_rights():
         for call in (
             lambda: store.read("a/b"),
+            lambda: store.list("a"),
             lambda: store.put("a/b", b"y"),
             lambda: store.create("c", b"y"),
             lambda: store.delete("a/b"),

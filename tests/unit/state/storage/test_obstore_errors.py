@@ -43,8 +43,7 @@ def server() -> Iterator[Script]:
 
 @pytest.fixture
 def script(server: Script) -> Script:
-    server.answers.clear()
-    server.requests.clear()
+    server.clear()
     return server
 
 
