@@ -156,6 +156,8 @@ class FaultyStore:
         """Carry out `act` as the faults allow; `careless` is it without its precondition."""
         call = Call(operation, path)
         met = self._enter(call)
+        if met is None:
+            return act(self.store)
         for write in met.due:
             write.act(self.store)
         struck: Fault | None = None
@@ -170,19 +172,14 @@ class FaultyStore:
             return (careless or act)(self.store)
         return self._suffer(struck, call, act)
 
-    def _enter(self, call: Call) -> _Encounter:
+    def _enter(self, call: Call) -> _Encounter | None:
         """Log the call; find the faults it meets and the late writes that land before it."""
         with self._lock:
             if self._dead:
                 raise CrashError(f"{call.operation} {call.path!r} after the crash")
             self._remember(len(self._log))
             self._log.append(call)
-            number = len(self._log)
-            due = [
-                late for late in self._late if late.due is not None and late.due <= number
-            ]
-            if due:
-                self._late = [late for late in self._late if late not in due]
+            due = self._take_due(len(self._log)) if self._late else []
             met = []
             for index, fault in enumerate(self._faults):
                 if fault.matches(call):
@@ -190,7 +187,13 @@ class FaultyStore:
                     if fault.at is None or fault.at == self._met[index]:
                         met.append(fault)
             self._fired += len(met)
-            return _Encounter(met, due)
+            return _Encounter(met, due) if met or due else None
+
+    def _take_due(self, number: int) -> Sequence[_Late]:
+        """Remove and return the late writes that land before the call of this number."""
+        due = [late for late in self._late if late.due is not None and late.due <= number]
+        self._late = [late for late in self._late if late not in due]
+        return due
 
     def _suffer(self, fault: Fault, call: Call, act: _Act[_Answer]) -> _Answer:
         match fault.mode:
