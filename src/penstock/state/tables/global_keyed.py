@@ -1,0 +1,198 @@
+"""GlobalKeyedTable: small key → value state of a whole operator (offsets, counters, sets).
+
+Every subtask sees all of it, after a delay of one epoch for what others wrote. Each
+subtask's metadata lists the files it wrote; the table is the fold of all of them. Keys name
+what the state is about (a split, a file), never the subtask: that may change.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from google.protobuf.message import Message
+
+from penstock.core.ids import Epoch, TableName
+from penstock.state.files.state_file import StateFile, apply_swap, merge_lists
+from penstock.state.files.writer import FileDescription, StateFileWriter
+from penstock.state.proto import state_pb2
+from penstock.state.tables.file_lists import files_of, groups_of, message_of
+from penstock.state.tables.global_keyed_checkpointer import GlobalKeyedTableCheckpointer
+from penstock.state.tables.global_keyed_files import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    KeyValueTypes,
+    carrier_of,
+    fold_files,
+    plan_global_compaction,
+    to_rows,
+)
+from penstock.state.tables.global_keyed_view import GlobalKeyedView
+from penstock.state.tables.table import CompactionConfig, Table, TableEnvironment
+
+TableMessage = state_pb2.GlobalKeyedTableCheckpointMetadata
+SubtaskMessage = state_pb2.GlobalKeyedTableSubtaskCheckpointMetadata
+
+
+class GlobalKeyedTable(
+    Table[state_pb2.GlobalKeyedTableConfig, TableMessage, SubtaskMessage]
+):
+    """One subtask's access to a global table."""
+
+    table_type = state_pb2.GLOBAL_KEYED_TABLE
+    config_message: ClassVar[type[Message]] = state_pb2.GlobalKeyedTableConfig
+    table_message: ClassVar[type[Message]] = TableMessage
+    subtask_message: ClassVar[type[Message]] = SubtaskMessage
+
+    def __init__(
+        self,
+        config: state_pb2.GlobalKeyedTableConfig,
+        environment: TableEnvironment,
+        files: Sequence[StateFile],
+        types: KeyValueTypes,
+        state_version: int,
+    ) -> None:
+        self.config = config
+        self.types = types
+        self._environment = environment
+        self._files = tuple(files)
+        self._state_version = state_version
+
+    @classmethod
+    def from_config(
+        cls,
+        config: state_pb2.GlobalKeyedTableConfig,
+        environment: TableEnvironment,
+        checkpoint_message: TableMessage | None,
+        state_version: int,
+        state_type: Any = None,
+    ) -> Self:
+        """Bind the table to the files of all subtasks."""
+        files = merge_lists([files_of(checkpoint_message)])
+        return cls(config, environment, files, _types_of(state_type), state_version)
+
+    @property
+    def files(self) -> tuple[StateFile, ...]:
+        """The files of all subtasks, in order of epoch, then subtask."""
+        return self._files
+
+    def view(self) -> GlobalKeyedView[Any, Any]:
+        """Fold all files into a new view."""
+        return GlobalKeyedView(
+            self.config.table_name, self._environment, self._files, self.types
+        )
+
+    def epoch_checkpointer(
+        self, epoch: Epoch, previous_metadata: SubtaskMessage | None
+    ) -> GlobalKeyedTableCheckpointer:
+        """Return the checkpointer of one epoch, which carries this subtask's earlier files."""
+        return GlobalKeyedTableCheckpointer(
+            self.config,
+            self._environment,
+            epoch,
+            files_of(previous_metadata),
+            types=self.types,
+            state_version=self._state_version,
+        )
+
+    @classmethod
+    def merge_checkpoint_metadata(
+        cls,
+        config: state_pb2.GlobalKeyedTableConfig,
+        subtask_metadata: Mapping[int, SubtaskMessage],
+    ) -> TableMessage | None:
+        """Put the files of all subtasks in order of epoch, then subtask."""
+        del config
+        files = merge_lists(files_of(part) for part in subtask_metadata.values())
+        return message_of(TableMessage, files) if files else None
+
+    def subtask_metadata_from_table(
+        self, table_metadata: TableMessage
+    ) -> SubtaskMessage | None:
+        """Return the files this subtask carries; those of subtasks that are gone go to 0."""
+        subtask = self._environment.task.subtask
+        carried = [
+            file
+            for file in files_of(table_metadata)
+            if carrier_of(file, subtask.parallelism) == subtask.index
+        ]
+        return message_of(SubtaskMessage, carried) if carried else None
+
+    @classmethod
+    def compact_data(
+        cls,
+        config: state_pb2.GlobalKeyedTableConfig,
+        compaction: CompactionConfig,
+        table_metadata: TableMessage,
+        state_version: int,
+        state_type: Any = None,
+    ) -> TableMessage | None:
+        """Fold the whole table into one file. Done once per table, by subtask 0."""
+        environment = compaction.environment
+        plan = plan_global_compaction(files_of(table_metadata), compaction)
+        if plan is None or environment.task.subtask.index != 0:
+            return None
+        name = TableName(config.table_name)
+        folded = fold_files(environment, plan.inputs, _types_of(state_type), table=name)
+        writer = StateFileWriter(
+            environment.store,
+            lambda part: environment.path_for(
+                name, compaction.epoch, compacted=True, part=part
+            ),
+            GLOBAL_KEY_VALUE_SCHEMA,
+            FileDescription(
+                epoch=plan.epoch,
+                # Whole epochs are merged, so nothing else of this epoch is left to be in
+                # order with, and the output can belong to the subtask that always exists.
+                subtask_index=0,
+                state_version=state_version,
+                level=plan.level,
+                replaces=plan.replaces,
+            ),
+            target_bytes=compaction.target_file_bytes,
+            cut_anywhere=True,
+        )
+        writer.write(to_rows({**folded}))
+        return message_of(TableMessage, writer.finish())
+
+    @classmethod
+    def apply_compacted_checkpoint(
+        cls, compacted: TableMessage, current: SubtaskMessage
+    ) -> SubtaskMessage:
+        """Swap within one list, which must hold all inputs: for an operator of one subtask."""
+        return cls.apply_compacted_checkpoints(compacted, {0: current})[0]
+
+    @classmethod
+    def apply_compacted_checkpoints(
+        cls, compacted: TableMessage, current: Mapping[int, SubtaskMessage]
+    ) -> dict[int, SubtaskMessage]:
+        """Swap in all subtasks' lists at once, or in none if any input is gone.
+
+        The output goes to subtask 0, which is added if it had no list; the others lose what
+        was replaced. Whatever was written since stays where it is, and newer.
+        """
+        unchanged = dict(current)
+        lists = {index: files_of(part) for index, part in current.items()}
+        for group in groups_of(files_of(compacted)):
+            merged = merge_lists(lists.values())
+            swapped = apply_swap(merged, group)
+            if swapped is None or swapped[: len(group)] != tuple(group):
+                return unchanged
+            replaced = set(group[0].replaces)
+            lists = {
+                index: tuple(file for file in files if file.identity not in replaced)
+                for index, files in lists.items()
+            }
+            lists[0] = (*group, *lists.get(0, ()))
+        return {index: message_of(SubtaskMessage, files) for index, files in lists.items()}
+
+    @classmethod
+    def files_to_keep(
+        cls, config: state_pb2.GlobalKeyedTableConfig, table_metadata: TableMessage
+    ) -> frozenset[str]:
+        """Return the path of every file in the list."""
+        del config
+        return frozenset(file.path for file in table_metadata.files)
+
+
+def _types_of(state_type: Any) -> KeyValueTypes:
+    if isinstance(state_type, KeyValueTypes):
+        return state_type
+    return KeyValueTypes() if state_type is None else KeyValueTypes(value_type=state_type)

@@ -1,0 +1,138 @@
+"""A global table as an operator uses it: a small dictionary shared by all subtasks.
+
+What a subtask sees in epoch n: everything that any subtask wrote up to epoch n - 1, folded
+in order of epoch, then subtask, and its own writes of epoch n on top. Warm or cold is the
+same, because a warm view keeps its own writes apart until it catches up and then folds
+them in the place that they have among the others'.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from penstock.errors import InternalError
+from penstock.state.files.state_file import StateFile
+from penstock.state.tables.global_keyed_files import KeyValueTypes, fold_files
+from penstock.state.tables.table import (
+    BlindDataTuple,
+    DataOperation,
+    Frontier,
+    TableEnvironment,
+    TableEpochCheckpointer,
+    View,
+)
+from penstock.state.tables.value_codec import ValueCodec
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class GlobalKeyedView(View, Generic[K, V]):
+    """Key → value state. Values are decoded anew at each read: changing one changes no state.
+
+    Two keys are the same if they encode alike, so 1 and 1.0 are one key of a float table,
+    and 0.0 and -0.0 are two. To change a value, insert it again. Inserting what is already
+    there is no change, and is not written.
+    """
+
+    def __init__(
+        self,
+        table_name: str,
+        environment: TableEnvironment,
+        files: Sequence[StateFile],
+        types: KeyValueTypes,
+    ) -> None:
+        """Fold `files`, which are those of all subtasks."""
+        self.table_name = table_name
+        self.files: tuple[StateFile, ...] = tuple(files)
+        self._environment = environment
+        self._types = types
+        self._keys = ValueCodec(types.key_type, what=f"key of table {table_name!r}")
+        self._values = ValueCodec(types.value_type, what=f"value of table {table_name!r}")
+        self._folded = fold_files(environment, files, types, table=table_name)
+        self._unmerged: dict[bytes, bytes | None] = {}
+        """Own writes of earlier epochs that are in files which this view has not folded yet."""
+        self._changes: dict[bytes, bytes | None] = {}
+        """Own writes of this epoch; None for a removed key."""
+
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """Return a new copy of the key's value, or `default`."""
+        data = self._find(self._keys.encode_key(key))
+        return default if data is None else self._values.decode(data)
+
+    def insert(self, key: K, value: V) -> None:
+        """Set the key's value, whoever wrote it before."""
+        self._change(self._keys.encode_key(key), self._values.encode(value))
+
+    def remove(self, key: K) -> V | None:
+        """Remove the key, whoever wrote it, and return the value it had."""
+        encoded = self._keys.encode_key(key)
+        data = self._find(encoded)
+        if data is None:
+            return None
+        self._change(encoded, None)
+        return self._values.decode(data)  # type: ignore[no-any-return]  # decoded by type
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Yield keys and new copies of their values, in an order that depends on the keys only."""
+        for key in sorted({*self._folded, *self._unmerged, *self._changes}):
+            data = self._find(key)
+            if data is not None:
+                yield self._keys.decode(key), self._values.decode(data)
+
+    def __contains__(self, key: K) -> bool:
+        return self._find(self._keys.encode_key(key)) is not None
+
+    def __len__(self) -> int:
+        keys = {*self._folded, *self._unmerged, *self._changes}
+        return sum(self._find(key) is not None for key in keys)
+
+    def advance(self, frontier: Frontier) -> None:
+        """Start an epoch; nothing in a global table expires."""
+
+    def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
+        """Hand over the keys whose value this epoch changed."""
+        for key, value in self._changes.items():
+            operation = DataOperation.TOMBSTONE if value is None else DataOperation.UPSERT
+            checkpointer.insert_data(BlindDataTuple(None, key, value, operation))
+
+    def checkpointed(self, files: Sequence[StateFile]) -> None:
+        """Note that the writes are durable; the files stay unfolded until `catch_up`."""
+        del files
+        self._unmerged.update(self._changes)
+        self._changes = {}
+
+    def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
+        """Fold what all subtasks, this one included, have written since."""
+        if self._changes:
+            raise InternalError(
+                f"table {self.table_name!r} was to catch up with other writes while its own are "
+                "not checkpointed"
+            )
+        self._folded = fold_files(
+            self._environment,
+            missing,
+            self._types,
+            table=self.table_name,
+            base=self._folded,
+        )
+        self._unmerged = {}
+        self.files = tuple(files)
+
+    def release(self) -> None:
+        """Let go of all values."""
+        self._folded, self._unmerged, self._changes = {}, {}, {}
+
+    def _find(self, key: bytes) -> bytes | None:
+        if key in self._changes:
+            return self._changes[key]
+        return self._find_before(key)
+
+    def _find_before(self, key: bytes) -> bytes | None:
+        """Return what the key had when the epoch started."""
+        return self._unmerged[key] if key in self._unmerged else self._folded.get(key)
+
+    def _change(self, key: bytes, value: bytes | None) -> None:
+        if value == self._find_before(key):
+            self._changes.pop(key, None)
+        else:
+            self._changes[key] = value
