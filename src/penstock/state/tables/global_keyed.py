@@ -6,21 +6,22 @@ what the state is about (a split, a file), never the subtask: that may change.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from google.protobuf.message import Message
 
 from penstock.core.ids import Epoch, TableName
 from penstock.state.files.state_file import StateFile, apply_swap, merge_lists
-from penstock.state.files.writer import FileDescription, StateFileWriter
+from penstock.state.files.writer import StateFileWriter
 from penstock.state.proto import state_pb2
 from penstock.state.tables.file_lists import files_of, groups_of, message_of
 from penstock.state.tables.global_keyed_checkpointer import GlobalKeyedTableCheckpointer
 from penstock.state.tables.global_keyed_files import (
     GLOBAL_KEY_VALUE_SCHEMA,
+    GlobalFileReader,
     KeyValueTypes,
     carrier_of,
-    fold_files,
     plan_global_compaction,
     to_rows,
 )
@@ -75,9 +76,10 @@ class GlobalKeyedTable(
 
     def view(self) -> GlobalKeyedView[Any, Any]:
         """Fold all files into a new view."""
-        return GlobalKeyedView(
-            self.config.table_name, self._environment, self._files, self.types
+        reader = GlobalFileReader(
+            self.config.table_name, self._environment, self.types, self._state_version
         )
+        return GlobalKeyedView(reader, self._files)
 
     def epoch_checkpointer(
         self, epoch: Epoch, previous_metadata: SubtaskMessage | None
@@ -130,26 +132,20 @@ class GlobalKeyedTable(
         if plan is None or environment.task.subtask.index != 0:
             return None
         name = TableName(config.table_name)
-        folded = fold_files(environment, plan.inputs, _types_of(state_type), table=name)
+        reader = GlobalFileReader(name, environment, _types_of(state_type), state_version)
         writer = StateFileWriter(
             environment.store,
             lambda part: environment.path_for(
                 name, compaction.epoch, compacted=True, part=part
             ),
             GLOBAL_KEY_VALUE_SCHEMA,
-            FileDescription(
-                epoch=plan.epoch,
-                # Whole epochs are merged, so nothing else of this epoch is left to be in
-                # order with, and the output can belong to the subtask that always exists.
-                subtask_index=0,
-                state_version=state_version,
-                level=plan.level,
-                replaces=plan.replaces,
-            ),
+            # Whole epochs are merged, so nothing else of the newest one is left to keep an
+            # order with, and the output can belong to the subtask that always exists.
+            replace(plan.describe(state_version), subtask_index=0),
             target_bytes=compaction.target_file_bytes,
             cut_anywhere=True,
         )
-        writer.write(to_rows({**folded}))
+        writer.write(to_rows({**reader.fold(plan.inputs)}))
         return message_of(TableMessage, writer.finish())
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import ErrorCode, StateError
-from penstock.state.files.migration import migrate_value, plan_migration
+from penstock.state.files.migration import MigrationStep, migrate_value, plan_migration
 from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.compaction import CompactionPlan
@@ -39,57 +39,65 @@ class KeyValueTypes:
     value_type: Any = Any
 
 
-def load_with_version(
-    environment: TableEnvironment, file: StateFile, types: KeyValueTypes, *, table: str
-) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield keys and values of one file at the current version, tombstones as None.
+@dataclass(frozen=True, slots=True)
+class GlobalFileReader:
+    """Reads and folds the files of one global table at its current version."""
 
-    A file of an older version is migrated value by value; keys never change.
-    """
-    rows = StateFileReader(environment.store, environment.cache, file).read()
-    if not rows.schema.equals(GLOBAL_KEY_VALUE_SCHEMA):
-        raise StateError(
-            f"{file.path} does not hold the state of a global table: its columns are "
-            f"{rows.schema.names}. Table {table!r} was declared as another kind before; rename it",
-            code=ErrorCode.WRONG_TABLE_KIND,
-            table=table,
-            path=file.path,
-        )
-    keys: list[Any] = rows.column("key").to_pylist()
-    values: list[Any] = rows.column("value").to_pylist()
-    steps = plan_migration(file.state_version, types.value_type, table=table)
-    if not steps:
-        yield from zip(keys, values, strict=True)
-        return
-    what = f"value of table {table!r}"
-    old, new = (
-        ValueCodec(kind, what=what) for kind in (steps[0].from_type, types.value_type)
-    )
-    for key, value in zip(keys, values, strict=True):
-        if value is None:
-            yield key, None
-        else:
-            migrated = migrate_value(old.decode(value), steps, table=table, path=file.path)
+    table_name: str
+    environment: TableEnvironment
+    types: KeyValueTypes
+    state_version: int
+
+    def fold(
+        self, files: Sequence[StateFile], base: Mapping[bytes, bytes] | None = None
+    ) -> dict[bytes, bytes]:
+        """Fold files in order on top of `base`: the last write of a key counts."""
+        folded = dict(base or {})
+        for file in files:
+            for key, value in self.load_with_version(file):
+                if value is None:
+                    folded.pop(key, None)
+                else:
+                    folded[key] = value
+        return folded
+
+    def load_with_version(self, file: StateFile) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield keys and values of one file at the current version, tombstones as None.
+
+        A file of an older version is migrated value by value; keys never change.
+        """
+        keys, values = self._read(file)
+        steps: tuple[MigrationStep, ...] = ()
+        if file.state_version != self.state_version:
+            steps = plan_migration(
+                file.state_version, self.types.value_type, table=self.table_name
+            )
+        if not steps:
+            yield from zip(keys, values, strict=True)
+            return
+        what = f"value of table {self.table_name!r}"
+        old = ValueCodec(steps[0].from_type, what=what)
+        new = ValueCodec(self.types.value_type, what=what)
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                yield key, None
+                continue
+            migrated = migrate_value(
+                old.decode(value), steps, table=self.table_name, path=file.path
+            )
             yield key, new.encode(migrated)
 
-
-def fold_files(
-    environment: TableEnvironment,
-    files: Sequence[StateFile],
-    types: KeyValueTypes,
-    *,
-    table: str,
-    base: Mapping[bytes, bytes] | None = None,
-) -> dict[bytes, bytes]:
-    """Fold files in order on top of `base`: the last write of a key counts."""
-    folded = dict(base or {})
-    for file in files:
-        for key, value in load_with_version(environment, file, types, table=table):
-            if value is None:
-                folded.pop(key, None)
-            else:
-                folded[key] = value
-    return folded
+    def _read(self, file: StateFile) -> tuple[list[Any], list[Any]]:
+        rows = StateFileReader(self.environment.store, self.environment.cache, file).read()
+        if not rows.schema.equals(GLOBAL_KEY_VALUE_SCHEMA):
+            raise StateError(
+                f"{file.path} does not hold the state of a global table: its columns are "
+                f"{rows.schema.names}. Table {self.table_name!r} cannot be read from it",
+                code=ErrorCode.WRONG_TABLE_KIND,
+                table=self.table_name,
+                path=file.path,
+            )
+        return rows.column("key").to_pylist(), rows.column("value").to_pylist()
 
 
 def to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:

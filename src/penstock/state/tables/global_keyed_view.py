@@ -11,12 +11,11 @@ from typing import Any, Generic, TypeVar
 
 from penstock.errors import InternalError
 from penstock.state.files.state_file import StateFile
-from penstock.state.tables.global_keyed_files import KeyValueTypes, fold_files
+from penstock.state.tables.global_keyed_files import GlobalFileReader
 from penstock.state.tables.table import (
     BlindDataTuple,
     DataOperation,
     Frontier,
-    TableEnvironment,
     TableEpochCheckpointer,
     View,
 )
@@ -34,21 +33,15 @@ class GlobalKeyedView(View, Generic[K, V]):
     there is no change, and is not written.
     """
 
-    def __init__(
-        self,
-        table_name: str,
-        environment: TableEnvironment,
-        files: Sequence[StateFile],
-        types: KeyValueTypes,
-    ) -> None:
+    def __init__(self, reader: GlobalFileReader, files: Sequence[StateFile]) -> None:
         """Fold `files`, which are those of all subtasks."""
-        self.table_name = table_name
+        self.table_name = reader.table_name
         self.files: tuple[StateFile, ...] = tuple(files)
-        self._environment = environment
-        self._types = types
-        self._keys = ValueCodec(types.key_type, what=f"key of table {table_name!r}")
-        self._values = ValueCodec(types.value_type, what=f"value of table {table_name!r}")
-        self._folded = fold_files(environment, files, types, table=table_name)
+        self._reader = reader
+        types, name = reader.types, reader.table_name
+        self._keys = ValueCodec(types.key_type, what=f"key of table {name!r}")
+        self._values = ValueCodec(types.value_type, what=f"value of table {name!r}")
+        self._folded = reader.fold(files)
         self._unmerged: dict[bytes, bytes | None] = {}
         """Own writes of earlier epochs that are in files which this view has not folded yet."""
         self._changes: dict[bytes, bytes | None] = {}
@@ -108,13 +101,7 @@ class GlobalKeyedView(View, Generic[K, V]):
                 f"table {self.table_name!r} was to catch up with other writes while its own are "
                 "not checkpointed"
             )
-        self._folded = fold_files(
-            self._environment,
-            missing,
-            self._types,
-            table=self.table_name,
-            base=self._folded,
-        )
+        self._folded = self._reader.fold(missing, self._folded)
         self._unmerged = {}
         self.files = tuple(files)
 
