@@ -1,0 +1,107 @@
+"""An operator's tables over all its subtasks, as the driver sees them: metadata only.
+
+Merging subtasks' lists into whole tables, running one subtask's compactions, and swapping
+their results in when an epoch is published. No rows pass through here but those that
+`compact_subtask` merges, wherever it runs.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from penstock.core.ids import Epoch
+from penstock.state.proto import state_pb2
+from penstock.state.protocol.paths import slot_of
+from penstock.state.protocol.rules import RULES, ProtocolRules
+from penstock.state.tables.erased import ErasedKind
+from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.table import CompactionConfig
+
+Metadata = state_pb2.OperatorCheckpointMetadata
+
+
+def merge_tables(
+    configs: Mapping[str, state_pb2.TableConfig], metadata: Mapping[int, Metadata]
+) -> dict[str, state_pb2.TableCheckpointMetadata]:
+    """Merge the lists of all subtasks into whole tables; a table without state is left out."""
+    tables = {}
+    for name, config in configs.items():
+        parts = {
+            index: part.table_checkpoint_metadata[name]
+            for index, part in metadata.items()
+            if name in part.table_checkpoint_metadata
+        }
+        merged = ErasedKind(name, config).merge_checkpoint_metadata(parts)
+        if merged is not None:
+            tables[name] = merged
+    return tables
+
+
+def compact_subtask(
+    specs: Iterable[TableSpec],
+    compaction: CompactionConfig,
+    metadata: Mapping[int, Metadata],
+) -> dict[str, state_pb2.TableCheckpointMetadata]:
+    """Run the compactions due for one subtask; return the new files by table."""
+    declared: dict[str, TableSpec] = {spec.name: spec for spec in specs}
+    configs = {name: spec.to_config() for name, spec in declared.items()}
+    compacted = {}
+    for name, table in merge_tables(configs, metadata).items():
+        kind = ErasedKind(name, configs[name])
+        done = kind.compact_data(compaction, table, state_type=declared[name].state_type)
+        if done is not None:
+            compacted[name] = done
+    return compacted
+
+
+def apply_compaction(
+    metadata: Mapping[int, Metadata],
+    compacted: Mapping[str, state_pb2.TableCheckpointMetadata],
+    *,
+    epoch: Epoch,
+    rules: ProtocolRules = RULES,
+) -> dict[int, Metadata]:
+    """Swap compacted files into the metadata about to be published as `epoch`.
+
+    Only wherever their exact inputs still stand, and only while the epoch may adopt files
+    from their slot: later, a collector may already have swept them. Subtasks that are not
+    in the result are unchanged. Must not be used after a restore of an older epoch.
+    """
+    changed: dict[int, Metadata] = {}
+    for name, message in compacted.items():
+        current = {**metadata, **changed}
+        parts = {
+            index: part.table_checkpoint_metadata[name]
+            for index, part in current.items()
+            if name in part.table_checkpoint_metadata
+        }
+        config = next(
+            (
+                part.table_configs[name]
+                for part in current.values()
+                if name in part.table_configs
+            ),
+            None,
+        )
+        if config is None:
+            continue
+        kind = ErasedKind(name, config)
+        if not _may_adopt(kind, message, epoch, rules):
+            continue
+        for index, part in kind.apply_compacted_checkpoints(message, parts).items():
+            if part != parts.get(index):
+                updated = Metadata()
+                updated.CopyFrom(current[index])
+                updated.table_checkpoint_metadata[name].CopyFrom(part)
+                changed[index] = updated
+    return changed
+
+
+def _may_adopt(
+    kind: ErasedKind,
+    compacted: state_pb2.TableCheckpointMetadata,
+    epoch: Epoch,
+    rules: ProtocolRules,
+) -> bool:
+    slots = [slot_of(file.path) for file in kind.files_in(compacted)]
+    return all(
+        slot is not None and rules.may_adopt(slot.ref.epoch, epoch) for slot in slots
+    )

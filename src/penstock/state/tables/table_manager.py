@@ -1,0 +1,314 @@
+"""TableManager: all tables of one subtask, from restore to checkpoint.
+
+One epoch:
+
+    manager = TableManager.load(environment, specs, restored)     or manager.catch_up(restored)
+    manager.begin_epoch(frontier)
+    manager.get_keyed_state("sessions").put(rows) …
+    checkpoint = manager.checkpoint(epoch, min_epoch, watermark, then_stop=False)
+
+It writes state files only. The metadata it returns goes to the driver, which alone
+publishes. After an error in `checkpoint` the manager is not used again: its views may have
+handed over writes that never became durable.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.core.ids import Epoch
+from penstock.errors import CorruptStateError, ErrorCode, InternalError, StateError
+from penstock.state.files.state_file import derive_missing
+from penstock.state.proto import state_pb2
+from penstock.state.tables.erased import ErasedTable
+from penstock.state.tables.global_keyed_view import GlobalKeyedView
+from penstock.state.tables.keyed_view import KeyedView
+from penstock.state.tables.operator_tables import merge_tables
+from penstock.state.tables.restore_plan import check_restorable, plan_table_restore
+from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.table import (
+    CheckpointMessage,
+    CommitData,
+    Frontier,
+    TableEnvironment,
+    View,
+)
+from penstock.state.tables.time_keyed_view import KeyTimeView, TimeKeyedView
+
+Metadata = state_pb2.OperatorCheckpointMetadata
+ViewT = TypeVar("ViewT", bound=View)
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskCheckpoint:
+    """What one subtask contributes to an epoch."""
+
+    metadata: Metadata
+    changed: bool
+    """False if the driver may refer to the parent's metadata object instead."""
+    bytes_written: int
+
+
+@dataclass(slots=True)
+class _OpenTable:
+    """One table with its view and the part of the checkpoint it carries forward."""
+
+    spec: TableSpec
+    table: ErasedTable
+    carried: state_pb2.TableSubtaskCheckpointMetadata | None
+    view: View | None = None
+    commit_data: bytes | None = None
+
+
+class TableManager:
+    """All tables of one subtask. Owned by one task, used by one thread."""
+
+    def __init__(
+        self,
+        environment: TableEnvironment,
+        tables: Mapping[str, _OpenTable],
+        parent: Metadata | None,
+    ) -> None:
+        self._environment = environment
+        self._tables = dict(tables)
+        self._parent = parent
+        self._frontier = Frontier()
+        self._is_usable = True
+
+    @classmethod
+    def load(
+        cls,
+        environment: TableEnvironment,
+        specs: Iterable[TableSpec],
+        restored: Mapping[int, Metadata],
+        *,
+        allow_dropped: bool = False,
+    ) -> "TableManager":
+        """Open the declared tables on a checkpoint of the operator, at any parallelism.
+
+        `restored` holds the metadata of *every* subtask the checkpoint was made with, by
+        index; empty for a fresh start. Nothing is read before a table is used.
+        """
+        declared: dict[str, TableSpec] = {spec.name: spec for spec in specs}
+        operator = environment.task.operator
+        _check_complete(operator, restored)
+        plans = plan_table_restore(declared.values(), restored)
+        check_restorable(operator, plans, allow_dropped=allow_dropped)
+        tables = _open_tables(environment, declared, restored)
+        same_parallelism = len(restored) == environment.task.subtask.parallelism
+        parent = restored[environment.task.subtask.index] if same_parallelism else None
+        return cls(environment, tables, parent)
+
+    def catch_up(
+        self, environment: TableEnvironment, restored: Mapping[int, Metadata]
+    ) -> None:
+        """Go on with open views after an epoch was published, reading only what is new.
+
+        `environment` carries the new attempt's token. A view that the checkpoint does not
+        extend is dropped and folded anew when it is next used.
+        """
+        self._check_usable()
+        _check_complete(environment.task.operator, restored)
+        specs = {name: table.spec for name, table in self._tables.items()}
+        opened = _open_tables(environment, specs, restored)
+        for name, table in opened.items():
+            view = self._tables[name].view
+            if view is None:
+                continue
+            missing = derive_missing(view.files, table.table.files)
+            if missing is None:
+                view.release()
+            else:
+                view.catch_up(missing, table.table.files)
+                table.view = view
+        self._tables = opened
+        self._environment = environment
+        self._parent = restored.get(environment.task.subtask.index)
+
+    def begin_epoch(self, frontier: Frontier) -> None:
+        """Fix the time that expiry is judged by until the next epoch."""
+        self._check_usable()
+        self._frontier = frontier
+        for table in self._tables.values():
+            if table.view is not None:
+                table.view.advance(frontier)
+
+    def get_global_keyed_state(self, name: str) -> GlobalKeyedView[Any, Any]:
+        """Return the view of a global table."""
+        return self._view(name, GlobalKeyedView)
+
+    def get_time_keyed_state(self, name: str) -> TimeKeyedView:
+        """Return the view of a time-keyed table by time."""
+        return self._view(name, TimeKeyedView)
+
+    def get_key_time_state(self, name: str) -> KeyTimeView:
+        """Return the view of a time-keyed table by key and time."""
+        return self.get_time_keyed_state(name).by_key()
+
+    def get_keyed_state(self, name: str) -> KeyedView:
+        """Return the view of a keyed table."""
+        return self._view(name, KeyedView)
+
+    def insert_committing_data(self, name: str, data: bytes) -> None:
+        """Store what the sink must commit once this epoch is acknowledged; once per epoch."""
+        self._check_usable()
+        table = self._table(name)
+        if table.commit_data is not None:
+            raise StateError(
+                f"table {name!r} of operator {self._environment.task.operator!r} already has "
+                "commit data for this epoch; put everything into one value",
+                code=ErrorCode.COMMIT_DATA_ALREADY_SET,
+                table=name,
+            )
+        table.commit_data = data
+
+    def checkpoint(
+        self,
+        epoch: Epoch,
+        min_epoch: Epoch,
+        watermark: int | None,
+        *,
+        then_stop: bool = False,
+    ) -> SubtaskCheckpoint:
+        """Write what changed in every table and return the metadata for the driver.
+
+        `watermark` is the operator's at the barrier: what expired by it is dropped from the
+        lists. With `then_stop` the views are released.
+        """
+        self._check_usable()
+        self._is_usable = False
+        frontier = Frontier(watermark, self._frontier.processing_time_micros)
+        message = CheckpointMessage(epoch, frontier, min_epoch, then_stop)
+        task = self._environment.task
+        metadata = Metadata(
+            operator_metadata=state_pb2.OperatorMetadata(
+                job_id=task.job,
+                operator_id=task.operator,
+                epoch=epoch,
+                subtask_index=task.subtask.index,
+                parallelism=task.subtask.parallelism,
+                watermark_micros=watermark,
+            )
+        )
+        for name, table in self._tables.items():
+            metadata.table_configs[name].CopyFrom(table.spec.to_config())
+            metadata.bytes_written += self._checkpoint_table(table, message, metadata)
+        self._is_usable = True
+        if then_stop:
+            self.close()
+        return SubtaskCheckpoint(metadata, self._differs(metadata), metadata.bytes_written)
+
+    def close(self) -> None:
+        """Release every view; the manager is not used again."""
+        self._is_usable = False
+        for table in self._tables.values():
+            if table.view is not None:
+                table.view.release()
+                table.view = None
+
+    def _checkpoint_table(
+        self, table: _OpenTable, message: CheckpointMessage, metadata: Metadata
+    ) -> int:
+        name = table.spec.name
+        checkpointer = table.table.epoch_checkpointer(message.epoch, table.carried)
+        if table.view is not None:
+            table.view.flush(checkpointer.checkpointer)
+        if table.commit_data is not None:
+            checkpointer.insert_data(CommitData(table.commit_data))
+        finished = checkpointer.finish(message)
+        if checkpointer.commit_data is not None:
+            metadata.commit_data[name] = checkpointer.commit_data
+            table.commit_data = None
+        table.carried, written = finished or (None, 0)
+        if table.carried is not None:
+            metadata.table_checkpoint_metadata[name].CopyFrom(table.carried)
+        if table.view is not None:
+            files = (
+                () if table.carried is None else table.table.kind.files_in(table.carried)
+            )
+            table.view.checkpointed(files)
+        return written
+
+    def _differs(self, metadata: Metadata) -> bool:
+        """Tell whether the parent's metadata object would restore something else."""
+        parent = self._parent
+        self._parent = metadata
+        if parent is None or metadata.commit_data or parent.commit_data:
+            return True
+        tables = dict(metadata.table_checkpoint_metadata)
+        configs = dict(metadata.table_configs)
+        return tables != dict(parent.table_checkpoint_metadata) or configs != dict(
+            parent.table_configs
+        )
+
+    def _view(self, name: str, kind: type[ViewT]) -> ViewT:
+        self._check_usable()
+        table = self._table(name)
+        if table.view is None:
+            table.view = table.table.view()
+            table.view.advance(self._frontier)
+        if not isinstance(table.view, kind):
+            raise StateError(
+                f"table {name!r} of operator {self._environment.task.operator!r} is a "
+                f"{type(table.table.table).__name__}; ask for that kind of state",
+                code=ErrorCode.WRONG_TABLE_KIND,
+                table=name,
+            )
+        return table.view
+
+    def _table(self, name: str) -> _OpenTable:
+        table = self._tables.get(name)
+        if table is None:
+            known = ", ".join(sorted(self._tables)) or "none"
+            raise StateError(
+                f"operator {self._environment.task.operator!r} declares no table {name!r}; it "
+                f"declares: {known}. Add it to tables()",
+                code=ErrorCode.NO_REGISTERED_TABLE,
+                table=name,
+            )
+        return table
+
+    def _check_usable(self) -> None:
+        if not self._is_usable:
+            raise InternalError(
+                f"the tables of {self._environment.task.operator!r} were used after they were "
+                "closed, or after a checkpoint of them failed: load them anew"
+            )
+
+
+def _open_tables(
+    environment: TableEnvironment,
+    specs: Mapping[str, TableSpec],
+    restored: Mapping[int, Metadata],
+) -> dict[str, _OpenTable]:
+    configs = {name: spec.to_config() for name, spec in specs.items()}
+    whole = merge_tables(configs, restored)
+    tables = {}
+    for name, spec in specs.items():
+        checkpoint = whole.get(name)
+        table = ErasedTable.from_config(
+            name, configs[name], environment, checkpoint, state_type=spec.state_type
+        )
+        carried = (
+            None if checkpoint is None else table.subtask_metadata_from_table(checkpoint)
+        )
+        tables[name] = _OpenTable(spec, table, carried)
+    return tables
+
+
+def _check_complete(operator: str, restored: Mapping[int, Metadata]) -> None:
+    """Refuse metadata that is not of exactly all subtasks: a gap would silently lose state."""
+    for index, metadata in restored.items():
+        found = metadata.operator_metadata
+        if (
+            found.operator_id != operator
+            or found.subtask_index != index
+            or found.parallelism != len(restored)
+        ):
+            raise CorruptStateError(
+                f"the checkpoint of operator {operator!r} is incomplete: entry {index} of "
+                f"{len(restored)} is subtask {found.subtask_index} of {found.parallelism} of "
+                f"{found.operator_id!r}. Nothing was changed; restore another epoch",
+                code=ErrorCode.PROTOCOL_VIOLATION,
+                operator=operator,
+            )
