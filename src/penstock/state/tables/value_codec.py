@@ -13,6 +13,7 @@ from msgspec import inspect
 from penstock.errors import ErrorCode, StateError, UserError
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_UNORDERED_ENCODER = msgspec.msgpack.Encoder()
 
 
 class ValueCodec:
@@ -31,11 +32,14 @@ class ValueCodec:
             raise _undeclarable(what, value_type, f"msgpack has no form for {unknown[0]}")
 
     def encode(self, value: Any) -> bytes:
-        """Return the one form of `value`: equal values of the type give equal bytes."""
+        """Return the one form of `value`: equal values of the type give equal bytes.
+
+        But for dictionaries with other keys than text, which keep the order of their items.
+        """
         try:
-            data = _ENCODER.encode(value)
+            data = _encode(value)
             decoded = self._decoder.decode(data)
-            canonical = _ENCODER.encode(decoded)
+            canonical = _encode(decoded)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
             raise self._unsupported(value, str(error)) from error
         if not (decoded == value or (type(decoded) is type(value) and canonical == data)):
@@ -75,6 +79,13 @@ class ValueCodec:
             code=ErrorCode.UNSUPPORTED_VALUE_TYPE,
             what=self._what,
         )
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return _ENCODER.encode(value)
+    except TypeError:
+        return _UNORDERED_ENCODER.encode(value)
 
 
 def _foreign_types(node: Any, seen: set[int]) -> Iterator[str]:

@@ -1,0 +1,184 @@
+"""All subtasks of one operator with one table, driven by hand as a driver would drive them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.core.ids import Epoch
+from penstock.state.files.cache import FileCache
+from penstock.state.files.state_file import StateFile, derive_missing
+from penstock.state.proto import state_pb2
+from penstock.state.storage.memory import MemoryStore
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.erased import ErasedKind, ErasedTable
+from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.table import Frontier, TableEnvironment
+from tests.unit.state.tables.table_builders import (
+    NO_CACHE,
+    a_barrier,
+    a_compaction,
+    an_environment,
+)
+
+Parts = dict[int, state_pb2.TableSubtaskCheckpointMetadata]
+Write = Callable[[int, Any], None]
+
+
+class TableCluster:
+    """Runs epochs of one table at any parallelism; restores from metadata alone, or warm."""
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        parallelism: int = 1,
+        *,
+        store: ObjectStore | None = None,
+        cache: FileCache = NO_CACHE,
+    ) -> None:
+        self.spec = spec
+        self.store: ObjectStore = MemoryStore() if store is None else store
+        self.parallelism = parallelism
+        self.parts: Parts = {}
+        self.epoch = 0
+        self.watermark: int | None = None
+        self.bytes_written = 0
+        self._cache = cache
+        self._warm: dict[tuple[int, int], Any] = {}
+        self._attempts = 0
+
+    @property
+    def kind(self) -> ErasedKind:
+        return ErasedKind(self.spec.name, self.spec.to_config())
+
+    def files(self, index: int = 0) -> tuple[StateFile, ...]:
+        """The list of one subtask."""
+        part = self.parts.get(index)
+        return () if part is None else self.kind.files_in(part)
+
+    def merged(self) -> state_pb2.TableCheckpointMetadata | None:
+        return self.kind.merge_checkpoint_metadata(self.parts)
+
+    def table(self, index: int) -> ErasedTable:
+        return ErasedTable.from_config(
+            self.spec.name,
+            self.spec.to_config(),
+            self.environment(index),
+            self.merged(),
+            state_type=self.spec.state_type,
+        )
+
+    def environment(self, index: int) -> TableEnvironment:
+        self._attempts += 1
+        return an_environment(
+            self.store,
+            index=index,
+            parallelism=self.parallelism,
+            cache=self._cache,
+            attempt=self._attempts,
+        )
+
+    def view(self, index: int = 0, *, warm: bool = False) -> Any:
+        """Open a view as the next epoch would see it, cold unless a warm one can catch up."""
+        table = self.table(index)
+        kept = self._warm.get((index, self.parallelism)) if warm else None
+        if kept is not None:
+            missing = derive_missing(kept.files, table.files)
+            if missing is not None:
+                kept.catch_up(missing, table.files)
+                kept.advance(Frontier(self.watermark))
+                return kept
+        view = table.view()
+        view.advance(Frontier(self.watermark))
+        return view
+
+    def run_epoch(
+        self,
+        write: Write | None = None,
+        *,
+        watermark: int | None = None,
+        warm: bool = False,
+    ) -> None:
+        """Let every subtask write, then checkpoint all of them."""
+        self.epoch += 1
+        self.watermark = self.watermark if watermark is None else watermark
+        self.bytes_written = 0
+        parts: Parts = {}
+        views = {index: self.view(index, warm=warm) for index in range(self.parallelism)}
+        for index, view in views.items():
+            if write is not None:
+                write(index, view)
+            part = self._checkpoint(index, view)
+            if part is not None:
+                parts[index] = part
+        self.parts = parts
+        self._warm = {(index, self.parallelism): view for index, view in views.items()}
+
+    def rescale(self, parallelism: int) -> None:
+        """Hand the whole table to another number of subtasks."""
+        merged = self.merged()
+        self.parallelism = parallelism
+        parts: Parts = {}
+        for index in range(parallelism):
+            if merged is not None:
+                part = self.table_from(merged, index).subtask_metadata_from_table(merged)
+                if part is not None:
+                    parts[index] = part
+        self.parts = parts
+
+    def compact(
+        self, index: int = 0, **options: Any
+    ) -> state_pb2.TableCheckpointMetadata | None:
+        """Run a due compaction of one subtask; the result is not swapped in yet."""
+        merged = self.merged()
+        if merged is None:
+            return None
+        config = a_compaction(
+            self.environment(index),
+            epoch=self.epoch + 1,
+            watermark_micros=self.watermark,
+            **options,
+        )
+        return self.kind.compact_data(config, merged, state_type=self.spec.state_type)
+
+    def swap(self, compacted: state_pb2.TableCheckpointMetadata) -> bool:
+        """Apply a compaction to all subtasks' lists; tell whether anything changed."""
+        before = self.lists()
+        self.parts = self.kind.apply_compacted_checkpoints(compacted, self.parts)
+        return self.lists() != before
+
+    def compact_all(self, **options: Any) -> int:
+        """Compact and swap until nothing is due; return how often."""
+        rounds = 0
+        for index in range(self.parallelism):
+            while (compacted := self.compact(index, **options)) is not None:
+                assert self.swap(compacted)
+                rounds += 1
+        return rounds
+
+    def lists(self) -> Mapping[int, tuple[StateFile, ...]]:
+        return {index: self.files(index) for index in range(self.parallelism)}
+
+    def table_from(
+        self, merged: state_pb2.TableCheckpointMetadata, index: int
+    ) -> ErasedTable:
+        return ErasedTable.from_config(
+            self.spec.name,
+            self.spec.to_config(),
+            self.environment(index),
+            merged,
+            state_type=self.spec.state_type,
+        )
+
+    def _checkpoint(
+        self, index: int, view: Any
+    ) -> state_pb2.TableSubtaskCheckpointMetadata | None:
+        table = self.table(index)
+        checkpointer = table.epoch_checkpointer(Epoch(self.epoch), self.parts.get(index))
+        view.flush(checkpointer.checkpointer)
+        finished = checkpointer.finish(a_barrier(self.epoch, self.watermark))
+        if finished is None:
+            view.checkpointed(())
+            return None
+        part, size = finished
+        self.bytes_written += size
+        view.checkpointed(self.kind.files_in(part))
+        return part
