@@ -274,7 +274,7 @@ def test_removed_keys_do_not_come_back_after_compaction() -> None:
 def test_a_large_base_is_not_rewritten_for_small_deltas() -> None:
     cluster = TableCluster(COUNTS)
     for epoch in range(4):
-        cluster.run_epoch(inserts(*((0, f"{epoch}-{n}" * 10, n) for n in range(1_000))))
+        cluster.run_epoch(inserts(*((0, f"{epoch}-{n}" * 10, n) for n in range(4_000))))
     assert cluster.compact_all() == 1
     for epoch in range(15):
         cluster.run_epoch(inserts((0, "k", epoch)))
