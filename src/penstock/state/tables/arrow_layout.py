@@ -32,7 +32,11 @@ def relay(array: Any, data_type: _Type) -> Any:
         return array
     if pa.types.is_run_end_encoded(array.type):
         return relay(pc.call_function("run_end_decode", [array]), data_type)
-    if not pa.types.is_dictionary(data_type) or pa.types.is_dictionary(array.type):
+    if pa.types.is_dictionary(array.type):
+        values = relay(array.dictionary, stored_type(array.type.value_type))
+        plain = pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
+        return relay(plain, data_type)
+    if not pa.types.is_dictionary(data_type):
         return array.cast(data_type)
     encoded = array.dictionary_encode()
     return pa.DictionaryArray.from_arrays(

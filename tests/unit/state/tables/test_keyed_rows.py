@@ -1,0 +1,93 @@
+"""Rows come in order of hash, one per key, and the newest one stays."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.state.tables.keyed_rows import (
+    join_rows,
+    merge_rows,
+    newest_per_key,
+    sort_rows,
+    stable_order,
+)
+
+
+def batch(rows: list[tuple[int, int]], first_value: int = 0) -> pa.RecordBatch:
+    """Rows of (hash, key), numbered in order."""
+    return pa.record_batch(
+        {
+            "key": pa.array([key for _, key in rows], pa.int64()),
+            "value": pa.array(range(first_value, first_value + len(rows)), pa.int64()),
+            "_key_hash": pa.array([key_hash for key_hash, _ in rows], pa.uint64()),
+        }
+    )
+
+
+pairs = st.lists(
+    st.tuples(st.integers(0, 3).map(lambda n: n << 61), st.integers(0, 5)), max_size=30
+)
+
+
+@given(st.lists(st.integers(0, (1 << 64) - 1) | st.integers(0, 3), max_size=50))
+def test_the_order_is_that_of_a_stable_sort(values: list[int]) -> None:
+    hashes = np.array(values, np.uint64)
+    assert stable_order(hashes).tolist() == np.argsort(hashes, kind="stable").tolist()
+
+
+@pytest.mark.parametrize("low_bits", [0, 3, 12])
+def test_hashes_that_differ_in_their_lowest_bits_are_ordered(low_bits: int) -> None:
+    random = np.random.default_rng(low_bits)
+    hashes = random.integers(0, 1 << 64, 5_000, dtype=np.uint64)
+    hashes[::2] = (hashes[0] & np.uint64(0xFFFF_FFFF_FFFF_0000)) | (
+        hashes[::2] & np.uint64((1 << low_bits) - 1)
+    )
+    assert stable_order(hashes).tolist() == np.argsort(hashes, kind="stable").tolist()
+
+
+@given(pairs)
+def test_sorting_keeps_the_last_row_of_each_key(rows: list[tuple[int, int]]) -> None:
+    found = sort_rows(batch(rows), ["key"])
+    newest = {row: value for value, row in enumerate(rows)}
+    hashes: list[Any] = found.column("_key_hash").to_pylist()
+    assert hashes == sorted(hashes)
+    assert sorted(
+        zip(hashes, found["key"].to_pylist(), found["value"].to_pylist(), strict=True)
+    ) == (sorted((key_hash, key, value) for (key_hash, key), value in newest.items()))
+
+
+@given(st.lists(pairs, min_size=1, max_size=4))
+def test_merging_sorted_batches_equals_sorting_them_together(
+    parts: list[list[tuple[int, int]]],
+) -> None:
+    batches, count = [], 0
+    for part in parts:
+        batches.append(batch(part, count))
+        count += len(part)
+    merged = merge_rows([sort_rows(one, ["key"]) for one in batches], ["key"])
+    together = sort_rows(join_rows(batches), ["key"])
+
+    def contents(rows: pa.RecordBatch) -> list[tuple[object, ...]]:
+        return sorted(tuple(row.values()) for row in rows.to_pylist())
+
+    assert contents(merged) == contents(together)
+    hashes: list[Any] = merged.column("_key_hash").to_pylist()
+    assert hashes == sorted(hashes)
+
+
+def test_distinct_hashes_leave_nothing_to_compare() -> None:
+    assert newest_per_key(np.array([1, 2, 3], np.uint64), [pa.array([7, 7, 7])]) is None
+
+
+def test_colliding_keys_are_all_kept() -> None:
+    assert newest_per_key(np.array([1, 1, 1], np.uint64), [pa.array([7, 8, 9])]) is None
+
+
+def test_repetitions_among_collisions_keep_their_last() -> None:
+    kept = newest_per_key(np.array([1, 1, 1, 1], np.uint64), [pa.array([7, 8, 7, 8])])
+    assert kept is not None
+    assert kept.tolist() == [2, 3]
