@@ -1,0 +1,94 @@
+"""Looking at the kept epochs of a job from outside: their metadata, files and contents."""
+
+from collections.abc import Sequence
+
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo, Token
+from penstock.core.tokens import new_token
+from penstock.state.checkpoints.backend import ParquetBackend
+from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.files.cache import FileCache
+from penstock.state.files.state_file import StateFile
+from penstock.state.proto import state_pb2
+from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.erased import ErasedKind
+from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.table import Frontier, TableEnvironment
+from penstock.state.tables.table_manager import TableManager
+from tests.unit.state.tables.table_builders import NO_CACHE
+
+Metadata = state_pb2.OperatorCheckpointMetadata
+
+
+def an_attempt(
+    store: ObjectStore,
+    task: TaskInfo,
+    *,
+    generation: Generation | None = None,
+    token: Token | None = None,
+    cache: FileCache = NO_CACHE,
+) -> TableEnvironment:
+    """Where one attempt of one subtask finds and writes its tables."""
+    return TableEnvironment(
+        task, generation or Generation(1), token or new_token(), store, cache
+    )
+
+
+def read_metadata(
+    store: ObjectStore, manifest: CheckpointManifest | None
+) -> dict[str, dict[int, Metadata]]:
+    """The metadata of every subtask, by operator and index."""
+    backend = ParquetBackend(store)
+    return {
+        str(entry.operator): {
+            index: backend.read_operator_checkpoint_metadata(found)
+            for index, found in enumerate(entry.subtasks)
+        }
+        for entry in (() if manifest is None else manifest.operators)
+    }
+
+
+def frontier_of(manifest: CheckpointManifest | None) -> Frontier:
+    """The time by which the state of a checkpoint is judged."""
+    if manifest is None:
+        return Frontier()
+    watermark = manifest.operators[0].input_watermarks[0].event_time_micros
+    return Frontier(watermark, manifest.processing_time_micros)
+
+
+def files_of(metadata: Metadata, table: str) -> tuple[StateFile, ...]:
+    """The list of one subtask's table."""
+    if table not in metadata.table_checkpoint_metadata:
+        return ()
+    kind = ErasedKind(table, metadata.table_configs[table])
+    return kind.files_in(metadata.table_checkpoint_metadata[table])
+
+
+def manifest_of(checkpoints: JobCheckpoints, epoch: int) -> CheckpointManifest:
+    """The manifest of a kept epoch; one that is not kept is refused."""
+    ref = checkpoints.plan_restore(Epochs(Epoch(epoch))).ref
+    return checkpoints.manifest(ref)
+
+
+def load_epoch(
+    checkpoints: JobCheckpoints,
+    operator: str,
+    specs: Sequence[TableSpec],
+    epoch: int,
+    *,
+    parallelism: int = 1,
+    cache: FileCache = NO_CACHE,
+) -> list[TableManager]:
+    """Open an operator's tables as of a kept epoch, at any parallelism."""
+    manifest = manifest_of(checkpoints, epoch)
+    restored = read_metadata(checkpoints.store, manifest)[operator]
+    managers = []
+    for index in range(parallelism):
+        task = TaskInfo(
+            JobId(checkpoints.job), OperatorId(operator), Subtask(index, parallelism)
+        )
+        environment = an_attempt(checkpoints.store, task, cache=cache)
+        managers.append(TableManager.load(environment, specs, restored))
+        managers[-1].begin_epoch(frontier_of(manifest))
+    return managers
