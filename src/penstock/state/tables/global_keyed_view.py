@@ -46,6 +46,7 @@ class GlobalKeyedView(View, Generic[K, V]):
         """Own writes of earlier epochs that are in files which this view has not folded yet."""
         self._changes: dict[bytes, bytes | None] = {}
         """Own writes of this epoch; None for a removed key."""
+        self._is_released = False
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """Return a new copy of the key's value, or `default`."""
@@ -67,7 +68,7 @@ class GlobalKeyedView(View, Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Yield keys and new copies of their values, in an order that depends on the keys only."""
-        for key in sorted({*self._folded, *self._unmerged, *self._changes}):
+        for key in sorted(self._known_keys()):
             data = self._find(key)
             if data is not None:
                 yield self._keys.decode(key), self._values.decode(data)
@@ -76,8 +77,7 @@ class GlobalKeyedView(View, Generic[K, V]):
         return self._find(self._keys.encode_key(key)) is not None
 
     def __len__(self) -> int:
-        keys = {*self._folded, *self._unmerged, *self._changes}
-        return sum(self._find(key) is not None for key in keys)
+        return sum(self._find(key) is not None for key in self._known_keys())
 
     def advance(self, frontier: Frontier) -> None:
         """Start an epoch; nothing in a global table expires."""
@@ -108,8 +108,14 @@ class GlobalKeyedView(View, Generic[K, V]):
     def release(self) -> None:
         """Let go of all values."""
         self._folded, self._unmerged, self._changes = {}, {}, {}
+        self._is_released = True
+
+    def _known_keys(self) -> set[bytes]:
+        self._check_usable()
+        return {*self._folded, *self._unmerged, *self._changes}
 
     def _find(self, key: bytes) -> bytes | None:
+        self._check_usable()
         if key in self._changes:
             return self._changes[key]
         return self._find_before(key)
@@ -119,7 +125,12 @@ class GlobalKeyedView(View, Generic[K, V]):
         return self._unmerged[key] if key in self._unmerged else self._folded.get(key)
 
     def _change(self, key: bytes, value: bytes | None) -> None:
+        self._check_usable()
         if value == self._find_before(key):
             self._changes.pop(key, None)
         else:
             self._changes[key] = value
+
+    def _check_usable(self) -> None:
+        if self._is_released:
+            raise InternalError(f"table {self.table_name!r} was used after it was released")

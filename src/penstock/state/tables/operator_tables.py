@@ -8,6 +8,7 @@ their results in when an epoch is published. No rows pass through here but those
 from collections.abc import Iterable, Mapping
 
 from penstock.core.ids import Epoch
+from penstock.errors import ErrorCode, UserError
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.rules import RULES, ProtocolRules
@@ -16,6 +17,21 @@ from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import CompactionConfig
 
 Metadata = state_pb2.OperatorCheckpointMetadata
+
+
+def tables_by_name(specs: Iterable[TableSpec]) -> dict[str, TableSpec]:
+    """Return an operator's declarations by name; a name is declared once."""
+    declared: dict[str, TableSpec] = {}
+    for spec in specs:
+        if spec.name in declared:
+            raise UserError(
+                f"an operator declares the table {spec.name!r} twice: one of them would lose "
+                "its state to the other. Give each a name of its own",
+                code=ErrorCode.INVALID_NAME,
+                table=spec.name,
+            )
+        declared[spec.name] = spec
+    return declared
 
 
 def merge_tables(
@@ -41,7 +57,7 @@ def compact_subtask(
     metadata: Mapping[int, Metadata],
 ) -> dict[str, state_pb2.TableCheckpointMetadata]:
     """Run the compactions due for one subtask; return the new files by table."""
-    declared: dict[str, TableSpec] = {spec.name: spec for spec in specs}
+    declared = tables_by_name(specs)
     configs = {name: spec.to_config() for name, spec in declared.items()}
     compacted = {}
     for name, table in merge_tables(configs, metadata).items():

@@ -15,6 +15,7 @@ from penstock.state.files.migration import plan_migration
 from penstock.state.proto import state_pb2
 from penstock.state.tables.erased import ErasedKind
 from penstock.state.tables.global_keyed_files import KeyValueTypes
+from penstock.state.tables.operator_tables import tables_by_name
 from penstock.state.tables.specs import TableSpec
 
 
@@ -47,7 +48,7 @@ def plan_table_restore(
 
     `restored` is the operator's metadata by subtask, as the checkpoint holds it.
     """
-    declared: dict[str, TableSpec] = {spec.name: spec for spec in specs}
+    declared = tables_by_name(specs)
     stored: dict[str, state_pb2.TableConfig] = {}
     for metadata in restored.values():
         stored.update(metadata.table_configs)

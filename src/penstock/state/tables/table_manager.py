@@ -8,8 +8,8 @@ One epoch:
     checkpoint = manager.checkpoint(epoch, min_epoch, watermark, then_stop=False)
 
 It writes state files only. The metadata it returns goes to the driver, which alone
-publishes. After an error in `checkpoint` the manager is not used again: its views may have
-handed over writes that never became durable.
+publishes. After an error in `checkpoint` or `catch_up` the manager is not used again: its
+views may have handed over writes that never became durable, or be of different epochs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ from penstock.state.proto import state_pb2
 from penstock.state.tables.erased import ErasedTable
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
-from penstock.state.tables.operator_tables import merge_tables
+from penstock.state.tables.operator_tables import merge_tables, tables_by_name
 from penstock.state.tables.restore_plan import check_restorable, plan_table_restore
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import (
@@ -72,7 +72,9 @@ class TableManager:
         self._environment = environment
         self._tables = dict(tables)
         self._parent = parent
-        self._frontier = Frontier()
+        self._frontier: Frontier | None = None
+        """None between epochs: a row put without knowing the time would expire at once."""
+        self._newest_epoch = _newest_epoch(tables)
         self._is_usable = True
 
     @classmethod
@@ -89,15 +91,13 @@ class TableManager:
         `restored` holds the metadata of *every* subtask the checkpoint was made with, by
         index; empty for a fresh start. Nothing is read before a table is used.
         """
-        declared: dict[str, TableSpec] = {spec.name: spec for spec in specs}
+        declared = tables_by_name(specs)
         operator = environment.task.operator
         _check_complete(operator, restored)
         plans = plan_table_restore(declared.values(), restored)
         check_restorable(operator, plans, allow_dropped=allow_dropped)
         tables = _open_tables(environment, declared, restored)
-        same_parallelism = len(restored) == environment.task.subtask.parallelism
-        parent = restored[environment.task.subtask.index] if same_parallelism else None
-        return cls(environment, tables, parent)
+        return cls(environment, tables, _parent_of(environment, restored))
 
     def catch_up(
         self, environment: TableEnvironment, restored: Mapping[int, Metadata]
@@ -105,17 +105,19 @@ class TableManager:
         """Go on with open views after an epoch was published, reading only what is new.
 
         `environment` carries the new attempt's token. A view that the checkpoint does not
-        extend is dropped and folded anew when it is next used.
+        extend, or of another subtask, is dropped and folded anew when it is next used.
         """
         self._check_usable()
+        self._is_usable = False
         _check_complete(environment.task.operator, restored)
         specs = {name: table.spec for name, table in self._tables.items()}
         opened = _open_tables(environment, specs, restored)
+        same_task = environment.task == self._environment.task
         for name, table in opened.items():
             view = self._tables[name].view
             if view is None:
                 continue
-            missing = derive_missing(view.files, table.table.files)
+            missing = derive_missing(view.files, table.table.files) if same_task else None
             if missing is None:
                 view.release()
             else:
@@ -123,7 +125,10 @@ class TableManager:
                 table.view = view
         self._tables = opened
         self._environment = environment
-        self._parent = restored.get(environment.task.subtask.index)
+        self._parent = _parent_of(environment, restored)
+        self._frontier = None
+        self._newest_epoch = _newest_epoch(opened)
+        self._is_usable = True
 
     def begin_epoch(self, frontier: Frontier) -> None:
         """Fix the time that expiry is judged by until the next epoch."""
@@ -153,6 +158,13 @@ class TableManager:
         """Store what the sink must commit once this epoch is acknowledged; once per epoch."""
         self._check_usable()
         table = self._table(name)
+        if not getattr(table.table.kind.config_message, "uses_two_phase_commit", False):
+            raise StateError(
+                f"table {name!r} of operator {self._environment.task.operator!r} cannot hold "
+                "commit data: declare a global table with uses_two_phase_commit=True for it",
+                code=ErrorCode.WRONG_TABLE_KIND,
+                table=name,
+            )
         if table.commit_data is not None:
             raise StateError(
                 f"table {name!r} of operator {self._environment.task.operator!r} already has "
@@ -175,9 +187,10 @@ class TableManager:
         `watermark` is the operator's at the barrier: what expired by it is dropped from the
         lists. With `then_stop` the views are released.
         """
-        self._check_usable()
+        begun = self._begun()
+        self._check_number(epoch)
         self._is_usable = False
-        frontier = Frontier(watermark, self._frontier.processing_time_micros)
+        frontier = Frontier(watermark, begun.processing_time_micros)
         message = CheckpointMessage(epoch, frontier, min_epoch, then_stop)
         task = self._environment.task
         metadata = Metadata(
@@ -193,6 +206,7 @@ class TableManager:
         for name, table in self._tables.items():
             metadata.table_configs[name].CopyFrom(table.spec.to_config())
             metadata.bytes_written += self._checkpoint_table(table, message, metadata)
+        self._newest_epoch = epoch
         self._is_usable = True
         if then_stop:
             self.close()
@@ -242,11 +256,11 @@ class TableManager:
         )
 
     def _view(self, name: str, kind: type[ViewT]) -> ViewT:
-        self._check_usable()
+        frontier = self._begun()
         table = self._table(name)
         if table.view is None:
             table.view = table.table.view()
-            table.view.advance(self._frontier)
+            table.view.advance(frontier)
         if not isinstance(table.view, kind):
             raise StateError(
                 f"table {name!r} of operator {self._environment.task.operator!r} is a "
@@ -268,11 +282,30 @@ class TableManager:
             )
         return table
 
+    def _begun(self) -> Frontier:
+        """Return the epoch's frontier; without one nothing may be read or written."""
+        self._check_usable()
+        if self._frontier is None:
+            raise InternalError(
+                f"the tables of {self._environment.task.operator!r} were used before begin_epoch "
+                "said by which time their rows are judged"
+            )
+        return self._frontier
+
+    def _check_number(self, epoch: Epoch) -> None:
+        """Refuse an epoch that lists, which are in order of epoch, would not end with."""
+        if epoch <= self._newest_epoch:
+            raise InternalError(
+                f"epoch {epoch} of operator {self._environment.task.operator!r} cannot be built "
+                f"on files of epoch {self._newest_epoch}: epoch numbers only grow",
+                code=ErrorCode.PROTOCOL_VIOLATION,
+            )
+
     def _check_usable(self) -> None:
         if not self._is_usable:
             raise InternalError(
                 f"the tables of {self._environment.task.operator!r} were used after they were "
-                "closed, or after a checkpoint of them failed: load them anew"
+                "closed, or after an error in them: load them anew"
             )
 
 
@@ -296,6 +329,19 @@ def _open_tables(
     return tables
 
 
+def _newest_epoch(tables: Mapping[str, _OpenTable]) -> int:
+    epochs = (file.epoch for table in tables.values() for file in table.table.files)
+    return max(epochs, default=0)
+
+
+def _parent_of(
+    environment: TableEnvironment, restored: Mapping[int, Metadata]
+) -> Metadata | None:
+    """Return what the driver may refer to again: only metadata of the very same subtask."""
+    subtask = environment.task.subtask
+    return restored[subtask.index] if len(restored) == subtask.parallelism else None
+
+
 def _check_complete(operator: str, restored: Mapping[int, Metadata]) -> None:
     """Refuse metadata that is not of exactly all subtasks: a gap would silently lose state."""
     for index, metadata in restored.items():
@@ -303,6 +349,7 @@ def _check_complete(operator: str, restored: Mapping[int, Metadata]) -> None:
         if (
             found.operator_id != operator
             or found.subtask_index != index
+            or index >= len(restored)
             or found.parallelism != len(restored)
         ):
             raise CorruptStateError(

@@ -68,6 +68,7 @@ class TimeKeyedView(View):
         self._watermark_micros: int | None = None
         self._chunks = reader.read_chunks(files)
         self._pending: list[Chunk] = []
+        self._is_released = False
 
     def insert(self, rows: pa.RecordBatch, expires_at: ExpiresAt) -> None:
         """Add rows that live until the watermark reaches `expires_at`: one instant, or one each.
@@ -75,6 +76,7 @@ class TimeKeyedView(View):
         A row that is expired already is not kept. A row whose key belongs to another subtask
         is refused: after a restore nobody would see it.
         """
+        self._check_usable()
         columns = self.schema.to_stored(rows)
         if rows.num_rows == 0:
             return
@@ -183,8 +185,16 @@ class TimeKeyedView(View):
     def release(self) -> None:
         """Let go of all rows and mappings."""
         self._chunks, self._pending = [], []
+        self._is_released = True
+
+    def _check_usable(self) -> None:
+        if self._is_released:
+            raise InternalError(
+                f"table {self.schema.table_name!r} was used after it was released"
+            )
 
     def _all_chunks(self) -> list[Chunk]:
+        self._check_usable()
         return [*self._chunks, *self._pending]
 
     def _live_chunks(self, chunks: Sequence[Chunk]) -> list[Chunk]:

@@ -378,11 +378,12 @@ def test_catching_up_with_pending_writes_is_a_bug() -> None:
         view.catch_up((), ())
 
 
-def test_a_released_view_holds_nothing() -> None:
+def test_a_released_view_is_refused_instead_of_looking_empty() -> None:
     view = TableCluster(COUNTS).view()
     view.insert("a", 1)
     view.release()
-    assert len(view) == 0
+    with pytest.raises(InternalError, match="released"):
+        len(view)
 
 
 def test_a_checkpointer_takes_decoded_and_encoded_changes() -> None:

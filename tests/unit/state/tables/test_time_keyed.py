@@ -477,5 +477,11 @@ def test_catching_up_with_pending_rows_is_a_bug() -> None:
     view.insert(a_batch(("a", 1, 1)), None)
     with pytest.raises(InternalError):
         view.catch_up((), ())
+
+
+def test_a_released_view_is_refused_instead_of_looking_empty() -> None:
+    view = TableCluster(PANES).view()
+    view.insert(a_batch(("a", 1, 1)), None)
     view.release()
-    assert view.rows().num_rows == 0
+    with pytest.raises(InternalError, match="released"):
+        view.rows()
