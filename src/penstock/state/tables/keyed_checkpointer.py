@@ -14,6 +14,7 @@ from penstock.errors import ErrorCode, InternalError, StateError
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import FileDescription, StateFileWriter, write_state_file
 from penstock.state.proto import state_pb2
+from penstock.state.tables.file_lists import message_of
 from penstock.state.tables.keyed_expiry import frontier_micros
 from penstock.state.tables.keyed_rows import hashes_of
 from penstock.state.tables.keyed_schema import EXPIRES_AT, KeyedSchema
@@ -89,9 +90,7 @@ class KeyedTableCheckpointer(
         files = (*drop_expired(self._previous, instant), *written)
         if not files:
             return None
-        message = state_pb2.KeyedTableSubtaskCheckpointMetadata(
-            files=[file.to_proto() for file in files]
-        )
+        message = message_of(state_pb2.KeyedTableSubtaskCheckpointMetadata, files)
         return message, sum(file.size_bytes for file in written)
 
     def _check_order(self, rows: pa.RecordBatch) -> None:

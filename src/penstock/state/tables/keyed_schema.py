@@ -6,7 +6,7 @@ Value columns are nullable in files, because a tombstone has none.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -66,12 +66,8 @@ class KeyedSchema:
 
     @classmethod
     def from_config(cls, config: state_pb2.KeyedTableConfig) -> "KeyedSchema":
-        """Read the durable declaration."""
-        ttl = None
-        if config.HasField("ttl_micros"):
-            ttl = TimeToLive(config.ttl_micros, config.time_column or None)
-        schema = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
-        return cls(config.table_name, schema, tuple(config.key_columns), ttl)
+        """Read the durable declaration. Checked once per process: every epoch opens tables."""
+        return _decode_schema(config.SerializeToString(deterministic=True))
 
     def to_config(self, description: str = "") -> state_pb2.KeyedTableConfig:
         """Return the durable declaration."""
@@ -197,3 +193,13 @@ class KeyedSchema:
             table=self.table_name,
             column=field.name,
         )
+
+
+@lru_cache(maxsize=256)
+def _decode_schema(data: bytes) -> KeyedSchema:
+    config = state_pb2.KeyedTableConfig.FromString(data)
+    ttl = None
+    if config.HasField("ttl_micros"):
+        ttl = TimeToLive(config.ttl_micros, config.time_column or None)
+    schema = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
+    return KeyedSchema(config.table_name, schema, tuple(config.key_columns), ttl)

@@ -23,6 +23,7 @@ from penstock.state.files.state_file import StateFile, derive_missing
 from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.file_lists import files_of
 from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.keyed_expiry import TimeToLive
 from penstock.state.tables.keyed_schema import KeyedSchema
@@ -64,10 +65,6 @@ def an_environment(
         FileCache(cache_root, 1 << 30),
         memory_budget_bytes,
     )
-
-
-def files_of(message: Any) -> tuple[StateFile, ...]:
-    return tuple(StateFile.from_proto(file) for file in message.files)
 
 
 def rows_of(view: KeyedView) -> list[dict[str, Any]]:
@@ -215,9 +212,12 @@ class KeyedHarness:
         return swapped
 
     def files(self, index: int = 0) -> tuple[StateFile, ...]:
-        return files_of(self.subtasks[index]) if index in self.subtasks else ()
+        return files_of(self.subtasks.get(index))
 
     def routed(self, batch: pa.RecordBatch) -> Iterable[tuple[KeyedView, pa.RecordBatch]]:
+        if self.parallelism == 1:
+            yield self.views[0], batch
+            return
         for index, positions in self._positions(batch):
             yield self.views[index], batch.take(pa.array(positions, pa.int64()))
 
@@ -232,7 +232,9 @@ class KeyedHarness:
     ) -> list[dict[str, Any] | None]:
         answers: list[dict[str, Any] | None] = [None] * keys.num_rows
         for index, positions in self._positions(keys):
-            part = keys.take(pa.array(positions, pa.int64()))
+            part = keys
+            if self.parallelism > 1:
+                part = keys.take(pa.array(positions, pa.int64()))
             answer = views[index].get(part)
             for position, row, found in zip(
                 positions, answer.rows.to_pylist(), answer.found, strict=True

@@ -1,0 +1,187 @@
+"""An epoch's own writes: few runs, bounded memory, and on disk when they grow too large."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.errors import ErrorCode, StorageError
+from penstock.state.tables.keyed_merge import merge_runs
+from penstock.state.tables.keyed_pending import PendingRows
+from penstock.state.tables.keyed_rows import hashes_of
+from penstock.state.tables.keyed_run import MemoryRun, OpenSegments, Run
+from penstock.state.tables.keyed_spill import SPILL_SEGMENT_BYTES, SpilledRun
+from tests.unit.state.tables.keyed_harness import KeyedHarness
+
+
+def sorted_rows(first: int, count: int, value: int, *, step: int = 1) -> pa.RecordBatch:
+    numbers = np.arange(first, first + count * step, step)
+    return pa.record_batch(
+        {
+            "key": numbers,
+            "value": np.full(count, value),
+            "_key_hash": numbers.astype(np.uint64),
+        }
+    )
+
+
+def pending(folder: Path, limit_bytes: int) -> PendingRows:
+    return PendingRows(("key",), limit_bytes=limit_bytes, spill_folder=folder)
+
+
+def contents(runs: list[Run]) -> list[tuple[int, int]]:
+    merged = list(merge_runs(runs, ["key"]))
+    return [(row["key"], row["value"]) for batch in merged for row in batch.to_pylist()]
+
+
+def test_many_small_writes_leave_few_runs(tmp_path: Path) -> None:
+    writes = pending(tmp_path, 1 << 30)
+    for number in range(300):
+        writes.add(sorted_rows(number, 10, number))
+    assert len(writes.runs()) <= 10
+    assert contents(writes.runs())[0] == (0, 0)
+    assert contents(writes.runs())[-1] == (308, 299)
+
+
+def test_writes_above_the_limit_go_to_disk_and_stay_readable(tmp_path: Path) -> None:
+    writes = pending(tmp_path, 10_000)
+    for number in range(100):
+        writes.add(sorted_rows(number * 50, 100, number))
+        assert writes.size_bytes <= 10_000
+    assert any(isinstance(run, SpilledRun) for run in writes.runs())
+    assert len(writes.runs()) <= 12
+    expected = [(key, min(key // 50, 99)) for key in range(99 * 50 + 100)]
+    assert contents(writes.runs()) == expected
+
+
+def test_the_spilled_file_has_no_name_to_leave_behind(tmp_path: Path) -> None:
+    writes = pending(tmp_path, 0)
+    writes.add(sorted_rows(0, 100, 1))
+    assert isinstance(writes.runs()[0], SpilledRun)
+    assert list(tmp_path.iterdir()) == []
+    assert contents(writes.runs()) == [(key, 1) for key in range(100)]
+
+
+def test_runs_stay_as_they_were_after_later_writes(tmp_path: Path) -> None:
+    writes = pending(tmp_path, 2_000)
+    writes.add(sorted_rows(0, 200, 1))
+    early = writes.runs()
+    for number in range(2, 20):
+        writes.add(sorted_rows(0, 200, number))
+    writes.clear()
+    assert not writes
+    assert writes.runs() == []
+    assert contents(early) == [(key, 1) for key in range(200)]
+
+
+def test_a_disk_that_cannot_take_the_writes_is_an_error_that_says_so(
+    tmp_path: Path,
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder", encoding="utf-8")
+    writes = pending(blocked, 0)
+    with pytest.raises(StorageError, match="more than the memory budget") as raised:
+        writes.add(sorted_rows(0, 10, 1))
+    assert raised.value.code is ErrorCode.STORAGE_FULL
+
+
+def test_a_spilled_run_is_cut_into_segments_by_size(tmp_path: Path) -> None:
+    rows = sorted_rows(0, 4, 1).append_column(
+        "payload", pa.array([b"x" * (SPILL_SEGMENT_BYTES // 2)] * 4)
+    )
+    run = SpilledRun(tmp_path, [rows], tier=0)
+    assert len(run.first_hashes) >= 2
+    read = [run.read_segment(index) for index in range(len(run.first_hashes))]
+    assert pa.Table.from_batches(read).equals(pa.Table.from_batches([rows]))
+    assert [int(first) for first in run.first_hashes] == [
+        int(hashes_of(r)[0]) for r in read
+    ]
+
+
+def test_an_epoch_larger_than_the_budget_is_seen_and_checkpointed_whole(
+    tmp_path: Path,
+) -> None:
+    harness = KeyedHarness(tmp_path, memory_budget_bytes=20_000)
+    for start in range(0, 3_000, 100):
+        keys = np.arange(start, start + 200)
+        harness.put(pa.record_batch({"key": keys, "value": [f"{start}"] * 200}))
+        harness.delete(pa.record_batch({"key": keys[:10]}))
+        assert harness.views[0]._pending.size_bytes <= 20_000 // 4
+    before = harness.scan()
+    assert len(before) == 3_100 - 30 * 10
+    probe = pa.record_batch({"key": [0, 5, 10, 2_950, 3_050]})
+    found = [row and row["value"] for row in harness.get(probe)]
+    assert found == [None, None, "0", "2900", "2900"]
+    harness.checkpoint()
+    assert harness.scan() == before
+    harness.restore(2)
+    assert sorted(row["key"] for row in harness.scan()) == sorted(
+        row["key"] for row in before
+    )
+
+
+def test_merging_yields_whole_hashes_although_segments_share_them(tmp_path: Path) -> None:
+    class CutRun(Run):
+        """A run whose segments all go on with the hash of the one before."""
+
+        first_hashes = np.array([1, 1, 2], np.uint64)
+        last_hashes = np.array([1, 2, 2], np.uint64)
+        parts = ([(1, 10)], [(1, 11), (2, 20)], [(2, 21)])
+
+        def read_segment(self, index: int) -> pa.RecordBatch:
+            hashes, keys = zip(*self.parts[index], strict=True)
+            return pa.record_batch(
+                {
+                    "key": pa.array(keys, pa.int64()),
+                    "value": pa.array([0] * len(keys), pa.int64()),
+                    "_key_hash": pa.array(hashes, pa.uint64()),
+                }
+            )
+
+    newer = pa.record_batch(
+        {
+            "key": pa.array([11, 21], pa.int64()),
+            "value": pa.array([1, 1], pa.int64()),
+            "_key_hash": pa.array([1, 2], pa.uint64()),
+        }
+    )
+    batches = list(merge_runs([CutRun(), MemoryRun(newer)], ["key"]))
+    found = sorted((row["key"], row["value"]) for b in batches for row in b.to_pylist())
+    assert found == [(10, 0), (11, 1), (20, 0), (21, 1)]
+    ends = [set(hashes_of(batch).tolist()) for batch in batches]
+    assert all(not one & other for one in ends for other in ends if one is not other)
+
+
+def test_merging_no_runs_or_empty_ones_yields_nothing() -> None:
+    assert list(merge_runs([], ["key"])) == []
+    assert list(merge_runs([MemoryRun(sorted_rows(0, 0, 0))], ["key"])) == []
+
+
+def test_segments_unused_for_longest_are_closed_first() -> None:
+    rows = sorted_rows(0, 100, 1)
+    opened: list[str] = []
+    segments = OpenSegments(limit_bytes=2 * rows.nbytes)
+
+    def use(name: str) -> None:
+        def open_it() -> pa.RecordBatch:
+            opened.append(name)
+            return rows
+
+        segments.get((name, 0), open_it)
+
+    for name in ("a", "b", "a", "c", "a", "b"):
+        use(name)
+    assert opened == ["a", "b", "c", "b"]
+    assert (len(segments), segments.size_bytes) == (2, 2 * rows.nbytes)
+    segments.close("a")
+    assert (len(segments), segments.size_bytes) == (1, rows.nbytes)
+    segments.clear()
+    assert (len(segments), segments.size_bytes) == (0, 0)
+
+
+def test_a_segment_larger_than_the_limit_is_used_but_not_kept() -> None:
+    rows = sorted_rows(0, 100, 1)
+    segments = OpenSegments(limit_bytes=rows.nbytes - 1)
+    assert segments.get(("a", 0), lambda: rows) is rows
+    assert len(segments) == 0
