@@ -102,21 +102,22 @@ class KeyedView(View):
         probed = self.schema.keys_of(keys)
         hashes = self._owned_hashes(probed, keys.num_rows)
         probes = Probes.of(hashes, probed)
-        matches = look_up(
-            self._runs_for(probes.hashes),
-            probes,
-            key_columns=self.schema.key_columns,
-            columns=returned.names,
-            instant=frontier_micros(self.schema.ttl, self._frontier),
-        )
         try:
+            matches = look_up(
+                self._runs_for(probes.hashes),
+                probes,
+                key_columns=self.schema.key_columns,
+                columns=returned.names,
+                instant=frontier_micros(self.schema.ttl, self._frontier),
+            )
             aligned = matches.aligned(self.schema.stored_columns, returned.names)
             rows = self.schema.lay_out(aligned, returned)
         except pa.ArrowException as error:
             raise SchemaError(
                 f"the rows that table {self.schema.table_name!r} holds for these "
                 f"{keys.num_rows} keys do not fit into one record batch ({error}): look up "
-                "fewer keys at a time, or declare large_string and large_binary columns",
+                "fewer keys at a time, or declare larger types: large_string, large_binary, or a "
+                "dictionary with a wider index",
                 table=self.schema.table_name,
             ) from error
         return KeyedRows(rows, matches.found)
@@ -184,7 +185,18 @@ class KeyedView(View):
         for rows in merge_runs(runs, self.schema.key_columns):
             live = live_only(rows, instant)
             if live.num_rows:
-                yield self.schema.lay_out(live, self.schema.declared)
+                yield from self._declared_batches(live)
+
+    def _declared_batches(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Lay rows out as declared, in halves where a dictionary's index cannot hold them all."""
+        try:
+            yield self.schema.lay_out(rows, self.schema.declared)
+        except pa.ArrowInvalid:
+            if rows.num_rows == 1:
+                raise
+            half = rows.num_rows // 2
+            yield from self._declared_batches(rows.slice(0, half))
+            yield from self._declared_batches(rows.slice(half))
 
     def _write(
         self, columns: list[Any], count: int, operation: DataOperation, expires_at: Any
