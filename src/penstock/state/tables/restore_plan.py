@@ -13,6 +13,7 @@ from typing import Any
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import plan_migration
 from penstock.state.proto import state_pb2
+from penstock.state.tables.compatibility import find_mismatch
 from penstock.state.tables.erased import ErasedKind
 from penstock.state.tables.global_keyed_files import KeyValueTypes
 from penstock.state.tables.operator_tables import tables_by_name
@@ -38,6 +39,8 @@ class TablePlan:
     detail: str
     migrated_files: tuple[str, ...] = ()
     """Files that would be migrated whenever they are read."""
+    code: ErrorCode | None = None
+    """Why it is refused, for programs; None for what is not."""
 
 
 def plan_table_restore(
@@ -55,8 +58,11 @@ def plan_table_restore(
     plans = []
     for name in sorted({*declared, *stored}):
         if name not in declared:
-            detail = "the operator no longer declares it"
-            plans.append(TablePlan(name, TableFate.DROPPED, detail))
+            detail, code = (
+                "the operator no longer declares it",
+                ErrorCode.NO_REGISTERED_TABLE,
+            )
+            plans.append(TablePlan(name, TableFate.DROPPED, detail, code=code))
         elif name not in stored:
             plans.append(TablePlan(name, TableFate.NEW, "it starts empty"))
         else:
@@ -68,18 +74,19 @@ def check_restorable(
     operator: str, plans: Iterable[TablePlan], *, allow_dropped: bool = False
 ) -> None:
     """Refuse a start that cannot work or would silently lose state, naming every table."""
-    problems = [
-        f"table {plan.table!r} is {plan.fate.value}: {plan.detail}"
+    refused = [
+        plan
         for plan in plans
         if plan.fate is TableFate.INCOMPATIBLE
         or (plan.fate is TableFate.DROPPED and not allow_dropped)
     ]
-    if problems:
+    if refused:
+        problems = [f"table {p.table!r} is {p.fate.value}: {p.detail}" for p in refused]
         raise StateError(
             f"operator {operator!r} does not fit its checkpoint: {'; '.join(problems)}. Nothing "
             "was changed; declare the tables as they were, give changed ones a new name, or "
             "allow dropped tables explicitly",
-            code=ErrorCode.NO_REGISTERED_TABLE,
+            code=refused[0].code,
             operator=operator,
         )
 
@@ -89,9 +96,9 @@ def _plan_stored(
     stored: state_pb2.TableConfig,
     restored: Mapping[int, state_pb2.OperatorCheckpointMetadata],
 ) -> TablePlan:
-    problem = _find_mismatch(spec, stored)
-    if problem is not None:
-        return TablePlan(spec.name, TableFate.INCOMPATIBLE, problem)
+    mismatch = find_mismatch(spec, stored)
+    if mismatch is not None:
+        return _refused(spec, mismatch.detail, mismatch.code)
     kind = ErasedKind(spec.name, spec.to_config())
     versions: dict[str, int] = {}
     for metadata in restored.values():
@@ -108,7 +115,7 @@ def _plan_versions(spec: TableSpec, versions: Mapping[str, int]) -> TablePlan:
         try:
             needed = plan_migration(version, _migrated_type(spec), table=spec.name)
         except StateError as error:
-            return TablePlan(spec.name, TableFate.INCOMPATIBLE, str(error))
+            return _refused(spec, str(error), error.code)
         if needed:
             migrated.append(path)
             steps.update(dict.fromkeys(str(step) for step in needed))
@@ -118,34 +125,11 @@ def _plan_versions(spec: TableSpec, versions: Mapping[str, int]) -> TablePlan:
     return TablePlan(spec.name, TableFate.MIGRATED, detail, tuple(migrated))
 
 
+def _refused(spec: TableSpec, detail: str, code: ErrorCode) -> TablePlan:
+    return TablePlan(spec.name, TableFate.INCOMPATIBLE, detail, code=code)
+
+
 def _migrated_type(spec: TableSpec) -> Any:
     if isinstance(spec.state_type, KeyValueTypes):
         return spec.state_type.value_type
     return spec.state_type
-
-
-def _find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> str | None:
-    """Tell why stored state cannot be read through a declaration, whatever its version."""
-    if stored.table_type != spec.table_type:
-        names = state_pb2.TableEnum.Name
-        return f"it was a {names(stored.table_type)} and is declared a {names(spec.table_type)}"
-    if stored.state_version > spec.state_version:
-        return (
-            f"it was written with state version {stored.state_version}, newer than the declared "
-            f"{spec.state_version}"
-        )
-    before: Any = ErasedKind(spec.name, stored).config_message
-    after: Any = ErasedKind(spec.name, spec.to_config()).config_message
-    if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE:
-        return None
-    if list(before.key_columns) != list(after.key_columns):
-        return (
-            f"its key columns were {list(before.key_columns)} and are declared "
-            f"{list(after.key_columns)}; keys decide where state lives and cannot change"
-        )
-    if (
-        before.arrow_schema != after.arrow_schema
-        and stored.state_version == spec.state_version
-    ):
-        return "its columns changed without a new state version and a migration"
-    return None

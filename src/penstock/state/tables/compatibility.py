@@ -1,0 +1,135 @@
+"""Whether stored state can be read through a declaration: kind, version, keys, columns, clock.
+
+Pure. Compares two declarations, that of the checkpoint and that of the program, by what they
+mean: how a library encodes a schema, the order of columns and their memory layout do not
+count, because tables read each as the other.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import ErrorCode
+from penstock.state.files.migration import resolve_chain
+from penstock.state.proto import state_pb2
+from penstock.state.tables.arrow_layout import have_same_values
+from penstock.state.tables.erased import TABLE_KINDS, ErasedKind
+from penstock.state.tables.specs import TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why a table cannot go on from its checkpoint, for people and for programs."""
+
+    code: ErrorCode
+    detail: str
+
+
+def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | None:
+    """Tell why stored state cannot be read through a declaration; None if it can."""
+    if stored.table_type != spec.table_type or stored.table_type not in TABLE_KINDS:
+        return Mismatch(
+            ErrorCode.TABLE_TYPE_MISMATCH,
+            f"it was a {_kind(stored.table_type)} and is declared a {_kind(spec.table_type)}",
+        )
+    if stored.state_version > spec.state_version:
+        return Mismatch(
+            ErrorCode.UNSUPPORTED_STATE_VERSION,
+            f"it was written with state version {stored.state_version}, newer than the declared "
+            f"{spec.state_version}",
+        )
+    if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE:
+        return None
+    before = ErasedKind(spec.name, stored).config_message
+    after = ErasedKind(spec.name, spec.to_config()).config_message
+    problem = (
+        _find_other_keys(before, after)
+        or _find_other_columns(spec, stored.state_version, before, after)
+        or _find_other_clock(before, after)
+    )
+    return None if problem is None else Mismatch(ErrorCode.SCHEMA_MISMATCH, problem)
+
+
+def _find_other_keys(before: Any, after: Any) -> str | None:
+    old, new = list(before.key_columns), list(after.key_columns)
+    if old != new:
+        return (
+            f"its key columns were {old} and are declared {new}; keys decide where state lives "
+            "and cannot change"
+        )
+    columns_before, columns_after = _schema_of(before), _schema_of(after)
+    for name in old:
+        was, becomes = columns_before.field(name).type, columns_after.field(name).type
+        if not have_same_values(was, becomes):
+            return (
+                f"its key column {name!r} was {was} and is declared {becomes}; keys decide where "
+                "state lives and cannot change"
+            )
+    return None
+
+
+def _find_other_columns(
+    spec: TableSpec, version: int, before: Any, after: Any
+) -> str | None:
+    """Compare the stored columns with what the program says that version has."""
+    stored = _schema_of(before)
+    if version == spec.state_version:
+        changes = _describe_changes(stored, _schema_of(after))
+        if changes:
+            return f"its columns changed without a new state version and a migration: {changes}"
+        return None
+    chain = resolve_chain(spec.state_type)
+    if version < chain.oldest_version:
+        return (
+            None  # whether any file still has that version is not for declarations to say
+        )
+    state_type = chain.types[version - chain.oldest_version]
+    changes = _describe_changes(stored, state_type.SCHEMA)
+    if changes:
+        return (
+            f"{state_type.__name__} is version {version}, but state of that version was written "
+            f"with other columns: {changes}"
+        )
+    return None
+
+
+def _describe_changes(before: pa.Schema, after: pa.Schema) -> str:
+    """Say which columns differ in more than order and layout; empty if none does."""
+    changes = [f"{name!r} is gone" for name in before.names if name not in after.names]
+    changes += [f"{name!r} is new" for name in after.names if name not in before.names]
+    for name in before.names:
+        if name in after.names:
+            was, becomes = before.field(name), after.field(name)
+            if not have_same_values(was.type, becomes.type):
+                changes.append(f"{name!r} was {was.type} and is {becomes.type}")
+            elif was.nullable and not becomes.nullable:
+                changes.append(f"{name!r} may hold nulls and is declared without")
+    return ", ".join(changes)
+
+
+def _find_other_clock(before: Any, after: Any) -> str | None:
+    """Compare by which clock rows expire; a new time to live only concerns new rows."""
+    if not isinstance(before, state_pb2.KeyedTableConfig) or not before.HasField(
+        "ttl_micros"
+    ):
+        return None
+    if before.ttl_domain == after.ttl_domain:
+        return None
+    names = state_pb2.TimeDomain.Name
+    becomes = names(after.ttl_domain) if after.HasField("ttl_micros") else "none"
+    return (
+        f"its time to live counted by {names(before.ttl_domain)} and is declared {becomes}: rows "
+        "keep the expiry they were put with, so keep that clock; a very long time to live "
+        "stands for none"
+    )
+
+
+def _schema_of(config: Any) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
+
+
+def _kind(table_type: state_pb2.TableEnum) -> str:
+    names = {value: name for name, value in state_pb2.TableEnum.items()}
+    unknown = f"kind {int(table_type)}, which only a newer Penstock knows,"
+    return names.get(table_type, unknown)
