@@ -15,6 +15,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 import pyarrow as pa
@@ -222,7 +223,13 @@ def decode_row_groups(
     Raises what Arrow raises. `parquet` is the footer, where it is known already.
     """
     file = pq.ParquetFile(source, metadata=parquet, page_checksum_verification=True)
-    rows = file.read() if group is None else file.read_row_group(group)
+    # Handing a small file to other threads takes longer than decoding it.
+    is_large = file.metadata.num_rows > ROW_GROUP_ROWS
+    rows = (
+        file.read(use_threads=is_large)
+        if group is None
+        else file.read_row_group(group, use_threads=False)
+    )
     schema = encoded_schema(file.metadata)
     # Parquet has no seconds and no 64-bit dates: such columns come back in other units.
     return (
@@ -235,6 +242,11 @@ def encoded_schema(parquet: pq.FileMetaData) -> pa.Schema:
     kept = (parquet.metadata or {}).get(b"ARROW:schema")
     if kept is None:
         raise pa.ArrowInvalid("the footer holds no Arrow schema")
+    return _decode_schema(kept)
+
+
+@lru_cache(maxsize=256)
+def _decode_schema(kept: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(kept))).remove_metadata()
 
 

@@ -7,7 +7,7 @@ early or too late.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,8 +58,12 @@ class TimeKeyedSchema:
     @classmethod
     def from_config(cls, config: state_pb2.TimeKeyedTableConfig) -> "TimeKeyedSchema":
         """Read the durable declaration."""
-        schema = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
-        return cls(config.table_name, schema, tuple(config.key_columns), config.time_column)
+        return _schema_of(
+            config.table_name,
+            config.arrow_schema,
+            tuple(config.key_columns),
+            config.time_column,
+        )
 
     def to_config(self, description: str = "") -> state_pb2.TimeKeyedTableConfig:
         """Return the durable declaration."""
@@ -120,6 +124,15 @@ class TimeKeyedSchema:
                 column = pa.chunked_array(chunks, field.type)
             columns.append(column)
         return pa.Table.from_arrays(columns, schema=self.declared)
+
+
+@lru_cache(maxsize=256)
+def _schema_of(
+    table_name: str, arrow_schema: bytes, key_columns: tuple[str, ...], time_column: str
+) -> TimeKeyedSchema:
+    """Check a declaration once per process, not once per epoch."""
+    schema = pa.ipc.read_schema(pa.py_buffer(arrow_schema))
+    return TimeKeyedSchema(table_name, schema, key_columns, time_column)
 
 
 def expiry_column(expires_at: ExpiresAt, row_count: int, *, table: str) -> "pa.Array[Any]":
