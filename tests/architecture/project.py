@@ -44,14 +44,10 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def module_names() -> list[str]:
-    """Return the dotted name of every written module of the package."""
-    names = []
-    for path in sorted((SOURCE / "penstock").rglob("*.py")):
-        if not path.name.endswith(GENERATED):
-            parts = path.relative_to(SOURCE).with_suffix("").parts
-            names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-    return names
+def module_name(path: Path) -> str:
+    """Return the dotted name of a module of the package."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def resolve(dotted: str) -> object:
