@@ -13,8 +13,9 @@ from penstock.state.files.migration import MigrationStep, migrate_rows, plan_mig
 from penstock.state.files.reader import StateFileReader, rows_in_range
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.arrow_layout import have_same_values, relay
-from penstock.state.tables.keyed_rows import Positions, take_rows
-from penstock.state.tables.keyed_run import OpenSegments, Run, clip_hashes
+from penstock.state.tables.key_equality import Positions
+from penstock.state.tables.keyed_rows import take_rows
+from penstock.state.tables.keyed_run import OpenSegments, Run, Segment, clip_hashes
 from penstock.state.tables.keyed_schema import OPERATION, RESERVED_COLUMNS, KeyedSchema
 from penstock.state.tables.table import DataOperation, TableEnvironment
 
@@ -34,6 +35,7 @@ class FileRun(Run):
     ) -> None:
         """Bind the entry; a version that cannot be migrated is refused here."""
         self.file = file
+        self.identity = file.identity
         self.reader = StateFileReader(environment.store, environment.cache, file)
         self._schema = schema
         self._open_segments = open_segments
@@ -70,20 +72,19 @@ class FileRun(Run):
         lowest = max(file.min_key_hash, file.visible.start)
         return lowest <= last and first <= min(file.max_key_hash, file.visible.end - 1)
 
-    def read_segment(self, index: int) -> pa.RecordBatch:
+    def read_segment(self, index: int) -> Segment:
         """Return the visible rows of one row group at the current version."""
-        number = self._segments[index][0]
         return self._open_segments.get(
-            (self.file.identity, number), lambda: self._read(index, number)
+            (self.identity, index), lambda: Segment(self._read(index))
         )
 
     def _clipped(self, hashes: Sequence[int]) -> Hashes:
         visible = self.file.visible
         return clip_hashes(np.array(hashes, np.uint64), visible.start, visible.end - 1)
 
-    def _read(self, index: int, number: int) -> pa.RecordBatch:
+    def _read(self, index: int) -> pa.RecordBatch:
+        number, low, high = self._segments[index]
         rows = self.reader.read_segment(number)
-        _, low, high = self._segments[index]
         if low not in self.file.visible or high not in self.file.visible:
             rows = rows_in_range(rows, self.file.visible)
         if self._steps:

@@ -17,17 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
-from penstock.state.tables.key_equality import equal_keys
+from penstock.state.tables.key_equality import Positions, equal_keys
 from penstock.state.tables.keyed_expiry import live_rows
 from penstock.state.tables.keyed_rows import (
-    Positions,
-    hashes_of,
     stable_order,
     take_columns,
     take_rows,
 )
-from penstock.state.tables.keyed_run import Run
-from penstock.state.tables.keyed_schema import EXPIRES_AT, OPERATION
+from penstock.state.tables.keyed_run import Run, Segment
 from penstock.state.tables.table import DataOperation
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -124,17 +121,17 @@ class _Search:
         ends = np.searchsorted(hashes, run.last_hashes, "right")
         for index in np.flatnonzero(ends > begins).tolist():
             begin, end = int(begins[index]), int(ends[index])
-            rows = run.read_segment(index)
-            self._search(rows, hashes[begin:end], self.unsettled[begin:end])
+            segment = run.read_segment(index)
+            self._search(segment, hashes[begin:end], self.unsettled[begin:end])
         self.unsettled = self.unsettled[~self._is_settled[self.unsettled]]
 
-    def _search(self, rows: pa.RecordBatch, hashes: Hashes, probes: Positions) -> None:
+    def _search(self, segment: Segment, hashes: Hashes, probes: Positions) -> None:
         """Match the probes with rows of equal hash, one candidate per probe and round."""
-        stored = hashes_of(rows)
+        stored = segment.hashes
         if len(stored) == 0:
             return
-        keys = [rows.column(name) for name in self._key_columns]
-        positions = np.searchsorted(stored, hashes)
+        keys = [segment.rows.column(name) for name in self._key_columns]
+        positions = stored.searchsorted(hashes)
         last = len(stored) - 1
         while len(probes):
             # A position past the end is looked at as the last row, whose hash is lower.
@@ -143,15 +140,11 @@ class _Search:
             if not is_candidate.all():
                 probes, positions = probes[is_candidate], positions[is_candidate]
                 hashes = hashes[is_candidate]
-            same = equal_keys(
-                take_columns(keys, positions),
-                take_columns(self._probes.keys, probes),
-                row_count=len(probes),
-            )
+            same = equal_keys(keys, positions, self._probes.keys, probes)
             if same.all():
-                self._settle(rows, probes, positions)
+                self._settle(segment, probes, positions)
                 return
-            self._settle(rows, probes[same], positions[same])
+            self._settle(segment, probes[same], positions[same])
             others = ~same
             probes, positions, hashes = (
                 probes[others],
@@ -159,27 +152,30 @@ class _Search:
                 hashes[others],
             )
 
-    def _settle(
-        self, rows: pa.RecordBatch, probes: Positions, positions: Positions
-    ) -> None:
+    def _settle(self, segment: Segment, probes: Positions, positions: Positions) -> None:
         """Note what the newest version of some probes is, and copy it if it is live."""
         if len(probes) == 0:
             return
         self._is_settled[probes] = True
-        is_live = rows.column(OPERATION).to_numpy()[positions] == DataOperation.UPSERT.value
-        if self._instant is not None:
-            (expires_at,) = take_columns([rows.column(EXPIRES_AT)], positions)
+        is_live = self._live(segment, positions)
+        if is_live is not None:
+            probes, positions = probes[is_live], positions[is_live]
+        self.row_of[probes] = np.arange(self._row_count, self._row_count + len(probes))
+        self._row_count += len(probes)
+        if self._columns and len(probes):
+            self.pieces.append(take_rows(segment.rows.select(self._columns), positions))
+
+    def _live(self, segment: Segment, positions: Positions) -> Flags | None:
+        """Tell which rows are neither tombstones nor expired; None when all are live."""
+        is_live: Flags | None = None
+        if segment.operations is not None:
+            is_live = segment.operations[positions] == DataOperation.UPSERT.value
+        if segment.expires_at is not None and self._instant is not None:
+            (expires_at,) = take_columns([segment.expires_at], positions)
             alive = live_rows(expires_at, self._instant)
             if alive is not None:
-                is_live &= alive
-        if not is_live.all():
-            probes, positions = probes[is_live], positions[is_live]
-        if len(probes) == 0:
-            return
-        self.row_of[probes] = np.arange(self._row_count, self._row_count + len(probes))
-        if self._columns:
-            self.pieces.append(take_rows(rows.select(self._columns), positions))
-        self._row_count += len(probes)
+                is_live = alive if is_live is None else is_live & alive
+        return is_live
 
 
 def _joined(column: "pa.ChunkedArray[Any]") -> Any:

@@ -68,9 +68,9 @@ class _Cursor:
     def _read(self) -> pa.RecordBatch:
         """Read the next segment, and those after it that go on with its last hash."""
         firsts, lasts = self._run.first_hashes, self._run.last_hashes
-        parts = [self._run.read_segment(self._next)]
+        parts = [self._run.read_segment(self._next).rows]
         self._next += 1
         while self._next < len(firsts) and firsts[self._next] <= lasts[self._next - 1]:
-            parts.append(self._run.read_segment(self._next))
+            parts.append(self._run.read_segment(self._next).rows)
             self._next += 1
         return join_rows(parts)

@@ -5,17 +5,14 @@ Pure. Rows of equal hash may have different keys, so keys are told apart by thei
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
 from penstock.state.files.parquet import KEY_HASH
-from penstock.state.tables.key_equality import equal_keys
-
-Positions: TypeAlias = npt.NDArray[np.int64]
+from penstock.state.tables.key_equality import Positions, equal_keys
 
 
 def hashes_of(rows: pa.RecordBatch) -> Hashes:
@@ -62,10 +59,7 @@ def stable_order(hashes: Hashes) -> Positions:
 
 def sort_rows(rows: pa.RecordBatch, key_columns: Sequence[str]) -> pa.RecordBatch:
     """Return stored rows in order of hash, the newest of each key only."""
-    order = stable_order(hashes_of(rows))
-    keys = take_columns([rows.column(name) for name in key_columns], order)
-    kept = newest_per_key(hashes_of(rows)[order], keys)
-    return take_rows(rows, order if kept is None else order[kept])
+    return _arrange(rows, key_columns, stable_order(hashes_of(rows)))
 
 
 def merge_rows(
@@ -77,35 +71,43 @@ def merge_rows(
         return filled[0] if filled else batches[0]
     rows = join_rows(filled)
     # A stable sort of neighbouring sorted runs is a merge: linear, and keeps the age order.
-    order = np.argsort(hashes_of(rows), kind="stable")
-    ordered = hashes_of(rows)[order]
-    if len(_rows_with_neighbours(ordered)) == 0:
-        return take_rows(rows, order)
-    keys = take_columns([rows.column(name) for name in key_columns], order)
-    kept = newest_per_key(ordered, keys)
-    return take_rows(rows, order if kept is None else order[kept])
+    return _arrange(rows, key_columns, np.argsort(hashes_of(rows), kind="stable"))
 
 
-def newest_per_key(hashes: Hashes, keys: Sequence[Any]) -> Positions | None:
-    """Return the rows after which no row of the same key follows, ascending; None for all.
+def newest_per_key(hashes: Hashes, keys: Sequence[Any], order: Positions) -> Positions:
+    """Return the rows of `order` after which no row of the same key follows.
 
-    `hashes` ascend. One round compares every row with the last one of its hash; rows of
-    other keys go into the next round, so collisions cost rounds and repetitions do not.
+    `order` sorts `hashes`. One round compares every row with the last one of its hash;
+    rows of other keys go into the next round, so collisions cost rounds and repetitions
+    do not.
     """
-    contested = _rows_with_neighbours(hashes)
+    ordered = hashes[order]
+    contested = _rows_with_neighbours(ordered)
     if len(contested) == 0:
-        return None
-    is_newest = np.ones(len(hashes), dtype=np.bool_)
+        return order
+    is_newest = np.ones(len(order), dtype=np.bool_)
     while len(contested) > 1:
-        leaders = _last_of_each_hash(hashes, contested)
-        same = equal_keys(
-            take_columns(keys, contested),
-            take_columns(keys, leaders),
-            row_count=len(leaders),
-        )
+        leaders = _last_of_each_hash(ordered, contested)
+        same = equal_keys(keys, order[contested], keys, order[leaders])
         is_newest[contested[same & (contested != leaders)]] = False
         contested = contested[~same]
-    return None if is_newest.all() else np.flatnonzero(is_newest)
+    return order[is_newest]
+
+
+def _arrange(
+    rows: pa.RecordBatch, key_columns: Sequence[str], order: Positions
+) -> pa.RecordBatch:
+    """Copy the newest row of each key, in `order`."""
+    keys = [rows.column(name) for name in key_columns]
+    kept = pa.array(newest_per_key(hashes_of(rows), keys, order), pa.int64())
+    # Columns of nulls are made anew: without a time to live that is every expiry.
+    columns: list[Any] = [
+        pa.nulls(len(kept), column.type)
+        if column.null_count == len(column)
+        else column.take(kept)
+        for column in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def _rows_with_neighbours(hashes: Hashes) -> Positions:

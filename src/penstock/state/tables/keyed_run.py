@@ -9,12 +9,35 @@ those they need; whoever reads a segment drops it again, and what stays open is 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
 from penstock.state.tables.keyed_rows import hashes_of
+from penstock.state.tables.keyed_schema import EXPIRES_AT, OPERATION
+
+
+class Segment:
+    """Rows of one segment as lookups need them: with their bookkeeping at hand."""
+
+    __slots__ = ("expires_at", "hashes", "operations", "rows", "size_bytes")
+
+    def __init__(self, rows: pa.RecordBatch) -> None:
+        """Look at stored rows without copying them."""
+        self.rows = rows
+        self.size_bytes = rows.nbytes
+        self.hashes = hashes_of(rows)
+        operations: Any = rows.column(OPERATION).to_numpy()
+        self.operations: npt.NDArray[np.int8] | None = (
+            operations if operations.any() else None
+        )
+        """What each row does to its key; None when all of them are puts."""
+        expires_at = rows.column(EXPIRES_AT)
+        self.expires_at = None if expires_at.null_count == len(expires_at) else expires_at
+        """When each row expires; None when none ever does."""
 
 
 class Run(ABC):
@@ -31,8 +54,8 @@ class Run(ABC):
         """The highest key hash of each segment, ascending."""
 
     @abstractmethod
-    def read_segment(self, index: int) -> pa.RecordBatch:
-        """Return the stored rows of one segment that belong to the run."""
+    def read_segment(self, index: int) -> Segment:
+        """Return one segment with the rows that belong to the run."""
 
 
 class MemoryRun(Run):
@@ -40,9 +63,19 @@ class MemoryRun(Run):
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         """Take sorted stored rows, one per key."""
-        self.rows = rows
-        hashes = hashes_of(rows)
+        self._segment = Segment(rows)
+        hashes = self._segment.hashes
         self._first, self._last = hashes[:1], hashes[-1:]
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """All rows."""
+        return self._segment.rows
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory the rows take."""
+        return self._segment.size_bytes
 
     @property
     def first_hashes(self) -> Hashes:
@@ -54,10 +87,10 @@ class MemoryRun(Run):
         """The highest hash, or nothing if there are no rows."""
         return self._last
 
-    def read_segment(self, index: int) -> pa.RecordBatch:
+    def read_segment(self, index: int) -> Segment:
         """Return all rows."""
         del index
-        return self.rows
+        return self._segment
 
 
 class OpenSegments:
@@ -69,34 +102,31 @@ class OpenSegments:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self._segments: OrderedDict[tuple[str, int], pa.RecordBatch] = OrderedDict()
+        self._segments: OrderedDict[tuple[str, int], Segment] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._segments)
 
-    def get(
-        self, key: tuple[str, int], open_segment: Callable[[], pa.RecordBatch]
-    ) -> pa.RecordBatch:
+    def get(self, key: tuple[str, int], open_segment: Callable[[], Segment]) -> Segment:
         """Return an open segment, or open it and close the ones unused for longest."""
         found = self._segments.get(key)
         if found is not None:
             self._segments.move_to_end(key)
             return found
         opened = open_segment()
-        size = opened.nbytes
-        if size > self.limit_bytes:
+        if opened.size_bytes > self.limit_bytes:
             return opened
         self._segments[key] = opened
-        self.size_bytes += size
+        self.size_bytes += opened.size_bytes
         while self.size_bytes > self.limit_bytes:
             _, closed = self._segments.popitem(last=False)
-            self.size_bytes -= closed.nbytes
+            self.size_bytes -= closed.size_bytes
         return opened
 
     def close(self, path: str) -> None:
         """Close the segments of one run."""
         for key in [key for key in self._segments if key[0] == path]:
-            self.size_bytes -= self._segments.pop(key).nbytes
+            self.size_bytes -= self._segments.pop(key).size_bytes
 
     def clear(self) -> None:
         """Close all."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.core.hash_kernels import Hashes
 from penstock.errors import ErrorCode, StorageError
 from penstock.state.tables.keyed_rows import hashes_of
-from penstock.state.tables.keyed_run import Run
+from penstock.state.tables.keyed_run import Run, Segment
 
 SPILL_SEGMENT_ROWS = 1 << 16
 SPILL_SEGMENT_BYTES = 16 << 20
@@ -68,7 +68,7 @@ class SpilledRun(Run):
         """The highest hash of each segment."""
         return self._last
 
-    def read_segment(self, index: int) -> pa.RecordBatch:
+    def read_segment(self, index: int) -> Segment:
         """Map one segment without copying it."""
         extent = self._extents[index]
         mapping = mmap.mmap(
@@ -78,7 +78,7 @@ class SpilledRun(Run):
             offset=extent.start,
         )
         with pa.ipc.open_stream(pa.py_buffer(mapping)) as reader:
-            return reader.read_next_batch()
+            return Segment(reader.read_next_batch())
 
     def __del__(self) -> None:
         # The last reader to let go gives the disk space back; a scan may outlive its epoch.

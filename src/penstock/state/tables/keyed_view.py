@@ -151,6 +151,15 @@ class KeyedView(View):
         instant = frontier_micros(self.schema.ttl, self._frontier)
         return self._live_batches(runs, instant)
 
+    def load(self) -> int:
+        """Fetch, verify and cache every row now instead of when it is looked up; count them."""
+        self._check_usable()
+        return sum(
+            run.read_segment(index).rows.num_rows
+            for run in self._runs
+            for index in range(len(run.first_hashes))
+        )
+
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
         """Hand over the epoch's writes in order of key hash, one row per key."""
         self._check_usable()
@@ -246,7 +255,7 @@ class KeyedView(View):
 
     def _adopt(self, files: Sequence[StateFile]) -> None:
         """Make the view the fold of `files`, keeping open what it already uses."""
-        known = {run.file.identity: run for run in self._runs}
+        known = {run.identity: run for run in self._runs}
         runs = []
         for file in files:
             run = known.pop(file.identity, None)

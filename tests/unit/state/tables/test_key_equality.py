@@ -12,10 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.key_hash import hash_keys
-from penstock.state.tables.key_equality import equal_keys
+from penstock.state.tables import key_equality
 
 NAN = float("nan")
 OTHER_NAN = float(np.uint64(0xFFF8_0000_0000_0001).view(np.float64))
+
+
+def equal_keys(left: list[Any], right: list[Any], *, row_count: int) -> Any:
+    """Compare row by row, picked backwards on both sides."""
+    rows = np.arange(row_count, dtype=np.int64)[::-1]
+    return key_equality.equal_keys(left, rows, right, rows)[::-1]
 
 
 def compare(left: Any, right: Any, data_type: pa.DataType) -> list[bool]:
@@ -151,3 +157,17 @@ def test_equal_nested_keys_are_those_that_python_finds_equal_and_hash_alike(
     same = equal_keys([left], [right], row_count=len(pairs))
     assert same.tolist() == [same_value(one, other) for one, other in pairs]
     assert (hash_keys([left]) == hash_keys([right]))[same].all()
+
+
+@given(st.lists(st.integers(-3, 3) | st.none(), min_size=1), st.data())
+def test_any_rows_of_two_sides_can_be_compared(
+    values: list[int | None], data: st.DataObject
+) -> None:
+    places = st.lists(st.integers(0, len(values) - 1), min_size=5, max_size=5)
+    left, right = data.draw(places), data.draw(places)
+    for kind in (pa.int16(), pa.float32(), pa.decimal128(5, 1)):
+        column = pa.array(values, pa.int8()).cast(kind)
+        same = key_equality.equal_keys([column], np.array(left), [column], np.array(right))
+        assert same.tolist() == [
+            values[i] == values[j] for i, j in zip(left, right, strict=True)
+        ]

@@ -242,7 +242,7 @@ def test_rows_that_no_view_hands_over_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match="handed columns"):
         checkpointer.insert_data(rows((1, "a")))
     harness.put(rows((1, "a"), (2, "b")))
-    (batch,) = [run.read_segment(0) for run in harness.views[0]._pending.runs()]
+    (batch,) = [run.read_segment(0).rows for run in harness.views[0]._pending.runs()]
     checkpointer.insert_data(batch.slice(0, 0))
     checkpointer.insert_data(batch)
     if batch["_key_hash"][0] != batch["_key_hash"][1]:

@@ -10,7 +10,7 @@ from penstock.errors import ErrorCode, StorageError
 from penstock.state.tables.keyed_merge import merge_runs
 from penstock.state.tables.keyed_pending import PendingRows
 from penstock.state.tables.keyed_rows import hashes_of
-from penstock.state.tables.keyed_run import MemoryRun, OpenSegments, Run
+from penstock.state.tables.keyed_run import MemoryRun, OpenSegments, Run, Segment
 from penstock.state.tables.keyed_spill import SPILL_SEGMENT_BYTES, SpilledRun
 from tests.unit.state.tables.keyed_harness import KeyedHarness
 
@@ -22,8 +22,18 @@ def sorted_rows(first: int, count: int, value: int, *, step: int = 1) -> pa.Reco
             "key": numbers,
             "value": np.full(count, value),
             "_key_hash": numbers.astype(np.uint64),
+            "_operation": np.zeros(count, np.int8),
+            "_expires_at": pa.nulls(count, pa.timestamp("us")),
         }
     )
+
+
+def hashed_rows(*pairs: tuple[int, int], value: int) -> pa.RecordBatch:
+    """Rows of (hash, key)."""
+    hashes = pa.array([key_hash for key_hash, _ in pairs], pa.uint64())
+    keys = pa.array([key for _, key in pairs], pa.int64())
+    rows = sorted_rows(0, len(pairs), value)
+    return rows.set_column(0, "key", keys).set_column(2, "_key_hash", hashes)
 
 
 def pending(folder: Path, limit_bytes: int) -> PendingRows:
@@ -92,7 +102,7 @@ def test_a_spilled_run_is_cut_into_segments_by_size(tmp_path: Path) -> None:
     )
     run = SpilledRun(tmp_path, [rows], tier=0)
     assert len(run.first_hashes) >= 2
-    read = [run.read_segment(index) for index in range(len(run.first_hashes))]
+    read = [run.read_segment(index).rows for index in range(len(run.first_hashes))]
     assert pa.Table.from_batches(read).equals(pa.Table.from_batches([rows]))
     assert [int(first) for first in run.first_hashes] == [
         int(hashes_of(r)[0]) for r in read
@@ -129,24 +139,11 @@ def test_merging_yields_whole_hashes_although_segments_share_them(tmp_path: Path
         last_hashes = np.array([1, 2, 2], np.uint64)
         parts = ([(1, 10)], [(1, 11), (2, 20)], [(2, 21)])
 
-        def read_segment(self, index: int) -> pa.RecordBatch:
-            hashes, keys = zip(*self.parts[index], strict=True)
-            return pa.record_batch(
-                {
-                    "key": pa.array(keys, pa.int64()),
-                    "value": pa.array([0] * len(keys), pa.int64()),
-                    "_key_hash": pa.array(hashes, pa.uint64()),
-                }
-            )
+        def read_segment(self, index: int) -> Segment:
+            return Segment(hashed_rows(*self.parts[index], value=0))
 
-    newer = pa.record_batch(
-        {
-            "key": pa.array([11, 21], pa.int64()),
-            "value": pa.array([1, 1], pa.int64()),
-            "_key_hash": pa.array([1, 2], pa.uint64()),
-        }
-    )
-    batches = list(merge_runs([CutRun(), MemoryRun(newer)], ["key"]))
+    newer = MemoryRun(hashed_rows((1, 11), (2, 21), value=1))
+    batches = list(merge_runs([CutRun(), newer], ["key"]))
     found = sorted((row["key"], row["value"]) for b in batches for row in b.to_pylist())
     assert found == [(10, 0), (11, 1), (20, 0), (21, 1)]
     ends = [set(hashes_of(batch).tolist()) for batch in batches]
@@ -159,29 +156,31 @@ def test_merging_no_runs_or_empty_ones_yields_nothing() -> None:
 
 
 def test_segments_unused_for_longest_are_closed_first() -> None:
-    rows = sorted_rows(0, 100, 1)
+    segment = Segment(sorted_rows(0, 100, 1))
+    size = segment.size_bytes
     opened: list[str] = []
-    segments = OpenSegments(limit_bytes=2 * rows.nbytes)
+    segments = OpenSegments(limit_bytes=2 * size)
 
     def use(name: str) -> None:
-        def open_it() -> pa.RecordBatch:
+        def open_it() -> Segment:
             opened.append(name)
-            return rows
+            return segment
 
         segments.get((name, 0), open_it)
 
     for name in ("a", "b", "a", "c", "a", "b"):
         use(name)
     assert opened == ["a", "b", "c", "b"]
-    assert (len(segments), segments.size_bytes) == (2, 2 * rows.nbytes)
+    assert (len(segments), segments.size_bytes) == (2, 2 * size)
     segments.close("a")
-    assert (len(segments), segments.size_bytes) == (1, rows.nbytes)
+    assert (len(segments), segments.size_bytes) == (1, size)
     segments.clear()
     assert (len(segments), segments.size_bytes) == (0, 0)
 
 
 def test_a_segment_larger_than_the_limit_is_used_but_not_kept() -> None:
-    rows = sorted_rows(0, 100, 1)
-    segments = OpenSegments(limit_bytes=rows.nbytes - 1)
-    assert segments.get(("a", 0), lambda: rows) is rows
+    segment = Segment(sorted_rows(0, 100, 1))
+    size = segment.size_bytes
+    segments = OpenSegments(limit_bytes=size - 1)
+    assert segments.get(("a", 0), lambda: segment) is segment
     assert len(segments) == 0

@@ -79,15 +79,19 @@ def test_merging_sorted_batches_equals_sorting_them_together(
     assert hashes == sorted(hashes)
 
 
+def newest(hashes: list[int], keys: list[int], order: list[int]) -> list[int]:
+    found = newest_per_key(np.array(hashes, np.uint64), [pa.array(keys)], np.array(order))
+    return list(found)
+
+
 def test_distinct_hashes_leave_nothing_to_compare() -> None:
-    assert newest_per_key(np.array([1, 2, 3], np.uint64), [pa.array([7, 7, 7])]) is None
+    assert newest([3, 1, 2], [7, 7, 7], [1, 2, 0]) == [1, 2, 0]
 
 
 def test_colliding_keys_are_all_kept() -> None:
-    assert newest_per_key(np.array([1, 1, 1], np.uint64), [pa.array([7, 8, 9])]) is None
+    assert newest([1, 1, 1], [7, 8, 9], [0, 1, 2]) == [0, 1, 2]
 
 
 def test_repetitions_among_collisions_keep_their_last() -> None:
-    kept = newest_per_key(np.array([1, 1, 1, 1], np.uint64), [pa.array([7, 8, 7, 8])])
-    assert kept is not None
-    assert kept.tolist() == [2, 3]
+    assert newest([1, 1, 1, 1], [7, 8, 7, 8], [0, 1, 2, 3]) == [2, 3]
+    assert newest([9, 1, 1, 1], [7, 8, 7, 8], [1, 2, 3, 0]) == [2, 3, 0]
