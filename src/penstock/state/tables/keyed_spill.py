@@ -8,6 +8,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,8 +83,10 @@ class SpilledRun(Run):
 
     def __del__(self) -> None:
         # The last reader to let go gives the disk space back; a scan may outlive its epoch.
+        # On a full disk closing tries once more to write what is buffered: nobody needs it.
         if hasattr(self, "_file"):
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
 
     def _append(self, rows: pa.RecordBatch) -> None:
         """Write one segment at the next place that can be mapped on its own."""
