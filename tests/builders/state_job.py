@@ -53,6 +53,8 @@ ONLY_TOO_MANY = 1_000_000
 
 Specs = Mapping[str, Sequence[TableSpec]]
 Task = tuple[str, int]
+Committed = tuple[int, str, int, str, bytes]
+"""One commit of a sink, a replay too: epoch, operator, subtask, table, data."""
 Work = Mapping[Task, SubtaskCheckpoint]
 Write = Callable[[str, Subtask, TableManager], None]
 
@@ -77,14 +79,14 @@ class StateJob:
         cache: FileCache = NO_CACHE,
         parallelism: int = 1,
         rules: ProtocolRules = RULES,
+        sink: list[Committed] | None = None,
     ) -> None:
         self.specs = specs
         self.store: ObjectStore = MemoryStore() if store is None else store
         self.cache = cache
         self.parallelism = parallelism
         self.clock = ManualClock()
-        self.sink: list[tuple[int, str, int, str, bytes]] = []
-        """Every commit, replays too: epoch, operator, subtask, table, data."""
+        self.sink = [] if sink is None else sink
         self._rules = rules
         self._attempts = 0
         self.start()
