@@ -118,11 +118,8 @@ class Chunk:
         live = live_rows(self.rows, watermark_micros)
         if live is not None:
             probes, rows = probes[live[rows]], rows[live[rows]]
-        ours = [
-            self.rows.column(name).take(pa.array(rows)) for name in self._schema.key_columns
-        ]
-        asked = [column.take(pa.array(probes)) for column in keys]
-        same = equal_keys(asked, ours, row_count=len(rows))
+        ours = [self.rows.column(name) for name in self._schema.key_columns]
+        same = equal_keys(keys, probes, ours, rows)
         return probes[same], rows[same]
 
     def _misses(self, times: TimeRange) -> bool:
