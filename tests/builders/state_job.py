@@ -97,12 +97,19 @@ class StateJob:
         restore: Epochs | None = None,
         specs: Specs | None = None,
         parallelism: int | None = None,
+        keeps_views: bool = False,
     ) -> None:
-        """Take the job over as a new process: only the store, the sink and disks are left."""
+        """Take the job over as a new driver: only the store, the sink and disks are left.
+
+        With `keeps_views` the executors have survived, and with them the subtasks' tables.
+        """
         self.specs = specs or self.specs
         self.parallelism = parallelism or self.parallelism
+        kept = self.managers if keeps_views else {}
+        self.managers: dict[Task, TableManager] = {
+            task: manager for task, manager in kept.items() if task[1] < self.parallelism
+        }
         self.checkpoints = JobCheckpoints(self.store, JOB, self.clock, self._rules)
-        self.managers: dict[Task, TableManager] = {}
         self.compacted: list[Compacted] = []
         self._restores = False
         plan = None if restore is None else self.checkpoints.plan_restore(restore).ref

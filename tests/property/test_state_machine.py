@@ -90,7 +90,7 @@ class StateMachine(RuleBasedStateMachine):
         epoch.apply(chosen)
         epoch.check()
         epoch.check_lookups(asked)
-        self.finish(epoch, advance, "done")
+        self.finish(epoch, advance)
         self.check_epoch(self.base, check_at)
 
     @rule(chosen=st.lists(operations, min_size=2, max_size=5), advance=advances)
@@ -98,7 +98,7 @@ class StateMachine(RuleBasedStateMachine):
         for one in chosen:
             epoch = ShopEpoch(self.job, self.history[self.base], self.version)
             epoch.apply(one)
-            self.finish(epoch, advance, "done")
+            self.finish(epoch, advance)
         self.check_epoch(self.base)
 
     @rule(batch=rows, gone=some_keys, table=tables, advance=advances)
@@ -111,30 +111,38 @@ class StateMachine(RuleBasedStateMachine):
                 self.job.compact(SHOP, index)
             epoch = ShopEpoch(self.job, self.history[self.base], self.version)
             epoch.apply([chosen])
-            self.finish(epoch, advance, "done")
+            self.finish(epoch, advance)
         self.check_epoch(self.base)
 
     @rule(
         chosen=operations,
         advance=advances,
         fate=st.sampled_from(["files", "published", "sinks"]),
+        keeps_views=st.booleans(),
     )
     def run_epoch_and_crash(
-        self, chosen: list[Operation], advance: int | None, fate: str
+        self, chosen: list[Operation], advance: int | None, fate: str, keeps_views: bool
     ) -> None:
         """Die before the epoch is acknowledged, before its sinks commit, or after that."""
         epoch = ShopEpoch(self.job, self.history[self.base], self.version)
         epoch.apply(chosen)
-        self.finish(epoch, advance, fate)
+        self.finish(epoch, advance, fate, keeps_views=keeps_views)
 
-    def finish(self, epoch: ShopEpoch, advance: int | None, fate: str) -> None:
-        """Publish a running epoch, or die on the way."""
+    def finish(
+        self,
+        epoch: ShopEpoch,
+        advance: int | None,
+        fate: str = "done",
+        *,
+        keeps_views: bool = False,
+    ) -> None:
+        """Publish a running epoch, or die on the way, with or without the executors."""
         watermark = self.job.watermark
         if advance is not None:
             watermark = advance if watermark is None else watermark + advance
         work = self.job.checkpoint_subtasks(watermark)
         if fate == "files":
-            self.job.start()
+            self.job.start(keeps_views=keeps_views)
             return
         permit = self.job.publish(work)
         self.history[epoch.epoch] = epoch.finished(watermark)
@@ -143,24 +151,30 @@ class StateMachine(RuleBasedStateMachine):
         if permit is not None and fate == "sinks":
             self.job.commit_sinks(permit)
         if fate != "done":
-            self.job.start()
+            self.job.start(keeps_views=keeps_views)
         elif permit is not None:
             self.job.commit(permit)
         assert self.base == epoch.epoch
         self.check_run_count()
 
-    @rule(parallelism=st.none() | st.integers(1, 4))
-    def restart(self, parallelism: int | None) -> None:
+    @rule(parallelism=st.none() | st.integers(1, 4), keeps_views=st.booleans())
+    def restart(self, parallelism: int | None, keeps_views: bool) -> None:
         """Take over with the same or another number of subtasks."""
         newest = self.base
-        self.job.start(parallelism=parallelism)
+        self.job.start(parallelism=parallelism, keeps_views=keeps_views)
         assert self.base == newest
 
     @precondition(lambda self: self.base > 0)
-    @rule(data=st.data(), parallelism=st.none() | st.integers(1, 4))
-    def restore(self, data: Any, parallelism: int | None) -> None:
+    @rule(
+        data=st.data(),
+        parallelism=st.none() | st.integers(1, 4),
+        keeps_views=st.booleans(),
+    )
+    def restore(self, data: Any, parallelism: int | None, keeps_views: bool) -> None:
         epoch = data.draw(st.sampled_from(self.kept_epochs()))
-        self.job.start(restore=Epochs(Epoch(epoch)), parallelism=parallelism)
+        self.job.start(
+            restore=Epochs(Epoch(epoch)), parallelism=parallelism, keeps_views=keeps_views
+        )
         assert self.base == epoch
 
     @rule(
