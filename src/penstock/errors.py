@@ -53,6 +53,7 @@ class ErrorCode(StrEnum):
     COMMIT_DATA_ALREADY_SET = "commit-data-already-set"
     NOT_RESTORABLE = "not-restorable"
     JOB_EXISTS = "job-exists"
+    KEY_OUT_OF_RANGE = "key-out-of-range"
     INTERNAL = "internal"
 
 

@@ -46,11 +46,12 @@ def stable_order(hashes: Hashes) -> Positions:
     faster than sorting places by hash. The low bits that gave way to the place rarely
     matter; where they do, a stable sort repairs the few rows that are out of order.
     """
-    bits = np.uint64(max(1, len(hashes) - 1).bit_length())
-    places = np.uint64((1 << int(bits)) - 1)
-    packed = (hashes & ~places) | np.arange(len(hashes), dtype=np.uint64)
+    places = np.uint64((1 << max(1, len(hashes) - 1).bit_length()) - 1)
+    packed = hashes & ~places
+    packed |= np.arange(len(hashes), dtype=np.uint64)
     packed.sort()
-    order = (packed & places).astype(np.int64)
+    packed &= places
+    order = packed.view(np.int64)
     ordered = hashes[order]
     if bool((ordered[1:] < ordered[:-1]).any()):
         order = order[np.argsort(ordered, kind="stable")]

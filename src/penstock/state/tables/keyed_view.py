@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
-from penstock.errors import InternalError, SchemaError, StateError
+from penstock.errors import ErrorCode, InternalError, SchemaError, StateError
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.keyed_expiry import (
     expiry_of_deletions,
@@ -22,7 +22,7 @@ from penstock.state.tables.keyed_expiry import (
     frontier_micros,
 )
 from penstock.state.tables.keyed_file_run import FileRun
-from penstock.state.tables.keyed_lookup import Probes, look_up
+from penstock.state.tables.keyed_lookup import Matches, Probes, look_up
 from penstock.state.tables.keyed_merge import live_only, merge_runs
 from penstock.state.tables.keyed_pending import PendingRows
 from penstock.state.tables.keyed_rows import sort_rows
@@ -37,8 +37,8 @@ from penstock.state.tables.table import (
 )
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
-_OPEN_SHARE = 2
-"""Open segments may take the budget divided by this."""
+_OPEN_SHARE = 4
+"""Open segments may take the budget divided by this; half of it is left to lookups and merges."""
 _PENDING_SHARE = 4
 """Writes of the epoch are kept in memory up to the budget divided by this."""
 
@@ -99,17 +99,8 @@ class KeyedView(View):
         Sees all earlier puts and deletes. `columns` limits what is fetched of each row.
         """
         returned = self.schema.returned(columns)
-        probed = self.schema.keys_of(keys)
-        hashes = self._owned_hashes(probed, keys.num_rows)
-        probes = Probes.of(hashes, probed)
         try:
-            matches = look_up(
-                self._runs_for(probes.hashes),
-                probes,
-                key_columns=self.schema.key_columns,
-                columns=returned.names,
-                instant=frontier_micros(self.schema.ttl, self._frontier),
-            )
+            matches = self._find(self.schema.keys_of(keys), keys.num_rows, returned.names)
             aligned = matches.aligned(self.schema.stored_columns, returned.names)
             rows = self.schema.lay_out(aligned, returned)
         except pa.ArrowException as error:
@@ -207,6 +198,17 @@ class KeyedView(View):
             yield from self._declared_batches(rows.slice(0, half))
             yield from self._declared_batches(rows.slice(half))
 
+    def _find(self, keys: Sequence[Any], count: int, columns: Sequence[str]) -> Matches:
+        """Look keys up. What only the search needs is gone before its result is copied."""
+        probes = Probes.of(self._owned_hashes(keys, count), keys)
+        return look_up(
+            self._runs_for(probes.hashes),
+            probes,
+            key_columns=self.schema.key_columns,
+            columns=columns,
+            instant=frontier_micros(self.schema.ttl, self._frontier),
+        )
+
     def _write(
         self, columns: list[Any], count: int, operation: DataOperation, expires_at: Any
     ) -> None:
@@ -239,6 +241,7 @@ class KeyedView(View):
             f"{int(hashes[index]):#x} is outside [{owned.start:#x}, {owned.end:#x}). Rows must "
             f"reach table {self.schema.table_name!r} by its own key columns "
             f"({', '.join(self.schema.key_columns)})",
+            code=ErrorCode.KEY_OUT_OF_RANGE,
             table=self.schema.table_name,
             operator=task.operator,
         )

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.ids import Subtask
 from penstock.core.key_hash import hash_keys
-from penstock.errors import InternalError, SchemaError, StateError
+from penstock.errors import ErrorCode, InternalError, SchemaError, StateError
 from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.keyed_view import KeyedView
 from tests.unit.state.tables.keyed_harness import (
@@ -180,6 +180,9 @@ def test_a_key_of_another_subtask_is_refused_with_its_name(tmp_path: Path) -> No
             StateError, match=rf"key {{'key': {foreign}}} .* subtask 0 of 2"
         ):
             action()
+    with pytest.raises(StateError) as raised:
+        view.get(keys(foreign))
+    assert raised.value.code is ErrorCode.KEY_OUT_OF_RANGE
     assert values_of(view, own[0]) == ["own"]
 
 
