@@ -1,5 +1,6 @@
 """A global table is one dictionary, one epoch late for others' writes, warm or cold."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -91,6 +92,33 @@ class GlobalTableMachine(RuleBasedStateMachine):
             for warm in (False, True):
                 view = self.cluster.view(index, warm=warm)
                 assert dict(view.items()) == self.model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_long_histories_keep_every_law(seed: int) -> None:
+    """Hypothesis leaves rules out to find small failures; here all of them mix."""
+    random = Random(seed)
+    machine = GlobalTableMachine()
+    machine.start(parallelism=random.randint(1, 4))
+
+    def a_change() -> tuple[str, int | None]:
+        return random.choice(KEYS), random.choice([None, 0, 1, 2, 3])
+
+    for _ in range(30):
+        action = random.randrange(6)
+        if action < 3:
+            changes = [[a_change() for _ in range(random.randrange(4))] for _ in range(5)]
+            machine.run_epoch(changes=changes, warm=random.random() < 0.7)
+        elif action == 3:
+            machine.rescale(parallelism=random.randint(1, 5))
+        elif action == 4:
+            machine.compact(minimum=random.randint(2, 4))
+        elif machine.running:
+            machine.swap(choice=random.randrange(10))
+        machine.a_cold_subtask_sees_the_model()
+        machine.every_file_is_carried_once()
+    machine.teardown()
 
 
 TestGlobalTable = pytest.mark.slow(GlobalTableMachine.TestCase)
