@@ -13,9 +13,16 @@ from penstock.core.ids import (
     TableName,
     Token,
 )
-from penstock.errors import ErrorCode, PenstockError, StateError
+from penstock.errors import (
+    ErrorCode,
+    PenstockError,
+    StateError,
+    StorageError,
+    UnknownOutcomeError,
+)
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol import codec, paths
+from penstock.state.protocol.branching import branch_job, release_origin
 from penstock.state.protocol.collection import CollectionDone, collect_garbage
 from penstock.state.protocol.kept import Memory
 from penstock.state.protocol.metadata import decode_metadata, encode_metadata
@@ -28,6 +35,7 @@ from penstock.state.protocol.pinning import (
 from penstock.state.protocol.publication import (
     CommitRequired,
     LostEpoch,
+    PublicationOutcome,
     Published,
     ReadyCheckpoint,
     complete_commit,
@@ -43,16 +51,14 @@ from penstock.state.protocol.records import (
     PinKind,
 )
 from penstock.state.protocol.recovery import Recovered, ReplayCommit
+from penstock.state.protocol.restoring import plan_restore
 from penstock.state.protocol.rules import ProtocolRules
 from penstock.state.protocol.status import Fenced
 from penstock.state.protocol.steps import create_once, read
 from penstock.state.protocol.sweeping import sweep_orphans
 from penstock.state.protocol.takeover import (
     TakenOver,
-    branch_job,
-    plan_restore,
     release_honoured_restores,
-    release_origin,
     resume,
     take_over,
 )
@@ -81,6 +87,8 @@ class Driver:
     commits: bool = True
     takeovers: int = 2
     """How often it may claim before it gives up."""
+    stubborn: bool = False
+    """Whether it goes on in the same process after a storage error, with what it remembers."""
     memory: Memory = field(default_factory=Memory)
     compacted: str | None = None
 
@@ -123,7 +131,7 @@ class Driver:
             return done, False
         while done < self.epochs:
             manifest, files = yield from self.write_epoch(claim, base, epoch, files)
-            outcome = yield from publish_checkpoint(claim, manifest, base)
+            outcome = yield from self._publish(claim, manifest, base)
             match outcome:
                 case Fenced():
                     return done, False
@@ -138,25 +146,52 @@ class Driver:
                 case _:
                     assert_never(outcome)
             base, epoch, done = ready, epoch.next(), done + 1
-            if restore is not None:
-                yield from release_honoured_restores(claim, actor=actor, rules=RULES)
-                restore = None
-            if self.collects:
-                collected = yield from collect_garbage(
-                    claim,
-                    keep_epochs=self.world.keep_epochs,
-                    actor=actor,
-                    rules=RULES,
-                    memory=self.memory,
-                )
-                if isinstance(collected, Fenced):
-                    return done, False
-                if isinstance(collected, CollectionDone) and not collected.needs_origin:
-                    self.world.promises.pop(f"the branch {self.job}", None)
-                    yield from release_origin(claim, actor=actor, rules=RULES)
-            if self.sweeps:
-                yield from sweep_orphans(claim, rules=RULES, memory=self.memory)
+            try:
+                replaced = yield from self._tidy(claim, actor, restore=restore)
+            except (StorageError, UnknownOutcomeError):
+                if not self.stubborn:
+                    raise
+                continue
+            if replaced:
+                return done, False
+            restore = None
         return done, False
+
+    def _publish(
+        self,
+        claim: ClaimRecord,
+        manifest: CheckpointManifest,
+        base: ReadyCheckpoint | None,
+    ) -> Generator[WorldRequest, Any, PublicationOutcome]:
+        try:
+            return (yield from publish_checkpoint(claim, manifest, base))
+        except (StorageError, UnknownOutcomeError):
+            if not self.stubborn:
+                raise
+        return (yield from publish_checkpoint(claim, manifest, base))
+
+    def _tidy(
+        self, claim: ClaimRecord, actor: Actor, *, restore: ClaimRecord | None
+    ) -> Generator[WorldRequest, Any, bool]:
+        """Do what follows a published epoch; tell whether the driver found itself replaced."""
+        if restore is not None:
+            yield from release_honoured_restores(claim, actor=actor, rules=RULES)
+        if self.collects:
+            collected = yield from collect_garbage(
+                claim,
+                keep_epochs=self.world.keep_epochs,
+                actor=actor,
+                rules=RULES,
+                memory=self.memory,
+            )
+            if isinstance(collected, Fenced):
+                return True
+            if isinstance(collected, CollectionDone) and not collected.needs_origin:
+                self.world.promises.pop(f"the branch {self.job}", None)
+                yield from release_origin(claim, actor=actor, rules=RULES)
+        if self.sweeps:
+            yield from sweep_orphans(claim, rules=RULES, memory=self.memory)
+        return False
 
     def _restore_files(
         self, claim: ClaimRecord, base: ReadyCheckpoint | None
@@ -263,12 +298,15 @@ class Branching:
     name: str
     world: World
     epochs: int = 1
+    origin: JobId = JOB
 
     def run(self) -> Program:
         """Branch from the newest epoch, then drive the new job."""
         branch = JobId(self.name)
         actor = Actor(token_of(self.name), 7)
-        claim = yield from branch_job(JOB, branch, which=Epochs(), actor=actor, rules=RULES)
+        claim = yield from branch_job(
+            self.origin, branch, which=Epochs(), actor=actor, rules=RULES
+        )
         assert claim.origin is not None
         self.world.promises[f"the branch {branch}"] = claim.origin
         driver = Driver(f"{self.name}-driver", self.world, job=branch, epochs=self.epochs)

@@ -1,5 +1,6 @@
 """The histories worth exploring: who takes part, by name."""
 
+from penstock.core.ids import JobId
 from tests.explorer.actors import Branching, Driver, PinningUser, Program
 from tests.explorer.search import Budget, Scenario
 from tests.explorer.world import World
@@ -67,6 +68,53 @@ def three_drivers(world: World) -> dict[str, Program]:
     }
 
 
+def pin_against_thinning(world: World) -> dict[str, Program]:
+    """Somebody is slow to pin while the ledger grows past a waypoint and is thinned out."""
+    world.keep_epochs = 1
+    return {
+        "driver": Driver("driver", world, epochs=6, sweeps=True).run(),
+        "pin": PinningUser("pin", world, releases=False).run(),
+    }
+
+
+def two_restores(world: World) -> dict[str, Program]:
+    """Two people restore different epochs at once, and the job was running."""
+    return {
+        "running": Driver("running", world, collects=False).run(),
+        "one": Driver("one", world, restore=1).run(),
+        "two": Driver("two", world, restore=2).run(),
+    }
+
+
+def restore_and_undo(world: World) -> dict[str, Program]:
+    """A restore, then a restore of what it abandoned, over a collecting zombie."""
+    world.keep_epochs = 3
+    return {
+        "back": Driver("back", world, restore=1).run(),
+        "undo": Driver("undo", world, restore=2, epochs=2, sweeps=True).run(),
+    }
+
+
+def branch_of_a_branch(world: World) -> dict[str, Program]:
+    """A branch of a branch outlives both, which collect meanwhile."""
+    world.keep_epochs = 1
+    return {
+        "branch": Branching("branch", world).run(),
+        "twig": Branching("twig", world, origin=JobId("branch"), epochs=3).run(),
+        "branch-again": Driver("again", world, job=JobId("branch"), epochs=3).run(),
+        "driver": Driver("driver", world, epochs=2).run(),
+    }
+
+
+def stubborn_drivers(world: World) -> dict[str, Program]:
+    """Drivers that go on after storage errors, with what they remember."""
+    return {
+        "old": Driver("old", world, epochs=4, sweeps=True, stubborn=True).run(),
+        "new": Driver("new", world, epochs=4, sweeps=True, stubborn=True).run(),
+        "leaving": PinningUser("leaving", world).run(),
+    }
+
+
 def everything(world: World) -> dict[str, Program]:
     """All at once, for long random histories."""
     return {
@@ -79,7 +127,7 @@ def everything(world: World) -> dict[str, Program]:
     }
 
 
-EXHAUSTIVE: list[tuple[Scenario, Budget]] = [
+SHORT: list[tuple[Scenario, Budget]] = [
     (two_drivers, Budget(switches=2, faults=0)),
     (two_drivers, Budget(switches=1, faults=1)),
     (two_collectors, Budget(switches=2, faults=0)),
@@ -88,15 +136,27 @@ EXHAUSTIVE: list[tuple[Scenario, Budget]] = [
     (restore_against_zombie, Budget(switches=1, faults=1)),
     (pin_against_collection, Budget(switches=2, faults=0)),
     (pin_against_collection, Budget(switches=1, faults=1)),
+    (pin_against_thinning, Budget(switches=2, faults=0)),
+    (pin_against_thinning, Budget(switches=1, faults=1)),
     (pin_and_unpin, Budget(switches=2, faults=0)),
     (branch_against_collection, Budget(switches=2, faults=0)),
     (branch_against_collection, Budget(switches=1, faults=1)),
+    (branch_of_a_branch, Budget(switches=1, faults=1)),
     (three_drivers, Budget(switches=2, faults=0)),
+    (two_restores, Budget(switches=2, faults=0)),
+    (restore_and_undo, Budget(switches=1, faults=1)),
+    (stubborn_drivers, Budget(switches=1, faults=1)),
 ]
-RANDOM: list[tuple[Scenario, Budget]] = [
+"""Histories with few switches and faults: enumerated, or drawn evenly where too many."""
+LONG: list[tuple[Scenario, Budget]] = [
     (two_collectors, Budget(switches=20, faults=3)),
     (restore_against_zombie, Budget(switches=20, faults=3)),
-    (branch_against_collection, Budget(switches=20, faults=3)),
+    (pin_against_thinning, Budget(switches=20, faults=3)),
+    (branch_of_a_branch, Budget(switches=30, faults=3)),
     (three_drivers, Budget(switches=30, faults=4)),
+    (two_restores, Budget(switches=30, faults=4)),
+    (restore_and_undo, Budget(switches=20, faults=3)),
+    (stubborn_drivers, Budget(switches=20, faults=8)),
     (everything, Budget(switches=60, faults=6)),
 ]
+"""Histories that switch and fail all the time, drawn by seed."""

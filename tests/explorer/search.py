@@ -1,9 +1,10 @@
 """Running histories: which actor steps next and which call fails is a list of choices.
 
 A history is replayed from its choices alone, so a failing one can be run again by itself.
-`exhaust` walks the tree of choices within a budget of switches and faults; `sample` draws
-long histories by seed. At the end of each, a fresh driver without faults takes over,
-publishes, collects, and everything is checked.
+`exhaust` walks the tree of choices within a budget of switches and faults, `scatter` draws
+from that tree evenly, and `sample` draws histories that switch and fail all the time. At
+the end of each, a fresh driver of every job takes over without faults, publishes, collects,
+and everything is checked.
 """
 
 import random
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from itertools import count
 
 from penstock.errors import StorageError, UnknownOutcomeError
 from penstock.state.protocol.steps import Create, Delete, ListPaths
@@ -24,6 +26,7 @@ class Fault(Enum):
     FAIL_BEFORE = "fail before"
     FAIL_AFTER = "fail after"
     LATE = "lands later"
+    VERY_LATE = "lands last"
     CRASH_BEFORE = "crash before"
     CRASH_AFTER = "crash after"
     STALE = "stale list"
@@ -46,6 +49,7 @@ def _faults_for(request: WorldRequest) -> list[Fault]:
                 Fault.FAIL_BEFORE,
                 Fault.FAIL_AFTER,
                 Fault.LATE,
+                Fault.VERY_LATE,
                 Fault.CRASH_BEFORE,
                 Fault.CRASH_AFTER,
             ]
@@ -83,7 +87,7 @@ class History:
             self.faults -= fault is not Fault.NONE
             self._step(name, fault)
             current = name if name in self.waiting else next(iter(self.waiting), None)
-        self.world.land_late()
+        self.world.land_very_late()
         self.world.check_whole()
         self._finish()
 
@@ -103,9 +107,10 @@ class History:
         if fault is Fault.FAIL_BEFORE:
             self._advance(name, lambda program: program.throw(StorageError("injected")))
             return
-        if fault is Fault.LATE:
+        if fault in {Fault.LATE, Fault.VERY_LATE}:
             assert isinstance(request, Create)
-            self.world.late.append(request)
+            late = self.world.late if fault is Fault.LATE else self.world.very_late
+            late.append(request)
             self._advance(
                 name, lambda program: program.throw(UnknownOutcomeError("injected"))
             )
@@ -127,16 +132,20 @@ class History:
             self.waiting[name] = step(self.programs[name])
 
     def _finish(self) -> None:
-        restored_before = self.world.restored
-        driver = Driver("last", self.world, epochs=2, sweeps=True, takeovers=1)
-        _run_alone(self.world, "last", driver.run())
+        for job in list(self.world.first_records):
+            name = f"last of {job}"
+            driver = Driver(
+                name, self.world, job=job, epochs=2, sweeps=True, takeovers=1, commits=True
+            )
+            _run_alone(self.world, name, driver.run())
+            newest = self.world.newest(job)
+            assert newest is not None
+            assert newest.ref in self.world.acknowledged, f"{name} could not publish"
+            chain = self.world.chain(job)
+            for ref in chain[: min(2, self.world.keep_epochs)]:
+                assert ref in self.world.committed, f"{ref} is kept and was never committed"
         self.world.check_whole()
-        newest = self.world.newest(driver.job)
-        assert newest is not None
-        assert newest.ref in self.world.acknowledged, "the last driver could not publish"
-        for ref in self.world.chain(driver.job)[: self.world.keep_epochs]:
-            assert ref in self.world.committed, f"{ref} is retained but was never committed"
-        assert self.world.restored == restored_before
+        self.world.check_released()
 
 
 @cache
@@ -180,15 +189,46 @@ def exhaust(scenario: Scenario, budget: Budget, limit: int) -> Iterator[History]
         prefix = [*path[:-1], path[-1] + 1]
 
 
+def scatter(scenario: Scenario, budget: Budget, seeds: range) -> Iterator[History]:
+    """Yield one history per seed that spends its whole budget at points drawn evenly.
+
+    What `exhaust` would yield if it had the time, a fair draw of it: histories with few
+    switches and faults, anywhere.
+    """
+    quiet = History(scenario, lambda _: 0, Budget(0, 0))
+    _run(quiet, [])
+    for seed in seeds:
+        chance = random.Random(seed)
+        points = range(len(quiet.trace))
+        chosen = set(chance.sample(points, budget.switches + budget.faults))
+        steps = count()
+
+        def choose(options: list[tuple[str, Fault]]) -> int:
+            if next(steps) not in chosen or len(options) == 1:  # noqa: B023
+                return 0
+            return chance.randrange(1, len(options))  # noqa: B023
+
+        history = History(scenario, choose, budget)
+        _run(history, [seed])
+        yield history
+
+
 def sample(scenario: Scenario, budget: Budget, seeds: range) -> Iterator[History]:
     """Yield one random history per seed."""
     for seed in seeds:
         chance = random.Random(seed)
 
         def choose(options: list[tuple[str, Fault]]) -> int:
-            if chance.random() < 0.8:  # noqa: B023
+            drawn = chance.random()  # noqa: B023
+            if drawn < 0.85:
                 return 0
-            return chance.randrange(len(options))  # noqa: B023
+            # Faults end actors, so most of the time another one just takes its turn.
+            wanted = [
+                index
+                for index, (_, fault) in enumerate(options)
+                if (fault is Fault.NONE) == (drawn < 0.98)
+            ]
+            return chance.choice(wanted or [0])  # noqa: B023
 
         history = History(scenario, choose, budget)
         _run(history, [seed])

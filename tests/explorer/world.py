@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from penstock.core.ids import JobId
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.metadata import files_in_metadata
-from penstock.state.protocol.records import CheckpointRef, EpochRecord
+from penstock.state.protocol.records import (
+    CheckpointRef,
+    EpochRecord,
+    PinKind,
+    RetentionRecord,
+)
+from penstock.state.protocol.retention import is_kept
 from penstock.state.protocol.steps import (
     Create,
     Delete,
@@ -35,7 +41,9 @@ WorldRequest = Request | CommitSinks
 class World:
     objects: dict[str, bytes] = field(default_factory=dict)
     late: list[Create] = field(default_factory=list)
-    """Writes whose answer was lost and that have not landed yet."""
+    """Writes whose answer was lost and that land when another actor has acted."""
+    very_late: list[Create] = field(default_factory=list)
+    """Writes whose answer was lost and that land when everybody has stopped."""
     committed: set[CheckpointRef] = field(default_factory=set)
     first_records: dict[JobId, dict[int, EpochRecord]] = field(default_factory=dict)
     """What each epoch record said when it was first created."""
@@ -90,6 +98,12 @@ class World:
             self._create(create.path, create.data)
         self.late.clear()
 
+    def land_very_late(self) -> None:
+        """Let every write land that is still under way."""
+        self.land_late()
+        self.late, self.very_late = self.very_late, []
+        self.land_late()
+
     def _create(self, path: str, data: bytes) -> bool:
         if path in self.objects:
             return False
@@ -143,8 +157,16 @@ class World:
         """Every checkpoint that somebody may rely on now, with the reason."""
         kept = {ref: name for name, ref in self.promises.items()}
         for job in self.first_records:
+            child = None
             for ref in self.chain(job)[: self.keep_epochs]:
-                kept.setdefault(ref, f"the retained {ref}")
+                if child is not None and ref.epoch + 1 != child.epoch:
+                    # A restore went back below what others had given up meanwhile: it is
+                    # kept for the restore, and not counted among the last epochs after it.
+                    ledger = self.ledger(job)
+                    if ledger is not None and not is_kept(ledger, ref):
+                        break
+                kept.setdefault(ref, "its place among the last epochs")
+                child = ref
         return kept
 
     def needed_by(self, ref: CheckpointRef) -> frozenset[str]:
@@ -179,3 +201,28 @@ class World:
             record = self.first_record(ref.job, ref.epoch)
             assert record is not None
             assert record.ref == ref, f"{ref} was committed, but the epoch is {record.ref}"
+
+    def check_released(self) -> None:
+        """No restore that was honoured still keeps its epoch.
+
+        Called when a driver has published on top of everything: every claim's request is
+        honoured or overtaken. Only requesters that died before their claim leave a pin.
+        """
+        for job in self.first_records:
+            claims = [
+                codec.decode_claim(data, path)
+                for path, data in self.objects.items()
+                if path.startswith(f"{job}/generations/") and path.endswith("/claim")
+            ]
+            owners = {f"restore-{claim.owner}" for claim in claims}
+            ledger = self.ledger(job)
+            for pin in () if ledger is None else ledger.pins:
+                honoured = pin.kind is PinKind.RESTORE and pin.name in owners
+                assert not honoured, f"{pin.name} was honoured and still pins {pin.ref}"
+
+    def ledger(self, job: JobId) -> RetentionRecord | None:
+        """The newest retention record."""
+        found = [path for path in self.objects if path.startswith(f"{job}/retention/")]
+        if not found:
+            return None
+        return codec.decode_retention(self.objects[max(found)], max(found))

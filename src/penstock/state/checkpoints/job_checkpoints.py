@@ -11,7 +11,7 @@ from penstock.core.ids import JobId, SavepointName, Token
 from penstock.core.tokens import new_token
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.checkpoints.runner import run_steps
-from penstock.state.protocol import pinning, takeover
+from penstock.state.protocol import branching, pinning, restoring, takeover
 from penstock.state.protocol.collection import CollectionOutcome, collect_garbage
 from penstock.state.protocol.kept import Memory
 from penstock.state.protocol.ledger import read_retention
@@ -25,14 +25,13 @@ from penstock.state.protocol.publication import (
     publish_checkpoint,
 )
 from penstock.state.protocol.reading import (
-    read_claim,
     read_epoch_record,
+    read_identity,
     read_manifest,
     read_newest_record,
     read_status,
 )
 from penstock.state.protocol.records import (
-    FIRST_GENERATION,
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
@@ -40,11 +39,12 @@ from penstock.state.protocol.records import (
     Pin,
     PinKind,
 )
+from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.rules import RULES, ProtocolRules
 from penstock.state.protocol.status import CheckpointStatus
 from penstock.state.protocol.steps import Steps
 from penstock.state.protocol.sweeping import SweepOutcome, sweep_orphans
-from penstock.state.protocol.takeover import RestorePlan, TakeOverOutcome
+from penstock.state.protocol.takeover import TakeOverOutcome
 from penstock.state.storage.object_store import ObjectStore
 
 
@@ -54,8 +54,11 @@ class EpochStatus:
 
     record: EpochRecord
     status: CheckpointStatus
-    canonical: bool
-    """False for an epoch that a restore abandoned."""
+    canonical: bool | None
+    """Whether the newest epoch descends from it; False for one that a restore abandoned.
+
+    None where that cannot be told: for a savepoint older than epochs that are given up.
+    """
     savepoints: tuple[SavepointName, ...]
 
 
@@ -78,11 +81,22 @@ class JobCheckpoints:
             ),
         )
 
-    def resume(self, claim: ClaimRecord) -> TakeOverOutcome:
-        """Find where to go on after a replayed commit."""
+    def resume(
+        self, claim: ClaimRecord, *, unreplayable: CheckpointRef | None = None
+    ) -> TakeOverOutcome:
+        """Find where to go on after a replayed commit.
+
+        Pass as `unreplayable` what could not be committed because it is damaged: a restore
+        in force then goes on without it.
+        """
         return run_steps(
             self.store,
-            takeover.resume(claim, actor=self._actor(claim.owner), rules=self.rules),
+            takeover.resume(
+                claim,
+                actor=self._actor(claim.owner),
+                rules=self.rules,
+                unreplayable=unreplayable,
+            ),
         )
 
     def publish(
@@ -125,7 +139,7 @@ class JobCheckpoints:
         """Let a branch's origin go, when `collect` said that nothing kept needs it."""
         return run_steps(
             self.store,
-            takeover.release_origin(claim, actor=self._actor(), rules=self.rules),
+            branching.release_origin(claim, actor=self._actor(), rules=self.rules),
         )
 
     def sweep(self, claim: ClaimRecord) -> SweepOutcome:
@@ -160,13 +174,13 @@ class JobCheckpoints:
 
     def plan_restore(self, which: Epochs) -> RestorePlan:
         """Find the epoch to restore and list what doing so abandons. Changes nothing."""
-        return run_steps(self.store, takeover.plan_restore(self.job, which, self.rules))
+        return run_steps(self.store, restoring.plan_restore(self.job, which, self.rules))
 
     def branch(self, branch: JobId, which: Epochs) -> ClaimRecord:
         """Create another job that starts from one of this job's epochs, copying nothing."""
         return run_steps(
             self.store,
-            takeover.branch_job(
+            branching.branch_job(
                 self.job, branch, which=which, actor=self._actor(), rules=self.rules
             ),
         )
@@ -189,7 +203,7 @@ class JobCheckpoints:
 
     def _read_epochs(self) -> Steps[list[EpochStatus]]:
         state = yield from read_retention(self.job, self.rules)
-        first = yield from read_claim(self.job, FIRST_GENERATION)
+        first = yield from read_identity(self.job)
         if first is None:
             return []
         newest = yield from read_newest_record(
@@ -208,7 +222,7 @@ class JobCheckpoints:
             record = yield from read_epoch_record(self.job, number)
             if record is None:
                 continue
-            canonical = record.ref == expected
+            canonical = _is_canonical(record.ref, expected)
             expected = record.parent if canonical else expected
             status = yield from read_status(record.ref, record)
             names = tuple(pin.name for pin in state.pins if pin.ref == record.ref)
@@ -217,3 +231,13 @@ class JobCheckpoints:
 
     def _actor(self, token: Token | None = None) -> Actor:
         return Actor(token or new_token(), self.clock.now_micros())
+
+
+def _is_canonical(ref: CheckpointRef, expected: CheckpointRef | None) -> bool | None:
+    """Tell whether the newest epoch descends from `ref`; `expected` is the next that is.
+
+    Epochs come in descending order: one above the expected number was passed over.
+    """
+    if expected is None or expected.epoch <= ref.epoch:
+        return ref == expected
+    return None

@@ -72,6 +72,8 @@ def unseal(kind: str, message_type: type[MessageT], data: bytes, path: str) -> M
         raise _corrupt(path, f"is not a readable {kind}", ErrorCode.UNDECODABLE) from error
     if envelope.magic != MAGIC:
         raise _corrupt(path, f"is not a Penstock {kind}", ErrorCode.FOREIGN_OBJECT)
+    if envelope.protocol_version < 1:
+        raise _corrupt(path, "names no protocol version", ErrorCode.FOREIGN_OBJECT)
     if envelope.protocol_version > PROTOCOL_VERSION:
         raise StateError(
             f"{path!r} was written by protocol version {envelope.protocol_version}, this "
@@ -126,6 +128,16 @@ def _ref(message: pb.CheckpointRef) -> CheckpointRef:
     return CheckpointRef(
         JobId(message.job_id), Generation(message.generation), Epoch(message.epoch)
     )
+
+
+def _older_ref(message: Message, than: CheckpointRef, path: str) -> CheckpointRef | None:
+    """Return the parent, which is older than its child: chains of parents end."""
+    parent = _optional_ref(message, "parent")
+    if parent is not None and parent.epoch >= than.epoch:
+        raise _corrupt(
+            path, f"says that {parent} came before {than}", ErrorCode.PROTOCOL_VIOLATION
+        )
+    return parent
 
 
 def _optional_ref(message: Message, field: str) -> CheckpointRef | None:
@@ -204,7 +216,7 @@ def decode_manifest(data: bytes, path: str) -> CheckpointManifest:
         path,
         lambda: CheckpointManifest(
             ref=_ref(message.ref),
-            parent=_optional_ref(message, "parent"),
+            parent=_older_ref(message, _ref(message.ref), path),
             created_at_micros=message.created_at_micros,
             processing_time_micros=message.processing_time_micros,
             needs_commit=message.needs_commit,
@@ -249,7 +261,7 @@ def decode_epoch_record(data: bytes, path: str) -> EpochRecord:
         path,
         lambda: EpochRecord(
             ref=_ref(message.ref),
-            parent=_optional_ref(message, "parent"),
+            parent=_older_ref(message, _ref(message.ref), path),
             created_at_micros=message.created_at_micros,
         ),
     )

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.core.ids import Epoch
+from penstock.errors import ErrorCode, UserError
 from penstock.state.protocol import paths
 from penstock.state.protocol.kept import Kept, Memory, missing, read_acknowledged, read_kept
 from penstock.state.protocol.ledger import append_retention, read_retention
-from penstock.state.protocol.metadata import files_in_metadata
+from penstock.state.protocol.metadata import files_behind
 from penstock.state.protocol.pinning import Actor
 from penstock.state.protocol.reading import (
     is_fenced,
@@ -73,6 +74,12 @@ def collect_garbage(
     memory: Memory,
 ) -> Steps[CollectionOutcome]:
     """Give up old epochs and delete what only they needed. Safe to repeat after any error."""
+    if keep_epochs < 1:
+        raise UserError(
+            f"cannot keep {keep_epochs} epochs: the newest one is always kept; ask for at "
+            "least 1",
+            code=ErrorCode.INVALID_NUMBER,
+        )
     steps = _collect(
         claim, keep_epochs=keep_epochs, actor=actor, rules=rules, memory=memory
     )
@@ -96,7 +103,13 @@ def _collect(
             return NothingToCollect()
         memory.newest = newest.ref.epoch
         appended = yield from _give_up(
-            claim, state, newest, keep_epochs=keep_epochs, actor=actor, memory=memory
+            claim,
+            state,
+            newest,
+            keep_epochs=keep_epochs,
+            actor=actor,
+            rules=rules,
+            memory=memory,
         )
         if appended is not None:
             break
@@ -113,6 +126,7 @@ def _give_up(
     *,
     keep_epochs: int,
     actor: Actor,
+    rules: ProtocolRules,
     memory: Memory,
 ) -> Steps[RetentionRecord | None]:
     """Raise the floor in the ledger; None if the ledger changed meanwhile."""
@@ -127,7 +141,7 @@ def _give_up(
         return state
     return (
         yield from append_retention(
-            state, change, writer=actor.token, now_micros=actor.now_micros
+            state, change, rules, writer=actor.token, now_micros=actor.now_micros
         )
     )
 
@@ -190,11 +204,15 @@ def _objects_left(manifest: CheckpointManifest | None) -> Steps[frozenset[str]]:
             if data is None:
                 continue  # gone already, and its files were deleted before it
             objects.add(metadata.path)
-            objects |= files_in_metadata(data, metadata.path)
+            objects |= files_behind(metadata, data)
     return frozenset(objects)
 
 
 def _own_paths(claim: ClaimRecord, objects: Iterable[str]) -> list[str]:
-    """Keep to the job's own prefix, files before the metadata that names them."""
-    own = [path for path in objects if path.startswith(f"{claim.job}/")]
+    """Keep to the job's own slots, files before the metadata that names them."""
+    own = []
+    for path in objects:
+        slot = paths.slot_of(path)
+        if slot is not None and slot.ref.job == claim.job:
+            own.append(path)
     return sorted(own, key=lambda path: (path.endswith(".metadata"), path))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from penstock.core.ids import Epoch
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.protocol import paths
-from penstock.state.protocol.metadata import files_in_metadata
+from penstock.state.protocol.metadata import files_behind
 from penstock.state.protocol.reading import read_epoch_record, read_manifest
 from penstock.state.protocol.records import (
     CheckpointManifest,
@@ -106,7 +106,7 @@ def _objects_of(manifest: CheckpointManifest, memory: Memory) -> Steps[frozenset
                 data = yield from read(metadata.path)
                 if data is None:
                     raise missing(metadata.path, str(manifest.ref))
-                memory.files[metadata.path] = files_in_metadata(data, metadata.path)
+                memory.files[metadata.path] = files_behind(metadata, data)
             objects |= memory.files[metadata.path]
     return frozenset(objects)
 

@@ -2,11 +2,12 @@
 
 from penstock.core.ids import JobId, Token
 from penstock.state.protocol import codec, paths
+from penstock.state.protocol.reading import misplaced
 from penstock.state.protocol.records import RetentionRecord
 from penstock.state.protocol.retention import Change
 from penstock.state.protocol.rules import ProtocolRules
-from penstock.state.protocol.sequences import find_newest
-from penstock.state.protocol.steps import Steps, create_once, read
+from penstock.state.protocol.sequences import find_newest, waypoint_after
+from penstock.state.protocol.steps import Steps, create_once, exists, read
 
 FIRST_SEQUENCE = 1
 _NOBODY = Token("0" * 32)
@@ -29,13 +30,26 @@ def read_retention(
     if data is None:
         # Others appended a whole stride of records between the search and the read.
         return (yield from read_retention(job, rules, seen=number))
-    return codec.decode_retention(data, path)
+    record = codec.decode_retention(data, path)
+    if (record.job, record.sequence) != (job, number):
+        raise misplaced(path, f"retention record {record.sequence} of {record.job}")
+    return record
 
 
 def append_retention(
-    state: RetentionRecord, change: Change, *, writer: Token, now_micros: int
+    state: RetentionRecord,
+    change: Change,
+    rules: ProtocolRules,
+    *,
+    writer: Token,
+    now_micros: int,
 ) -> Steps[RetentionRecord | None]:
-    """Append a change decided from `state`; None if somebody else changed it first."""
+    """Append a change decided from `state`; None if somebody else may have changed it first.
+
+    None means: read the ledger again and decide anew, which finds a change that was made
+    after all. That a number could be created proves that it is the next one only while no
+    later waypoint exists: below one, a sleeper may have filled a hole left by thinning.
+    """
     record = RetentionRecord(
         job=state.job,
         sequence=state.sequence + 1,
@@ -47,4 +61,11 @@ def append_retention(
     )
     path = paths.retention_path(state.job, record.sequence)
     existing = yield from create_once(path, codec.encode_retention(record))
-    return record if existing is None else None
+    if existing is not None:
+        return None
+    later = waypoint_after(
+        record.sequence, first=FIRST_SEQUENCE, stride=rules.waypoint_stride
+    )
+    if (yield from exists(paths.retention_path(state.job, later))):
+        return None
+    return record

@@ -9,9 +9,11 @@ from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
+from penstock.core.checksum import checksum_of
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.codec import seal, unseal
+from penstock.state.protocol.records import ObjectRef
 
 _KIND = "operator-metadata"
 FileList: TypeAlias = (
@@ -34,6 +36,18 @@ def encode_metadata(metadata: pb.OperatorCheckpointMetadata) -> bytes:
 def decode_metadata(data: bytes, path: str) -> pb.OperatorCheckpointMetadata:
     """Decode a subtask's metadata."""
     return unseal(_KIND, pb.OperatorCheckpointMetadata, data, path)
+
+
+def files_behind(ref: ObjectRef, data: bytes) -> frozenset[str]:
+    """Return the files of a metadata object, which must be the one the manifest refers to."""
+    if (len(data), checksum_of(data)) != (ref.size_bytes, ref.checksum):
+        raise CorruptStateError(
+            f"{ref.path!r} is not the object its manifest refers to: size or checksum differ; "
+            "nothing was deleted. Bring it back, or restore an epoch that does not need it",
+            code=ErrorCode.CHECKSUM_MISMATCH,
+            path=ref.path,
+        )
+    return files_in_metadata(data, ref.path)
 
 
 @lru_cache(maxsize=256)

@@ -15,10 +15,11 @@ import re
 from dataclasses import dataclass
 
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, TableName, Token
+from penstock.errors import UserError
 from penstock.state.protocol.records import CheckpointRef
 
-_SLOT = re.compile(r"([^/]+)/generations/(\d{1,10})/checkpoints/(\d{10})/(.+)")
-_NUMBERED = re.compile(r"[^/]+/(?:epochs|retention)/(\d{10})\.record")
+_SLOT = re.compile(r"([^/]+)/generations/([1-9][0-9]{0,9})/checkpoints/([0-9]{10})/(.+)")
+_NUMBERED = re.compile(r"[^/]+/(?:epochs|retention)/([0-9]{10})\.record")
 
 
 def claim_path(job: JobId, generation: int) -> str:
@@ -92,9 +93,14 @@ def slot_of(path: str) -> Slot | None:
     Used before deleting: what is not recognised is not Penstock's to delete.
     """
     match = _SLOT.fullmatch(path)
-    if match is None or int(match[2]) < 1 or int(match[3]) < 1:
+    if match is None:
         return None
-    ref = CheckpointRef(JobId(match[1]), Generation(int(match[2])), Epoch(int(match[3])))
+    try:
+        ref = CheckpointRef(
+            JobId(match[1]), Generation(int(match[2])), Epoch(int(match[3]))
+        )
+    except UserError:
+        return None
     return Slot(ref, match[4])
 
 

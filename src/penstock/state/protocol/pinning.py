@@ -11,9 +11,8 @@ from penstock.core.ids import Epoch, JobId, SavepointName, Token
 from penstock.errors import ErrorCode, StateError
 from penstock.state.protocol.ledger import append_retention, read_retention
 from penstock.state.protocol.reading import (
-    find_newest_claim,
-    read_claim,
     read_epoch_record,
+    read_identity,
     read_newest_record,
     read_status,
 )
@@ -70,7 +69,7 @@ def pin_epoch(
         state = yield from read_retention(job, rules)
         ref = yield from find_kept_epoch(state, which, rules)
         pin = Pin(name, kind, ref, actor.now_micros, holder)
-        if (yield from _append_pin(state, pin, actor)):
+        if (yield from _append_pin(state, pin, actor, rules)):
             return pin
 
 
@@ -80,11 +79,13 @@ def pin_checkpoint(
     """Pin a checkpoint known to be acknowledged; it must still be kept."""
     while True:
         state = yield from read_retention(job, rules)
-        if (yield from _append_pin(state, pin, actor)):
+        if (yield from _append_pin(state, pin, actor, rules)):
             return
 
 
-def _append_pin(state: RetentionRecord, pin: Pin, actor: Actor) -> Steps[bool]:
+def _append_pin(
+    state: RetentionRecord, pin: Pin, actor: Actor, rules: ProtocolRules
+) -> Steps[bool]:
     """Try to add a pin; False if the ledger changed meanwhile."""
     decision = decide_pin(state, pin)
     match decision:
@@ -102,7 +103,7 @@ def _append_pin(state: RetentionRecord, pin: Pin, actor: Actor) -> Steps[bool]:
             )
         case Change():
             appended = yield from append_retention(
-                state, decision, writer=actor.token, now_micros=actor.now_micros
+                state, decision, rules, writer=actor.token, now_micros=actor.now_micros
             )
             return appended is not None
         case _:
@@ -136,16 +137,22 @@ def find_kept_epoch(
     record = yield from _find_record(state, which.number, rules)
     if not is_kept(state, record.ref):
         raise _not_kept(state.job, str(record.ref.epoch), state)
-    status = yield from read_status(record.ref, record)
+    yield from require_ready(record.ref, record)
+    return record.ref
+
+
+def require_ready(ref: CheckpointRef, record: EpochRecord | None) -> Steps[None]:
+    """Refuse a checkpoint that nothing may build on."""
+    status = yield from read_status(ref, record)
     if isinstance(status, Ready):
-        return record.ref
+        return
     committing = isinstance(status, Committing)
     hint = "start the job once so that it commits it" if committing else "choose another"
     raise StateError(
-        f"epoch {record.ref.epoch} of {state.job} is {type(status).__name__.lower()}: {hint}",
+        f"epoch {ref.epoch} of {ref.job} is {type(status).__name__.lower()}: {hint}",
         code=ErrorCode.NOT_RESTORABLE,
-        job=state.job,
-        epoch=record.ref.epoch,
+        job=ref.job,
+        epoch=ref.epoch,
     )
 
 
@@ -155,12 +162,7 @@ def _find_record(
     if number is not None:
         record = yield from read_epoch_record(state.job, number)
     else:
-        newest_claim = yield from find_newest_claim(state.job)
-        claim = (
-            None
-            if newest_claim is None
-            else (yield from read_claim(state.job, newest_claim))
-        )
+        claim = yield from read_identity(state.job)
         if claim is None:
             raise StateError(
                 f"there is no job {state.job!r} here; check the job id and the checkpoint URL",
@@ -199,7 +201,7 @@ def unpin_all(
             return
         change = Change(changed.pins, changed.collected_before, changed.collecting)
         appended = yield from append_retention(
-            state, change, writer=actor.token, now_micros=actor.now_micros
+            state, change, rules, writer=actor.token, now_micros=actor.now_micros
         )
         if appended is not None:
             return

@@ -143,6 +143,8 @@ def _check_request(
         what = f"it belongs to {ref.job} generation {ref.generation}"
     elif manifest.parent != expected_parent:
         what = f"its parent {manifest.parent} is not the ready checkpoint {expected_parent}"
+    elif parent is not None and parent.ref.epoch >= ref.epoch:
+        what = f"its parent {parent.ref} is not older"
     elif ref.epoch < claim.first_epoch:
         what = f"the job's first epoch is {claim.first_epoch}"
     else:

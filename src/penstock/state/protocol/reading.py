@@ -28,7 +28,7 @@ def read_claim(job: JobId, generation: int) -> Steps[ClaimRecord | None]:
         return None
     claim = codec.decode_claim(data, path)
     if claim.job != job or claim.generation != generation:
-        raise _misplaced(path, f"the claim of {claim.job} generation {claim.generation}")
+        raise misplaced(path, f"the claim of {claim.job} generation {claim.generation}")
     return claim
 
 
@@ -42,6 +42,17 @@ def find_newest_claim(job: JobId, *, seen: Generation | None = None) -> Steps[in
             seen=seen,
         )
     )
+
+
+def read_identity(job: JobId) -> Steps[ClaimRecord | None]:
+    """Read a claim for what all claims of a job say alike: its first epoch and its origin."""
+    try:
+        return (yield from read_claim(job, FIRST_GENERATION))
+    except CorruptStateError:
+        newest = yield from find_newest_claim(job)
+        if newest is None or newest == FIRST_GENERATION:
+            raise
+        return (yield from read_claim(job, newest))
 
 
 def unless_fenced(claim: ClaimRecord, steps: Steps[T]) -> Steps[T | Fenced]:
@@ -70,7 +81,7 @@ def read_epoch_record(job: JobId, epoch: int) -> Steps[EpochRecord | None]:
         return None
     record = codec.decode_epoch_record(data, path)
     if record.ref.job != job or record.ref.epoch != epoch:
-        raise _misplaced(path, f"the record of {record.ref}")
+        raise misplaced(path, f"the record of {record.ref}")
     return record
 
 
@@ -78,26 +89,39 @@ def read_newest_record(
     job: JobId, rules: ProtocolRules, *, first: Epoch, seen: Epoch | None = None
 ) -> Steps[EpochRecord | None]:
     """Read the newest epoch record, or None before the job's first epoch."""
+    number = yield from find_newest_epoch(job, rules, first=first, seen=seen)
+    if number is None:
+        return None
+    record = yield from read_epoch_record(job, number)
+    if record is None:
+        # Thinned out between the search and the read: many epochs have come since.
+        return (yield from read_newest_record(job, rules, first=first, seen=number))
+    return record
+
+
+def find_newest_epoch(
+    job: JobId, rules: ProtocolRules, *, first: Epoch, seen: Epoch | None = None
+) -> Steps[Epoch | None]:
+    """Return the number of the newest epoch record, readable or not."""
     number = yield from find_newest(
         lambda epoch: paths.epoch_record_path(job, epoch),
         first=first,
         stride=rules.waypoint_stride,
         seen=seen,
     )
-    if number is None:
-        return None
-    record = yield from read_epoch_record(job, number)
-    if record is None:
-        # Thinned out between the search and the read: many epochs have come since.
-        return (yield from read_newest_record(job, rules, first=first, seen=Epoch(number)))
-    return record
+    return None if number is None else Epoch(number)
 
 
 def read_manifest(ref: CheckpointRef) -> Steps[CheckpointManifest | None]:
     """Read a checkpoint's manifest."""
     path = paths.manifest_path(ref)
     data = yield from read(path)
-    return None if data is None else codec.decode_manifest(data, path)
+    if data is None:
+        return None
+    manifest = codec.decode_manifest(data, path)
+    if manifest.ref != ref:
+        raise misplaced(path, f"the manifest of {manifest.ref}")
+    return manifest
 
 
 def read_status(ref: CheckpointRef, record: EpochRecord | None) -> Steps[CheckpointStatus]:
@@ -111,7 +135,8 @@ def read_status(ref: CheckpointRef, record: EpochRecord | None) -> Steps[Checkpo
     return derive_status(ref, manifest, record, marker)
 
 
-def _misplaced(path: str, what: str) -> CorruptStateError:
+def misplaced(path: str, what: str) -> CorruptStateError:
+    """Build the error for a good record in another record's place."""
     return CorruptStateError(
         f"{path!r} holds {what}: objects were moved or copied by hand. Nothing was changed; "
         "put them back where they were written",

@@ -4,20 +4,25 @@ A successor adopts the newest acknowledged epoch, whoever wrote it, and ignores 
 without a record: it never acknowledges for others. A restore request travels in the claim
 and stays in force until an epoch of that or a later generation is published, so a crash
 right after `restore` cannot undo it.
+
+A newest epoch that cannot be read stops a plain start. It does not stop a restore, which
+abandons that epoch anyway: older epochs stay restorable whatever happened to newer ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
-from penstock.core.ids import Epoch, JobId, Token
+from penstock.core.ids import Epoch, Generation, JobId, Token
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
 from penstock.state.protocol.reading import (
     find_newest_claim,
+    find_newest_epoch,
     is_fenced,
     read_claim,
     read_epoch_record,
+    read_identity,
     read_newest_record,
     read_status,
 )
@@ -66,14 +71,19 @@ class RecoveryFacts:
     """What a driver saw after its claim."""
 
     claim: ClaimRecord
+    newest_epoch: Epoch | None
+    """The highest acknowledged number, or None before the job's first epoch."""
     newest: EpochRecord | None
+    """Its record; None also if it cannot be read and a restore makes that bearable."""
     newest_status: CheckpointStatus | None
-    """None without a newest record."""
+    """None without a record, or if the checkpoint cannot be read and a restore is pending."""
     pending: ClaimRecord | None
     """The newest claim with a restore request that no published epoch has honoured."""
     start_status: CheckpointStatus | None
     """Of what the pending request asks for, or of the origin of a branch without epochs."""
     fenced: bool
+    unreplayable: CheckpointRef | None = None
+    """A checkpoint whose commit this driver tried to replay and cannot: it is damaged."""
 
 
 def decide_recovery(facts: RecoveryFacts) -> RecoveryDecision:
@@ -81,20 +91,24 @@ def decide_recovery(facts: RecoveryFacts) -> RecoveryDecision:
     if facts.fenced:
         return Fenced(facts.claim.generation)
     pending = None if facts.pending is None else facts.pending.restore
-    start = pending or facts.claim.origin
-    if facts.newest is None or facts.newest_status is None:
-        base = None if start is None else _require_ready(start, facts.start_status)
-        return Recovered(base, facts.claim.first_epoch, facts.pending)
-    if isinstance(facts.newest_status, Committing):
-        permit = CommitPermit(
-            facts.newest, facts.newest_status.manifest, facts.claim.generation
-        )
+    status = facts.newest_status
+    if isinstance(status, Committing) and (
+        pending is None or facts.unreplayable != status.record.ref
+    ):
+        permit = CommitPermit(status.record, status.manifest, facts.claim.generation)
         return ReplayCommit(permit)
+    next_epoch = (
+        facts.claim.first_epoch if facts.newest_epoch is None else facts.newest_epoch.next()
+    )
     if pending is not None:
         base = _require_ready(pending, facts.start_status)
+    elif facts.newest is not None:
+        base = _require_ready(facts.newest.ref, status)
+    elif facts.claim.origin is not None:
+        base = _require_ready(facts.claim.origin, facts.start_status)
     else:
-        base = _require_ready(facts.newest.ref, facts.newest_status)
-    return Recovered(base, facts.newest.ref.epoch.next(), facts.pending)
+        return Recovered(None, next_epoch)
+    return Recovered(base, next_epoch, facts.pending)
 
 
 def _require_ready(ref: CheckpointRef, status: CheckpointStatus | None) -> ReadyCheckpoint:
@@ -118,45 +132,102 @@ def _require_ready(ref: CheckpointRef, status: CheckpointStatus | None) -> Ready
     )
 
 
-def claim_generation(
+def plan_claim(
     job: JobId, owner: Token, *, now_micros: int, restore: CheckpointRef | None = None
 ) -> Steps[ClaimRecord]:
-    """Claim the next generation, fencing every older driver from then on.
+    """Return the claim that would take the job over now. Reads only."""
+    newest = yield from find_newest_claim(job)
+    known = None if newest is None else (yield from _read_newest_identity(job, newest))
+    return ClaimRecord(
+        job=job,
+        generation=FIRST_GENERATION if newest is None else Generation(newest).next(),
+        owner=owner,
+        created_at_micros=now_micros,
+        first_epoch=FIRST_EPOCH if known is None else known.first_epoch,
+        origin=None if known is None else known.origin,
+        restore=restore,
+    )
+
+
+def _read_newest_identity(job: JobId, newest: int) -> Steps[ClaimRecord | None]:
+    """Read the newest claim; a damaged one is enough to know that it is there."""
+    try:
+        return (yield from read_claim(job, newest))
+    except CorruptStateError:
+        return (yield from read_identity(job))
+
+
+def claim_generation(planned: ClaimRecord) -> Steps[ClaimRecord]:
+    """Claim the planned generation or one after it, fencing every older driver from then on.
 
     Losing the number to another driver means trying the next: the later claim wins.
     """
-    newest = yield from find_newest_claim(job)
-    previous = None if newest is None else (yield from read_claim(job, newest))
+    claim = planned
     while True:
-        claim = ClaimRecord(
-            job=job,
-            generation=FIRST_GENERATION if previous is None else previous.generation.next(),
-            owner=owner,
-            created_at_micros=now_micros,
-            first_epoch=FIRST_EPOCH if previous is None else previous.first_epoch,
-            origin=None if previous is None else previous.origin,
-            restore=restore,
-        )
-        path = paths.claim_path(job, claim.generation)
+        path = paths.claim_path(claim.job, claim.generation)
         existing = yield from create_once(path, codec.encode_claim(claim))
         if existing is None:
             return claim
-        previous = codec.decode_claim(existing, path)
+        other = codec.decode_claim(existing, path)
+        claim = replace(
+            claim,
+            generation=claim.generation.next(),
+            first_epoch=other.first_epoch,
+            origin=other.origin,
+        )
 
 
-def recover(claim: ClaimRecord, rules: ProtocolRules) -> Steps[RecoveryDecision]:
+def recover(
+    claim: ClaimRecord, rules: ProtocolRules, *, unreplayable: CheckpointRef | None = None
+) -> Steps[RecoveryDecision]:
     """Find where to go on after a claim. Reads only; repeat after replaying a commit."""
-    newest = yield from read_newest_record(claim.job, rules, first=claim.first_epoch)
-    status = None if newest is None else (yield from read_status(newest.ref, newest))
+    newest_epoch, newest = yield from _read_newest(claim, rules)
     pending = yield from _find_pending(claim, newest)
-    start = claim.origin if newest is None else None
+    status = yield from _read_newest_status(newest, pending)
+    start = claim.origin if newest_epoch is None else None
     if pending is not None:
         start = pending.restore
     start_status = None if start is None else (yield from _read_own_status(start))
     fenced = yield from is_fenced(claim.job, claim.generation)
     return decide_recovery(
-        RecoveryFacts(claim, newest, status, pending, start_status, fenced)
+        RecoveryFacts(
+            claim=claim,
+            newest_epoch=newest_epoch,
+            newest=newest,
+            newest_status=status,
+            pending=pending,
+            start_status=start_status,
+            fenced=fenced,
+            unreplayable=unreplayable,
+        )
     )
+
+
+def _read_newest(
+    claim: ClaimRecord, rules: ProtocolRules
+) -> Steps[tuple[Epoch | None, EpochRecord | None]]:
+    """Read the newest epoch's number and record; a restore needs no more than the number."""
+    try:
+        newest = yield from read_newest_record(claim.job, rules, first=claim.first_epoch)
+    except CorruptStateError:
+        if claim.restore is None:
+            raise
+        number = yield from find_newest_epoch(claim.job, rules, first=claim.first_epoch)
+        return number, None
+    return (None if newest is None else newest.ref.epoch), newest
+
+
+def _read_newest_status(
+    newest: EpochRecord | None, pending: ClaimRecord | None
+) -> Steps[CheckpointStatus | None]:
+    if newest is None:
+        return None
+    try:
+        return (yield from read_status(newest.ref, newest))
+    except CorruptStateError:
+        if pending is None:
+            raise
+        return None
 
 
 def _find_pending(
@@ -164,6 +235,8 @@ def _find_pending(
 ) -> Steps[ClaimRecord | None]:
     """Return the newest claim with a restore request that no published epoch has honoured."""
     honoured = 0 if newest is None else newest.ref.generation
+    if claim.restore is not None and claim.generation > honoured:
+        return claim
     requests = yield from read_restore_requests(claim, honoured)
     return requests[0] if requests else None
 
@@ -171,21 +244,19 @@ def _find_pending(
 def read_restore_requests(claim: ClaimRecord, after: int) -> Steps[list[ClaimRecord]]:
     """Return the claims with a restore request above generation `after`, newest first."""
     requests = []
-    current = claim
-    while current.generation > after:
-        if current.restore is not None:
-            requests.append(current)
-        if current.generation == FIRST_GENERATION:
-            break
-        earlier = yield from read_claim(claim.job, current.generation - 1)
-        if earlier is None:
+    current: ClaimRecord | None = claim
+    for number in range(claim.generation, after, -1):
+        if number < claim.generation:
+            current = yield from read_claim(claim.job, number)
+        if current is None:
             raise CorruptStateError(
-                f"{claim.job} has a claim of generation {current.generation} but none before "
-                "it: claims were deleted by hand. Nothing was changed; bring them back",
+                f"{claim.job} has a claim of generation {number + 1} but none before it: "
+                "claims were deleted by hand. Nothing was changed; bring them back",
                 code=ErrorCode.PROTOCOL_VIOLATION,
                 job=claim.job,
             )
-        current = earlier
+        if current.restore is not None:
+            requests.append(current)
     return requests
 
 

@@ -37,7 +37,7 @@ class Unchanged:
 
 @dataclass(frozen=True, slots=True)
 class NameTaken:
-    """The name pins another epoch."""
+    """The name pins another epoch, or this one for another reason."""
 
     pin: Pin
 
@@ -64,7 +64,8 @@ def decide_pin(state: RetentionRecord, pin: Pin) -> PinDecision:
     """Say whether an acknowledged epoch can be pinned under a name."""
     held = find_pin(state, pin.name)
     if held is not None:
-        return Unchanged() if held.ref == pin.ref else NameTaken(held)
+        same = (held.ref, held.kind) == (pin.ref, pin.kind)
+        return Unchanged() if same else NameTaken(held)
     if not is_kept(state, pin.ref):
         return Collected()
     return Change((*state.pins, pin), state.collected_before, state.collecting)

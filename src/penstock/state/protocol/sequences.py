@@ -70,6 +70,11 @@ def _last_existing(
     return low
 
 
+def waypoint_after(number: int, *, first: int, stride: int) -> int:
+    """Return the first waypoint above a number; until it exists, the number is never thinned."""
+    return number - (number - first) % stride + stride
+
+
 def may_thin(number: int, *, first: int, newest: int, stride: int) -> bool:
     """Tell whether a number may be removed without breaking `find_newest`."""
     block_start = newest - (newest - first) % stride
