@@ -30,8 +30,8 @@ from penstock.state.tables.time_keyed_schema import (
 )
 
 _BOOKKEEPING = [field.name for field in BOOKKEEPING_FIELDS]
-_ONE_FILE_BYTES = 128 << 20
-"""Epochs that inserted more than this are written as several files."""
+_ONE_FILE_SHARE = 2
+"""Epochs that inserted more than the memory budget divided by this are written as several files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,8 @@ def write_rows(
         time_column=schema.time_column,
         expiry_column=EXPIRES_AT,
     )
-    if ordered.nbytes <= _ONE_FILE_BYTES:
+    one_file_bytes = environment.memory_budget_bytes // _ONE_FILE_SHARE
+    if ordered.nbytes <= one_file_bytes:
         path = environment.path_for(name, epoch)
         cache = environment.cache
         return (
@@ -126,7 +127,7 @@ def write_rows(
         lambda part: environment.path_for(name, epoch, part=part),
         schema.stored,
         description,
-        target_bytes=_ONE_FILE_BYTES,
+        target_bytes=one_file_bytes,
         cut_anywhere=not schema.key_columns,
     )
     writer.write(ordered)

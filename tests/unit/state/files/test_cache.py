@@ -4,8 +4,10 @@ import gc
 import logging
 import multiprocessing
 import os
+import resource
 import shutil
 from collections.abc import Iterator
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import pyarrow as pa
@@ -244,6 +246,42 @@ def test_a_folder_removed_under_the_cache_is_made_again(root: Path) -> None:
     assert cache.get(a_key(1)) is None
     cache.put(a_key(1), a_batch(1))
     assert cache.get(a_key(1)) is not None
+
+
+def fill_beyond_the_file_size_limit(root: str) -> tuple[int, int, int]:
+    """Use a cache on a disk that takes no more; return warnings, hits and leftovers."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+    handler = BufferingHandler(capacity=1_000)
+    logging.getLogger("penstock").addHandler(handler)
+    cache = FileCache(Path(root), 1 << 20)
+    for number in range(100):
+        cache.put(a_key(number), a_batch(number))
+        cache.get(a_key(number))
+    return (
+        len(handler.buffer),
+        cache.statistics().hits,
+        len(list(Path(root).glob("*.part"))),
+    )
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_one_warning_and_leaves_nothing_behind(
+    root: Path, processes: multiprocessing.context.SpawnContext
+) -> None:
+    with processes.Pool(1) as pool:
+        found = pool.apply(fill_beyond_the_file_size_limit, (str(root),))
+    assert found == (1, 0, 0)
+
+
+def test_a_writer_that_loses_the_race_leaves_the_winners_entry(root: Path) -> None:
+    winner, loser = FileCache(root, 1 << 20), FileCache(root, 1 << 20)
+    winner.put(a_key(1), a_batch(1))
+    loser._write(root / a_key(1).file_name, a_batch(1))
+    assert loser.statistics().written_bytes == 0
+    assert not list(root.glob("*.part"))
+    found = loser.get(a_key(1))
+    assert found is not None
+    assert found.equals(a_batch(1))
 
 
 def hammer(root: str, limit_bytes: int, seed: int) -> int:

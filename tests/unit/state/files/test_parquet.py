@@ -21,6 +21,7 @@ from penstock.state.files.parquet import (
     ROW_GROUP_ROWS,
     CheckpointParquetMetadata,
     ParquetEncoder,
+    as_batch,
     check_storable,
     cut_row_groups,
     decode_row_groups,
@@ -256,3 +257,15 @@ def test_rows_of_another_schema_are_refused_by_the_encoder() -> None:
     encoder = ParquetEncoder(pa.schema([("v", pa.int64())]), 0, pa.table({"v": [1]}))
     with pytest.raises(SchemaError):
         encoder.write(pa.table({"w": ["x"]}))
+
+
+def test_a_table_without_rows_is_an_empty_batch() -> None:
+    batch = as_batch(hashed_rows(0))
+    assert (batch.num_rows, batch.schema) == (0, hashed_rows(0).schema)
+
+
+def test_a_footer_without_an_arrow_schema_is_refused() -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(hashed_rows(1), sink, store_schema=False)
+    with pytest.raises(pa.ArrowInvalid, match="no Arrow schema"):
+        decode_row_groups(pa.BufferReader(sink.getvalue()), None, None)

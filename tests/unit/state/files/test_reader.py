@@ -265,3 +265,37 @@ def test_a_footer_that_names_another_state_version_is_reported() -> None:
     file = registered(store, encoded.data, encoded.footer_bytes)
     with pytest.raises(CorruptStateError, match="state version should be 3, found 9"):
         StateFileReader(store, None, file).read()
+
+
+def with_a_changed_segment(store: MemoryStore, place: int) -> StateFile:
+    """A file changed inside its row group, all of whose checksums were made to fit."""
+    table = hashed_rows(50)
+    original = a_written_file(MemoryStore(), table)
+    encoded = encode_parquet(table, 3)
+    segment_end = len(encoded.data) - original.footer_bytes
+    data = bytearray(encoded.data)
+    before = checksum_of(data[4:segment_end])
+    data[place] ^= 0x7F
+    after = checksum_of(data[4:segment_end])
+    changed = bytes(data).replace(b"%016x" % before, b"%016x" % after)
+    return registered(store, changed, original.footer_bytes)
+
+
+def test_rows_that_fit_every_checksum_but_do_not_decode_are_reported() -> None:
+    store = MemoryStore()
+    file = with_a_changed_segment(store, place=30)
+    reader = StateFileReader(store, None, file)
+    with pytest.raises(CorruptStateError, match="row group 0 cannot be decoded") as raised:
+        reader.read_segment(0)
+    assert raised.value.code is ErrorCode.UNDECODABLE
+    with pytest.raises(CorruptStateError, match="its rows cannot be decoded"):
+        StateFileReader(store, None, file).read()
+
+
+def test_a_reader_that_knows_the_footer_still_fetches_a_whole_file_at_once() -> None:
+    store, table = CountingStore(), hashed_rows(ROWS)
+    reader = StateFileReader(store, None, a_written_file(store, table))
+    assert len(reader.segments) > 1
+    store.reads.clear()
+    assert reader.read().equals(table)
+    assert store.reads == [("j/x.parquet", None, None)]

@@ -91,6 +91,11 @@ def test_a_list_that_is_no_prefix_starts_over() -> None:
     assert derive_missing(files, [group, files[2]]) is None
 
 
+def test_a_group_of_which_only_a_part_is_held_starts_over() -> None:
+    group = [a_state_file(name, 2, level=1, replaces=("x", "y")) for name in ("a", "b")]
+    assert derive_missing(group[:1], group) is None
+
+
 def test_runs_are_counted_by_overlap_of_neighbours() -> None:
     low, high = a_state_file("a", visible=LOW), a_state_file("b", visible=HIGH)
     whole = a_state_file("c")

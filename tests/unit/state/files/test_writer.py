@@ -12,6 +12,7 @@ from penstock.core.checksum import checksum_of
 from penstock.core.key_range import FULL_RANGE, KeyRange
 from penstock.errors import CorruptStateError, ErrorCode, UnknownOutcomeError
 from penstock.state.files.cache import FileCache
+from penstock.state.files.parquet import ROW_GROUP_BYTES
 from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile, count_runs
 from penstock.state.files.writer import StateFileWriter, write_state_file
@@ -193,3 +194,17 @@ def test_a_writer_joins_small_batches_into_whole_segments() -> None:
     store, table = MemoryStore(), hashed_rows(70_000)
     (file,) = written_in_parts(store, table, target_bytes=1 << 30, step=100)
     assert len(StateFileReader(store, None, file).segments) == 2
+
+
+@pytest.mark.slow
+def test_rows_of_huge_values_are_encoded_before_a_row_group_is_full() -> None:
+    table = pa.table({"v": [bytes([n]) * 5_000_000 for n in range(20)]})
+    store = MemoryStore()
+    (file,) = written_in_parts(
+        store, table, target_bytes=1 << 30, cut_anywhere=True, step=1
+    )
+    reader = StateFileReader(store, None, file)
+    sizes = [reader.read_segment(n).nbytes for n in range(len(reader.segments))]
+    assert len(sizes) > 1
+    assert max(sizes) <= ROW_GROUP_BYTES
+    assert reader.read().equals(table)

@@ -13,6 +13,8 @@ from penstock.errors import ErrorCode, InternalError, StateError
 from penstock.state.files.cache import FileCache
 from penstock.state.files.migration import MigratableState
 from penstock.state.files.reader import StateFileReader
+from penstock.state.files.writer import FileDescription, write_state_file
+from penstock.state.tables.global_keyed_files import GlobalFileReader, KeyValueTypes
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.specs import global_table
 from penstock.state.tables.table import BlindDataTuple, CommitData, DataOperation, DataTuple
@@ -423,3 +425,26 @@ def test_commit_data_for_another_table_is_refused() -> None:
     checkpointer = TableCluster(COUNTS).table(0).epoch_checkpointer(Epoch(1), None)
     with pytest.raises(StateError, match="uses_two_phase_commit"):
         checkpointer.insert_data(CommitData(b""))
+
+
+def test_files_of_another_kind_are_not_taken_for_values() -> None:
+    cluster = TableCluster(COUNTS)
+    cluster.run_epoch(inserts((0, "a", 1)))
+    file = cluster.files()[0]
+    rows = pa.table({"other": [1]})
+    written = write_state_file(
+        cluster.store, f"{file.path}-other", rows, FileDescription(Epoch(1), 0, 0)
+    )
+    reader = GlobalFileReader(
+        "counts", cluster.environment(0), KeyValueTypes(str, int), state_version=0
+    )
+    with pytest.raises(StateError, match="does not hold the state of a global table"):
+        reader.fold([written])
+
+
+def test_only_the_allowed_levels_are_compacted() -> None:
+    cluster = TableCluster(COUNTS)
+    for epoch in range(4):
+        cluster.run_epoch(inserts((0, "k", epoch)))
+    assert cluster.compact(compact_generations=frozenset({5})) is None
+    assert cluster.compact(compact_generations=frozenset({0})) is not None
