@@ -39,8 +39,8 @@ class GlobalKeyedTable(
 
     table_type = state_pb2.GLOBAL_KEYED_TABLE
     config_message: ClassVar[type[Message]] = state_pb2.GlobalKeyedTableConfig
-    table_message: ClassVar[type[Message]] = TableMessage
-    subtask_message: ClassVar[type[Message]] = SubtaskMessage
+    table_message: ClassVar[type[Any]] = TableMessage
+    subtask_message: ClassVar[type[Any]] = SubtaskMessage
 
     def __init__(
         self,
@@ -93,17 +93,6 @@ class GlobalKeyedTable(
             types=self.types,
             state_version=self._state_version,
         )
-
-    @classmethod
-    def merge_checkpoint_metadata(
-        cls,
-        config: state_pb2.GlobalKeyedTableConfig,
-        subtask_metadata: Mapping[int, SubtaskMessage],
-    ) -> TableMessage | None:
-        """Put the files of all subtasks in order of epoch, then subtask."""
-        del config
-        files = merge_lists(files_of(part) for part in subtask_metadata.values())
-        return message_of(TableMessage, files) if files else None
 
     def subtask_metadata_from_table(
         self, table_metadata: TableMessage
@@ -178,14 +167,6 @@ class GlobalKeyedTable(
             }
             lists[0] = (*group, *lists.get(0, ()))
         return {index: message_of(SubtaskMessage, files) for index, files in lists.items()}
-
-    @classmethod
-    def files_to_keep(
-        cls, config: state_pb2.GlobalKeyedTableConfig, table_metadata: TableMessage
-    ) -> frozenset[str]:
-        """Return the path of every file in the list."""
-        del config
-        return frozenset(file.path for file in table_metadata.files)
 
 
 def _types_of(state_type: Any) -> KeyValueTypes:

@@ -10,16 +10,16 @@ one row per key. The newest version of a key decides: if it is a tombstone or ex
 ones stay hidden.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 from google.protobuf.message import Message
 
 from penstock.core.ids import Epoch
-from penstock.state.files.state_file import StateFile, merge_lists, restrict
+from penstock.state.files.state_file import StateFile, restrict
 from penstock.state.proto import state_pb2
 from penstock.state.tables.compaction import plan_compaction
-from penstock.state.tables.file_lists import apply_swaps, files_of, message_of
+from penstock.state.tables.file_lists import files_of, message_of
 from penstock.state.tables.keyed_checkpointer import KeyedTableCheckpointer
 from penstock.state.tables.keyed_compaction import compact_files
 from penstock.state.tables.keyed_schema import KeyedSchema
@@ -35,8 +35,8 @@ class KeyedTable(Table[state_pb2.KeyedTableConfig, TableMessage, SubtaskMessage]
 
     table_type = state_pb2.KEYED_TABLE
     config_message: ClassVar[type[Message]] = state_pb2.KeyedTableConfig
-    table_message: ClassVar[type[Message]] = TableMessage
-    subtask_message: ClassVar[type[Message]] = SubtaskMessage
+    table_message: ClassVar[type[Any]] = TableMessage
+    subtask_message: ClassVar[type[Any]] = SubtaskMessage
 
     def __init__(
         self,
@@ -100,17 +100,6 @@ class KeyedTable(Table[state_pb2.KeyedTableConfig, TableMessage, SubtaskMessage]
             state_version=self._state_version,
         )
 
-    @classmethod
-    def merge_checkpoint_metadata(
-        cls,
-        config: state_pb2.KeyedTableConfig,
-        subtask_metadata: Mapping[int, SubtaskMessage],
-    ) -> TableMessage | None:
-        """Merge the subtasks' lists; their key ranges are disjoint, so order is kept."""
-        del config
-        files = merge_lists(files_of(part) for part in subtask_metadata.values())
-        return message_of(TableMessage, files) if files else None
-
     def subtask_metadata_from_table(
         self, table_metadata: TableMessage
     ) -> SubtaskMessage | None:
@@ -140,24 +129,3 @@ class KeyedTable(Table[state_pb2.KeyedTableConfig, TableMessage, SubtaskMessage]
             state_type=state_type,
         )
         return message_of(TableMessage, outputs)
-
-    @classmethod
-    def apply_compacted_checkpoint(
-        cls,
-        compacted: TableMessage,
-        current: SubtaskMessage,
-    ) -> SubtaskMessage:
-        """Swap compacted groups in wherever their exact inputs still stand."""
-        return message_of(
-            SubtaskMessage, apply_swaps(files_of(current), files_of(compacted))
-        )
-
-    @classmethod
-    def files_to_keep(
-        cls,
-        config: state_pb2.KeyedTableConfig,
-        table_metadata: TableMessage,
-    ) -> frozenset[str]:
-        """Return the path of every file in the list."""
-        del config
-        return frozenset(file.path for file in table_metadata.files)

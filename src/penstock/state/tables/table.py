@@ -25,15 +25,21 @@ from google.protobuf.message import Message
 
 from penstock.core.ids import Epoch, Generation, TableName, TaskInfo, Token
 from penstock.state.files.cache import FileCache
-from penstock.state.files.state_file import StateFile
+from penstock.state.files.state_file import StateFile, merge_lists
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import table_checkpoint_path
 from penstock.state.protocol.records import CheckpointRef
 from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.file_lists import (
+    FileListMessage,
+    apply_swaps,
+    files_of,
+    message_of,
+)
 
 ConfigT = TypeVar("ConfigT", bound=Message)
-TableMessageT = TypeVar("TableMessageT", bound=Message)
-SubtaskMessageT = TypeVar("SubtaskMessageT", bound=Message)
+TableMessageT = TypeVar("TableMessageT", bound=FileListMessage)
+SubtaskMessageT = TypeVar("SubtaskMessageT", bound=FileListMessage)
 
 
 class DataOperation(Enum):
@@ -195,8 +201,8 @@ class Table(ABC, Generic[ConfigT, TableMessageT, SubtaskMessageT]):
 
     table_type: ClassVar[state_pb2.TableEnum]
     config_message: ClassVar[type[Message]]
-    table_message: ClassVar[type[Message]]
-    subtask_message: ClassVar[type[Message]]
+    table_message: ClassVar[type[Any]]
+    subtask_message: ClassVar[type[Any]]
 
     @classmethod
     @abstractmethod
@@ -230,11 +236,14 @@ class Table(ABC, Generic[ConfigT, TableMessageT, SubtaskMessageT]):
         """Return the checkpointer of one epoch; `previous_metadata` is what it carries forward."""
 
     @classmethod
-    @abstractmethod
     def merge_checkpoint_metadata(
-        cls, config: ConfigT, subtask_metadata: Mapping[int, SubtaskMessageT]
+        cls,
+        config: ConfigT,  # noqa: ARG003 (part of the contract; a kind may need it)
+        subtask_metadata: Mapping[int, SubtaskMessageT],
     ) -> TableMessageT | None:
         """Merge all subtasks' metadata into the whole table's; None if there is no state."""
+        files = merge_lists(files_of(part) for part in subtask_metadata.values())
+        return message_of(cls.table_message, files) if files else None
 
     @abstractmethod
     def subtask_metadata_from_table(
@@ -259,11 +268,12 @@ class Table(ABC, Generic[ConfigT, TableMessageT, SubtaskMessageT]):
         """
 
     @classmethod
-    @abstractmethod
     def apply_compacted_checkpoint(
         cls, compacted: TableMessageT, current: SubtaskMessageT
     ) -> SubtaskMessageT:
         """Swap compacted files into a subtask's list wherever their exact inputs still stand."""
+        files = apply_swaps(files_of(current), files_of(compacted))
+        return message_of(type(current), files)
 
     @classmethod
     def apply_compacted_checkpoints(
@@ -279,8 +289,10 @@ class Table(ABC, Generic[ConfigT, TableMessageT, SubtaskMessageT]):
         }
 
     @classmethod
-    @abstractmethod
     def files_to_keep(
-        cls, config: ConfigT, table_metadata: TableMessageT
+        cls,
+        config: ConfigT,  # noqa: ARG003 (part of the contract; a kind may need it)
+        table_metadata: TableMessageT,
     ) -> frozenset[str]:
         """Return the path of every file the table needs."""
+        return frozenset(file.path for file in files_of(table_metadata))

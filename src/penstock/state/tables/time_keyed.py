@@ -3,13 +3,14 @@
 What windows (panes) and joins keep: append-only, duplicates legal. A row expires by its own
 `expires_at`: the end of the last window it serves. Files whose rows have all expired leave
 the list at the next checkpoint without being read; single rows are hidden when read and
-dropped by compaction.
+dropped by compaction. A compaction whose input expired meanwhile is void like any other
+whose inputs have changed: nothing is lost but its work.
 
 Without key columns a row belongs to the subtask that wrote it: its hash is the start of the
 writer's key range, so that after a rescale exactly one subtask sees it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -17,10 +18,10 @@ from google.protobuf.message import Message
 
 from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError
-from penstock.state.files.state_file import StateFile, merge_lists, restrict
+from penstock.state.files.state_file import StateFile, restrict
 from penstock.state.proto import state_pb2
 from penstock.state.tables.compaction import plan_compaction
-from penstock.state.tables.file_lists import apply_swaps, files_of, message_of
+from penstock.state.tables.file_lists import files_of, message_of
 from penstock.state.tables.table import (
     CheckpointMessage,
     CompactionConfig,
@@ -47,8 +48,8 @@ class TimeKeyedTable(Table[state_pb2.TimeKeyedTableConfig, TableMessage, Subtask
 
     table_type = state_pb2.TIME_KEYED_TABLE
     config_message: ClassVar[type[Message]] = state_pb2.TimeKeyedTableConfig
-    table_message: ClassVar[type[Message]] = TableMessage
-    subtask_message: ClassVar[type[Message]] = SubtaskMessage
+    table_message: ClassVar[type[Any]] = TableMessage
+    subtask_message: ClassVar[type[Any]] = SubtaskMessage
 
     def __init__(
         self,
@@ -108,17 +109,6 @@ class TimeKeyedTable(Table[state_pb2.TimeKeyedTableConfig, TableMessage, Subtask
             state_version=self._state_version,
         )
 
-    @classmethod
-    def merge_checkpoint_metadata(
-        cls,
-        config: state_pb2.TimeKeyedTableConfig,
-        subtask_metadata: Mapping[int, SubtaskMessage],
-    ) -> TableMessage | None:
-        """Merge the subtasks' lists; their key ranges are disjoint, so order is kept."""
-        del config
-        files = merge_lists(files_of(part) for part in subtask_metadata.values())
-        return message_of(TableMessage, files) if files else None
-
     def subtask_metadata_from_table(
         self, table_metadata: TableMessage
     ) -> SubtaskMessage | None:
@@ -145,23 +135,6 @@ class TimeKeyedTable(Table[state_pb2.TimeKeyedTableConfig, TableMessage, Subtask
         reader = VersionedReader(schema, environment, state_version, state_type)
         outputs = compact_files(plan, reader, compaction)
         return message_of(TableMessage, outputs)
-
-    @classmethod
-    def apply_compacted_checkpoint(
-        cls, compacted: TableMessage, current: SubtaskMessage
-    ) -> SubtaskMessage:
-        """Swap compacted groups in wherever their exact inputs still stand."""
-        return message_of(
-            SubtaskMessage, apply_swaps(files_of(current), files_of(compacted))
-        )
-
-    @classmethod
-    def files_to_keep(
-        cls, config: state_pb2.TimeKeyedTableConfig, table_metadata: TableMessage
-    ) -> frozenset[str]:
-        """Return the path of every file in the list."""
-        del config
-        return frozenset(file.path for file in table_metadata.files)
 
 
 class TimeKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
