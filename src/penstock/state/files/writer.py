@@ -7,11 +7,9 @@ exist at all.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.core.checksum import checksum_of
 from penstock.core.ids import Epoch
@@ -26,14 +24,12 @@ from penstock.state.files.parquet import (
     ParquetEncoder,
     cut_row_groups,
 )
+from penstock.state.files.row_bounds import RowBounds
 from penstock.state.files.segments import footer_batch, footer_key
 from penstock.state.files.state_file import StateFile
 from penstock.state.storage.object_store import ObjectStore
 
-Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
-
 _CREATE_ATTEMPTS = 3
-_INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,46 +46,6 @@ class FileDescription:
     """The timestamp column whose smallest and largest value the list entry records."""
     expiry_column: str | None = None
     """The timestamp column that says when a row expires; null for never."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowBounds:
-    """The extremes of a file's rows, as its list entry records them."""
-
-    min_time_micros: int | None = None
-    max_time_micros: int | None = None
-    min_key_hash: int | None = None
-    max_key_hash: int | None = None
-    last_expiry_micros: int | None = None
-    has_immortal_row: bool = False
-
-    @classmethod
-    def of(
-        cls, rows: pa.RecordBatch | pa.Table, description: FileDescription
-    ) -> "RowBounds":
-        """Compute the bounds of some rows."""
-        low_time = high_time = low_hash = high_hash = last_expiry = None
-        immortal = description.expiry_column is None and rows.num_rows > 0
-        if description.time_column is not None:
-            low_time, high_time = _micros_bounds(rows.column(description.time_column))
-        if description.expiry_column is not None:
-            column = rows.column(description.expiry_column)
-            immortal = column.null_count > 0
-            last_expiry = _micros_bounds(column)[1]
-        if KEY_HASH in rows.schema.names:
-            low_hash, high_hash = _bounds(rows.column(KEY_HASH))
-        return cls(low_time, high_time, low_hash, high_hash, last_expiry, immortal)
-
-    def merged_with(self, other: "RowBounds") -> "RowBounds":
-        """Return the bounds of both sets of rows together."""
-        return RowBounds(
-            _known(min, self.min_time_micros, other.min_time_micros),
-            _known(max, self.max_time_micros, other.max_time_micros),
-            _known(min, self.min_key_hash, other.min_key_hash),
-            _known(max, self.max_key_hash, other.max_key_hash),
-            _known(max, self.last_expiry_micros, other.last_expiry_micros),
-            self.has_immortal_row or other.has_immortal_row,
-        )
 
 
 def write_state_file(
@@ -112,7 +68,7 @@ def write_state_file(
     create_state_object(store, path, encoded)
     if cache is not None:
         _write_through(cache, encoded, batches)
-    return _entry(path, encoded, RowBounds.of(table, description), description)
+    return _entry(path, encoded, _bounds_of(table, description), description)
 
 
 class StateFileWriter:
@@ -202,7 +158,7 @@ class StateFileWriter:
                 self._schema, self._description.state_version, sample
             )
         self._encoder.write(batch)
-        self._bounds = self._bounds.merged_with(RowBounds.of(batch, self._description))
+        self._bounds = self._bounds.merged_with(_bounds_of(batch, self._description))
 
     def _close_file(self) -> None:
         encoder = self._encoder or ParquetEncoder(
@@ -297,26 +253,9 @@ def _entry(
     )
 
 
-def _known(
-    choose: Callable[[int, int], int], left: int | None, right: int | None
-) -> int | None:
-    if left is None or right is None:
-        return right if left is None else left
-    return choose(left, right)
-
-
-def _bounds(column: Column) -> tuple[int | None, int | None]:
-    found = pc.min_max(column)
-    return found["min"].as_py(), found["max"].as_py()
-
-
-def _micros_bounds(column: Column) -> tuple[int | None, int | None]:
-    """Return the smallest and largest instant in microseconds, rounded outwards."""
-    low, high = _bounds(column.cast(pa.int64()))
-    if low is None or high is None:
-        return None, None
-    unit = getattr(column.type, "unit", "us")
-    if unit == "ns":
-        return low // 1_000, -(-high // 1_000)
-    scale = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
-    return max(low * scale, _INT64[0]), min(high * scale, _INT64[1])
+def _bounds_of(rows: pa.RecordBatch | pa.Table, description: FileDescription) -> RowBounds:
+    return RowBounds.of(
+        rows,
+        time_column=description.time_column,
+        expiry_column=description.expiry_column,
+    )
