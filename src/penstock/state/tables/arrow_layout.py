@@ -37,13 +37,42 @@ def relay(array: Any, data_type: _Type) -> Any:
         plain = pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
         return relay(plain, data_type)
     if not pa.types.is_dictionary(data_type):
-        return array.cast(data_type)
+        return _cast(array, data_type)
     encoded = array.dictionary_encode()
     return pa.DictionaryArray.from_arrays(
         encoded.indices.cast(data_type.index_type),
         encoded.dictionary.cast(data_type.value_type),
         ordered=data_type.ordered,
     )
+
+
+def _cast(array: Any, data_type: _Type) -> Any:
+    try:
+        return array.cast(data_type)
+    except IndexError:
+        # Below a null struct a dictionary may lack the value that its hidden slot points to.
+        return _with_nulls_below(array).cast(data_type)
+
+
+def _with_nulls_below(array: Any) -> Any:
+    """Return the same values, with everything below a null struct null as well."""
+    data_type = array.type
+    if pa.types.is_struct(data_type):
+        children = [_with_nulls_below(child) for child in array.flatten()]
+        return pa.StructArray.from_arrays(
+            children, fields=list(data_type), mask=array.is_null()
+        )
+    is_fixed = pa.types.is_fixed_size_list(data_type)
+    if is_fixed or pa.types.is_nested(data_type):
+        own_buffers = array.buffers()[: 1 if is_fixed else 2]
+        return pa.Array.from_buffers(
+            data_type,
+            len(array),
+            own_buffers,
+            offset=array.offset,
+            children=[_with_nulls_below(array.values)],
+        )
+    return array
 
 
 def have_same_values(one: _Type, other: _Type) -> bool:
