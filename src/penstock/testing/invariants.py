@@ -13,7 +13,7 @@ from penstock.state.checkpoints.job_checkpoints import EpochStatus, JobCheckpoin
 from penstock.state.checkpoints.runner import run_steps
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.ledger import read_retention
-from penstock.state.protocol.reading import read_epoch_record
+from penstock.state.protocol.reading import read_epoch_record, read_identity
 from penstock.state.protocol.records import CheckpointManifest, CheckpointRef, PinKind
 from penstock.state.protocol.retention import is_kept
 from penstock.state.protocol.status import Committing, Ready
@@ -45,9 +45,12 @@ def assert_job_is_whole(checkpoints: JobCheckpoints) -> None:
 def _assert_no_gap(checkpoints: JobCheckpoints, epochs: tuple[EpochStatus, ...]) -> None:
     state = run_steps(checkpoints.store, read_retention(checkpoints.job, checkpoints.rules))
     numbers = {epoch.record.ref.epoch for epoch in epochs}
-    from_floor = [number for number in numbers if number >= state.collected_before]
-    if from_floor and len(from_floor) != max(from_floor) - min(from_floor) + 1:
-        raise AssertionError(f"{checkpoints.job} has gaps in its epochs: {sorted(numbers)}")
+    identity = run_steps(checkpoints.store, read_identity(checkpoints.job))
+    if numbers and identity is not None:
+        floor = max(state.collected_before, identity.first_epoch)
+        gaps = set(range(floor, max(numbers))) - numbers
+        if gaps:
+            raise AssertionError(f"{checkpoints.job} has lost the epochs {sorted(gaps)}")
     for pin in state.pins:
         if pin.ref.epoch not in numbers:
             raise AssertionError(f"{pin.name} pins {pin.ref}, which has no record")

@@ -174,10 +174,9 @@ def _delete_given_up(
     """Delete what the given-up checkpoints alone needed, after all of it is known."""
     doomed: list[tuple[CheckpointRef, list[str]]] = []
     for ref in sorted(state.collecting):
-        if ref not in memory.deleted:
-            manifest = yield from read_manifest(ref)
-            objects = yield from _objects_left(manifest)
-            doomed.append((ref, _own_paths(claim, objects - kept.objects)))
+        manifest = yield from read_manifest(ref)
+        objects = yield from _objects_left(manifest)
+        doomed.append((ref, _own_paths(claim, objects - kept.objects)))
     if (yield from is_fenced(claim.job, claim.generation)):
         return Fenced(claim.generation)
     for _, objects_to_delete in doomed:
