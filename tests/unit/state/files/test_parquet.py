@@ -166,10 +166,11 @@ def test_one_value_above_the_segment_size_is_a_segment_of_its_own() -> None:
 
 
 def test_a_table_of_many_chunks_becomes_whole_segments() -> None:
-    table = pa.concat_tables([hashed_rows(1_000)] * 70)
+    chunks = ROW_GROUP_ROWS // 1_000 + 5
+    table = pa.concat_tables([hashed_rows(1_000)] * chunks)
     assert [segment.num_rows for segment in cut_row_groups(table)] == [
         ROW_GROUP_ROWS,
-        70_000 - ROW_GROUP_ROWS,
+        chunks * 1_000 - ROW_GROUP_ROWS,
     ]
 
 

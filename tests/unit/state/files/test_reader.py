@@ -15,7 +15,7 @@ from penstock.core.checksum import checksum_of
 from penstock.core.key_range import FULL_RANGE, KeyRange
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
-from penstock.state.files.parquet import encode_parquet
+from penstock.state.files.parquet import ROW_GROUP_ROWS, encode_parquet
 from penstock.state.files.reader import StateFileReader, rows_in_range
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import write_state_file
@@ -23,7 +23,7 @@ from penstock.state.storage.memory import MemoryStore
 from tests.unit.state.files.file_builders import a_description, hashed_rows
 from tests.unit.state.files.stores import CountingStore
 
-ROWS = 200_000
+ROWS = 3 * ROW_GROUP_ROWS + 1_000
 HALF = KeyRange(0, 1 << 63)
 
 

@@ -12,7 +12,7 @@ from penstock.core.checksum import checksum_of
 from penstock.core.key_range import FULL_RANGE, KeyRange
 from penstock.errors import CorruptStateError, ErrorCode, UnknownOutcomeError
 from penstock.state.files.cache import FileCache
-from penstock.state.files.parquet import ROW_GROUP_BYTES
+from penstock.state.files.parquet import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile, count_runs
 from penstock.state.files.writer import StateFileWriter, write_state_file
@@ -147,7 +147,7 @@ def read_all(store: MemoryStore, files: tuple[StateFile, ...]) -> pa.Table:
 
 
 def test_a_large_output_is_cut_into_files_that_are_one_run() -> None:
-    store, table = MemoryStore(), hashed_rows(400_000)
+    store, table = MemoryStore(), hashed_rows(6 * ROW_GROUP_ROWS)
     files = written_in_parts(store, table, target_bytes=1 << 20)
     assert len(files) > 3
     assert read_all(store, files).equals(table)
@@ -158,7 +158,7 @@ def test_a_large_output_is_cut_into_files_that_are_one_run() -> None:
 
 
 def test_rows_of_one_hash_stay_in_one_file() -> None:
-    hashes = np.repeat(np.array([1, 5, 9], np.uint64), 150_000)
+    hashes = np.repeat(np.array([1, 5, 9], np.uint64), 2 * ROW_GROUP_ROWS)
     noise = np.random.default_rng(1).integers(0, 1 << 62, len(hashes))
     table = pa.table({"_key_hash": hashes, "v": noise})
     store = MemoryStore()
@@ -172,7 +172,8 @@ def test_rows_of_one_hash_stay_in_one_file() -> None:
 
 
 def test_files_cut_anywhere_all_see_the_whole_range() -> None:
-    table = pa.table({"_key_hash": np.zeros(200_000, np.uint64), "v": np.arange(200_000)})
+    count = 3 * ROW_GROUP_ROWS
+    table = pa.table({"_key_hash": np.zeros(count, np.uint64), "v": np.arange(count)})
     store = MemoryStore()
     visible = KeyRange(0, 1 << 63)
     files = written_in_parts(
@@ -191,7 +192,7 @@ def test_an_empty_output_is_one_empty_file() -> None:
 
 
 def test_a_writer_joins_small_batches_into_whole_segments() -> None:
-    store, table = MemoryStore(), hashed_rows(70_000)
+    store, table = MemoryStore(), hashed_rows(ROW_GROUP_ROWS + 4_000)
     (file,) = written_in_parts(store, table, target_bytes=1 << 30, step=100)
     assert len(StateFileReader(store, None, file).segments) == 2
 

@@ -11,6 +11,7 @@ from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, SchemaError, StateError
 from penstock.state.files.cache import FileCache
 from penstock.state.files.migration import MigratableState
+from penstock.state.files.parquet import ROW_GROUP_ROWS
 from penstock.state.files.reader import StateFileReader
 from penstock.state.tables.erased import ErasedTable
 from penstock.state.tables.specs import TableSpec, time_keyed_table
@@ -153,16 +154,18 @@ def test_compaction_keeps_rows_of_one_key_in_the_order_they_were_inserted() -> N
 def test_a_large_compaction_is_cut_into_files(spec: TableSpec) -> None:
     cluster = TableCluster(spec)
     for epoch in range(4):
-        first = epoch * 70_000
-        rows: list[Row] = [(f"u{n % 5_000}", n, n) for n in range(first, first + 70_000)]
+        first = epoch * ROW_GROUP_ROWS
+        rows: list[Row] = [
+            (f"u{n % 5_000}", n, n) for n in range(first, first + ROW_GROUP_ROWS)
+        ]
         cluster.run_epoch(lambda _, view, rows=rows: view.insert(a_batch(*rows), None))  # type: ignore[misc]  # bound now
     assert cluster.compact_all(target_file_bytes=1_000) == 1
     assert len(cluster.files()) > 2
     found = cluster.view().rows()["n"].to_numpy()
-    assert sorted(found.tolist()) == list(range(280_000))
+    assert sorted(found.tolist()) == list(range(4 * ROW_GROUP_ROWS))
     cluster.rescale(3)
     counts = [cluster.view(index).rows().num_rows for index in range(3)]
-    assert sum(counts) == 280_000
+    assert sum(counts) == 4 * ROW_GROUP_ROWS
 
 
 def test_a_warm_view_reads_nothing_again(tmp_path: Path) -> None:
@@ -237,6 +240,7 @@ def test_a_checkpointer_refuses_what_is_no_batch() -> None:
     assert raised.value.code is ErrorCode.WRONG_TABLE_KIND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [PANES, KEYLESS], ids=["keyed", "keyless"])
 def test_an_epoch_beyond_the_memory_budget_is_written_as_several_files(
     spec: TableSpec,
@@ -247,7 +251,7 @@ def test_an_epoch_beyond_the_memory_budget_is_written_as_several_files(
         spec.to_config(),
         replace(cluster.environment(0), memory_budget_bytes=20_000),
     )
-    rows: list[Row] = [(f"u{n}", n, n * 7919 % 10_007) for n in range(200_000)]
+    rows: list[Row] = [(f"u{n}", n, n * 7919 % 10_007) for n in range(3 * ROW_GROUP_ROWS)]
     view, checkpointer = table.view(), table.epoch_checkpointer(Epoch(1), None)
     assert isinstance(view, TimeKeyedView)
     view.insert(a_batch(*rows), None)
