@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
 from penstock.errors import ErrorCode, SchemaError
+from penstock.state.files.cache import CacheKey
 from penstock.state.files.migration import MigrationStep, migrate_rows, plan_migration
 from penstock.state.files.reader import StateFileReader, rows_in_range
 from penstock.state.files.state_file import StateFile
@@ -37,6 +38,7 @@ class FileRun(Run):
         self.file = file
         self.identity = file.identity
         self.reader = StateFileReader(environment.store, environment.cache, file)
+        self._cache = environment.cache
         self._schema = schema
         self._open_segments = open_segments
         self._steps: tuple[MigrationStep, ...] = ()
@@ -74,9 +76,19 @@ class FileRun(Run):
 
     def read_segment(self, index: int) -> Segment:
         """Return the visible rows of one row group at the current version."""
-        return self._open_segments.get(
-            (self.identity, index), lambda: Segment(self._read(index))
-        )
+        key = (self.identity, index)
+        found = self._open_segments.find(key)
+        if found is None:
+            fetched = self.reader.bytes_read
+            found = Segment(self._read(index))
+            if self.reader.bytes_read == fetched or not self._is_cached(index):
+                self._open_segments.keep(key, found)
+        return found
+
+    def _is_cached(self, index: int) -> bool:
+        """Tell whether the next read maps the rows: then no copy of them should be kept."""
+        number = self._segments[index][0]
+        return not self._steps and self._cache.holds(CacheKey(self.file.checksum, number))
 
     def _clipped(self, hashes: Sequence[int]) -> Hashes:
         visible = self.file.visible

@@ -8,7 +8,6 @@ those they need; whoever reads a segment drops it again, and what stays open is 
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -107,21 +106,22 @@ class OpenSegments:
     def __len__(self) -> int:
         return len(self._segments)
 
-    def get(self, key: tuple[str, int], open_segment: Callable[[], Segment]) -> Segment:
-        """Return an open segment, or open it and close the ones unused for longest."""
+    def find(self, key: tuple[str, int]) -> Segment | None:
+        """Return an open segment, which is then the last used one."""
         found = self._segments.get(key)
         if found is not None:
             self._segments.move_to_end(key)
-            return found
-        opened = open_segment()
-        if opened.size_bytes > self.limit_bytes:
-            return opened
-        self._segments[key] = opened
-        self.size_bytes += opened.size_bytes
+        return found
+
+    def keep(self, key: tuple[str, int], segment: Segment) -> None:
+        """Keep a segment open, and close the ones unused for longest."""
+        if segment.size_bytes > self.limit_bytes:
+            return
+        self._segments[key] = segment
+        self.size_bytes += segment.size_bytes
         while self.size_bytes > self.limit_bytes:
             _, closed = self._segments.popitem(last=False)
             self.size_bytes -= closed.size_bytes
-        return opened
 
     def close(self, path: str) -> None:
         """Close the segments of one run."""

@@ -92,13 +92,46 @@ def test_another_parallelism_fetches_little_more_than_its_share(tmp_path: Path) 
 def test_open_segments_stay_within_their_share_of_the_budget(tmp_path: Path) -> None:
     store = CountingStore()
     harness = a_large_file(tmp_path, store)
-    harness.memory_budget_bytes = 8 << 20
+    harness.memory_budget_bytes = 32 << 20
     harness.restore(1)
     view = harness.views[0]
     probes = pa.record_batch({"key": pa.array(range(0, GROUPS * ROW_GROUP_ROWS, 7))})
-    for _ in range(2):
+    for _ in range(3):
         assert view.get(probes).found.all()
-        assert 0 < view._open_segments.size_bytes <= 4 << 20
+        assert view._open_segments.size_bytes <= 8 << 20
+    assert len(view._open_segments) > 0
+
+
+def test_rows_that_could_not_be_cached_are_fetched_once_and_kept_open(
+    tmp_path: Path,
+) -> None:
+    store = CountingStore()
+    harness = KeyedHarness(tmp_path / "writer", store=store)
+    harness.put(numbered(100))
+    harness.checkpoint()
+    (tmp_path / "file").write_text("where the cache folder should be", encoding="utf-8")
+    harness.cache_root = tmp_path / "file"
+    harness.restore(1)
+    store.reads.clear()
+    for _ in range(3):
+        assert harness.get(keys(7)) == [{"key": 7, "value": "v7"}]
+    assert len(store.reads) == 2
+
+
+def test_rows_just_cached_are_mapped_and_not_held_in_memory(tmp_path: Path) -> None:
+    store = CountingStore()
+    harness = KeyedHarness(tmp_path / "writer", store=store)
+    harness.put(numbered(100))
+    harness.checkpoint()
+    harness.cache_root = tmp_path / "cold"
+    harness.restore(1)
+    view = harness.views[0]
+    assert view.load() == 100
+    assert len(view._open_segments) == 0
+    store.reads.clear()
+    assert view.load() == 100
+    assert len(view._open_segments) == 1
+    assert store.reads == []
 
 
 def test_a_view_that_sees_part_of_a_file_hides_the_rest_from_lookups_and_scans(

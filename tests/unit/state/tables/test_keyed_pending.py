@@ -162,11 +162,9 @@ def test_segments_unused_for_longest_are_closed_first() -> None:
     segments = OpenSegments(limit_bytes=2 * size)
 
     def use(name: str) -> None:
-        def open_it() -> Segment:
+        if segments.find((name, 0)) is None:
             opened.append(name)
-            return segment
-
-        segments.get((name, 0), open_it)
+            segments.keep((name, 0), segment)
 
     for name in ("a", "b", "a", "c", "a", "b"):
         use(name)
@@ -178,9 +176,10 @@ def test_segments_unused_for_longest_are_closed_first() -> None:
     assert (len(segments), segments.size_bytes) == (0, 0)
 
 
-def test_a_segment_larger_than_the_limit_is_used_but_not_kept() -> None:
+def test_a_segment_larger_than_the_limit_is_not_kept() -> None:
     segment = Segment(sorted_rows(0, 100, 1))
     size = segment.size_bytes
     segments = OpenSegments(limit_bytes=size - 1)
-    assert segments.get(("a", 0), lambda: segment) is segment
-    assert len(segments) == 0
+    segments.keep(("a", 0), segment)
+    assert segments.find(("a", 0)) is None
+    assert (len(segments), segments.size_bytes) == (0, 0)
