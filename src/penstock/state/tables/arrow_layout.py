@@ -8,6 +8,7 @@ by row and joined without limits: views as their large sibling, dictionaries as 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,7 +28,11 @@ def stored_type(data_type: _Type) -> _Type:
 
 
 def relay(array: Any, data_type: _Type) -> Any:
-    """Return the values of `array` in the layout of `data_type`, which must hold the same values."""
+    """Return the values of `array` in the layout of `data_type`, which must hold the same values.
+
+    Nested values are taken apart and put together again, because Arrow casts neither into
+    nested dictionaries nor out of those whose hidden slots point to nothing.
+    """
     if array.type.equals(data_type):
         return array
     if pa.types.is_run_end_encoded(array.type):
@@ -36,8 +41,13 @@ def relay(array: Any, data_type: _Type) -> Any:
         values = relay(array.dictionary, stored_type(array.type.value_type))
         plain = pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
         return relay(plain, data_type)
-    if not pa.types.is_dictionary(data_type):
-        return _cast(array, data_type)
+    for is_kind, build in _BUILDERS:
+        if is_kind(data_type):
+            return build(array, data_type)
+    return array.cast(data_type)
+
+
+def _relay_dictionary(array: Any, data_type: _Type) -> Any:
     encoded = array.dictionary_encode()
     return pa.DictionaryArray.from_arrays(
         encoded.indices.cast(data_type.index_type),
@@ -46,33 +56,55 @@ def relay(array: Any, data_type: _Type) -> Any:
     )
 
 
-def _cast(array: Any, data_type: _Type) -> Any:
-    try:
-        return array.cast(data_type)
-    except IndexError:
-        # Below a null struct a dictionary may lack the value that its hidden slot points to.
-        return _with_nulls_below(array).cast(data_type)
+def _relay_struct(array: Any, data_type: _Type) -> Any:
+    fields = list(data_type)
+    # Flattening makes the parts below a null struct null: what they hide is not looked at.
+    parts = zip(array.flatten(), fields, strict=True)
+    relaid = [relay(part, field.type) for part, field in parts]
+    return pa.StructArray.from_arrays(relaid, fields=fields, mask=array.is_null())
 
 
-def _with_nulls_below(array: Any) -> Any:
-    """Return the same values, with everything below a null struct null as well."""
-    data_type = array.type
-    if pa.types.is_struct(data_type):
-        children = [_with_nulls_below(child) for child in array.flatten()]
-        return pa.StructArray.from_arrays(
-            children, fields=list(data_type), mask=array.is_null()
-        )
-    is_fixed = pa.types.is_fixed_size_list(data_type)
-    if is_fixed or pa.types.is_nested(data_type):
-        own_buffers = array.buffers()[: 1 if is_fixed else 2]
-        return pa.Array.from_buffers(
-            data_type,
-            len(array),
-            own_buffers,
-            offset=array.offset,
-            children=[_with_nulls_below(array.values)],
-        )
-    return array
+def _relay_fixed_size_list(array: Any, data_type: _Type) -> Any:
+    size = data_type.list_size
+    elements = array.values.slice(array.offset * size, len(array) * size)
+    build: Any = pa.FixedSizeListArray.from_arrays
+    relaid = relay(elements, data_type.value_type)
+    return build(relaid, type=data_type, mask=array.is_null())
+
+
+def _relay_list(array: Any, data_type: _Type) -> Any:
+    offsets, elements = _taken_apart(array)
+    is_large = pa.types.is_large_list(data_type)
+    starts = pa.array(offsets, pa.int64() if is_large else pa.int32())
+    build: Any = (pa.LargeListArray if is_large else pa.ListArray).from_arrays
+    relaid = relay(elements, data_type.value_type)
+    return build(starts, relaid, type=data_type, mask=array.is_null())
+
+
+def _relay_map(array: Any, data_type: _Type) -> Any:
+    entries = pa.struct([array.type.key_field, array.type.item_field])
+    offsets, elements = _taken_apart(array.cast(pa.list_(entries)))
+    keys = relay(elements.field(0), data_type.key_type)
+    items = relay(elements.field(1), data_type.item_type)
+    build: Any = pa.MapArray.from_arrays
+    starts = pa.array(offsets, pa.int32())
+    return build(starts, keys, items, type=data_type, mask=array.is_null())
+
+
+def _taken_apart(array: Any) -> tuple[Any, Any]:
+    """Return where each list starts among all elements, leaving out those of null lists."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    return np.concatenate([[0], np.cumsum(lengths)]), array.flatten()
+
+
+_BUILDERS: tuple[tuple[Callable[[_Type], bool], Callable[[Any, _Type], Any]], ...] = (
+    (pa.types.is_dictionary, _relay_dictionary),
+    (pa.types.is_struct, _relay_struct),
+    (pa.types.is_fixed_size_list, _relay_fixed_size_list),
+    (pa.types.is_list, _relay_list),
+    (pa.types.is_large_list, _relay_list),
+    (pa.types.is_map, _relay_map),
+)
 
 
 def have_same_values(one: _Type, other: _Type) -> bool:
