@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
-from penstock.errors import ErrorCode, SchemaError
+from penstock.errors import CorruptStateError, ErrorCode, SchemaError
 from penstock.state.files.cache import CacheKey
 from penstock.state.files.migration import MigrationStep, migrate_rows, plan_migration
 from penstock.state.files.reader import StateFileReader, rows_in_range
@@ -50,11 +50,19 @@ class FileRun(Run):
     @cached_property
     def _segments(self) -> tuple[tuple[int, int, int], ...]:
         """Index, lowest and highest hash of each row group that holds visible rows."""
-        return tuple(
-            (segment.index, segment.min_key_hash, segment.max_key_hash)
-            for segment in self.reader.visible_segments
-            if segment.min_key_hash is not None and segment.max_key_hash is not None
-        )
+        found = []
+        for segment in self.reader.visible_segments:
+            if segment.min_key_hash is not None and segment.max_key_hash is not None:
+                found.append((segment.index, segment.min_key_hash, segment.max_key_hash))
+            elif segment.row_count:
+                raise CorruptStateError(
+                    f"row group {segment.index} of {self.file.path} does not say which key "
+                    "hashes it holds, so its rows could not be found. Nothing was changed; "
+                    "restore an older epoch or a savepoint",
+                    path=self.file.path,
+                    epoch=self.file.epoch,
+                )
+        return tuple(found)
 
     @cached_property
     def first_hashes(self) -> Hashes:

@@ -46,6 +46,8 @@ class PendingRows:
         """Take sorted stored rows, one per key, that are newer than all before."""
         if rows.num_rows == 0:
             return
+        if self._in_memory and self.size_bytes + rows.nbytes > self._limit_bytes:
+            self._spill()
         self._in_memory.append(MemoryRun(rows))
         while len(self._in_memory) >= _RUNS_MERGED:
             newest = [run.rows for run in self._in_memory[-_RUNS_MERGED:]]

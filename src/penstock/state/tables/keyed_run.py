@@ -123,9 +123,9 @@ class OpenSegments:
             _, closed = self._segments.popitem(last=False)
             self.size_bytes -= closed.size_bytes
 
-    def close(self, path: str) -> None:
+    def close(self, run: str) -> None:
         """Close the segments of one run."""
-        for key in [key for key in self._segments if key[0] == path]:
+        for key in [key for key in self._segments if key[0] == run]:
             self.size_bytes -= self._segments.pop(key).size_bytes
 
     def clear(self) -> None:

@@ -41,6 +41,8 @@ _OPEN_SHARE = 4
 """Open segments may take the budget divided by this; half of it is left to lookups and merges."""
 _PENDING_SHARE = 4
 """Writes of the epoch are kept in memory up to the budget divided by this."""
+_PENDING_LIMIT_BYTES = 1 << 30
+"""And never more than fits one Arrow array with 32-bit offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class KeyedView(View):
         self._open_segments = OpenSegments(budget // _OPEN_SHARE)
         self._pending = PendingRows(
             schema.key_columns,
-            limit_bytes=budget // _PENDING_SHARE,
+            limit_bytes=min(budget // _PENDING_SHARE, _PENDING_LIMIT_BYTES),
             spill_folder=environment.cache.root,
         )
         self._runs: tuple[FileRun, ...] = ()

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.state.files.parquet import ROW_GROUP_ROWS
 from penstock.state.files.state_file import count_runs
 from penstock.state.tables.keyed_compaction import join_ranges
 from penstock.state.tables.keyed_expiry import TimeToLive
@@ -17,6 +18,8 @@ from tests.unit.state.tables.keyed_harness import SIMPLE, KeyedHarness, a_schema
 EXPIRING = a_schema(
     {"key": pa.int64(), "time": pa.timestamp("us")}, "key", ttl=TimeToLive(10, "time")
 )
+
+COUNT = 4 * ROW_GROUP_ROWS
 
 
 def rows(value: str, *keys: int) -> pa.RecordBatch:
@@ -140,7 +143,7 @@ def test_when_no_row_survives_an_empty_file_says_what_it_replaced(tmp_path: Path
 def test_large_results_are_parts_of_one_run_over_the_same_range(tmp_path: Path) -> None:
     harness = KeyedHarness(tmp_path, parallelism=2)
     for epoch in range(2):
-        everyone = range(epoch, 200_000, 2)
+        everyone = range(epoch, COUNT, 2)
         harness.put(rows(f"e{epoch}", *everyone))
         harness.checkpoint()
     assert harness.compact(min_files=2, target_file_bytes=1) == 2
@@ -151,9 +154,9 @@ def test_large_results_are_parts_of_one_run_over_the_same_range(tmp_path: Path) 
         ranges = [file.visible for file in files]
         assert join_ranges(ranges) == [table._environment.task.key_range]
         assert len({file.replaces for file in files}) == 1
-    assert len(harness.scan()) == 200_000
+    assert len(harness.scan()) == COUNT
     harness.restore(3)
-    assert harness.get(keys(0, 99_999, 199_999))[1] == {"key": 99_999, "value": "e1"}
+    assert harness.get(keys(0, 99_999, COUNT - 1))[1] == {"key": 99_999, "value": "e1"}
 
 
 def test_a_compaction_after_a_rescale_sees_only_its_own_range(tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
 """State files as runs: read no more than needed, seen narrowed, migrated, and never wrong."""
 
+import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from penstock.core.checksum import checksum_of
 from penstock.core.ids import Subtask
 from penstock.core.key_hash import hash_keys
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, StateError
 from penstock.state.files.migration import MigratableState
-from penstock.state.files.parquet import ROW_GROUP_ROWS
+from penstock.state.files.parquet import ROW_GROUP_ROWS, CheckpointParquetMetadata
 from penstock.state.files.reader import StateFileReader
 from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.keyed_expiry import TimeToLive
@@ -169,6 +173,34 @@ def test_a_damaged_file_is_an_error_that_says_which(tmp_path: Path) -> None:
     with pytest.raises(CorruptStateError) as missing:
         harness.scan()
     assert missing.value.code in (ErrorCode.OBJECT_MISSING, ErrorCode.CHECKSUM_MISMATCH)
+
+
+def test_a_file_that_does_not_say_which_hashes_it_holds_is_refused(tmp_path: Path) -> None:
+    harness = KeyedHarness(tmp_path)
+    harness.put(numbered(10))
+    harness.checkpoint()
+    (file,) = harness.files()
+    data = harness.store.read(file.path)
+    assert data is not None
+    sink = io.BytesIO()
+    table = pq.read_table(pa.BufferReader(data))
+    with pq.ParquetWriter(sink, table.schema, write_statistics=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(CheckpointParquetMetadata(0, (0,)).to_key_values())
+    other = sink.getvalue()
+    footer = other[-8 - int.from_bytes(other[-8:-4], "little") :]
+    harness.store.put(file.path, other)
+    entry = replace(
+        file,
+        size_bytes=len(other),
+        checksum=checksum_of(other),
+        footer_bytes=len(footer),
+        footer_checksum=checksum_of(footer),
+    )
+    view = harness.views[0]
+    view.catch_up((), (entry,))
+    with pytest.raises(CorruptStateError, match="does not say which key hashes"):
+        view.get(keys(1))
 
 
 class CountV1(MigratableState):
