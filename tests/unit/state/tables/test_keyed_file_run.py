@@ -16,6 +16,8 @@ from penstock.errors import CorruptStateError, ErrorCode, SchemaError, StateErro
 from penstock.state.files.migration import MigratableState
 from penstock.state.files.parquet import ROW_GROUP_ROWS, CheckpointParquetMetadata
 from penstock.state.files.reader import StateFileReader
+from penstock.state.proto import state_pb2
+from penstock.state.tables.file_lists import message_of
 from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.keyed_expiry import TimeToLive
 from tests.unit.state.files.file_builders import a_schema as columns
@@ -197,10 +199,10 @@ def test_a_file_that_does_not_say_which_hashes_it_holds_is_refused(tmp_path: Pat
         footer_bytes=len(footer),
         footer_checksum=checksum_of(footer),
     )
-    view = harness.views[0]
-    view.catch_up((), (entry,))
+    harness.message = message_of(state_pb2.KeyedTableCheckpointMetadata, [entry])
+    harness.restore(1)
     with pytest.raises(CorruptStateError, match="does not say which key hashes"):
-        view.get(keys(1))
+        harness.get(keys(1))
 
 
 class CountV1(MigratableState):
