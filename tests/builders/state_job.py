@@ -9,16 +9,14 @@ The order of storage calls is the protocol's: files, metadata, manifest, epoch r
 sinks, marker. Whatever raises on the way leaves the store as a crash at that point would.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 
 from penstock.core.clock import ManualClock
-from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo, Token
-from penstock.errors import FencedError
+from penstock.core.ids import OperatorId, Subtask
+from penstock.errors import CorruptStateError, FencedError
 from penstock.state.checkpoints.backend import ParquetBackend
 from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
 from penstock.state.files.cache import FileCache
-from penstock.state.proto import state_pb2
 from penstock.state.protocol.pinning import Epochs
 from penstock.state.protocol.publication import CommitPermit, CommitRequired, Published
 from penstock.state.protocol.records import (
@@ -33,39 +31,25 @@ from penstock.state.protocol.rules import ProtocolRules
 from penstock.state.protocol.takeover import TakenOver
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.tables.operator_tables import apply_compaction, compact_subtask
-from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment
-from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
+from penstock.state.tables.table_manager import TableManager
 from tests.builders.kept_epochs import (
     Metadata,
-    an_attempt,
     frontier_of,
     read_metadata,
 )
+from tests.builders.state_compactions import Compactions
+from tests.builders.state_subtasks import JOB, Specs, Subtasks, Task, Work
 from tests.unit.state.tables.table_builders import NO_CACHE
 
-JOB = JobId("job")
 RULES = ProtocolRules(waypoint_stride=4, adoption_window=2)
 """Small, so that a handful of epochs leaves the adoption window."""
 ONLY_TOO_MANY = 1_000_000
 """As `min_files`: merge only what exceeds the limit of runs."""
 
-Specs = Mapping[str, Sequence[TableSpec]]
-Task = tuple[str, int]
 Committed = tuple[int, str, int, str, bytes]
 """One commit of a sink, a replay too: epoch, operator, subtask, table, data."""
-Work = Mapping[Task, SubtaskCheckpoint]
 Write = Callable[[str, Subtask, TableManager], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    """The result of one compaction, to be swapped in by epoch `due`."""
-
-    operator: str
-    tables: Mapping[str, state_pb2.TableCheckpointMetadata]
-    due: int
 
 
 class StateJob:
@@ -87,8 +71,8 @@ class StateJob:
         self.parallelism = parallelism
         self.clock = ManualClock()
         self.sink = [] if sink is None else sink
+        self.subtasks = Subtasks(self.store, cache)
         self._rules = rules
-        self._attempts = 0
         self.start()
 
     def start(
@@ -105,18 +89,15 @@ class StateJob:
         """
         self.specs = specs or self.specs
         self.parallelism = parallelism or self.parallelism
-        kept = self.managers if keeps_views else {}
-        self.managers: dict[Task, TableManager] = {
-            task: manager for task, manager in kept.items() if task[1] < self.parallelism
-        }
+        self.subtasks.forget(beyond=self.parallelism if keeps_views else 0)
         self.checkpoints = JobCheckpoints(self.store, JOB, self.clock, self._rules)
-        self.compacted: list[Compacted] = []
+        self.compactions = Compactions()
         self._restores = False
         plan = None if restore is None else self.checkpoints.plan_restore(restore).ref
         taken = self.checkpoints.take_over(restore=plan)
         while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
-            self.commit(taken.decision.permit)
-            taken = self.checkpoints.resume(taken.claim)
+            unreplayable = self._replay(taken.decision.permit, or_skip=plan is not None)
+            taken = self.checkpoints.resume(taken.claim, unreplayable=unreplayable)
         if not isinstance(taken, TakenOver) or not isinstance(taken.decision, Recovered):
             raise FencedError("another driver owns the job")
         self.claim, self.epoch = taken.claim, taken.decision.next_epoch
@@ -147,29 +128,21 @@ class StateJob:
         return self.checkpoint_subtasks(watermark)
 
     def open_subtasks(self) -> dict[Task, TableManager]:
-        """Begin an epoch: kept managers catch up, the others load."""
+        """Begin an epoch in every subtask."""
         self._wait_for_compaction()
         self.processing_time = self.clock.micros
-        frontier = Frontier(self.watermark, self.processing_time)
-        for operator, specs in self.specs.items():
-            restored = self.metadata.get(operator, {})
-            for task in [(operator, index) for index in range(self.parallelism)]:
-                if task in self.managers:
-                    self.managers[task].catch_up(self.attempt(task), restored)
-                else:
-                    self.managers[task] = TableManager.load(
-                        self.attempt(task), specs, restored
-                    )
-                self.managers[task].begin_epoch(frontier)
-        return self.managers
+        return self.subtasks.open(
+            self.specs,
+            self.metadata,
+            self.parallelism,
+            self.claim.generation,
+            Frontier(self.watermark, self.processing_time),
+        )
 
     def checkpoint_subtasks(self, watermark: int | None = None) -> Work:
         """Write every subtask's state files; nothing is acknowledged yet."""
         self.watermark = self.watermark if watermark is None else watermark
-        return {
-            task: manager.checkpoint(self.epoch, self.epoch, self.watermark)
-            for task, manager in self.managers.items()
-        }
+        return self.subtasks.checkpoint(self.epoch, self.watermark)
 
     def publish(self, work: Work) -> CommitPermit | None:
         """Write metadata and manifest and acknowledge the epoch; a permit if sinks must commit."""
@@ -178,9 +151,8 @@ class StateJob:
             operator: {i: work[operator, i].metadata for i in range(self.parallelism)}
             for operator in self.specs
         }
-        changed = {task for task, done in work.items() if done.changed} | self._swap(
-            metadata
-        )
+        changed = {task for task, done in work.items() if done.changed}
+        changed |= self.compactions.swap(metadata, self.epoch, self._rules)
         watermarks = (InputWatermark(self.watermark),)
         entries = tuple(
             OperatorEntry(
@@ -233,40 +205,33 @@ class StateJob:
             return False
         config = CompactionConfig(
             self.attempt((operator, index)),
-            self.manifest.ref.epoch.next(),
+            self.epoch,
             frontier_of(self.manifest),
             min_compaction_epochs=min_files,
             target_file_bytes=target_bytes,
         )
-        done = compact_subtask(self.specs[operator], config, self.metadata[operator])
-        if done:
-            self.compacted.append(Compacted(operator, done, self.epoch + delay))
-        return bool(done)
-
-    def attempt(self, task: Task) -> TableEnvironment:
-        """Return a new attempt of a subtask: what it writes meets no older attempt's files."""
-        self._attempts += 1
-        operator, index = task
-        return an_attempt(
-            self.store,
-            TaskInfo(JOB, OperatorId(operator), Subtask(index, self.parallelism)),
-            generation=self.claim.generation,
-            token=Token(f"{self.claim.generation:08x}{self._attempts:024x}"),
-            cache=self.cache,
+        return self.compactions.run(
+            operator,
+            self.specs[operator],
+            config,
+            self.metadata[operator],
+            due=self.epoch + delay,
+            is_urgent=min_files == ONLY_TOO_MANY,
         )
 
-    def _swap(self, metadata: dict[str, dict[int, Metadata]]) -> set[Task]:
-        """Swap in what is due; return the subtasks whose metadata that changed."""
-        swapped: set[Task] = set()
-        for one in self.compacted:
-            if one.due == self.epoch:
-                parts = metadata[one.operator]
-                changed = apply_compaction(
-                    parts, one.tables, epoch=self.epoch, rules=self._rules
-                )
-                parts.update(changed)
-                swapped |= {(one.operator, index) for index in changed}
-        return swapped
+    def attempt(self, task: Task) -> TableEnvironment:
+        """Return a new attempt of a subtask."""
+        return self.subtasks.attempt(task, self.parallelism, self.claim.generation)
+
+    def _replay(self, permit: CommitPermit, *, or_skip: bool) -> CheckpointRef | None:
+        """Commit what a dead driver left open; a restore may pass over what is damaged."""
+        try:
+            self.commit(permit)
+        except CorruptStateError:
+            if not or_skip:
+                raise
+            return permit.ref
+        return None
 
     def _write(
         self,
@@ -288,11 +253,9 @@ class StateJob:
 
     def _wait_for_compaction(self) -> None:
         """Merge wherever there are too many runs: an epoch must not start on top of them."""
-        waiting, self.compacted = self.compacted, []
         for operator in self.metadata:
             for index in range(self.parallelism):
                 self.compact(operator, index, min_files=ONLY_TOO_MANY)
-        self.compacted += waiting
 
     def _release_restore(self) -> None:
         """Let go of what a restore started from, once an epoch is built on it."""

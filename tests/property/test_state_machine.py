@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,6 +23,7 @@ from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.pinning import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.compaction import cut_runs, run_limit
+from penstock.testing import assert_job_is_whole, assert_no_restore_is_left_pinned
 from tests.builders.kept_epochs import files_of, load_epoch, manifest_of, read_metadata
 from tests.builders.shop_epoch import Operation, ShopEpoch, check_contents
 from tests.builders.shop_model import ShopModel
@@ -156,6 +158,7 @@ class StateMachine(RuleBasedStateMachine):
             self.job.commit(permit)
         assert self.base == epoch.epoch
         self.check_run_count()
+        assert_no_restore_is_left_pinned(self.job.checkpoints)
 
     @rule(parallelism=st.none() | st.integers(1, 4), keeps_views=st.booleans())
     def restart(self, parallelism: int | None, keeps_views: bool) -> None:
@@ -227,7 +230,7 @@ class StateMachine(RuleBasedStateMachine):
     def forget(self, chosen: set[int], loses_cache: bool) -> None:
         """Lose the memory of some subtasks: they will load while the others catch up."""
         for index in chosen:
-            self.job.managers.pop((SHOP, index), None)
+            self.job.subtasks.managers.pop((SHOP, index), None)
         if loses_cache:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -282,6 +285,11 @@ class StateMachine(RuleBasedStateMachine):
                 assert info.path in referenced or (is_of_kept and slot.ref.epoch in kept)
 
     @invariant()
+    def every_kept_epoch_has_all_it_needs(self) -> None:
+        if hasattr(self, "job"):
+            assert_job_is_whole(self.job.checkpoints)
+
+    @invariant()
     def every_acknowledged_epoch_is_committed_as_promised(self) -> None:
         if not hasattr(self, "job"):
             return
@@ -291,4 +299,9 @@ class StateMachine(RuleBasedStateMachine):
         assert found == {e: promised for e, promised in self.promised.items() if promised}
 
 
+PROFILE = settings.get_profile(settings.get_current_profile_name())
+StateMachine.TestCase.settings = settings(
+    max_examples=PROFILE.max_examples // 3,  # each example is a few seconds of a job's life
+    stateful_step_count=PROFILE.stateful_step_count * 4 // 5,
+)
 TestStateMachine = pytest.mark.slow(StateMachine.TestCase)
