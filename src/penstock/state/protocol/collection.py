@@ -5,10 +5,10 @@ The order is what makes it safe against a driver that sleeps at any point:
 1. Read the ledger, *then* the newest epoch. A restore pins what it starts from until its
    first epoch is published; a ledger without that pin therefore means that the epoch
    built on it is visible to the reads that follow.
-2. Append the next ledger record right after the one read. From then on the epochs given
+2. Read everything that is going to be kept. What of it cannot be read stops the
+   collection before anything is given up: an older epoch may be needed in its place.
+3. Append the next ledger record right after the one read. From then on the epochs given
    up can be neither pinned nor restored, whoever deletes them and whenever.
-3. Read everything kept and everything given up. Whatever cannot be read stops the
-   collection before its first delete.
 4. Check the fence, then delete: files before the metadata that names them, manifests
    last and oldest first, so that an interrupted collection finds the rest again.
 """
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.core.ids import Epoch
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import CorruptStateError, ErrorCode, UserError
 from penstock.state.protocol import paths
 from penstock.state.protocol.kept import Kept, Memory, missing, read_acknowledged, read_kept
-from penstock.state.protocol.ledger import append_retention, read_retention
+from penstock.state.protocol.ledger import append_retention, next_retention, read_retention
 from penstock.state.protocol.metadata import files_behind
 from penstock.state.protocol.pinning import Actor
 from penstock.state.protocol.reading import (
@@ -31,7 +31,6 @@ from penstock.state.protocol.reading import (
     unless_fenced,
 )
 from penstock.state.protocol.records import (
-    CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
     EpochRecord,
@@ -102,34 +101,27 @@ def _collect(
         if newest is None:
             return NothingToCollect()
         memory.newest = newest.ref.epoch
-        appended = yield from _give_up(
-            claim,
-            state,
-            newest,
-            keep_epochs=keep_epochs,
-            actor=actor,
-            rules=rules,
-            memory=memory,
+        record = yield from _plan(
+            claim, state, newest, keep_epochs=keep_epochs, actor=actor, memory=memory
         )
-        if appended is not None:
+        kept = yield from read_kept(claim, record, newest, memory)
+        if record == state or (yield from append_retention(record, rules)):
             break
-    memory.sequence = appended.sequence or None
-    memory.deleted &= set(appended.collecting)
-    kept = yield from read_kept(claim, appended, newest, memory)
-    return (yield from _delete_given_up(claim, appended, kept, memory))
+    memory.sequence = record.sequence or None
+    memory.deleted &= set(record.collecting)
+    return (yield from _delete_given_up(claim, record, kept, memory))
 
 
-def _give_up(
+def _plan(
     claim: ClaimRecord,
     state: RetentionRecord,
     newest: EpochRecord,
     *,
     keep_epochs: int,
     actor: Actor,
-    rules: ProtocolRules,
     memory: Memory,
-) -> Steps[RetentionRecord | None]:
-    """Raise the floor in the ledger; None if the ledger changed meanwhile."""
+) -> Steps[RetentionRecord]:
+    """Return the ledger's next record, or `state` itself if nothing is to be given up."""
     chain = yield from _read_chain(newest, state, keep_epochs, memory)
     start = max(state.collected_before, claim.first_epoch)
     floor = Epoch(max(start, decide_floor(state, chain, keep_epochs)))
@@ -139,11 +131,7 @@ def _give_up(
     )
     if isinstance(change, Unchanged):
         return state
-    return (
-        yield from append_retention(
-            state, change, rules, writer=actor.token, now_micros=actor.now_micros
-        )
-    )
+    return next_retention(state, change, writer=actor.token, now_micros=actor.now_micros)
 
 
 def _read_chain(
@@ -174,8 +162,7 @@ def _delete_given_up(
     """Delete what the given-up checkpoints alone needed, after all of it is known."""
     doomed: list[tuple[CheckpointRef, list[str]]] = []
     for ref in sorted(state.collecting):
-        manifest = yield from read_manifest(ref)
-        objects = yield from _objects_left(manifest)
+        objects = yield from _objects_left(ref)
         doomed.append((ref, _own_paths(claim, objects - kept.objects)))
     if (yield from is_fenced(claim.job, claim.generation)):
         return Fenced(claim.generation)
@@ -192,18 +179,26 @@ def _delete_given_up(
     )
 
 
-def _objects_left(manifest: CheckpointManifest | None) -> Steps[frozenset[str]]:
-    """Return what an interrupted collection of this checkpoint may have left to delete."""
-    if manifest is None:
-        return frozenset()
-    objects = {paths.marker_path(manifest.ref)}
-    for entry in manifest.operators:
-        for metadata in entry.subtasks:
-            data = yield from read(metadata.path)
-            if data is None:
-                continue  # gone already, and its files were deleted before it
-            objects.add(metadata.path)
-            objects |= files_behind(metadata, data)
+def _objects_left(ref: CheckpointRef) -> Steps[frozenset[str]]:
+    """Return what an interrupted collection of this checkpoint may have left to delete.
+
+    What nobody needs does not have to be readable: files that only a damaged object names
+    are left to the sweep, which finds them by their place.
+    """
+    objects: set[str] = set()
+    try:
+        manifest = yield from read_manifest(ref)
+        if manifest is None:
+            return frozenset()
+        objects.add(paths.marker_path(ref))
+        for entry in manifest.operators:
+            for metadata in entry.subtasks:
+                data = yield from read(metadata.path)
+                if data is None:
+                    continue  # gone already, and its files were deleted before it
+                objects |= {metadata.path, *files_behind(metadata, data)}
+    except CorruptStateError:
+        pass
     return frozenset(objects)
 
 

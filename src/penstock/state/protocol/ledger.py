@@ -36,21 +36,11 @@ def read_retention(
     return record
 
 
-def append_retention(
-    state: RetentionRecord,
-    change: Change,
-    rules: ProtocolRules,
-    *,
-    writer: Token,
-    now_micros: int,
-) -> Steps[RetentionRecord | None]:
-    """Append a change decided from `state`; None if somebody else may have changed it first.
-
-    None means: read the ledger again and decide anew, which finds a change that was made
-    after all. That a number could be created proves that it is the next one only while no
-    later waypoint exists: below one, a sleeper may have filled a hole left by thinning.
-    """
-    record = RetentionRecord(
+def next_retention(
+    state: RetentionRecord, change: Change, *, writer: Token, now_micros: int
+) -> RetentionRecord:
+    """Return the record that would make a change decided from `state`."""
+    return RetentionRecord(
         job=state.job,
         sequence=state.sequence + 1,
         writer=writer,
@@ -59,13 +49,20 @@ def append_retention(
         collected_before=change.collected_before,
         collecting=change.collecting,
     )
-    path = paths.retention_path(state.job, record.sequence)
+
+
+def append_retention(record: RetentionRecord, rules: ProtocolRules) -> Steps[bool]:
+    """Append a record; False if somebody else may have been first.
+
+    False means: read the ledger again and decide anew, which finds a change that was made
+    after all. That a number could be created proves that it is the next one only while no
+    later waypoint exists: below one, a sleeper may have filled a hole left by thinning.
+    """
+    path = paths.retention_path(record.job, record.sequence)
     existing = yield from create_once(path, codec.encode_retention(record))
     if existing is not None:
-        return None
+        return False
     later = waypoint_after(
         record.sequence, first=FIRST_SEQUENCE, stride=rules.waypoint_stride
     )
-    if (yield from exists(paths.retention_path(state.job, later))):
-        return None
-    return record
+    return not (yield from exists(paths.retention_path(record.job, later)))

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from penstock.core.ids import Epoch, JobId, SavepointName, Token
 from penstock.errors import ErrorCode, StateError
-from penstock.state.protocol.ledger import append_retention, read_retention
+from penstock.state.protocol.ledger import append_retention, next_retention, read_retention
 from penstock.state.protocol.reading import (
     read_epoch_record,
     read_identity,
@@ -102,10 +102,10 @@ def _append_pin(
                 name=pin.name,
             )
         case Change():
-            appended = yield from append_retention(
-                state, decision, rules, writer=actor.token, now_micros=actor.now_micros
+            record = next_retention(
+                state, decision, writer=actor.token, now_micros=actor.now_micros
             )
-            return appended is not None
+            return (yield from append_retention(record, rules))
         case _:
             assert_never(decision)
 
@@ -200,8 +200,8 @@ def unpin_all(
         if changed == state:
             return
         change = Change(changed.pins, changed.collected_before, changed.collecting)
-        appended = yield from append_retention(
-            state, change, rules, writer=actor.token, now_micros=actor.now_micros
+        record = next_retention(
+            state, change, writer=actor.token, now_micros=actor.now_micros
         )
-        if appended is not None:
+        if (yield from append_retention(record, rules)):
             return

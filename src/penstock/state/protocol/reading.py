@@ -10,6 +10,7 @@ from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
+    CommitMarker,
     EpochRecord,
 )
 from penstock.state.protocol.rules import ProtocolRules
@@ -129,10 +130,19 @@ def read_status(ref: CheckpointRef, record: EpochRecord | None) -> Steps[Checkpo
     manifest = yield from read_manifest(ref)
     marker = None
     if manifest is not None and manifest.needs_commit:
-        path = paths.marker_path(ref)
-        data = yield from read(path)
-        marker = None if data is None else codec.decode_marker(data, path)
+        marker = yield from _read_marker(ref)
     return derive_status(ref, manifest, record, marker)
+
+
+def _read_marker(ref: CheckpointRef) -> Steps[CommitMarker | None]:
+    path = paths.marker_path(ref)
+    data = yield from read(path)
+    if data is None:
+        return None
+    marker = codec.decode_marker(data, path)
+    if marker.ref != ref:
+        raise misplaced(path, f"the committed marker of {marker.ref}")
+    return marker
 
 
 def misplaced(path: str, what: str) -> CorruptStateError:

@@ -153,12 +153,12 @@ def release_honoured_restores(
 
     Called after the first epoch of a restore is published, and by whoever takes the job
     over next, should its driver have died before it could. Only the newest epoch matters:
-    nobody publishes the next one before doing this. A claim that cannot be read keeps its
-    pin, which is listed and can be removed by hand.
+    nobody publishes the next one before doing this. A claim or record that cannot be read
+    leaves pins behind, which are listed and can be removed by hand.
     """
     try:
         names = yield from _honoured_restores(claim, rules)
-    except CorruptStateError:
+    except (CorruptStateError, StateError):
         return
     if names:
         yield from unpin_all(claim.job, names, actor=actor, rules=rules)

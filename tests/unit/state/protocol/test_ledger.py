@@ -4,7 +4,7 @@ from penstock.core.ids import SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.checkpoints.runner import run_steps
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.ledger import append_retention, read_retention
+from penstock.state.protocol.ledger import append_retention, next_retention, read_retention
 from penstock.state.protocol.pinning import Epochs, pin_epoch
 from penstock.state.protocol.records import PinKind, RetentionRecord
 from penstock.state.protocol.retention import Change
@@ -27,10 +27,8 @@ def a_change(state: RetentionRecord, name: str = "pin") -> Change:
 
 
 def append(store: MemoryStore, state: RetentionRecord, who: str = "me") -> object:
-    steps = append_retention(
-        state, a_change(state, who), RULES, writer=a_token(who), now_micros=7
-    )
-    return run_steps(store, steps)
+    record = next_retention(state, a_change(state, who), writer=a_token(who), now_micros=7)
+    return record if run_steps(store, append_retention(record, RULES)) else None
 
 
 def newest(store: MemoryStore) -> RetentionRecord:

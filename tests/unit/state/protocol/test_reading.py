@@ -136,6 +136,20 @@ def test_a_status_is_read_from_manifest_record_and_marker() -> None:
     assert run_steps(store, read_status(ref, record)) == Ready(manifest)
 
 
+def test_a_marker_in_anothers_place_is_refused() -> None:
+    ref = a_ref(1)
+    store = MemoryStore(
+        {
+            paths.manifest_path(ref): codec.encode_manifest(
+                a_manifest(1, needs_commit=True)
+            ),
+            paths.marker_path(ref): codec.encode_marker(a_marker(2)),
+        }
+    )
+    with pytest.raises(CorruptStateError, match="holds the committed marker of"):
+        run_steps(store, read_status(ref, a_record(1)))
+
+
 def test_no_marker_is_looked_for_where_nothing_commits() -> None:
     ref = a_ref(1)
     manifest = a_manifest(1)
