@@ -18,6 +18,7 @@ from penstock.state.tables.key_equality import Positions
 from penstock.state.tables.keyed_rows import take_rows
 from penstock.state.tables.keyed_run import OpenSegments, Run, Segment, clip_hashes
 from penstock.state.tables.keyed_schema import OPERATION, RESERVED_COLUMNS, KeyedSchema
+from penstock.state.tables.older_rows import as_declared
 from penstock.state.tables.table import DataOperation, TableEnvironment
 
 
@@ -119,7 +120,12 @@ class FileRun(Run):
         puts: Positions = np.flatnonzero(operations == DataOperation.UPSERT.value)
         values = rows.select([n for n in rows.schema.names if n not in RESERVED_COLUMNS])
         migrated = migrate_rows(
-            _as_declared(take_rows(values, puts), self._steps[0].from_type),
+            as_declared(
+                take_rows(values, puts),
+                self._steps[0].from_type,
+                table=self._schema.table_name,
+                path=self.file.path,
+            ),
             self._steps,
             key_columns=self._schema.key_columns,
             table=self._schema.table_name,
@@ -173,12 +179,3 @@ class FileRun(Run):
             table=self._schema.table_name,
             path=self.file.path,
         )
-
-
-def _as_declared(rows: pa.RecordBatch, state_type: Any) -> pa.RecordBatch:
-    """Hand rows to a migration as its version declared them, where it says so."""
-    schema = getattr(state_type, "SCHEMA", None)
-    if schema is None or rows.schema.equals(schema):
-        return rows
-    columns = [relay(rows.column(field.name), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

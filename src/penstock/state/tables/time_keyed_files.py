@@ -18,8 +18,8 @@ from penstock.state.files.parquet import KEY_HASH
 from penstock.state.files.reader import StateFileReader, rows_in_range
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import FileDescription, StateFileWriter, write_state_file
-from penstock.state.tables.arrow_layout import relay
 from penstock.state.tables.compaction import CompactionPlan
+from penstock.state.tables.older_rows import as_declared
 from penstock.state.tables.table import CompactionConfig, TableEnvironment
 from penstock.state.tables.time_keyed_rows import Chunk
 from penstock.state.tables.time_keyed_schema import (
@@ -74,7 +74,7 @@ class VersionedReader:
         values = rows.select([n for n in rows.schema.names if n not in _BOOKKEEPING])
         if steps:
             values = migrate_rows(
-                _as_declared(values, steps[0].from_type),
+                as_declared(values, steps[0].from_type, table=table, path=file.path),
                 steps,
                 key_columns=self.schema.key_columns,
                 table=table,
@@ -223,10 +223,3 @@ class _Cursor:
     def _take(self, count: int) -> pa.RecordBatch:
         taken, self._rows = self._rows.slice(0, count), self._rows.slice(count)
         return taken
-
-
-def _as_declared(rows: pa.RecordBatch, state_type: Any) -> pa.RecordBatch:
-    """Hand rows to a migration in the columns its version declared."""
-    schema: pa.Schema = state_type.SCHEMA
-    columns = [relay(rows.column(field.name), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
