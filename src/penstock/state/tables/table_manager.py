@@ -17,13 +17,19 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.core.ids import Epoch
-from penstock.errors import CorruptStateError, ErrorCode, InternalError, StateError
+from penstock.errors import ErrorCode, InternalError, StateError
 from penstock.state.files.state_file import derive_missing
 from penstock.state.proto import state_pb2
-from penstock.state.tables.erased import ErasedTable
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
-from penstock.state.tables.operator_tables import merge_tables, tables_by_name
+from penstock.state.tables.open_tables import (
+    OpenTable,
+    check_complete,
+    newest_epoch,
+    open_tables,
+    parent_of,
+)
+from penstock.state.tables.operator_tables import tables_by_name
 from penstock.state.tables.restore_plan import check_restorable, plan_table_restore
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import (
@@ -49,24 +55,13 @@ class SubtaskCheckpoint:
     bytes_written: int
 
 
-@dataclass(slots=True)
-class _OpenTable:
-    """One table with its view and the part of the checkpoint it carries forward."""
-
-    spec: TableSpec
-    table: ErasedTable
-    carried: state_pb2.TableSubtaskCheckpointMetadata | None
-    view: View | None = None
-    commit_data: bytes | None = None
-
-
 class TableManager:
     """All tables of one subtask. Owned by one task, used by one thread."""
 
     def __init__(
         self,
         environment: TableEnvironment,
-        tables: Mapping[str, _OpenTable],
+        tables: Mapping[str, OpenTable],
         parent: Metadata | None,
     ) -> None:
         self._environment = environment
@@ -74,7 +69,7 @@ class TableManager:
         self._parent = parent
         self._frontier: Frontier | None = None
         """None between epochs: a row put without knowing the time would expire at once."""
-        self._newest_epoch = _newest_epoch(tables)
+        self._newest_epoch = newest_epoch(tables)
         self._is_usable = True
 
     @classmethod
@@ -93,11 +88,11 @@ class TableManager:
         """
         declared = tables_by_name(specs)
         operator = environment.task.operator
-        _check_complete(operator, restored)
+        check_complete(operator, restored)
         plans = plan_table_restore(declared.values(), restored)
         check_restorable(operator, plans, allow_dropped=allow_dropped)
-        tables = _open_tables(environment, declared, restored)
-        return cls(environment, tables, _parent_of(environment, restored))
+        tables = open_tables(environment, declared, restored)
+        return cls(environment, tables, parent_of(environment, restored))
 
     def catch_up(
         self, environment: TableEnvironment, restored: Mapping[int, Metadata]
@@ -109,9 +104,9 @@ class TableManager:
         """
         self._check_usable()
         self._is_usable = False
-        _check_complete(environment.task.operator, restored)
+        check_complete(environment.task.operator, restored)
         specs = {name: table.spec for name, table in self._tables.items()}
-        opened = _open_tables(environment, specs, restored)
+        opened = open_tables(environment, specs, restored)
         same_task = environment.task == self._environment.task
         for name, table in opened.items():
             view = self._tables[name].view
@@ -125,9 +120,9 @@ class TableManager:
                 table.view = view
         self._tables = opened
         self._environment = environment
-        self._parent = _parent_of(environment, restored)
+        self._parent = parent_of(environment, restored)
         self._frontier = None
-        self._newest_epoch = _newest_epoch(opened)
+        self._newest_epoch = newest_epoch(opened)
         self._is_usable = True
 
     def begin_epoch(self, frontier: Frontier) -> None:
@@ -221,7 +216,7 @@ class TableManager:
                 table.view = None
 
     def _checkpoint_table(
-        self, table: _OpenTable, message: CheckpointMessage, metadata: Metadata
+        self, table: OpenTable, message: CheckpointMessage, metadata: Metadata
     ) -> int:
         name = table.spec.name
         checkpointer = table.table.epoch_checkpointer(message.epoch, table.carried)
@@ -270,7 +265,7 @@ class TableManager:
             )
         return table.view
 
-    def _table(self, name: str) -> _OpenTable:
+    def _table(self, name: str) -> OpenTable:
         table = self._tables.get(name)
         if table is None:
             known = ", ".join(sorted(self._tables)) or "none"
@@ -306,56 +301,4 @@ class TableManager:
             raise InternalError(
                 f"the tables of {self._environment.task.operator!r} were used after they were "
                 "closed, or after an error in them: load them anew"
-            )
-
-
-def _open_tables(
-    environment: TableEnvironment,
-    specs: Mapping[str, TableSpec],
-    restored: Mapping[int, Metadata],
-) -> dict[str, _OpenTable]:
-    configs = {name: spec.to_config() for name, spec in specs.items()}
-    whole = merge_tables(configs, restored)
-    tables = {}
-    for name, spec in specs.items():
-        checkpoint = whole.get(name)
-        table = ErasedTable.from_config(
-            name, configs[name], environment, checkpoint, state_type=spec.state_type
-        )
-        carried = (
-            None if checkpoint is None else table.subtask_metadata_from_table(checkpoint)
-        )
-        tables[name] = _OpenTable(spec, table, carried)
-    return tables
-
-
-def _newest_epoch(tables: Mapping[str, _OpenTable]) -> int:
-    epochs = (file.epoch for table in tables.values() for file in table.table.files)
-    return max(epochs, default=0)
-
-
-def _parent_of(
-    environment: TableEnvironment, restored: Mapping[int, Metadata]
-) -> Metadata | None:
-    """Return what the driver may refer to again: only metadata of the very same subtask."""
-    subtask = environment.task.subtask
-    return restored[subtask.index] if len(restored) == subtask.parallelism else None
-
-
-def _check_complete(operator: str, restored: Mapping[int, Metadata]) -> None:
-    """Refuse metadata that is not of exactly all subtasks: a gap would silently lose state."""
-    for index, metadata in restored.items():
-        found = metadata.operator_metadata
-        if (
-            found.operator_id != operator
-            or found.subtask_index != index
-            or index >= len(restored)
-            or found.parallelism != len(restored)
-        ):
-            raise CorruptStateError(
-                f"the checkpoint of operator {operator!r} is incomplete: entry {index} of "
-                f"{len(restored)} is subtask {found.subtask_index} of {found.parallelism} of "
-                f"{found.operator_id!r}. Nothing was changed; restore another epoch",
-                code=ErrorCode.PROTOCOL_VIOLATION,
-                operator=operator,
             )

@@ -401,6 +401,20 @@ def test_after_a_rescale_every_subtask_writes_metadata_of_its_own() -> None:
     assert done.metadata.operator_metadata.parallelism == 2
 
 
+def test_catching_up_costs_nothing_for_the_typed_tables_of_other_subtasks() -> None:
+    """With many subtasks it would be most of an epoch's time."""
+    store = MemoryStore()
+    restored = two_subtasks(store)
+    manager = a_manager(store, restored, index=0, parallelism=2, attempt=8)
+    before = contents(manager)
+    for table in ("totals", "panes"):
+        restored[1].table_checkpoint_metadata[table].data = b"never decoded"
+    manager.catch_up(an_environment(store, index=0, parallelism=2, attempt=9), restored)
+    manager.begin_epoch(Frontier())
+    assert contents(manager) == before
+    assert not checkpoint(manager, 2).changed
+
+
 def test_rows_that_expire_leave_the_list_without_being_read() -> None:
     job = StateJob({"op": SPECS})
     job.run_epoch(
