@@ -12,7 +12,7 @@ sinks, marker. Whatever raises on the way leaves the store as a crash at that po
 from collections.abc import Callable, Collection, Mapping
 
 from penstock.core.clock import ManualClock
-from penstock.core.ids import OperatorId, Subtask
+from penstock.core.ids import JobId, OperatorId, Subtask
 from penstock.errors import CorruptStateError, FencedError
 from penstock.state.checkpoints.backend import ParquetBackend
 from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
@@ -63,15 +63,17 @@ class StateJob:
         cache: FileCache = NO_CACHE,
         parallelism: int = 1,
         rules: ProtocolRules = RULES,
+        job: JobId = JOB,
         sink: list[Committed] | None = None,
     ) -> None:
+        self.job = job
         self.specs = specs
         self.store: ObjectStore = MemoryStore() if store is None else store
         self.cache = cache
         self.parallelism = parallelism
         self.clock = ManualClock()
         self.sink = [] if sink is None else sink
-        self.subtasks = Subtasks(self.store, cache)
+        self.subtasks = Subtasks(job, self.store, cache)
         self._rules = rules
         self.start()
 
@@ -90,7 +92,7 @@ class StateJob:
         self.specs = specs or self.specs
         self.parallelism = parallelism or self.parallelism
         self.subtasks.forget(beyond=self.parallelism if keeps_views else 0)
-        self.checkpoints = JobCheckpoints(self.store, JOB, self.clock, self._rules)
+        self.checkpoints = JobCheckpoints(self.store, self.job, self.clock, self._rules)
         self.compactions = Compactions()
         self._restores = False
         plan = None if restore is None else self.checkpoints.plan_restore(restore).ref
@@ -146,7 +148,7 @@ class StateJob:
 
     def publish(self, work: Work) -> CommitPermit | None:
         """Write metadata and manifest and acknowledge the epoch; a permit if sinks must commit."""
-        ref = CheckpointRef(JOB, self.claim.generation, self.epoch)
+        ref = CheckpointRef(self.job, self.claim.generation, self.epoch)
         metadata = {
             operator: {i: work[operator, i].metadata for i in range(self.parallelism)}
             for operator in self.specs

@@ -19,7 +19,8 @@ Work = Mapping[Task, SubtaskCheckpoint]
 class Subtasks:
     """All subtasks of all operators. Managers are lost with `forget`, else they catch up."""
 
-    def __init__(self, store: ObjectStore, cache: FileCache) -> None:
+    def __init__(self, job: JobId, store: ObjectStore, cache: FileCache) -> None:
+        self._job = job
         self.managers: dict[Task, TableManager] = {}
         self._store = store
         self._cache = cache
@@ -64,7 +65,7 @@ class Subtasks:
         operator, index = task
         return an_attempt(
             self._store,
-            TaskInfo(JOB, OperatorId(operator), Subtask(index, parallelism)),
+            TaskInfo(self._job, OperatorId(operator), Subtask(index, parallelism)),
             generation=generation,
             token=Token(f"{generation:08x}{self._attempts:024x}"),
             cache=self._cache,
