@@ -27,6 +27,8 @@ ENUMERATED = {"default": 40, "ci": 2_400, "nightly": 100_000}[PROFILE]
 SCATTERED = {"default": 40, "ci": 1_600, "nightly": 50_000}[PROFILE]
 SAMPLED = {"default": 80, "ci": 4_500, "nightly": 100_000}[PROFILE]
 PROMISED = {"default": 2_000, "ci": 100_000, "nightly": 1_000_000}[PROFILE]
+SCENARIOS = list(dict.fromkeys(scenario for scenario, _ in SHORT))
+NO_LIMIT = 1_000_000
 
 
 def explore(kind: str, index: int) -> int:
@@ -36,6 +38,30 @@ def explore(kind: str, index: int) -> int:
     if kind == "scattered":
         return sum(1 for _ in scatter(*SHORT[index], range(SCATTERED)))
     return sum(1 for _ in sample(*LONG[index], range(SAMPLED)))
+
+
+def enumerate_all(index: int) -> int:
+    """Enumerate a scenario to the end, with one switch and with one fault at every call."""
+    scenario = SCENARIOS[index]
+    return sum(
+        sum(1 for _ in exhaust(scenario, budget, NO_LIMIT))
+        for budget in (Budget(switches=1, faults=0), Budget(switches=0, faults=1))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_history_with_one_switch_or_one_fault_breaks_an_invariant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        numbers = list(pool.map(enumerate_all, range(len(SCENARIOS))))
+    with capsys.disabled():
+        print(  # noqa: T201 (the promise is a printed number)
+            f"\nprotocol explorer: all {sum(numbers):,} histories of {len(numbers)} scenarios "
+            "with one switch or one fault"
+        )
+    assert min(numbers) > 100
 
 
 @pytest.mark.slow
