@@ -299,17 +299,19 @@ class Branching:
     world: World
     epochs: int = 1
     origin: JobId = JOB
+    user: str = "somebody"
 
     def run(self) -> Program:
         """Branch from the newest epoch, then drive the new job."""
         branch = JobId(self.name)
-        actor = Actor(token_of(self.name), 7)
+        actor = Actor(token_of(f"{self.name}-{self.user}"), 7)
         claim = yield from branch_job(
             self.origin, branch, which=Epochs(), actor=actor, rules=RULES
         )
         assert claim.origin is not None
         self.world.promises[f"the branch {branch}"] = claim.origin
-        driver = Driver(f"{self.name}-driver", self.world, job=branch, epochs=self.epochs)
+        name = f"{self.name}-{self.user}-driver"
+        driver = Driver(name, self.world, job=branch, epochs=self.epochs)
         yield from driver.run()
 
 

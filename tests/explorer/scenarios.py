@@ -95,6 +95,16 @@ def restore_and_undo(world: World) -> dict[str, Program]:
     }
 
 
+def same_branch_twice(world: World) -> dict[str, Program]:
+    """Two people make the same branch at once, over a driver that collects."""
+    world.keep_epochs = 1
+    return {
+        "one": Branching("branch", world, user="one").run(),
+        "driver": Driver("driver", world).run(),
+        "two": Branching("branch", world, user="two").run(),
+    }
+
+
 def branch_of_a_branch(world: World) -> dict[str, Program]:
     """A branch of a branch outlives both, which collect meanwhile."""
     world.keep_epochs = 1
@@ -141,6 +151,7 @@ SHORT: list[tuple[Scenario, Budget]] = [
     (pin_and_unpin, Budget(switches=2, faults=0)),
     (branch_against_collection, Budget(switches=2, faults=0)),
     (branch_against_collection, Budget(switches=1, faults=1)),
+    (same_branch_twice, Budget(switches=2, faults=0)),
     (branch_of_a_branch, Budget(switches=1, faults=1)),
     (three_drivers, Budget(switches=2, faults=0)),
     (two_restores, Budget(switches=2, faults=0)),
@@ -152,6 +163,7 @@ LONG: list[tuple[Scenario, Budget]] = [
     (two_collectors, Budget(switches=20, faults=3)),
     (restore_against_zombie, Budget(switches=20, faults=3)),
     (pin_against_thinning, Budget(switches=20, faults=3)),
+    (same_branch_twice, Budget(switches=20, faults=2)),
     (branch_of_a_branch, Budget(switches=30, faults=3)),
     (three_drivers, Budget(switches=30, faults=4)),
     (two_restores, Budget(switches=30, faults=4)),

@@ -49,7 +49,7 @@ class World:
     """What each epoch record said when it was first created."""
     promises: dict[str, CheckpointRef] = field(default_factory=dict)
     fence_answers: dict[str, bool] = field(default_factory=dict)
-    """Per actor: what its last look at the fence said."""
+    """Per actor: what its look at the fence said, if that was the last thing it asked."""
     acknowledged: set[CheckpointRef] = field(default_factory=set)
     """Checkpoints whose publication was confirmed to their driver."""
     restored: bool = False
@@ -70,6 +70,9 @@ class World:
 
     def answer(self, actor: str, request: WorldRequest, *, stale: bool = False) -> object:
         """Do what is asked, checking what must hold when it happens."""
+        if not isinstance(request, Delete | CommitSinks):
+            # A look at the fence counts only for what follows it at once.
+            self.fence_answers.pop(actor, None)
         match request:
             case Read(path):
                 return self.objects.get(path)

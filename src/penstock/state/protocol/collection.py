@@ -7,9 +7,9 @@ The order is what makes it safe against a driver that sleeps at any point:
    built on it is visible to the reads that follow.
 2. Read everything that is going to be kept. What of it cannot be read stops the
    collection before anything is given up: an older epoch may be needed in its place.
-3. Append the next ledger record right after the one read. From then on the epochs given
-   up can be neither pinned nor restored, whoever deletes them and whenever.
-4. Check the fence, then delete: files before the metadata that names them, manifests
+3. Check the fence, then append the next ledger record right after the one read. From
+   then on the epochs given up can be neither pinned nor restored, whoever deletes them.
+4. Check the fence again, then delete: files before the metadata that names them, manifests
    last and oldest first, so that an interrupted collection finds the rest again.
 """
 
@@ -105,7 +105,11 @@ def _collect(
             claim, state, newest, keep_epochs=keep_epochs, actor=actor, memory=memory
         )
         kept = yield from read_kept(claim, record, newest, memory)
-        if record == state or (yield from append_retention(record, rules)):
+        if record == state:
+            break
+        if (yield from is_fenced(claim.job, claim.generation)):
+            return Fenced(claim.generation)
+        if (yield from append_retention(record, rules)):
             break
     memory.sequence = record.sequence or None
     memory.deleted &= set(record.collecting)

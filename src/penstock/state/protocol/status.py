@@ -55,7 +55,7 @@ class Fenced:
     generation: Generation
     """The generation that was replaced."""
     acknowledged: CheckpointRef | None = None
-    """What this driver still published; its successor will commit it."""
+    """What this driver still made the record of; its successor commits it, if it is news to it."""
 
 
 def derive_status(
