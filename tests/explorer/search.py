@@ -77,8 +77,9 @@ class History:
 
     def run(self) -> None:
         """Step until nobody is left, then let a healthy driver take over and check."""
-        for name in list(self.programs):
-            self._advance(name, next)
+        for name, program in self.programs.items():
+            with suppress(StopIteration):
+                self.waiting[name] = next(program)
         current = next(iter(self.waiting), None)
         while current is not None:
             options = self._options(current)
@@ -102,34 +103,36 @@ class History:
     def _step(self, name: str, fault: Fault) -> None:
         request = self.waiting.pop(name)
         self.trace.append((name, fault, request))
+        program = self.programs[name]
+        try:
+            if fault is Fault.NONE or fault is Fault.STALE:
+                answer = self._answer(name, request, stale=fault is Fault.STALE)
+                self.waiting[name] = program.send(answer)
+            elif fault is Fault.FAIL_BEFORE:
+                self.waiting[name] = program.throw(StorageError("injected"))
+            else:
+                self._suffer(name, fault, request)
+        except StopIteration:
+            return
+
+    def _suffer(self, name: str, fault: Fault, request: WorldRequest) -> None:
+        """Let a process die, or lose the answer of a write that may have landed."""
         if fault is Fault.CRASH_BEFORE:
             return
-        if fault is Fault.FAIL_BEFORE:
-            self._advance(name, lambda program: program.throw(StorageError("injected")))
-            return
-        if fault in {Fault.LATE, Fault.VERY_LATE}:
+        if fault is Fault.LATE or fault is Fault.VERY_LATE:
             assert isinstance(request, Create)
             late = self.world.late if fault is Fault.LATE else self.world.very_late
             late.append(request)
-            self._advance(
-                name, lambda program: program.throw(UnknownOutcomeError("injected"))
-            )
-            return
-        answer = self.world.answer(name, request, stale=fault is Fault.STALE)
+        else:
+            self._answer(name, request)
+        if fault is not Fault.CRASH_AFTER:
+            self.waiting[name] = self.programs[name].throw(UnknownOutcomeError("injected"))
+
+    def _answer(self, name: str, request: WorldRequest, *, stale: bool = False) -> object:
+        answer = self.world.answer(name, request, stale=stale)
         if self.world.late and self.trace[-1][0] != self.trace[-2][0]:
             self.world.land_late()
-        if fault is Fault.CRASH_AFTER:
-            return
-        if fault is Fault.FAIL_AFTER:
-            self._advance(
-                name, lambda program: program.throw(UnknownOutcomeError("injected"))
-            )
-            return
-        self._advance(name, lambda program: program.send(answer))
-
-    def _advance(self, name: str, step: Callable[[Program], WorldRequest]) -> None:
-        with suppress(StopIteration):
-            self.waiting[name] = step(self.programs[name])
+        return answer
 
     def _finish(self) -> None:
         for job in list(self.world.first_records):
