@@ -87,6 +87,16 @@ class Frontier:
     watermark_micros: int | None = None
     processing_time_micros: int = 0
 
+    def is_after(self, other: "Frontier") -> bool:
+        """Tell whether time would go back, by either clock, on the way to `other`."""
+        if self.processing_time_micros > other.processing_time_micros:
+            return True
+        if self.watermark_micros is None:
+            return False
+        return (
+            other.watermark_micros is None or self.watermark_micros > other.watermark_micros
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMessage:

@@ -69,6 +69,8 @@ class TableManager:
         self._parent = parent
         self._frontier: Frontier | None = None
         """None between epochs: a row put without knowing the time would expire at once."""
+        self._latest = Frontier()
+        """The time by which views, or the files written from them, last let rows go."""
         self._newest_epoch = newest_epoch(tables)
         self._is_usable = True
 
@@ -126,12 +128,26 @@ class TableManager:
         self._is_usable = True
 
     def begin_epoch(self, frontier: Frontier) -> None:
-        """Fix the time that expiry is judged by until the next epoch."""
+        """Fix the time that expiry is judged by until the next epoch.
+
+        After a restore time may be earlier than it was. Views have let expired rows go that
+        are live again then, so they are folded anew.
+        """
         self._check_usable()
-        self._frontier = frontier
+        if self._latest.is_after(frontier):
+            self._forget_views(frontier)
+        self._frontier = self._latest = frontier
         for table in self._tables.values():
             if table.view is not None:
                 table.view.advance(frontier)
+
+    def _forget_views(self, frontier: Frontier) -> None:
+        if self._frontier is not None:
+            raise InternalError(
+                f"time goes back from {self._frontier} to {frontier} within an epoch of operator "
+                f"{self._environment.task.operator!r}"
+            )
+        self._release_views()
 
     def get_global_keyed_state(self, name: str) -> GlobalKeyedView[Any, Any]:
         """Return the view of a global table."""
@@ -202,6 +218,7 @@ class TableManager:
             metadata.table_configs[name].CopyFrom(table.spec.to_config())
             metadata.bytes_written += self._checkpoint_table(table, message, metadata)
         self._newest_epoch = epoch
+        self._latest = self._latest if self._latest.is_after(frontier) else frontier
         self._is_usable = True
         if then_stop:
             self.close()
@@ -210,6 +227,9 @@ class TableManager:
     def close(self) -> None:
         """Release every view; the manager is not used again."""
         self._is_usable = False
+        self._release_views()
+
+    def _release_views(self) -> None:
         for table in self._tables.values():
             if table.view is not None:
                 table.view.release()

@@ -401,6 +401,58 @@ def test_after_a_rescale_every_subtask_writes_metadata_of_its_own() -> None:
     assert done.metadata.operator_metadata.parallelism == 2
 
 
+def test_a_kept_view_shows_expired_rows_again_when_an_older_epoch_is_restored() -> None:
+    """Its part of a shared file had died as a whole, and was let go while the file stayed."""
+    store = MemoryStore()
+    writer = a_manager(store)
+    own, other = (
+        next(k for k in map(str, range(99)) if owner_of_key(k, 2) == i) for i in (0, 1)
+    )
+    writer.get_time_keyed_state("panes").insert(some_rows(own), 10)
+    writer.get_time_keyed_state("panes").insert(some_rows(other), None)
+    restored = {0: checkpoint(writer, 1).metadata}
+    manager = a_manager(store, restored, index=0, parallelism=2, attempt=2)
+    for epoch, watermark, seen in (
+        (2, 5, [own]),
+        (3, 20, []),
+        (4, 5, [own]),
+        (5, None, [own]),
+    ):
+        manager.begin_epoch(Frontier(watermark, 0))
+        assert contents(manager)[2] == seen
+        part = manager.checkpoint(Epoch(epoch), Epoch(1), watermark).metadata
+        both = {0: part, 1: state_pb2.OperatorCheckpointMetadata()}
+        both[1].CopyFrom(part)
+        both[1].operator_metadata.subtask_index = 1
+        manager.catch_up(
+            an_environment(store, index=0, parallelism=2, attempt=epoch + 1), both
+        )
+
+
+def test_a_kept_view_forgets_rows_that_were_never_written_because_they_had_expired() -> (
+    None
+):
+    store = MemoryStore()
+    manager = a_manager(store)
+    restored = {0: checkpoint(manager, 1).metadata}
+    manager.catch_up(an_environment(store, attempt=2), restored)
+    manager.begin_epoch(Frontier(5, 0))
+    manager.get_time_keyed_state("panes").insert(some_rows("a"), 10)
+    lost = manager.checkpoint(Epoch(2), Epoch(1), 20)
+    assert lost.bytes_written == 0
+    manager.catch_up(an_environment(store, attempt=3), restored)
+    manager.begin_epoch(Frontier(5, 0))
+    assert contents(manager) == ({}, [], [])
+
+
+def test_time_never_goes_back_within_an_epoch() -> None:
+    manager = a_manager()
+    manager.begin_epoch(Frontier(5, 5))
+    for earlier in (Frontier(4, 5), Frontier(None, 5), Frontier(5, 4)):
+        with pytest.raises(InternalError, match="goes back"):
+            manager.begin_epoch(earlier)
+
+
 def test_catching_up_costs_nothing_for_the_typed_tables_of_other_subtasks() -> None:
     """With many subtasks it would be most of an epoch's time."""
     store = MemoryStore()
