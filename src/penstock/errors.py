@@ -3,8 +3,10 @@
     PenstockError
     ├── UserError            fix the pipeline, the settings or the call
     │   ├── SettingsError        a setting has a value that cannot work
-    │   └── SchemaError          data and declared schema do not fit
+    │   ├── SchemaError          data and declared schema do not fit
+    │   └── GraphError           a pipeline's graph cannot run (all problems listed)
     ├── UserCodeError        the user's function raised (cause chained)
+    ├── ExternalError        a system outside failed, says user code → retry with back-off
     ├── FencedError          another generation owns the job → stop, never retry
     ├── StorageError         I/O failed, outcome known → retry
     ├── UnknownOutcomeError  I/O failed, the write may have landed → read back first
@@ -55,6 +57,23 @@ class ErrorCode(StrEnum):
     JOB_EXISTS = "job-exists"
     KEY_OUT_OF_RANGE = "key-out-of-range"
     INTERNAL = "internal"
+    INVALID_GRAPH = "invalid-graph"
+    INVALID_CONFIG = "invalid-config"
+    UNKNOWN_KIND = "unknown-kind"
+    UNKNOWN_OUTPUT = "unknown-output"
+    UNKNOWN_SPLIT = "unknown-split"
+    UNDECLARED_TIMERS = "undeclared-timers"
+    EMITTED_AFTER_CLOSE = "emitted-after-close"
+    WATERMARK_WENT_BACK = "watermark-went-back"
+    SOURCE_OVERRAN = "source-overran"
+    NOT_PICKLABLE = "not-picklable"
+    UDF_INVALID = "udf-invalid"
+    UDF_TIMED_OUT = "udf-timed-out"
+    LIBRARY_MISMATCH = "library-mismatch"
+    MISSING_SYMBOL = "missing-symbol"
+    EXTERNAL_FAILED = "external-failed"
+    TORN_EPOCH = "torn-epoch"
+    JOB_FINISHED = "job-finished"
 
 
 class PenstockError(Exception):
@@ -100,10 +119,22 @@ class SchemaError(UserError):
     default_code = ErrorCode.SCHEMA_MISMATCH
 
 
+class GraphError(UserError):
+    """The graph of a pipeline cannot run; the message lists everything that is wrong with it."""
+
+    default_code = ErrorCode.INVALID_GRAPH
+
+
 class UserCodeError(PenstockError):
     """The user's function raised; the original exception is chained as the cause."""
 
     default_code = ErrorCode.USER_CODE_RAISED
+
+
+class ExternalError(PenstockError):
+    """A system outside failed. Raised by sources, sinks and user code whose epoch may be retried."""
+
+    default_code = ErrorCode.EXTERNAL_FAILED
 
 
 class FencedError(PenstockError):

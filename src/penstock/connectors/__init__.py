@@ -1,0 +1,1 @@
+"""Sources and sinks, one file per system, each of the same shape: spec, source, sink."""

@@ -1,0 +1,123 @@
+"""Record batches: bringing rows into the declared form, and showing a few of them.
+
+Arrow has several layouts for the same values (string, large string, string view; dictionary
+or plain). Engines choose differently, so layouts are converted silently; anything else that
+differs from the declared schema is an error that names every difference.
+"""
+
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from penstock.core.suggestion import did_you_mean
+from penstock.errors import SchemaError
+
+RowsLike: TypeAlias = Any
+"""A `pyarrow.RecordBatch`, a `pyarrow.Table`, or a Polars `DataFrame`."""
+
+SAMPLE_ROWS = 5
+_SAMPLE_CHARACTERS = 200
+
+
+def to_batches(rows: RowsLike, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Return rows as non-empty record batches of exactly this schema.
+
+    The usual case, a batch that has it already, costs one comparison of schemas.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        if rows.schema is schema or rows.schema.equals(schema):
+            return [rows] if rows.num_rows else []
+        return _conform(pa.Table.from_batches([rows]), schema)
+    if isinstance(rows, pa.Table):
+        return _conform(rows, schema)
+    to_arrow = getattr(rows, "to_arrow", None)
+    if to_arrow is None:
+        raise SchemaError(
+            f"expected a pyarrow.RecordBatch, a pyarrow.Table or a polars.DataFrame, got "
+            f"{type(rows).__name__}"
+        )
+    return _conform(to_arrow(), schema)
+
+
+def _conform(table: pa.Table, schema: pa.Schema) -> list[pa.RecordBatch]:
+    problems = find_differences(table.schema, schema)
+    if problems:
+        raise SchemaError("; ".join(problems))
+    ordered = table.select(schema.names).cast(schema)
+    return [batch for batch in ordered.combine_chunks().to_batches() if batch.num_rows]
+
+
+def find_differences(found: pa.Schema, expected: pa.Schema) -> list[str]:
+    """Say what keeps rows of one schema from being rows of the other; layouts do not count."""
+    problems = [
+        f"column {name!r} is missing{did_you_mean(name, set(found.names))}"
+        for name in expected.names
+        if name not in found.names
+    ]
+    for field in found:
+        index = expected.get_field_index(field.name)
+        if index < 0:
+            problems.append(f"column {field.name!r} ({field.type}) is not in the schema")
+        elif not _same_values(field.type, expected.field(index).type):
+            wanted = expected.field(index).type
+            problems.append(f"column {field.name!r} is {field.type}, expected {wanted}")
+    return problems
+
+
+def _same_values(found: Any, expected: Any) -> bool:
+    """Tell whether two types differ in layout only, at any depth."""
+    if found.equals(expected):
+        return True
+    return _is_lossless(found, expected)
+
+
+def _is_lossless(found: Any, expected: Any) -> bool:
+    types = pa.types
+    if types.is_dictionary(found):
+        return _same_values(found.value_type, expected)
+    for is_text in (_is_string, _is_binary):
+        if is_text(found):
+            return is_text(expected)
+    if _is_list(found):
+        return _is_list(expected) and _same_values(found.value_type, expected.value_type)
+    if types.is_struct(found) and types.is_struct(expected):
+        return [field.name for field in found] == [
+            field.name for field in expected
+        ] and all(
+            _same_values(left.type, right.type)
+            for left, right in zip(found, expected, strict=True)
+        )
+    if types.is_timestamp(found) and types.is_timestamp(expected):
+        return bool(found.unit == expected.unit)
+    return bool(types.is_null(found))
+
+
+def _is_string(kind: Any) -> bool:
+    types = pa.types
+    return (
+        types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    )
+
+
+def _is_binary(kind: Any) -> bool:
+    types = pa.types
+    return (
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    )
+
+
+def _is_list(kind: Any) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def describe_sample(batch: pa.RecordBatch) -> str:
+    """Show the first rows of a batch, for an error message: a line each, cut when long."""
+    lines = []
+    for row in batch.slice(0, SAMPLE_ROWS).to_pylist():
+        text = repr(row)
+        cut = text if len(text) <= _SAMPLE_CHARACTERS else text[:_SAMPLE_CHARACTERS] + "…"
+        lines.append(cut)
+    more = batch.num_rows - SAMPLE_ROWS
+    if more > 0:
+        lines.append(f"… and {more} more rows")
+    return "\n".join(lines)

@@ -1,0 +1,132 @@
+"""The logical graph: operators by kind and config, and the edges between them. Plain data.
+
+    LogicalGraph(
+        job=JobId("clicks"),
+        nodes=(Node(OperatorId("read"), OperatorSpec("list", {...}), outputs={MAIN: clicks}),
+               Node(OperatorId("count"), OperatorSpec("process", {...}), inputs=(by_user,))),
+        edges=(Edge(OperatorId("read"), OperatorId("count"), exchange=Exchange.BY_KEY),),
+    )
+
+An input of a node takes exactly one edge; a union has several inputs. An output may feed
+any number of edges, or none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias, Union
+
+from penstock.core.ids import JobId, OperatorId
+from penstock.core.schema import StreamSchema
+
+MAIN = "main"
+"""The output that a stream goes on by; every other output is a side output."""
+LATE = "late"
+"""The side output of rows that came after their time."""
+BAD = "bad"
+"""The side output of rows that could not be read or computed."""
+
+
+class Exchange(StrEnum):
+    """How an edge brings rows from the producer's subtasks to the consumer's."""
+
+    FORWARD = "forward"
+    """Subtask i to subtask i; both sides have the same parallelism."""
+    BY_KEY = "by-key"
+    """To the owner of the key; the consumer's input schema names the key columns."""
+    REBALANCE = "rebalance"
+    """Evenly, batch by batch, in turn."""
+    BROADCAST = "broadcast"
+    """All rows to every subtask."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserFunction:
+    """A user's function or object in pickled form, with a name for people."""
+
+    name: str
+    pickled: bytes = field(repr=False)
+
+
+Plain: TypeAlias = Union[  # noqa: UP007 (a recursive alias needs the string form)
+    bool,
+    int,
+    float,
+    str,
+    bytes,
+    UserFunction,
+    tuple["Plain", ...],
+    Mapping[str, "Plain"],
+    None,
+]
+"""What a config is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSpec:
+    """What builds an operator: a kind the registry knows, and its config."""
+
+    kind: str
+    config: Mapping[str, Plain] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkSpec:
+    """How a source's watermark follows from its rows' event times."""
+
+    lateness_micros: int = 0
+    """How far rows may lag behind the latest one of their split."""
+    idle_timeout_micros: int | None = None
+    """After so much processing time without rows a split no longer holds the others back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator: its identity, what builds it, and the streams it takes and gives."""
+
+    operator: OperatorId
+    spec: OperatorSpec
+    parallelism: int = 1
+    inputs: tuple[StreamSchema, ...] = ()
+    """What it expects at each input, keys included; () for a source."""
+    outputs: Mapping[str, StreamSchema] = field(default_factory=dict)
+    """By name; `MAIN` is the ordinary one. A sink has none."""
+    watermark: WatermarkSpec | None = None
+    """For a source with event time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One stream from an output of one operator to an input of another."""
+
+    source: OperatorId
+    target: OperatorId
+    output: str = MAIN
+    input_index: int = 0
+    exchange: Exchange = Exchange.FORWARD
+
+    def __str__(self) -> str:
+        port = "" if self.output == MAIN else f".{self.output}"
+        return f"{self.source}{port} → {self.target}[{self.input_index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalGraph:
+    """A whole pipeline. Not yet known to be sound: see `validate`."""
+
+    job: JobId
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...] = ()
+
+    def node(self, operator: str) -> Node:
+        """Return the node of an operator; the graph is known to have it."""
+        return next(node for node in self.nodes if node.operator == operator)
+
+    def edges_into(self, operator: str) -> tuple[Edge, ...]:
+        """Return the edges that end at an operator, in order of input."""
+        found = [edge for edge in self.edges if edge.target == operator]
+        return tuple(sorted(found, key=lambda edge: edge.input_index))
+
+    def edges_out_of(self, operator: str) -> tuple[Edge, ...]:
+        """Return the edges that start at an operator, in the graph's order."""
+        return tuple(edge for edge in self.edges if edge.source == operator)

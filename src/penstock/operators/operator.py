@@ -1,0 +1,184 @@
+"""ArrowOperator: what the author of an operator implements.
+
+Only `name` and `process_batch` are required. In every epoch each subtask's operator sees
+
+    on_start                     only if it was just built: at first, after a restore, and
+                                 whenever it runs in a process that does not remember it
+    process_batch[_index]        for every batch of the epoch, input by input as they come
+    handle_watermark             once, if the watermark of all inputs is known
+    handle_timers                once per time domain that has timers due
+    handle_tick                  once, if a tick of its own interval is due
+    on_close                     only in the epoch that carries Stop or EndOfData
+    handle_checkpoint            once: the last chance to emit rows and to write tables
+    (its tables are written)
+    handle_commit                for sinks, on the driver, once the epoch is acknowledged
+
+in this order. What a hook emits reaches the next operators before any of their later hooks,
+so rows emitted in `handle_checkpoint` are part of the same epoch everywhere.
+
+An operator may be forgotten between any two epochs and built anew elsewhere. What must
+survive is in a table; attributes are for what can be derived from tables and config. An
+epoch may run more than once before it counts, so no hook but `handle_commit` may have an
+effect outside of tables and emitted rows.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+
+import pyarrow as pa
+
+from penstock.core.ids import Epoch
+from penstock.core.schema import StreamSchema
+from penstock.core.signals import CheckpointBarrier, EndOfData, Stop, Watermark
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import CommitContext, OperatorContext
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.timers import DueTimers
+from penstock.state.tables.specs import TableSpec, TimeDomain
+
+
+class ArrowOperator(ABC):
+    """One step of a pipeline over Arrow batches; a sink is one without outputs.
+
+    One instance serves one subtask and is used by one thread. It is pickled into the graph
+    as it was given to `process`, so its constructor arguments must pickle.
+    """
+
+    # ---- what it declares; called when the graph is built, and again in every subtask
+
+    @abstractmethod
+    def name(self) -> str:
+        """Return what kind of operator this is, for people."""
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema | None:
+        """Return the stream it emits, given those it reads; None for a sink.
+
+        As its first input unless overridden. Every batch is checked against it.
+        """
+        return inputs[0]
+
+    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
+        """Return further streams by name, such as `LATE` or `BAD`.
+
+        Rows for a side output that nobody reads are counted and dropped.
+        """
+        del inputs
+        return {}
+
+    def tables(self) -> Sequence[TableSpec]:
+        """Return the tables it keeps state in. Must not depend on the subtask."""
+        return ()
+
+    def timers(self) -> Collection[TimeDomain]:
+        """Return the clocks it sets timers by; its input must be keyed for that."""
+        return ()
+
+    def tick_interval(self) -> timedelta | None:
+        """Return how often `handle_tick` is wanted; None for never."""
+        return None
+
+    def display(self) -> DisplayableOperator:
+        """Return how it shows itself in `explain` and the console."""
+        return DisplayableOperator(self.name())
+
+    # ---- what it does
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Prepare a new instance: open connections, derive attributes from tables.
+
+        Called at every construction, perhaps every epoch, before anything else. It only
+        reads: what it wrote would be written again each time.
+        """
+
+    @abstractmethod
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Take some rows; never empty. How rows are cut into batches means nothing."""
+
+    def process_batch_index(
+        self,
+        index: int,
+        total_inputs: int,
+        batch: pa.RecordBatch,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        """Take some rows of input `index`. Override it for operators with several inputs.
+
+        The order between inputs, and between the subtasks that feed one input, is arbitrary
+        and may differ when an epoch is run again.
+        """
+        del index, total_inputs
+        self.process_batch(batch, ctx, collector)
+
+    def handle_watermark(
+        self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
+    ) -> Watermark | None:
+        """Note how far event time has come; return what is true of the output.
+
+        Called once per epoch behind all its rows, also when nothing moved; not before every
+        input has spoken. `ctx.previous_watermark` is the value of the epoch before. Return
+        less to hold later operators back, None to say nothing new. Returning less than in an
+        earlier epoch is an error.
+        """
+        del ctx, collector
+        return watermark
+
+    def handle_timers(
+        self, due: DueTimers, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Handle the timers of one time domain that are due, each exactly once.
+
+        Timers set here that are due already fire in the same epoch.
+        """
+
+    def handle_tick(
+        self, tick: int, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Do what is wanted every `tick_interval` of processing time.
+
+        `tick` counts intervals since 1970; ticks that were missed are skipped. A tick may be
+        repeated when the epoch it belonged to did not count.
+        """
+
+    def on_close(
+        self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit what is left, in the last epoch of this run.
+
+        After `EndOfData` no row will ever come; windows were flushed by the watermark.
+        After `Stop` the job goes on later from this epoch's state.
+        """
+
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Put into tables what must survive, and emit what was held back.
+
+        The epoch's rows are complete. A sink stages its output durably here and hands what
+        its commit needs to `ctx.insert_committing_data`.
+        """
+
+    def handle_commit(
+        self,
+        epoch: Epoch,
+        commit_data: Mapping[str, Mapping[int, bytes]],
+        ctx: CommitContext,
+    ) -> None:
+        """Make the staged output of an acknowledged epoch visible: all subtasks' at once.
+
+        Runs on the driver on an instance of its own, without `on_start`; `commit_data` is by
+        table and subtask. It may run again for the same epoch, in another process, at any
+        later time: it must then change nothing.
+        """
+        del ctx
+        if commit_data:
+            raise NotImplementedError(
+                f"{type(self).__name__} gave commit data for epoch {epoch} but has no "
+                "handle_commit: implement it"
+            )
+
+    def release(self) -> None:
+        """Close connections; the instance is not used again. Not called when a process dies."""

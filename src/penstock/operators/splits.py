@@ -1,0 +1,100 @@
+"""Splits and budgets: what a source has to read, how far it came, and how much it may take.
+
+Pure values. A split's state is stored in the source's global table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.core.clock import Clock
+
+
+class SplitState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far one split was read. Stored as msgpack; new fields need defaults."""
+
+    offset: Any = None
+    """Where to go on, in the source's own terms; None before the first row."""
+    ended: bool = False
+    """Nothing will follow, ever."""
+    max_event_time_micros: int | None = None
+    """The latest event time seen; the split's watermark follows from it."""
+    last_active_micros: int | None = None
+    """The processing time of the last epoch that read rows of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """What to read of one split in one epoch: `[start, end)` in the source's own terms."""
+
+    name: str
+    start: Any = None
+    """The stored offset; None from the beginning."""
+    end: Any = None
+    """Where to stop; None if the source stops at its budget."""
+    weight: int = 1
+    """How much there is to read compared with other splits; used to deal them evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBudget:
+    """How much one subtask may read in one epoch."""
+
+    rows: int = 1_000_000
+    size_bytes: int = 256 << 20
+    wall_micros: int = 1_000_000
+
+
+class BudgetMeter:
+    """What is left of a budget while a source runs. Asks the clock, so a slow source stops too."""
+
+    def __init__(self, budget: SourceBudget, clock: Clock) -> None:
+        self.budget = budget
+        self.rows_read = 0
+        self.bytes_read = 0
+        self._clock = clock
+        self._started_micros = clock.now_micros()
+
+    def spend(self, rows: int, size_bytes: int) -> None:
+        """Note what was emitted."""
+        self.rows_read += rows
+        self.bytes_read += size_bytes
+
+    @property
+    def rows_left(self) -> int:
+        """How many rows may still be read; never negative."""
+        return max(0, self.budget.rows - self.rows_read)
+
+    @property
+    def elapsed_micros(self) -> int:
+        """How long the source has been reading."""
+        return self._clock.now_micros() - self._started_micros
+
+    @property
+    def is_spent(self) -> bool:
+        """Tell whether the source should come back now."""
+        return (
+            self.rows_read >= self.budget.rows
+            or self.bytes_read >= self.budget.size_bytes
+            or self.elapsed_micros >= self.budget.wall_micros
+        )
+
+
+def deal_splits(
+    splits: Sequence[SplitPlan], parallelism: int
+) -> tuple[tuple[SplitPlan, ...], ...]:
+    """Deal splits to subtasks, heaviest first to whoever has least. Deterministic."""
+    dealt: list[list[SplitPlan]] = [[] for _ in range(parallelism)]
+    loads = [0] * parallelism
+    for split in sorted(splits, key=lambda split: (-split.weight, split.name)):
+        index = loads.index(min(loads))
+        dealt[index].append(split)
+        loads[index] += max(1, split.weight)
+    return tuple(tuple(sorted(part, key=lambda split: split.name)) for part in dealt)
+
+
+def have_ended(known: Mapping[str, SplitState], *, is_complete: bool) -> bool:
+    """Tell whether a source has ended: all its splits have, and none will be added."""
+    return is_complete and all(state.ended for state in known.values())

@@ -1,0 +1,127 @@
+"""Watermarks: how several inputs agree on how far event time has come. Pure.
+
+| rule | |
+|---|---|
+| an input that has not spoken keeps the result unknown | nothing may be closed |
+| an idle input is left out | it must not hold the others back |
+| all idle is idle | repeating the last instant would close what a waking input could fill |
+| never backwards | what was closed stays closed |
+
+Producers repeat their watermark in every epoch, so the only memory is one value per input
+of an operator: it is kept in the manifest, the same for all subtasks.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Idle, Watermark
+from penstock.state.protocol.records import InputWatermark
+
+
+def merge(latest: Iterable[Watermark | None]) -> Watermark | None:
+    """Return the watermark all have reached: None while one is silent, idle if all are."""
+    lowest: EventTime | None = None
+    for watermark in latest:
+        if watermark is None:
+            return None
+        if isinstance(watermark, EventTime) and (lowest is None or watermark < lowest):
+            lowest = watermark
+    return IDLE if lowest is None else lowest
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What an operator knows about event time after an epoch's input."""
+
+    inputs: tuple[InputWatermark, ...]
+    """To be remembered per input."""
+    watermark: Watermark | None
+    """What `handle_watermark` is told; None: nothing."""
+
+    @property
+    def event_time(self) -> EventTime | None:
+        """How far event time has come, also while all inputs are idle."""
+        return event_time_of(self.inputs)
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether no row will ever come."""
+        return has_ended(self.inputs)
+
+
+def advance(
+    previous: Sequence[InputWatermark], spoken: Sequence[Watermark | None]
+) -> Advance:
+    """Merge what the inputs said in this epoch into what was known before.
+
+    An input that was left out while idle comes back at the operator's watermark: it may not
+    take back what the others were promised.
+    """
+    inputs = [_advance_input(old, new) for old, new in zip(previous, spoken, strict=True)]
+    watermark = merge(_current(known) for known in inputs)
+    if isinstance(watermark, EventTime):
+        inputs = [_raise_idle(known, watermark.micros) for known in inputs]
+    return Advance(tuple(inputs), watermark)
+
+
+def merge_subtasks(
+    of_subtasks: Sequence[Sequence[InputWatermark]],
+) -> tuple[InputWatermark, ...]:
+    """Return the one value per input that stands for all subtasks of an operator.
+
+    Behind an exchange they are equal. Behind a forward edge the slowest counts, idle
+    subtasks left out, exactly as if an exchange stood between.
+    """
+    return tuple(_merge_input(column) for column in zip(*of_subtasks, strict=True))
+
+
+def event_time_of(inputs: Sequence[InputWatermark]) -> EventTime | None:
+    """Return how far an operator's event time has come; None before all inputs spoke."""
+    times = [known.event_time_micros for known in inputs]
+    known_times = [micros for micros in times if micros is not None]
+    if not times or len(known_times) < len(times):
+        return None
+    return EventTime(min(known_times))
+
+
+def has_ended(inputs: Sequence[InputWatermark]) -> bool:
+    """Tell whether all inputs have ended; false for a source, which has none."""
+    return event_time_of(inputs) == MAX_EVENT_TIME
+
+
+def _advance_input(previous: InputWatermark, spoken: Watermark | None) -> InputWatermark:
+    match spoken:
+        case None:
+            return previous
+        case Idle():
+            return InputWatermark(previous.event_time_micros, idle=True)
+        case EventTime(micros):
+            known = previous.event_time_micros
+            return InputWatermark(micros if known is None else max(micros, known))
+
+
+def _current(known: InputWatermark) -> Watermark | None:
+    if known.idle:
+        return IDLE
+    if known.event_time_micros is None:
+        return None
+    return EventTime(known.event_time_micros)
+
+
+def _raise_idle(known: InputWatermark, micros: int) -> InputWatermark:
+    if not known.idle:
+        return known
+    before = known.event_time_micros
+    return InputWatermark(micros if before is None else max(before, micros), idle=True)
+
+
+def _merge_input(subtasks: Sequence[InputWatermark]) -> InputWatermark:
+    active = [known for known in subtasks if not known.idle]
+    if not active:
+        times = [known.event_time_micros for known in subtasks]
+        latest = [micros for micros in times if micros is not None]
+        return InputWatermark(min(latest) if latest else None, idle=True)
+    times = [known.event_time_micros for known in active]
+    if None in times:
+        return InputWatermark()
+    return InputWatermark(min(micros for micros in times if micros is not None))
