@@ -38,13 +38,18 @@ class ArrowCollector:
     ) -> None:
         self._operator = operator
         self._schemas = {name: stream.schema for name, stream in outputs.items()}
-        self._targets = {name: tuple(targets.get(name, ())) for name in outputs}
+        self._chained = {name: tuple(targets.get(name, ())) for name in outputs}
+        self._targets = self._chained
         self._is_open = False
         self.rows_emitted: Counter[str] = Counter()
 
-    def open(self) -> None:
-        """Start an epoch."""
-        self.rows_emitted.clear()
+    def open(self, outlets: Mapping[str, Sequence[Target]]) -> None:
+        """Start an epoch: rows go to the next operators of the chain and to these besides."""
+        self.rows_emitted = Counter()
+        self._targets = {
+            name: (*chained, *outlets.get(name, ()))
+            for name, chained in self._chained.items()
+        }
         self._is_open = True
 
     def close(self) -> None:
@@ -112,9 +117,9 @@ class SourceCollector(ArrowCollector):
         """The latest event time emitted in this epoch by split."""
         self.active_splits: set[str | None] = set()
 
-    def open(self) -> None:
+    def open(self, outlets: Mapping[str, Sequence[Target]]) -> None:
         """Start an epoch."""
-        super().open()
+        super().open(outlets)
         self.max_event_times.clear()
         self.active_splits.clear()
 

@@ -12,7 +12,7 @@ from penstock.core.ids import Epoch, TaskInfo
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import EventTime
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.splits import BudgetMeter, SplitPlan, SplitState
+from penstock.operators.splits import BudgetMeter, SplitPlan, SplitState, change
 from penstock.operators.timers import Timers
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
@@ -32,6 +32,7 @@ class OperatorContext:
         inputs: tuple[StreamSchema, ...],
         outputs: Mapping[str, StreamSchema],
         tables: TableManager,
+        timers: Mapping[TimeDomain, Timers] | None = None,
     ) -> None:
         self.task = task
         self.inputs = inputs
@@ -48,7 +49,7 @@ class OperatorContext:
         self.counters: Counter[str] = Counter()
         self.wake_up_micros: int | None = None
         self._tables = tables
-        self._timers: dict[TimeDomain, Timers] = {}
+        self._timers = dict(timers or {})
 
     def get_global_keyed_state(self, table: str) -> GlobalKeyedView[Any, Any]:
         """Return the view of a global table that `tables` declares."""
@@ -122,11 +123,11 @@ class SourceContext(OperatorContext):
     def advance(self, split: str, offset: Any) -> None:
         """Note that everything before `offset` was emitted: the next epoch goes on there."""
         state = self.split_state(split)
-        self.split_states[split] = _changed(state, offset=offset)
+        self.split_states[split] = change(state, offset=offset)
 
     def end_split(self, split: str) -> None:
         """Note that a split has ended for good."""
-        self.split_states[split] = _changed(self.split_state(split), ended=True)
+        self.split_states[split] = change(self.split_state(split), ended=True)
 
     def split_state(self, split: str) -> SplitState:
         """Return how far one of the own splits was read."""
@@ -149,8 +150,3 @@ class CommitContext:
         self.task = task
         self.store = store
         """The store of the checkpoints, for sinks that stage beside them."""
-
-
-def _changed(state: SplitState, **changes: Any) -> SplitState:
-    values = {name: getattr(state, name) for name in state.__struct_fields__}
-    return SplitState(**{**values, **changes})

@@ -5,6 +5,7 @@ Pure values. A split's state is stored in the source's global table.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -23,6 +24,11 @@ class SplitState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The latest event time seen; the split's watermark follows from it."""
     last_active_micros: int | None = None
     """The processing time of the last epoch that read rows of it."""
+
+
+def change(state: SplitState, **changes: Any) -> SplitState:
+    """Return a state with some fields replaced."""
+    return msgspec.structs.replace(state, **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,8 @@ class SourceBudget:
     rows: int = 1_000_000
     size_bytes: int = 256 << 20
     wall_micros: int = 1_000_000
+    overrun_micros: int = 60_000_000
+    """How long past its wall time a source that does not come back is left alone."""
 
 
 class BudgetMeter:
@@ -93,6 +101,28 @@ def deal_splits(
         dealt[index].append(split)
         loads[index] += max(1, split.weight)
     return tuple(tuple(sorted(part, key=lambda split: split.name)) for part in dealt)
+
+
+class SourcePhase(Enum):
+    """Where a source is in its life."""
+
+    READING = "reading"
+    ENDING = "ending"
+    """All splits have ended: this epoch tells everybody."""
+    ENDED = "ended"
+    """Everybody was told in an earlier epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAssignment:
+    """What one subtask of a source does in one epoch, as dealt by the driver."""
+
+    phase: SourcePhase = SourcePhase.READING
+    splits: tuple[SplitPlan, ...] = ()
+    """To be read."""
+    resting: tuple[str, ...] = ()
+    """Not to be read in this epoch, but this subtask speaks for their watermarks."""
+    budget: SourceBudget = SourceBudget()
 
 
 def have_ended(known: Mapping[str, SplitState], *, is_complete: bool) -> bool:
