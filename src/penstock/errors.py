@@ -74,6 +74,9 @@ class ErrorCode(StrEnum):
     EXTERNAL_FAILED = "external-failed"
     TORN_EPOCH = "torn-epoch"
     JOB_FINISHED = "job-finished"
+    NOT_UNPICKLABLE = "not-unpicklable"
+    NAME_TAKEN = "name-taken"
+    PLUGIN_FAILED = "plugin-failed"
 
 
 class PenstockError(Exception):

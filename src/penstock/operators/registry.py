@@ -1,0 +1,162 @@
+"""Registry: which constructor builds an operator of a kind. The only lookup by kind.
+
+A graph names operators by kind and plain config. The registry turns that config into the
+constructor's own config class, complains about everything that is wrong with it at once,
+and lets the constructor build. Others add kinds through entry points:
+
+    [project.entry-points."penstock.operators"]
+    geo = "geo_operators:register"        # def register(registry: Registry) -> None
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from penstock.core.suggestion import did_you_mean
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.config import check_config_type, read_config
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.dylibs import load_dylib
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.source import SourceOperator
+
+ENTRY_POINT_GROUP = "penstock.operators"
+
+ConfigT = TypeVar("ConfigT")
+
+
+@dataclass(frozen=True, slots=True)
+class ConstructedOperator:
+    """An operator or a source, built from its config."""
+
+    operator: ArrowOperator | SourceOperator
+
+    @property
+    def is_source(self) -> bool:
+        """Tell whether it is a source."""
+        return isinstance(self.operator, SourceOperator)
+
+    def name(self) -> str:
+        """Return what kind of operator it is, for people."""
+        return self.operator.name()
+
+    def display(self) -> DisplayableOperator:
+        """Return how it shows itself."""
+        return self.operator.display()
+
+
+class OperatorConstructor(ABC, Generic[ConfigT]):
+    """Builds the operators of one kind. Stateless: one instance serves all of them.
+
+    It runs on the driver when the graph is checked and again in every subtask, so it must
+    be cheap, and refuse what cannot work: no data has flowed yet.
+    """
+
+    config_type: type[ConfigT]
+    """A frozen dataclass or `msgspec.Struct`; a field without a default is required."""
+
+    @abstractmethod
+    def with_config(self, config: ConfigT, registry: "Registry") -> ConstructedOperator:
+        """Build the operator; `registry` is for looking up UDFs."""
+
+
+class Udf(Protocol):
+    """What the registry knows of a user-defined function: how graphs call it."""
+
+    @property
+    def name(self) -> str:
+        """The name it is looked up by."""
+        ...
+
+
+class Registry:
+    """Kinds of operators and named UDFs. Filled once per process, then only read."""
+
+    def __init__(self) -> None:
+        self.constructors: dict[str, OperatorConstructor[Any]] = {}
+        self.udfs: dict[str, Udf] = {}
+
+    def add(self, kind: str, constructor: OperatorConstructor[Any]) -> None:
+        """Add a kind; one that is taken is refused, so plug-ins cannot replace each other's."""
+        if kind in self.constructors:
+            raise UserError(
+                f"operator kind {kind!r} is taken by "
+                f"{_class_name(self.constructors[kind])}: {_class_name(constructor)} needs "
+                "another name",
+                code=ErrorCode.NAME_TAKEN,
+                kind=kind,
+            )
+        check_config_type(kind, getattr(constructor, "config_type", None))
+        self.constructors[kind] = constructor
+
+    def construct(self, spec: OperatorSpec) -> ConstructedOperator:
+        """Build an operator from its spec; the errors name the kind and the config's keys."""
+        constructor = self.constructors.get(spec.kind)
+        if constructor is None:
+            raise UserError(
+                f"operator kind {spec.kind!r} is unknown"
+                f"{did_you_mean(spec.kind, self.constructors)}. If a package provides it, "
+                "install it here and on every worker",
+                code=ErrorCode.UNKNOWN_KIND,
+                kind=spec.kind,
+            )
+        config = read_config(spec.kind, spec.config, constructor.config_type)
+        return constructor.with_config(config, self)
+
+    def add_udf(self, udf: Udf) -> None:
+        """Add a function that graphs call by name; a name that is taken is refused."""
+        if udf.name in self.udfs:
+            raise UserError(
+                f"there is a UDF named {udf.name!r} already: give the other one another name",
+                code=ErrorCode.NAME_TAKEN,
+                udf=udf.name,
+            )
+        self.udfs[udf.name] = udf
+
+    def udf(self, name: str) -> Any:
+        """Return a UDF by name."""
+        if name not in self.udfs:
+            raise UserError(
+                f"UDF {name!r} is unknown{did_you_mean(name, self.udfs)}. Add it with "
+                "Registry.add_udf, here and on every worker",
+                code=ErrorCode.UDF_INVALID,
+                udf=name,
+            )
+        return self.udfs[name]
+
+    def load_dylib(
+        self, url: str, sha256: str, *, options: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Return a local, verified copy of a shared library; see `dylibs.load_dylib`."""
+        return load_dylib(url, sha256, options=options)
+
+    def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> None:
+        """Let every installed package that names an entry point in `group` add its kinds."""
+        found = entry_points(group=group)
+        for entry_point in sorted(found, key=lambda entry: (entry.name, entry.value)):
+            self._load_entry_point(entry_point)
+
+    def _load_entry_point(self, entry_point: EntryPoint) -> None:
+        try:
+            register = entry_point.load()
+            register(self)
+        except Exception as error:  # importing and calling others' code raises anything
+            owner = entry_point.dist
+            package = "a package" if owner is None else f"{owner.name} {owner.version}"
+            raise UserError(
+                f"the operators of {package} cannot be loaded: its entry point "
+                f"{entry_point.name!r} ({entry_point.value}) failed with "
+                f"{type(error).__name__}: {error}. Update or uninstall that package",
+                code=ErrorCode.PLUGIN_FAILED,
+                package=None if owner is None else owner.name,
+                entry_point=entry_point.name,
+            ) from error
+
+
+def _class_name(constructor: OperatorConstructor[Any]) -> str:
+    kind = type(constructor)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,138 @@
+"""User functions ↔ bytes: the only module that pickles.
+
+Functions and operator objects of users travel inside the graph to the workers. State never
+does: it is Parquet. A function that a worker can import is pickled by its name; anything
+else, such as a lambda or what a notebook defines, by value.
+"""
+
+import inspect
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import UserFunction
+
+_SEARCH_DEPTH = 4
+"""How deep inside an object the part that cannot be pickled is looked for."""
+
+
+def pickle_function(obj: Any, name: str | None = None) -> UserFunction:
+    """Return a function or an object in the form that goes into a graph.
+
+    What it refers to is copied now: changing a captured list afterwards changes nothing.
+    """
+    shown = name or name_of(obj)
+    try:
+        return UserFunction(shown, cloudpickle.dumps(obj))
+    except Exception as error:  # __reduce__ and __getstate__ of users raise anything
+        raise UserError(
+            f"{shown!r} cannot be sent to workers: {_culprit_of(obj) or 'it'} cannot be "
+            f"pickled ({_first_line(error)}). Create it inside the function, or in on_start of "
+            "an operator, instead of capturing it",
+            code=ErrorCode.NOT_PICKLABLE,
+            function=shown,
+        ) from error
+
+
+def unpickle_function(function: UserFunction) -> Any:
+    """Return a new copy of what was pickled. Runs code of the graph's author."""
+    try:
+        return pickle.loads(function.pickled)
+    except Exception as error:
+        raise UserError(
+            f"{function.name!r} cannot be loaded here: {_advice(error)}",
+            code=ErrorCode.NOT_UNPICKLABLE,
+            function=function.name,
+        ) from error
+
+
+def name_of(obj: Any) -> str:
+    """Return what people call a function or an object: its own name, else that of its class."""
+    named = getattr(obj, "func", obj)  # functools.partial
+    name = getattr(named, "__qualname__", None) or type(named).__qualname__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"this process has no module {error.name!r}. Install it on every worker, or send "
+            "it along (cloudpickle.register_pickle_by_value)"
+        )
+    if isinstance(error, ImportError | AttributeError):
+        return (
+            f"{_first_line(error)}. This process has another version of the module than the "
+            "one the function was pickled with: install the same everywhere"
+        )
+    return (
+        f"{_first_line(error)}. Pickle it again with the Python and package versions that "
+        "load it"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _culprit_of(obj: Any) -> str | None:
+    """Say which part cannot be pickled, as precisely as a search from the outside finds it."""
+    path: list[str] = []
+    part = obj
+    for _ in range(_SEARCH_DEPTH):
+        found = next(
+            ((where, value) for where, value in _parts_of(part) if not _pickles(value)),
+            None,
+        )
+        if found is None:
+            break
+        where, part = found
+        path.append(where)
+    if not path:
+        return None
+    return f"{' → '.join(path)} of type {type(part).__qualname__}"
+
+
+def _parts_of(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what pickling an object would pickle, with a name for each."""
+    if inspect.ismethod(obj):
+        yield from _parts_of(obj.__func__)
+        yield "its object", obj.__self__
+    elif inspect.isfunction(obj):
+        captured = inspect.getclosurevars(obj)
+        yield from _named("closure variable", captured.nonlocals)
+        yield from _named("global variable", captured.globals)
+        for index, value in enumerate(obj.__defaults__ or ()):
+            yield f"default value {index}", value
+        yield from _named("default value of", obj.__kwdefaults__ or {})
+    elif isinstance(obj, Mapping):
+        yield from _named("item", obj)
+    elif isinstance(obj, list | tuple | set | frozenset):
+        for index, value in enumerate(obj):
+            yield f"item {index}", value
+    else:
+        yield from _named("attribute", getattr(obj, "__dict__", {}))
+        slots = [name for kind in type(obj).__mro__ for name in _slots_of(kind)]
+        yield from _named(
+            "attribute", {name: getattr(obj, name) for name in slots if hasattr(obj, name)}
+        )
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _named(what: str, values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        yield f"{what} {name!r}", value
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 (whatever it raises, it does not pickle)
+        return False
+    return True
