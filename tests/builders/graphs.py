@@ -16,12 +16,13 @@ from penstock.graph.logical import (
     OperatorSpec,
 )
 
-CLICKS = StreamSchema(
-    pa.schema(
-        [("user", pa.string()), ("page", pa.int64()), ("at", pa.timestamp("us", "UTC"))]
-    ),
-    "at",
-)
+
+def columns(**types: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, kind) for name, kind in types.items()])
+
+
+AT: pa.DataType = pa.timestamp("us", "UTC")
+CLICKS = StreamSchema(columns(user=pa.string(), page=pa.int64(), at=AT), "at")
 BY_USER = CLICKS.keyed_by("user")
 
 _ARROWS = {

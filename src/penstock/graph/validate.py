@@ -130,8 +130,8 @@ def _dangling_ends(edge: Edge, nodes: dict[str, Node]) -> Iterator[str]:
         )
     elif not 0 <= edge.input_index < len(target.inputs):
         yield (
-            f"edge {edge}: operator {edge.target!r} has no input {edge.input_index}; it has "
-            f"{_count(len(target.inputs), 'input')}, counted from 0"
+            f"edge {edge}: operator {edge.target!r} has no input {edge.input_index}; "
+            f"{_describe_inputs(target)}"
         )
 
 
@@ -141,7 +141,7 @@ def _input_problems(graph: LogicalGraph, whole: list[Edge]) -> Iterator[str]:
         feeding.setdefault((edge.target, edge.input_index), []).append(edge)
     for node in graph.nodes:
         for index in range(len(node.inputs)):
-            edges = feeding.pop((node.operator, index), [])
+            edges = feeding.get((node.operator, index), [])
             if not edges:
                 yield (
                     f"operator {node.operator!r}: no edge leads to its input {index}: connect "
@@ -151,7 +151,7 @@ def _input_problems(graph: LogicalGraph, whole: list[Edge]) -> Iterator[str]:
                 sources = ", ".join(repr(str(edge.source)) for edge in edges)
                 yield (
                     f"operator {node.operator!r}: {len(edges)} edges lead to its input "
-                    f"{index}, from {sources}: put a union between"
+                    f"{index}, from {sources}: leave one out, or put a union between"
                 )
 
 
@@ -183,8 +183,11 @@ def _schema_problems(
         f"edge {edge}: operator {edge.target!r} cannot read what {edge.source!r} emits: "
     )
     differences = _describe_differences(found.schema, expected)
-    for difference in differences:
-        yield start + difference
+    if differences:
+        yield (
+            f"{start}{'; '.join(differences)}. Change what the one emits, or what the other "
+            "declares"
+        )
     if not differences and not found.schema.equals(expected.schema):
         yield (
             f"{start}their columns differ in order, layout or nullability, and nothing "
@@ -224,5 +227,8 @@ def _cycle_problems(graph: LogicalGraph) -> Iterator[str]:
         )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _describe_inputs(node: Node) -> str:
+    if not node.inputs:
+        return "it is a source and has none"
+    last = len(node.inputs) - 1
+    return "it has only input 0" if last == 0 else f"it has the inputs 0 to {last}"

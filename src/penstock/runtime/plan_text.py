@@ -1,10 +1,10 @@
 """A physical plan as text, for `explain` and for people who compare plans. Pure.
 
 superstep 0: 2 tasks
-  chain 0 ×2, tasks 0-1: read → filter-1
+  chain 0 x2, tasks 0-1: read → filter-1
     exchange 0 by-key(user): filter-1 → count[0], to chain 1
 superstep 1: 1 task
-  chain 1 ×1, task 0: count
+  chain 1 x1, task 0: count
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def _describe_chain(chain: Chain) -> str:
     tasks = (
         f"task {last}" if last == chain.first_task else f"tasks {chain.first_task}-{last}"
     )
-    return f"chain {chain.number} ×{chain.parallelism}, {tasks}: {_describe_links(chain)}"
+    return f"chain {chain.number} x{chain.parallelism}, {tasks}: {_describe_links(chain)}"
 
 
 def _describe_links(chain: Chain) -> str:
