@@ -1,0 +1,71 @@
+"""Durations as people write them: "250ms", "10s", "1h30m" → microseconds. Pure."""
+
+import re
+from datetime import timedelta
+from fractions import Fraction
+from typing import TypeAlias
+
+from penstock.core.signals import MAX_MICROS
+from penstock.errors import ErrorCode, UserError
+
+DurationLike: TypeAlias = str | timedelta | int
+"""A text such as "1h30m", a `timedelta`, or a whole number of microseconds."""
+
+_MICROS_PER_UNIT = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)", re.ASCII)
+_WHOLE = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
+
+
+def to_micros(duration: DurationLike, what: str = "duration") -> int:
+    """Return a duration in microseconds; `what` names it in the error of one that cannot be.
+
+    >>> to_micros("1m30s")
+    90000000
+    """
+    micros = _read(duration)
+    if micros is None:
+        raise UserError(
+            f"{duration!r} is not a {what}: write numbers with units, such as '250ms', '10s', "
+            f"'5m' or '1h30m' (units: {', '.join(_MICROS_PER_UNIT)}), or give a timedelta or "
+            "a whole number of microseconds",
+            code=ErrorCode.INVALID_NUMBER,
+            value=repr(duration),
+        )
+    if micros.denominator != 1:
+        raise UserError(
+            f"{duration!r} is not a {what}: it is finer than a microsecond",
+            code=ErrorCode.INVALID_NUMBER,
+            value=repr(duration),
+        )
+    if not 0 <= micros <= MAX_MICROS:
+        raise UserError(
+            f"{duration!r} is not a {what}: it must not be negative, nor longer than 2**63 "
+            "microseconds",
+            code=ErrorCode.INVALID_NUMBER,
+            value=repr(duration),
+        )
+    return int(micros)
+
+
+def _read(duration: object) -> Fraction | None:
+    """Return the microseconds, or None for what is no duration at all; callers may be untyped."""
+    if isinstance(duration, timedelta):
+        return Fraction(duration // timedelta(microseconds=1))
+    if isinstance(duration, int) and not isinstance(duration, bool):
+        return Fraction(duration)
+    if isinstance(duration, str) and _WHOLE.fullmatch(duration):
+        return sum(
+            (
+                Fraction(number) * _MICROS_PER_UNIT[unit]
+                for number, unit in _PART.findall(duration)
+            ),
+            start=Fraction(0),
+        )
+    return None
