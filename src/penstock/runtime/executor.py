@@ -1,0 +1,74 @@
+"""Executor: where the tasks of an epoch run. Everything else is the same everywhere.
+
+All implementations pass one contract suite; the in-process one is the specification.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask
+from penstock.runtime.epoch_plan import EpochPlan
+from penstock.runtime.reports import TaskReport
+from penstock.runtime.superstep import CompiledJob
+from penstock.runtime.worker import Metadata
+from penstock.state.proto.state_pb2 import TableCheckpointMetadata
+from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.table import Frontier
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionOrder:
+    """One subtask's tables to be compacted, off the critical path."""
+
+    job: JobId
+    generation: Generation
+    operator: OperatorId
+    subtask: Subtask
+    specs: tuple[TableSpec, ...]
+    metadata: dict[int, Metadata]
+    """Of all subtasks, as of the epoch it was planned from."""
+    epoch: Epoch
+    """The slot of the outputs: the epoch after that one."""
+    frontier: Frontier
+    min_files: int
+    target_file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionResult:
+    """New files by table, to be swapped in by a later epoch."""
+
+    operator: OperatorId
+    tables: dict[str, TableCheckpointMetadata]
+
+
+class Executor(Protocol):
+    """Runs tasks. A storage or engine failure is raised; the driver then decides what follows."""
+
+    def run_epoch(
+        self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
+    ) -> Sequence[TaskReport]:
+        """Run all supersteps once and return every report that came back.
+
+        No promise is made about them: the driver checks that they belong together. `parent`
+        is the manifest that the plan names, for executors that can spare workers the read.
+        """
+        ...
+
+    def compact(self, orders: Sequence[CompactionOrder]) -> None:
+        """Start compactions; never waits for them."""
+        ...
+
+    def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
+        """Return, once, what was compacted since the last call; `wait` for all that is started."""
+        ...
+
+    def forget_compactions(self) -> None:
+        """Drop what is started or done: the job goes on from elsewhere."""
+        ...
+
+    def close(self) -> None:
+        """Stop for good; chains are released."""
+        ...

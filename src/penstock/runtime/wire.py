@@ -1,0 +1,167 @@
+"""The wire: what travels between the tasks of two supersteps, as four plain columns.
+
+    route    the task of the next level that gets the record
+    kind     DATA: one Arrow record batch · BARRIER: the end of a producer's rows on one edge
+             REPORT: a task's control record, on its way to the driver
+    header   where it goes, who made it, in which attempt, and its number
+    payload  the batch, the barrier, or the report
+
+Nothing here is durable: both ends run the same version, in the same epoch. So the header is
+a fixed struct instead of a message with a schema, and a report is msgpack.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from penstock.core.ids import Token
+from penstock.core.signals import IDLE, EventTime, Idle, Watermark
+from penstock.errors import ErrorCode, InternalError, UserError
+
+_HEADER = struct.Struct("<iiiii16sq")
+_BARRIER = struct.Struct("<q?bq")
+_SILENT, _IDLE, _EVENT_TIME = 0, 1, 2
+
+TARGET_PAYLOAD_BYTES = 4 << 20
+"""Batches for one destination are joined, and cut, to about this size."""
+MAX_ROW_BYTES = 256 << 20
+"""A single row larger than this is refused: engines move rows whole."""
+
+
+class RecordKind(IntEnum):
+    """What a record is."""
+
+    DATA = 0
+    BARRIER = 1
+    REPORT = 2
+
+
+class Record(NamedTuple):
+    """One row of an exchange."""
+
+    route: int
+    kind: int
+    header: bytes
+    payload: Any
+    """Anything with the buffer protocol."""
+
+
+class Header(NamedTuple):
+    """Where a record goes and where it came from. `edge` is -1 for a report."""
+
+    edge: int
+    level: int
+    """The level that consumes it; one past the last is the driver."""
+    task: int
+    producer_level: int
+    producer_task: int
+    token: Token
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierPayload:
+    """The last record of one producer on one edge to one consumer."""
+
+    record_count: int
+    """How many DATA records came before it."""
+    is_aborted: bool
+    """The producer failed: its rows are not complete."""
+    watermark: Watermark | None
+
+
+def encode_header(header: Header) -> bytes:
+    """Pack a header."""
+    return _HEADER.pack(*header[:5], bytes.fromhex(header.token), header.sequence)
+
+
+def decode_header(data: bytes) -> Header:
+    """Unpack a header."""
+    edge, level, task, producer_level, producer_task, token, sequence = _HEADER.unpack(data)
+    return Header(
+        edge, level, task, producer_level, producer_task, Token(token.hex()), sequence
+    )
+
+
+def encode_barrier(barrier: BarrierPayload) -> bytes:
+    """Pack a barrier."""
+    watermark = barrier.watermark
+    kind, micros = _SILENT, 0
+    if isinstance(watermark, EventTime):
+        kind, micros = _EVENT_TIME, watermark.micros
+    elif isinstance(watermark, Idle):
+        kind = _IDLE
+    return _BARRIER.pack(barrier.record_count, barrier.is_aborted, kind, micros)
+
+
+def decode_barrier(data: bytes) -> BarrierPayload:
+    """Unpack a barrier."""
+    count, is_aborted, kind, micros = _BARRIER.unpack(data)
+    if kind == _EVENT_TIME:
+        return BarrierPayload(count, is_aborted, EventTime(micros))
+    return BarrierPayload(count, is_aborted, IDLE if kind == _IDLE else None)
+
+
+def encode_batch(batch: pa.RecordBatch) -> Any:
+    """Return a batch as an Arrow IPC message; its schema is known from the edge."""
+    if not has_dictionaries(batch.schema):
+        return batch.serialize()
+    # Dictionaries are messages of their own: only a whole stream carries them.
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def decode_batch(payload: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch that `encode_batch` was given."""
+    buffer = pa.py_buffer(payload)
+    try:
+        if not has_dictionaries(schema):
+            return pa.ipc.read_record_batch(buffer, schema)
+        return pa.ipc.open_stream(buffer).read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise InternalError(
+            f"{buffer.size} bytes from an exchange are not a batch of its schema: {error}"
+        ) from error
+
+
+def has_dictionaries(schema: pa.Schema) -> bool:
+    """Tell whether any column, at any depth, is dictionary-encoded."""
+    return any(_holds_dictionary(field.type) for field in schema)
+
+
+def _holds_dictionary(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(
+        _holds_dictionary(kind.field(index).type) for index in range(kind.num_fields)
+    )
+
+
+def cut(
+    batch: pa.RecordBatch, target_bytes: int = TARGET_PAYLOAD_BYTES
+) -> list[pa.RecordBatch]:
+    """Cut a batch into pieces of about `target_bytes`; one huge row is refused."""
+    size = batch.nbytes
+    if size <= 2 * target_bytes:
+        return [batch]
+    if batch.num_rows == 1:
+        if size > MAX_ROW_BYTES:
+            raise UserError(
+                f"a single row has {size:,} bytes, more than the {MAX_ROW_BYTES:,} that can be "
+                "moved between tasks: store the large value elsewhere and send its address",
+                code=ErrorCode.INVALID_NUMBER,
+            )
+        return [batch]
+    pieces = min(-(-size // target_bytes), batch.num_rows)
+    rows = -(-batch.num_rows // pieces)
+    parts = [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+    return [
+        piece
+        for part in parts
+        for piece in (cut(part, target_bytes) if len(parts) > 1 else [part])
+    ]

@@ -1,0 +1,137 @@
+"""The worker: what a process that runs tasks keeps between them.
+
+A task *takes* its chain out of the worker before the first change and puts it back only
+after its checkpoint, with the number of the run and the metadata it wrote. So whatever is
+found here is whole, and the label tells whether the driver accepted it:
+
+| label | tables | operators |
+|---|---|---|
+| of the accepted run, same files | go on | go on |
+| of an older run | read what is new | are built anew |
+| anything else | are folded anew | are built anew |
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.ids import JobId, OperatorId
+from penstock.operators.assembly import AssembledChain
+from penstock.operators.registry import Registry
+from penstock.state.checkpoints.backend import ParquetBackend
+from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.files.cache import FileCache
+from penstock.state.proto.state_pb2 import OperatorCheckpointMetadata
+from penstock.state.protocol.records import CheckpointManifest, CheckpointRef, ObjectRef
+from penstock.state.storage.object_store import ObjectStore
+
+Metadata: TypeAlias = OperatorCheckpointMetadata
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainKey:
+    """Which chain of which subtask of which job; a new generation or graph begins anew."""
+
+    job: JobId
+    generation: int
+    fingerprint: str
+    chain: int
+    subtask: int
+
+
+@dataclass(slots=True)
+class KeptChain:
+    """A chain between two epochs, and what it had written when it was put back."""
+
+    chain: AssembledChain
+    run: int
+    written: Mapping[OperatorId, Metadata]
+
+
+class Recent(Generic[K, V]):
+    """The values used last, up to a number."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._values: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        """Return a value and note that it was used."""
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+        return value
+
+    def put(self, key: K, value: V) -> V:
+        """Keep a value; the one unused for longest goes."""
+        self._values[key] = value
+        self._values.move_to_end(key)
+        while len(self._values) > self._limit:
+            self._values.popitem(last=False)
+        return value
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process that runs tasks. Opened after the process was forked."""
+
+    store: ObjectStore
+    cache: FileCache
+    registry: Registry
+    clock: Clock = field(default_factory=SystemClock)
+    memory_budget_bytes: int = 256 << 20
+    chains: dict[ChainKey, KeptChain] = field(default_factory=dict)
+    manifests: Recent[CheckpointRef, CheckpointManifest] = field(
+        default_factory=lambda: Recent(8)
+    )
+    metadata: Recent[ObjectRef, Metadata] = field(default_factory=lambda: Recent(4096))
+
+    def take_chain(self, key: ChainKey) -> KeptChain | None:
+        """Take a chain out: whoever holds it may change it, nobody else can find it."""
+        return self.chains.pop(key, None)
+
+    def keep_chain(self, key: ChainKey, kept: KeptChain) -> None:
+        """Put a chain back after its checkpoint; chains of earlier generations go."""
+        stale = [
+            other
+            for other in self.chains
+            if other.job == key.job
+            and (other.generation, other.fingerprint) != (key.generation, key.fingerprint)
+        ]
+        for other in stale:
+            self.chains.pop(other).chain.close()
+        self.chains[key] = kept
+
+    def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
+        """Return a manifest, read once."""
+        found = self.manifests.get(ref)
+        if found is None:
+            found = JobCheckpoints(self.store, ref.job, self.clock).manifest(ref)
+            self.manifests.put(ref, found)
+        return found
+
+    def operator_metadata(
+        self, manifest: CheckpointManifest | None, operator: OperatorId
+    ) -> dict[int, Metadata]:
+        """Return the metadata of all subtasks of an operator, each object read once."""
+        for entry in () if manifest is None else manifest.operators:
+            if entry.operator == operator:
+                return {i: self._read(ref) for i, ref in enumerate(entry.subtasks)}
+        return {}
+
+    def forget(self) -> None:
+        """Lose every chain, as if the process had been replaced."""
+        for kept in self.chains.values():
+            kept.chain.close()
+        self.chains.clear()
+
+    def _read(self, ref: ObjectRef) -> Metadata:
+        found = self.metadata.get(ref)
+        if found is None:
+            found = ParquetBackend(self.store).read_operator_checkpoint_metadata(ref)
+            self.metadata.put(ref, found)
+        return found
