@@ -1,0 +1,335 @@
+"""Operators made of Polars expressions: filter, select, with_columns.
+
+An expression is computed batch by batch, so it may look at one row at a time only: what
+depends on other rows (sums, shifts, ranks) would depend on how rows are cut into batches,
+and is refused. Columns that an expression does not touch are passed on as they are,
+without a copy and in their own Arrow layout; only the others go through Polars.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.schema import StreamSchema
+from penstock.core.suggestion import did_you_mean
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import OperatorContext
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+
+
+def filter_spec(predicate: pl.Expr) -> OperatorSpec:
+    """Keep the rows for which a predicate is true; null is not."""
+    return OperatorSpec("filter", {"predicate": predicate.meta.serialize()})
+
+
+def select_spec(*expressions: pl.Expr | str) -> OperatorSpec:
+    """Emit these columns only, in this order."""
+    return OperatorSpec("select", {"expressions": _serialized(expressions)})
+
+
+def with_columns_spec(*expressions: pl.Expr | str) -> OperatorSpec:
+    """Replace columns, or add them behind the others."""
+    return OperatorSpec("with_columns", {"expressions": _serialized(expressions)})
+
+
+class Filter(ArrowOperator):
+    """Keeps the rows for which a predicate is true."""
+
+    def __init__(self, predicate: pl.Expr) -> None:
+        self._predicate = predicate
+        self._inputs: list[str] | None = None
+        self._constant: bool | None = None
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "filter"
+
+    def display(self) -> DisplayableOperator:
+        """Show the predicate."""
+        return DisplayableOperator("filter", {"predicate": str(self._predicate)})
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the input, after checking that the predicate fits it."""
+        self._prepare(inputs[0].schema)
+        return inputs[0]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Compute the predicate from the columns it needs; filter in Arrow."""
+        if self._inputs is None:
+            self._prepare(ctx.inputs[0].schema)
+        if self._constant is not None:
+            collector.collect(batch if self._constant else batch.slice(0, 0))
+            return
+        frame = _frame_of(batch, self._inputs or [])
+        mask = frame.select(self._predicate).to_series()
+        collector.collect(batch.filter(mask.to_arrow()))
+
+    def _prepare(self, schema: pa.Schema) -> None:
+        types = _types_of(self, schema, [self._predicate])
+        if not (len(types) == 1 and types.dtypes()[0] in (pl.Boolean(), pl.Null())):
+            shown = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
+            raise SchemaError(
+                f"filter({self._predicate}) needs one true-or-false value per row, but its "
+                f"predicate gives: {shown}. Compare them, or join several with "
+                "pl.all_horizontal"
+            )
+        self._inputs = _inputs_of(self._predicate, schema)
+        if not self._inputs:
+            self._constant = pl.select(self._predicate).item() is True
+
+
+class Project(ArrowOperator):
+    """Computes columns: instead of the input's for select, besides them for with_columns."""
+
+    def __init__(self, kind: str, expressions: Sequence[pl.Expr]) -> None:
+        self._kind = kind
+        self._expressions = tuple(expressions)
+        self._plan: _Projection | None = None
+
+    def name(self) -> str:
+        """Return the kind."""
+        return self._kind
+
+    def display(self) -> DisplayableOperator:
+        """Show the expressions."""
+        shown = ", ".join(map(str, self._expressions))
+        return DisplayableOperator(self._kind, {"expressions": shown})
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Derive the columns; time and key keep their role if their columns survive.
+
+        A key column that is computed anew is no longer the key: rows were brought to their
+        subtask by its old value.
+        """
+        plan = self._planned(inputs[0].schema)
+        names = set(plan.schema.names)
+        time, keys = inputs[0].time_column, inputs[0].key_columns
+        keeps_time = time in names and pa.types.is_timestamp(plan.schema.field(time).type)
+        keeps_keys = names.issuperset(keys) and plan.computed_names.isdisjoint(keys)
+        return StreamSchema(
+            plan.schema, time if keeps_time else None, keys if keeps_keys else ()
+        )
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Compute what is new and put it between the columns that are passed on."""
+        plan = self._plan or self._planned(ctx.inputs[0].schema)
+        collector.collect(plan.apply(batch))
+
+    def _planned(self, schema: pa.Schema) -> "_Projection":
+        types = _types_of(self, schema, self._expressions)
+        computed = [e for e in self._expressions if not e.meta.is_column_selection()]
+        fresh = _types_of(self, schema, computed)
+        by_name = {
+            name: _to_arrow_field(self, name, dtype) for name, dtype in fresh.items()
+        }
+        if self._kind == "with_columns":
+            names = [*schema.names, *(n for n in types.names() if n not in schema.names)]
+        else:
+            names = types.names()
+        fields = [by_name[n] if n in by_name else schema.field(n) for n in names]
+        inputs = dict.fromkeys(n for e in computed for n in _inputs_of(e, schema))
+        self._plan = _Projection(
+            pa.schema(fields), tuple(computed), tuple(inputs), frozenset(by_name)
+        )
+        return self._plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    schema: pa.Schema
+    computed: tuple[pl.Expr, ...]
+    inputs: tuple[str, ...]
+    """The columns that the computed ones are made of."""
+    computed_names: frozenset[str]
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the projected rows, exactly of the schema."""
+        fresh = _frame_of(batch, self.inputs).select(self.computed)
+        arrays = [
+            _to_array(fresh.get_column(field.name), field.type, batch.num_rows)
+            if field.name in self.computed_names
+            else batch.column(field.name)
+            for field in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _serialized(expressions: Sequence[pl.Expr | str]) -> tuple[bytes, ...]:
+    exprs = [pl.col(e) if isinstance(e, str) else e for e in expressions]
+    return tuple(e.meta.serialize() for e in exprs)
+
+
+def _frame_of(batch: pa.RecordBatch, names: Sequence[str]) -> pl.DataFrame:
+    return pl.DataFrame([pl.Series(name, batch.column(name)) for name in names])
+
+
+def _to_array(column: pl.Series, data_type: pa.DataType, row_count: int) -> Any:
+    if len(column) != row_count:  # a literal, for want of columns to be as long as
+        column = column.new_from_index(0, row_count)
+    array = column.to_arrow()
+    return array if array.type.equals(data_type) else array.cast(data_type)
+
+
+def _to_arrow_field(operator: ArrowOperator, name: str, dtype: pl.DataType) -> Any:
+    cause: Exception | None = None
+    if dtype != pl.Object:  # of Python objects Polars would export the addresses
+        try:
+            return pa.field(name, pl.Series(name, [], dtype=dtype).to_arrow().type)
+        except (pa.ArrowException, pl.exceptions.PolarsError) as error:
+            cause = error
+    raise SchemaError(
+        f"{operator.display()} gives the column {name!r} the type {dtype}, which Arrow does "
+        "not have: cast it",
+        column=name,
+    ) from cause
+
+
+def _types_of(
+    operator: ArrowOperator, schema: pa.Schema, expressions: Sequence[pl.Expr]
+) -> pl.Schema:
+    """Return what expressions give for rows of a schema, or say why they cannot be computed."""
+    empty = pl.LazyFrame(schema={field.name: _polars_type(field.type) for field in schema})
+    try:
+        types = empty.select(expressions).collect_schema()
+    except pl.exceptions.PolarsError as error:
+        unknown = _unknown_columns(expressions, schema)
+        hint = "".join(
+            f". There is no column {name!r}{did_you_mean(name, schema.names)}"
+            for name in unknown
+        )
+        reason = str(error).split("\n\nResolved plan")[0].replace("\n\n", ". ")
+        raise SchemaError(
+            f"{operator.display()} does not fit its input: {reason}{hint}",
+            columns=tuple(unknown) or None,
+        ) from error
+    problems = [p for e in expressions for p in _find_row_problems(e)]
+    if problems:
+        raise UserError(
+            f"{operator.display()} cannot be computed row by row: {'; '.join(problems)}. "
+            "Streams are cut into batches anywhere, so the result would be arbitrary: use an "
+            "aggregate, a window or an operator of your own",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return types
+
+
+def _polars_type(data_type: pa.DataType) -> pl.DataType:
+    """Return the type that Polars reads a column as; Object if it has none for it."""
+    if _has_no_polars_form(data_type):
+        return pl.Object()
+    return pl.Series("", pa.array([], data_type)).dtype
+
+
+def _has_no_polars_form(data_type: Any) -> bool:
+    types = pa.types
+    if (
+        types.is_decimal256(data_type)  # Polars panics
+        or types.is_interval(data_type)
+        or types.is_union(data_type)
+        or types.is_run_end_encoded(data_type)
+    ):
+        return True
+    parts = range(data_type.num_fields)
+    return any(_has_no_polars_form(data_type.field(index).type) for index in parts)
+
+
+def _unknown_columns(expressions: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
+    named = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
+    return [name for name in named if name not in schema.names]
+
+
+def _inputs_of(expression: pl.Expr, schema: pa.Schema) -> list[str]:
+    """Return the columns an expression reads; selectors may read all."""
+    if expression.meta.has_multiple_outputs():
+        return [f.name for f in schema if not _has_no_polars_form(f.type)]
+    return list(dict.fromkeys(expression.meta.root_names()))
+
+
+def _find_row_problems(expression: pl.Expr) -> Iterator[str]:
+    """Say which parts of an expression look at other rows, as far as Polars tells."""
+    for part in _parts_of(expression):
+        meta = part.meta
+        try:
+            is_whole = meta.is_scalar() and bool(meta.root_names())
+            if is_whole or not meta.is_row_separable():
+                yield f"{part} looks at several rows"
+                return
+            if part is expression and not (meta.is_length_preserving() or meta.is_scalar()):
+                yield f"{part} does not give one value per row"
+        except pl.exceptions.PolarsError:
+            continue  # selectors and Python functions: Polars cannot tell without the data
+
+
+def _parts_of(expression: pl.Expr) -> Iterator[pl.Expr]:
+    yield expression
+    for part in expression.meta.pop():
+        yield from _parts_of(part)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterConfig:
+    """The config of kind "filter"."""
+
+    predicate: bytes
+    """What `Expr.meta.serialize` gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectConfig:
+    """The config of kinds "select" and "with_columns"."""
+
+    expressions: tuple[bytes, ...]
+    """What `Expr.meta.serialize` gives, each."""
+
+
+class FilterConstructor(OperatorConstructor[FilterConfig]):
+    """Builds filters."""
+
+    config_type = FilterConfig
+
+    def with_config(self, config: FilterConfig, registry: Registry) -> ConstructedOperator:
+        """Read the predicate."""
+        del registry
+        return ConstructedOperator(Filter(_read("filter", config.predicate)))
+
+
+class ProjectConstructor(OperatorConstructor[ProjectConfig]):
+    """Builds projections of one kind."""
+
+    config_type = ProjectConfig
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def with_config(self, config: ProjectConfig, registry: Registry) -> ConstructedOperator:
+        """Read the expressions."""
+        del registry
+        if not config.expressions:
+            raise UserError(
+                f"{self._kind} without an expression: name at least one column",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        expressions = [_read(self._kind, data) for data in config.expressions]
+        return ConstructedOperator(Project(self._kind, expressions))
+
+
+def _read(kind: str, data: bytes) -> pl.Expr:
+    try:
+        return pl.Expr.deserialize(data)
+    except (pl.exceptions.PolarsError, ValueError, TypeError) as error:
+        raise UserError(
+            f"an expression of {kind} cannot be read ({error}): it must come from "
+            "Expr.meta.serialize of the same Polars version on driver and workers",
+            code=ErrorCode.INVALID_CONFIG,
+        ) from error

@@ -1,0 +1,276 @@
+"""Operators without state or expressions: map_batches, flat_map, key_by, union."""
+
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.batch import RowsLike, find_differences
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import OperatorSpec, UserFunction
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import OperatorContext
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.user_functions import pickle_function, unpickle_function
+
+BatchFunction: TypeAlias = Callable[[Any], Any]
+
+
+def map_batches_spec(
+    function: BatchFunction, schema: StreamSchema | None = None
+) -> OperatorSpec:
+    """Compute one result per batch; `schema` if it has other columns than the input."""
+    return OperatorSpec("map_batches", _function_config(function, schema))
+
+
+def flat_map_spec(
+    function: BatchFunction, schema: StreamSchema | None = None
+) -> OperatorSpec:
+    """Compute any number of results per batch: the function returns or yields them."""
+    return OperatorSpec("flat_map", _function_config(function, schema))
+
+
+def key_by_spec(*columns: str) -> OperatorSpec:
+    """Make columns the key of the stream."""
+    return OperatorSpec("key_by", {"columns": columns})
+
+
+def union_spec() -> OperatorSpec:
+    """Bring several streams of one schema together."""
+    return OperatorSpec("union")
+
+
+def _function_config(
+    function: BatchFunction, schema: StreamSchema | None
+) -> dict[str, UserFunction | bytes | None]:
+    stored = None if schema is None else schema.to_bytes()
+    return {"function": pickle_function(function), "schema": stored}
+
+
+class MapBatches(ArrowOperator):
+    """Calls a function for every batch.
+
+    It gets a `pyarrow.RecordBatch`, or a `pyarrow.Table` or `polars.DataFrame` if that is
+    how its first parameter is annotated, and may return any of the three.
+    """
+
+    def __init__(
+        self, function: BatchFunction, shown: str, schema: StreamSchema | None
+    ) -> None:
+        self._function = function
+        self._shown = shown
+        self._schema = schema
+        self._convert = _conversion_for(function)
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "map_batches"
+
+    def display(self) -> DisplayableOperator:
+        """Show the function."""
+        return DisplayableOperator(self.name(), {"function": self._shown})
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return what was declared, else the input's."""
+        return self._schema or inputs[0]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit the function's result."""
+        del ctx
+        collector.collect(self.call(batch))
+
+    def call(self, batch: pa.RecordBatch) -> Any:
+        """Return what the function makes of some rows."""
+        return self._function(self._convert(batch))
+
+
+class FlatMap(MapBatches):
+    """Calls a function for every batch, and emits each of its results."""
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "flat_map"
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit the function's results as they come."""
+        del ctx
+        results = self.call(batch)
+        # Batches and frames are iterable too: column by column, which nobody means.
+        is_single = isinstance(results, pa.RecordBatch | pa.Table | pl.DataFrame)
+        if is_single or not isinstance(results, Iterable):
+            raise UserError(
+                f"{self.display()} returned a {type(results).__name__}: return a list of "
+                "batches or yield them, or use map_batches for exactly one",
+                code=ErrorCode.UDF_INVALID,
+            )
+        for rows in results:
+            collector.collect(rows)
+
+
+class KeyBy(ArrowOperator):
+    """Passes rows on under another key; the exchange behind it brings them to its owner."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._columns = columns
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "key_by"
+
+    def display(self) -> DisplayableOperator:
+        """Show the key."""
+        return DisplayableOperator("key_by", {"columns": ", ".join(self._columns)})
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the input with another key; unknown columns are refused."""
+        return inputs[0].keyed_by(*self._columns)
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Pass the rows on."""
+        del ctx
+        collector.collect(batch)
+
+
+class Union(ArrowOperator):
+    """Passes on the rows of all inputs; their order among each other is arbitrary."""
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "union"
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the first input's columns, which the others must have too.
+
+        Layouts and the order of columns may differ. The key stays if all have the same.
+        """
+        first = inputs[0]
+        problems = [
+            f"input {index}: {problem}"
+            for index, other in enumerate(inputs)
+            for problem in _find_union_problems(other, first)
+        ]
+        if problems:
+            raise SchemaError(
+                "the inputs of a union must have the same columns and time column as input "
+                "0:\n  " + "\n  ".join(problems) + "\nBring them into one form with select "
+                "before"
+            )
+        has_one_key = all(other.key_columns == first.key_columns for other in inputs)
+        return first if has_one_key else first.keyed_by()
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Pass the rows on, whichever input they came by."""
+        del ctx
+        collector.collect(batch)
+
+
+def _find_union_problems(other: StreamSchema, first: StreamSchema) -> list[str]:
+    problems = find_differences(other.schema, first.schema)
+    if other.time_column != first.time_column:
+        problems.append(
+            f"its time column is {other.time_column!r}, expected {first.time_column!r}"
+        )
+    return problems
+
+
+def _conversion_for(function: BatchFunction) -> Callable[[pa.RecordBatch], RowsLike]:
+    """Return what turns a batch into the kind of rows that a function is annotated with."""
+    wanted = str(_first_annotation(function)).strip("'<>")
+    if wanted.endswith("DataFrame"):
+        return pl.DataFrame
+    if wanted.endswith("Table"):
+        return lambda batch: pa.Table.from_batches([batch])
+    return lambda batch: batch
+
+
+def _first_annotation(function: Any) -> Any:
+    target = function if hasattr(function, "__annotations__") else type(function).__call__
+    try:
+        hints = typing.get_type_hints(target)
+    except (NameError, TypeError, AttributeError):
+        hints = getattr(target, "__annotations__", {})
+    return next((hint for name, hint in hints.items() if name != "return"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionConfig:
+    """The config of kinds "map_batches" and "flat_map"."""
+
+    function: UserFunction
+    schema: bytes | None = None
+    """What `StreamSchema.to_bytes` gives; None if the output has the input's schema."""
+
+
+class FunctionConstructor(OperatorConstructor[FunctionConfig]):
+    """Builds operators that call a user's function."""
+
+    config_type = FunctionConfig
+
+    def __init__(self, operator: type[MapBatches]) -> None:
+        self._operator = operator
+
+    def with_config(
+        self, config: FunctionConfig, registry: Registry
+    ) -> ConstructedOperator:
+        """Load the function."""
+        del registry
+        function = unpickle_function(config.function)
+        if not callable(function):
+            raise UserError(
+                f"{config.function.name!r} is a {type(function).__name__}, not a function",
+                code=ErrorCode.UDF_INVALID,
+            )
+        schema = None if config.schema is None else StreamSchema.from_bytes(config.schema)
+        return ConstructedOperator(self._operator(function, config.function.name, schema))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyByConfig:
+    """The config of kind "key_by"."""
+
+    columns: tuple[str, ...]
+
+
+class KeyByConstructor(OperatorConstructor[KeyByConfig]):
+    """Builds key changes."""
+
+    config_type = KeyByConfig
+
+    def with_config(self, config: KeyByConfig, registry: Registry) -> ConstructedOperator:
+        """Take the columns over."""
+        del registry
+        if not config.columns:
+            raise UserError(
+                "key_by without a column: name at least one", code=ErrorCode.INVALID_CONFIG
+            )
+        return ConstructedOperator(KeyBy(config.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class UnionConfig:
+    """The config of kind "union": none."""
+
+
+class UnionConstructor(OperatorConstructor[UnionConfig]):
+    """Builds unions."""
+
+    config_type = UnionConfig
+
+    def with_config(self, config: UnionConfig, registry: Registry) -> ConstructedOperator:
+        """Build one."""
+        del config, registry
+        return ConstructedOperator(Union())
