@@ -16,6 +16,7 @@ from penstock.state.proto import state_pb2
 from penstock.state.tables.arrow_layout import have_same_values
 from penstock.state.tables.erased import TABLE_KINDS, ErasedKind
 from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.time_keyed_schema import domain_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ def _describe_changes(before: pa.Schema, after: pa.Schema) -> str:
 
 def _find_other_clock(before: Any, after: Any) -> str | None:
     """Compare by which clock rows expire; a new time to live only concerns new rows."""
+    if isinstance(before, state_pb2.TimeKeyedTableConfig):
+        return _find_other_domain(before, after)
     if not isinstance(before, state_pb2.KeyedTableConfig) or not before.HasField(
         "ttl_micros"
     ):
@@ -122,6 +125,19 @@ def _find_other_clock(before: Any, after: Any) -> str | None:
         f"its time to live counted by {names(before.ttl_domain)} and is declared {becomes}: rows "
         "keep the expiry they were put with, so keep that clock; a very long time to live "
         "stands for none"
+    )
+
+
+def _find_other_domain(
+    before: state_pb2.TimeKeyedTableConfig, after: state_pb2.TimeKeyedTableConfig
+) -> str | None:
+    was, becomes = domain_of(before), domain_of(after)
+    if was == becomes:
+        return None
+    names = state_pb2.TimeDomain.Name
+    return (
+        f"its rows expired by {names(was)} and are declared to expire by {names(becomes)}: rows "
+        "keep the expiry they were inserted with, so keep that clock"
     )
 
 

@@ -28,10 +28,16 @@ from penstock.state.tables.value_codec import ValueCodec
 
 
 class TimeDomain(Enum):
-    """By which clock a time to live counts."""
+    """By which clock rows expire and timers fire."""
 
     EVENT_TIME = "event-time"
     PROCESSING_TIME = "processing-time"
+
+
+_DURABLE_DOMAINS = {
+    TimeDomain.EVENT_TIME: state_pb2.EVENT_TIME,
+    TimeDomain.PROCESSING_TIME: state_pb2.PROCESSING_TIME,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +92,15 @@ def time_keyed_table(
     *,
     time_column: str,
     key_columns: Sequence[str] = (),
+    time_domain: TimeDomain = TimeDomain.EVENT_TIME,
     description: str = "",
 ) -> TableSpec:
-    """Declare rows by event time; see `TimeKeyedView`."""
+    """Declare rows by time; see `TimeKeyedView`. They expire by the clock of `time_domain`."""
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
-    declared = TimeKeyedSchema(table, columns, tuple(key_columns), time_column)
+    declared = TimeKeyedSchema(
+        table, columns, tuple(key_columns), time_column, _DURABLE_DOMAINS[time_domain]
+    )
     config = declared.to_config(description).SerializeToString(deterministic=True)
     version = state_version_of(state_type)
     return TableSpec(table, state_pb2.TIME_KEYED_TABLE, config, version, state_type)

@@ -86,16 +86,28 @@ class Frontier:
 
     watermark_micros: int | None = None
     processing_time_micros: int = 0
+    previous_processing_time_micros: int | None = None
+    """That of the epoch before; None before the first. Time-keyed tables by processing time
+    hide what had expired by then: what expires in an epoch is still seen in it."""
 
     def is_after(self, other: "Frontier") -> bool:
         """Tell whether time would go back, by either clock, on the way to `other`."""
-        if self.processing_time_micros > other.processing_time_micros:
-            return True
-        if self.watermark_micros is None:
-            return False
         return (
-            other.watermark_micros is None or self.watermark_micros > other.watermark_micros
+            self.processing_time_micros > other.processing_time_micros
+            or _is_later(self.watermark_micros, other.watermark_micros)
+            or _is_later(
+                self.previous_processing_time_micros, other.previous_processing_time_micros
+            )
         )
+
+    def at_end(self, watermark_micros: int | None) -> "Frontier":
+        """Return how far time has come when an epoch begun here ends: its now has passed."""
+        now, previous = self.processing_time_micros, self.previous_processing_time_micros
+        return Frontier(watermark_micros, now, None if previous is None else now)
+
+
+def _is_later(instant: int | None, other: int | None) -> bool:
+    return instant is not None and (other is None or instant > other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ class TableManager:
         begun = self._begun()
         self._check_number(epoch)
         self._is_usable = False
-        frontier = Frontier(watermark, begun.processing_time_micros)
+        frontier = begun.at_end(watermark)
         message = CheckpointMessage(epoch, frontier, min_epoch, then_stop)
         task = self._environment.task
         metadata = Metadata(

@@ -1,7 +1,7 @@
-"""TimeKeyedTable: rows by event time, kept until the time their operator gave them.
+"""TimeKeyedTable: rows by time, kept until the time their operator gave them.
 
-What windows (panes) and joins keep: append-only, duplicates legal. A row expires by its own
-`expires_at`: the end of the last window it serves. Files whose rows have all expired leave
+What windows (panes), joins and timers keep: append-only, duplicates legal. A row expires by its own
+`expires_at`, the end of the last window it serves, by event time or processing time. Files whose rows have all expired leave
 the list at the next checkpoint without being read; single rows are hidden when read and
 dropped by compaction. A compaction whose input expired meanwhile is void like any other
 whose inputs have changed: nothing is lost but its work.
@@ -30,6 +30,7 @@ from penstock.state.tables.table import (
     TableEnvironment,
     TableEpochCheckpointer,
 )
+from penstock.state.tables.time_keyed_clock import clock_after_epoch
 from penstock.state.tables.time_keyed_files import (
     VersionedReader,
     compact_files,
@@ -169,18 +170,18 @@ class TimeKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
 
     def finish(self, checkpoint: CheckpointMessage) -> tuple[SubtaskMessage, int] | None:
         """Write the rows that are live, behind the earlier files that hold such rows."""
-        watermark = checkpoint.frontier.watermark_micros
-        kept = tuple(file for file in self._previous if not is_expired(file, watermark))
-        written = self._write(watermark)
+        clock = clock_after_epoch(self._schema.domain, checkpoint.frontier)
+        kept = tuple(file for file in self._previous if not is_expired(file, clock))
+        written = self._write(clock)
         if not kept and not written:
             return None
         message = message_of(SubtaskMessage, (*kept, *written))
         return message, sum(file.size_bytes for file in written)
 
-    def _write(self, watermark_micros: int | None) -> tuple[StateFile, ...]:
+    def _write(self, clock_micros: int | None) -> tuple[StateFile, ...]:
         live = []
         for batch in self._batches:
-            picked = live_rows(batch, watermark_micros)
+            picked = live_rows(batch, clock_micros)
             live.append(batch if picked is None else batch.filter(pa.array(picked)))
         rows = pa.Table.from_batches(live, schema=self._schema.stored)
         if rows.num_rows == 0:

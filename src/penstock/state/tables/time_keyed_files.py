@@ -21,6 +21,7 @@ from penstock.state.files.writer import FileDescription, StateFileWriter, write_
 from penstock.state.tables.compaction import CompactionPlan
 from penstock.state.tables.older_rows import as_declared
 from penstock.state.tables.table import CompactionConfig, TableEnvironment
+from penstock.state.tables.time_keyed_clock import clock_after_epoch
 from penstock.state.tables.time_keyed_rows import Chunk
 from penstock.state.tables.time_keyed_schema import (
     BOOKKEEPING_FIELDS,
@@ -52,7 +53,9 @@ class VersionedReader:
             ).read()
             batches = rows.to_batches()
             chunks += [
-                Chunk(self._current(b, file), self.schema) for b in batches if b.num_rows
+                Chunk(self._current(b, file), self.schema, is_mapped=True)
+                for b in batches
+                if b.num_rows
             ]
         return chunks
 
@@ -139,7 +142,7 @@ def compact_files(
 ) -> tuple[StateFile, ...]:
     """Write the live rows of a plan's inputs as one sorted run, in bounded memory."""
     schema, environment = reader.schema, compaction.environment
-    watermark = compaction.frontier.watermark_micros
+    clock = clock_after_epoch(schema.domain, compaction.frontier)
     writer = StateFileWriter(
         environment.store,
         lambda part: environment.path_for(
@@ -152,19 +155,19 @@ def compact_files(
         target_bytes=compaction.target_file_bytes,
         cut_anywhere=not schema.key_columns,
     )
-    inputs = [file for file in plan.inputs if not is_expired(file, watermark)]
+    inputs = [file for file in plan.inputs if not is_expired(file, clock)]
     for rows in merge_by_hash([reader.read_segments(file) for file in inputs]):
-        live = live_rows(rows, watermark)
+        live = live_rows(rows, clock)
         writer.write(rows if live is None else rows.filter(pa.array(live)))
     return writer.finish()
 
 
-def is_expired(file: StateFile, watermark_micros: int | None) -> bool:
+def is_expired(file: StateFile, clock_micros: int | None) -> bool:
     """Tell from the list entry alone that a file holds no live row."""
     if file.row_count == 0:
         return True
     last = file.last_expiry_micros
-    return watermark_micros is not None and last is not None and last <= watermark_micros
+    return clock_micros is not None and last is not None and last <= clock_micros
 
 
 def merge_by_hash(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,12 @@
 """Rows of a time-keyed table in memory: chunks that answer for a time range or for keys.
 
 A chunk is a record batch of stored rows, from a file (mapped, sorted by hash) or written in
-this epoch. What it knows about itself (times, hash order) is computed once, when asked.
+this epoch. What it knows about itself (times, orders) is computed once, when asked.
+
+Chunks that are asked often cost what they answer, not what they hold: their bounds tell most
+questions off, and one that keeps being searched for a part of its time is put in order of
+time. Chunks of own writes are joined so that their number grows with the logarithm of the
+epochs; mapped ones stay where they are.
 """
 
 from collections.abc import Sequence
@@ -25,6 +30,11 @@ from penstock.state.tables.time_keyed_schema import (
 )
 
 Positions: TypeAlias = npt.NDArray[np.int64]
+_SCANS_BEFORE_SORTING = 16
+"""Sorting costs about as much as this many scans; a chunk scanned so often will be again."""
+_WALKED_ROWS = 256
+_LARGEST_JOINED = 1 << 20
+"""Rows beyond which chunks are not joined: copying them would be felt in an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +58,15 @@ class TimeRange:
 class Chunk:
     """Some stored rows of one table. Immutable."""
 
-    def __init__(self, rows: pa.RecordBatch, schema: TimeKeyedSchema) -> None:
+    def __init__(
+        self, rows: pa.RecordBatch, schema: TimeKeyedSchema, *, is_mapped: bool = False
+    ) -> None:
         self.rows = rows
+        self.is_mapped = is_mapped
+        """The rows lie in a cached file, not in memory."""
         self._schema = schema
+        self._scans = 0
+        self._earliest: _Earliest | None = None
 
     @cached_property
     def times(self) -> Micros:
@@ -62,7 +78,8 @@ class Chunk:
         self._schema.stream.event_times_of(self.rows)
 
     @cached_property
-    def _time_bounds(self) -> tuple[int, int]:
+    def time_bounds(self) -> tuple[int, int]:
+        """The earliest and the latest time, of live rows or not."""
         return int(self.times.min()), int(self.times.max())
 
     @cached_property
@@ -87,25 +104,34 @@ class Chunk:
         column: Any = self.rows.column(EXPIRES_AT)
         return None if column.null_count else int(micros_of(column).max())
 
-    def is_dead(self, watermark_micros: int | None) -> bool:
+    def is_dead(self, clock_micros: int | None) -> bool:
         """Tell whether every row has expired."""
         last = self.last_expiry_micros
-        return (
-            watermark_micros is not None and last is not None and last <= watermark_micros
-        )
+        return clock_micros is not None and last is not None and last <= clock_micros
 
-    def live(self, watermark_micros: int | None, times: TimeRange) -> pa.RecordBatch:
+    def live(self, clock_micros: int | None, times: TimeRange) -> pa.RecordBatch:
         """Return the live rows whose time lies in a range."""
         if self._misses(times):
             return self.rows.slice(0, 0)
-        picked = live_rows(self.rows, watermark_micros)
+        rows = self.rows
         if not self._lies_in(times):
-            timely = times.picks(self.times)
-            picked = timely if picked is None or timely is None else picked & timely
-        return self.rows if picked is None else self.rows.filter(pa.array(picked))
+            rows = rows.take(pa.array(self._positions_in(times), pa.int64()))
+        picked = live_rows(rows, clock_micros)
+        return rows if picked is None else rows.filter(pa.array(picked))
+
+    def min_time(self, clock_micros: int | None, start: int | None) -> int | None:
+        """Return the earliest time of a live row, at `start` or later; None without one.
+
+        The clock must not be behind that of the last call.
+        """
+        if self._misses(TimeRange(start)):
+            return None
+        if self._earliest is None or not self._earliest.holds(clock_micros, start):
+            self._earliest = self._find_earliest(clock_micros, start)
+        return None if self._earliest is None else self._earliest.time
 
     def match(
-        self, hashes: Hashes, keys: Sequence[Any], watermark_micros: int | None
+        self, hashes: Hashes, keys: Sequence[Any], clock_micros: int | None
     ) -> tuple[Positions, Positions]:
         """Return which live rows hold which of the keys, as (probe, row) positions."""
         first = np.searchsorted(self._sorted_hashes, hashes, "left")
@@ -115,24 +141,122 @@ class Chunk:
         ramp = np.arange(len(probes)) - np.repeat(np.cumsum(counts) - counts, counts)
         places = np.repeat(first, counts) + ramp
         rows = places if self._order is None else self._order[places]
-        live = live_rows(self.rows, watermark_micros)
+        live = live_rows(self.rows, clock_micros)
         if live is not None:
             probes, rows = probes[live[rows]], rows[live[rows]]
         ours = [self.rows.column(name) for name in self._schema.key_columns]
         same = equal_keys(keys, probes, ours, rows)
         return probes[same], rows[same]
 
+    def _find_earliest(
+        self, clock_micros: int | None, start: int | None
+    ) -> "_Earliest | None":
+        """Walk the rows in order of time, as far as the first that is live."""
+        places = self._positions_by_time(start)
+        step = _WALKED_ROWS if self._is_sorted else len(places)
+        for first in range(0, len(places), max(1, step)):
+            positions = places[first : first + step]
+            rows = self.rows.take(pa.array(positions, pa.int64()))
+            live = live_rows(rows, clock_micros)
+            if live is not None:
+                positions = positions[live]
+            if len(positions):
+                place = positions[np.argmin(self.times[positions])]
+                expiry: Any = self.rows.column(EXPIRES_AT).slice(int(place), 1)
+                until = None if expiry.null_count else int(micros_of(expiry)[0])
+                return _Earliest(start, int(self.times[place]), until)
+        return None
+
+    def _positions_by_time(self, start: int | None) -> Positions:
+        """Return the rows at `start` or later, in order of time if that is at hand."""
+        if not self._may_sort():
+            picked = TimeRange(start).picks(self.times)
+            return np.arange(len(self.times)) if picked is None else np.flatnonzero(picked)
+        first = 0 if start is None else int(np.searchsorted(self._sorted_times, start))
+        return self._time_order[first:]
+
+    def _positions_in(self, times: TimeRange) -> Positions:
+        """Return the rows whose time lies in a range, in the order they are held."""
+        if not self._may_sort():
+            picked = times.picks(self.times)
+            return np.arange(len(self.times)) if picked is None else np.flatnonzero(picked)
+        first = 0
+        if times.start is not None:
+            first = int(np.searchsorted(self._sorted_times, times.start))
+        end = len(self.times)
+        if times.end is not None:
+            end = int(np.searchsorted(self._sorted_times, times.end))
+        return np.sort(self._time_order[first:end])
+
+    def _may_sort(self) -> bool:
+        """Count a scan; tell whether there have been enough to pay for an order by time."""
+        self._scans += 1
+        return self._is_sorted
+
+    @property
+    def _is_sorted(self) -> bool:
+        return self._scans > _SCANS_BEFORE_SORTING
+
+    @cached_property
+    def _time_order(self) -> Positions:
+        return np.argsort(self.times)
+
+    @cached_property
+    def _sorted_times(self) -> Micros:
+        return self.times[self._time_order]
+
     def _misses(self, times: TimeRange) -> bool:
-        low, high = self._time_bounds
+        low, high = self.time_bounds
         return (times.end is not None and low >= times.end) or (
             times.start is not None and high < times.start
         )
 
     def _lies_in(self, times: TimeRange) -> bool:
-        low, high = self._time_bounds
+        low, high = self.time_bounds
         return (times.start is None or low >= times.start) and (
             times.end is None or high < times.end
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Earliest:
+    """The earliest live row of a chunk from `start` on, and how long that stays true.
+
+    While it lives it stays the earliest, because rows only die.
+    """
+
+    start: int | None
+    time: int
+    until: int | None
+    """When the row expires; None for never."""
+
+    def holds(self, clock_micros: int | None, start: int | None) -> bool:
+        """Tell whether it answers the same question asked later, or for a later start."""
+        lives = clock_micros is None or self.until is None or clock_micros < self.until
+        if self.start is None:
+            return lives and (start is None or start <= self.time)
+        return lives and start is not None and self.start <= start <= self.time
+
+
+def settle_chunks(
+    chunks: Sequence[Chunk], schema: TimeKeyedSchema, clock_micros: int | None
+) -> list[Chunk]:
+    """Join neighbouring chunks of own writes of like size, at the end, without dead rows."""
+    settled = list(chunks)
+    while len(settled) > 1 and _are_worth_joining(settled[-2], settled[-1]):
+        every = TimeRange()
+        live = [Chunk(c.live(clock_micros, every), schema) for c in settled[-2:]]
+        joined = join_chunks(live, schema)
+        settled[-2:] = joined
+        if len(joined) > 1:  # their values are too many for one batch
+            break
+    return settled
+
+
+def _are_worth_joining(older: Chunk, newer: Chunk) -> bool:
+    before, after = older.rows.num_rows, newer.rows.num_rows
+    is_own = not (older.is_mapped or newer.is_mapped)
+    return is_own and before < 2 * after and before + after <= _LARGEST_JOINED
 
 
 def join_chunks(chunks: Sequence[Chunk], schema: TimeKeyedSchema) -> list[Chunk]:

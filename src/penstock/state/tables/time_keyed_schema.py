@@ -1,8 +1,8 @@
 """The schema of a time-keyed table: what users declare, what files hold, when rows live.
 
 Pure. A stored row is the user's columns plus `_key_hash` and `_expires_at`. A row is live
-iff it never expires (null) or `_expires_at > watermark`; at the very instant it is dead.
-Without a watermark everything is live. Only comparisons are made, so no instant is too
+iff it never expires (null) or `_expires_at > clock`; at the very instant it is dead.
+Without a clock, as before the first watermark, everything is live. Only comparisons are made, so no instant is too
 early or too late.
 """
 
@@ -41,6 +41,8 @@ class TimeKeyedSchema:
     declared: pa.Schema
     key_columns: tuple[str, ...]
     time_column: str
+    domain: state_pb2.TimeDomain = state_pb2.EVENT_TIME
+    """By which clock rows expire."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "declared", self.declared.remove_metadata())
@@ -63,6 +65,7 @@ class TimeKeyedSchema:
             config.arrow_schema,
             tuple(config.key_columns),
             config.time_column,
+            domain_of(config),
         )
 
     def to_config(self, description: str = "") -> state_pb2.TimeKeyedTableConfig:
@@ -73,6 +76,9 @@ class TimeKeyedSchema:
             arrow_schema=self.declared.serialize().to_pybytes(),
             key_columns=self.key_columns,
             time_column=self.time_column,
+            # Left out for event time, so that declarations are equal to those of checkpoints
+            # written before there was a choice.
+            time_domain=None if self.domain == state_pb2.EVENT_TIME else self.domain,
         )
 
     @cached_property
@@ -128,11 +134,20 @@ class TimeKeyedSchema:
 
 @lru_cache(maxsize=256)
 def _schema_of(
-    table_name: str, arrow_schema: bytes, key_columns: tuple[str, ...], time_column: str
+    table_name: str,
+    arrow_schema: bytes,
+    key_columns: tuple[str, ...],
+    time_column: str,
+    domain: state_pb2.TimeDomain,
 ) -> TimeKeyedSchema:
     """Check a declaration once per process, not once per epoch."""
     schema = pa.ipc.read_schema(pa.py_buffer(arrow_schema))
-    return TimeKeyedSchema(table_name, schema, key_columns, time_column)
+    return TimeKeyedSchema(table_name, schema, key_columns, time_column, domain)
+
+
+def domain_of(config: state_pb2.TimeKeyedTableConfig) -> state_pb2.TimeDomain:
+    """Return by which clock the rows of a declared table expire."""
+    return config.time_domain or state_pb2.EVENT_TIME
 
 
 def expiry_column(expires_at: ExpiresAt, row_count: int, *, table: str) -> "pa.Array[Any]":
@@ -153,12 +168,12 @@ def expiry_column(expires_at: ExpiresAt, row_count: int, *, table: str) -> "pa.A
     )
 
 
-def live_rows(rows: pa.RecordBatch, watermark_micros: int | None) -> Flags | None:
+def live_rows(rows: pa.RecordBatch, clock_micros: int | None) -> Flags | None:
     """Tell which stored rows are live; None when all of them are."""
     column: Any = rows.column(EXPIRES_AT)
-    if watermark_micros is None or column.null_count == len(column):
+    if clock_micros is None or column.null_count == len(column):
         return None
-    live: Flags = micros_of(column) > watermark_micros
+    live: Flags = micros_of(column) > clock_micros
     if column.null_count:
         live |= column.is_null().to_numpy(zero_copy_only=False)
     return None if live.all() else live

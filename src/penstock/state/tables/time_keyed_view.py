@@ -21,8 +21,14 @@ from penstock.state.tables.table import (
     TableEpochCheckpointer,
     View,
 )
+from penstock.state.tables.time_keyed_clock import clock_after_epoch, clock_within_epoch
 from penstock.state.tables.time_keyed_files import VersionedReader
-from penstock.state.tables.time_keyed_rows import Chunk, TimeRange, join_chunks
+from penstock.state.tables.time_keyed_rows import (
+    Chunk,
+    TimeRange,
+    join_chunks,
+    settle_chunks,
+)
 from penstock.state.tables.time_keyed_schema import (
     ExpiresAt,
     TimeKeyedSchema,
@@ -48,7 +54,7 @@ class GroupedRows:
 
 
 class TimeKeyedView(View):
-    """Rows by event time. Made by `TimeKeyedTable.view`, used by one thread.
+    """Rows by time. Made by `TimeKeyedTable.view`, used by one thread.
 
     Instants are microseconds since 1970, ranges are `[start, end)` and None is no bound.
     """
@@ -65,13 +71,13 @@ class TimeKeyedView(View):
         self.files: tuple[StateFile, ...] = tuple(files)
         self._environment = environment
         self._reader = reader
-        self._watermark_micros: int | None = None
+        self._frontier = Frontier()
         self._chunks = reader.read_chunks(files)
         self._pending: list[Chunk] = []
         self._is_released = False
 
     def insert(self, rows: pa.RecordBatch, expires_at: ExpiresAt) -> None:
-        """Add rows that live until the watermark reaches `expires_at`: one instant, or one each.
+        """Add rows that live until the clock reaches `expires_at`: one instant, or one each.
 
         A row that is expired already is not kept. A row whose key belongs to another subtask
         is refused: after a restore nobody would see it.
@@ -91,7 +97,7 @@ class TimeKeyedView(View):
         )
         chunk = Chunk(batch, self.schema)
         chunk.check_times()
-        if not chunk.is_dead(self._watermark_micros):
+        if not chunk.is_dead(self._clock_micros):
             self._pending.append(chunk)
         if len(self._pending) >= _PENDING_CHUNKS:
             self._pending = join_chunks(self._pending, self.schema)
@@ -106,26 +112,26 @@ class TimeKeyedView(View):
     def rows(self, start: int | None = None, end: int | None = None) -> pa.Table:
         """Return the live rows with a time in `[start, end)`, oldest file first."""
         times = TimeRange(start, end)
-        parts = [chunk.live(self._watermark_micros, times) for chunk in self._all_chunks()]
+        parts = [chunk.live(self._clock_micros, times) for chunk in self._all_chunks()]
         return self.schema.to_declared(
             pa.Table.from_batches(parts, schema=self.schema.stored)
         )
 
-    def min_time(self) -> int | None:
-        """Return the earliest time of a live row, or None without rows."""
-        every = TimeRange()
-        live = [
-            Chunk(rows, self.schema)
-            for chunk in self._all_chunks()
-            if (rows := chunk.live(self._watermark_micros, every)).num_rows
-        ]
-        return min((int(chunk.times.min()) for chunk in live), default=None)
+    def min_time(self, start: int | None = None) -> int | None:
+        """Return the earliest time of a live row, at `start` or later; None without one."""
+        earliest: int | None = None
+        for chunk in self._all_chunks():
+            if earliest is None or chunk.time_bounds[0] < earliest:
+                found = chunk.min_time(self._clock_micros, start)
+                if found is not None and (earliest is None or found < earliest):
+                    earliest = found
+        return earliest
 
     def expire(self) -> int:
         """Forget rows that have expired, and return how many; they are hidden in any case."""
         before = sum(chunk.rows.num_rows for chunk in self._all_chunks())
-        self._chunks = self._live_chunks(self._chunks)
-        self._pending = self._live_chunks(self._pending)
+        self._chunks = self._live_chunks(self._chunks, self._clock_micros)
+        self._pending = self._live_chunks(self._pending, self._clock_micros)
         return before - sum(chunk.rows.num_rows for chunk in self._all_chunks())
 
     def by_key(self) -> "KeyTimeView":
@@ -143,7 +149,7 @@ class TimeKeyedView(View):
         hashes = self._owned_hashes(probes, keys.num_rows)
         matched, parts = [np.empty(0, np.int64)], []
         for chunk in self._all_chunks():
-            found, rows = chunk.match(hashes, probes, self._watermark_micros)
+            found, rows = chunk.match(hashes, probes, self._clock_micros)
             if len(rows):
                 matched.append(found)
                 parts.append(chunk.rows.take(pa.array(rows, pa.int64())))
@@ -155,10 +161,10 @@ class TimeKeyedView(View):
         return GroupedRows(self.schema.to_declared(grouped), offsets)
 
     def advance(self, frontier: Frontier) -> None:
-        """Start an epoch: rows are judged by its watermark, which never goes back."""
-        self._watermark_micros = frontier.watermark_micros
+        """Start an epoch: rows are judged by its clock, which never goes back."""
+        self._frontier = frontier
         self._chunks = [
-            chunk for chunk in self._chunks if not chunk.is_dead(self._watermark_micros)
+            chunk for chunk in self._chunks if not chunk.is_dead(self._clock_micros)
         ]
 
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
@@ -168,7 +174,11 @@ class TimeKeyedView(View):
 
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Keep this epoch's rows, which are now in `files`."""
-        self._chunks += join_chunks(self._pending, self.schema)
+        written = self._live_chunks(
+            self._pending, clock_after_epoch(self.schema.domain, self._frontier)
+        )
+        joined = [*self._chunks, *join_chunks(written, self.schema)]
+        self._chunks = settle_chunks(joined, self.schema, self._clock_micros)
         self._pending = []
         self.files = tuple(files)
 
@@ -193,14 +203,26 @@ class TimeKeyedView(View):
                 f"table {self.schema.table_name!r} was used after it was released"
             )
 
+    @property
+    def _clock_micros(self) -> int | None:
+        return clock_within_epoch(self.schema.domain, self._frontier)
+
     def _all_chunks(self) -> list[Chunk]:
         self._check_usable()
         return [*self._chunks, *self._pending]
 
-    def _live_chunks(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+    def _live_chunks(
+        self, chunks: Sequence[Chunk], clock_micros: int | None
+    ) -> list[Chunk]:
         every = TimeRange()
-        kept = (chunk.live(self._watermark_micros, every) for chunk in chunks)
-        return [Chunk(rows, self.schema) for rows in kept if rows.num_rows]
+        live = []
+        for chunk in chunks:
+            rows = chunk.live(clock_micros, every)
+            if rows is chunk.rows:
+                live.append(chunk)
+            elif rows.num_rows:
+                live.append(Chunk(rows, self.schema))
+        return live
 
     def _probes(self, keys: pa.RecordBatch) -> list[Any]:
         wanted = [self.schema.stored.field(name) for name in self.schema.key_columns]

@@ -91,7 +91,7 @@ def test_each_row_of_a_batch_may_have_its_own_expiry() -> None:
     view = TableCluster(PANES).view()
     expiry = pa.array([10, None, 30], pa.timestamp("us", "UTC"))
     view.insert(a_batch(("a", 1, 1), ("a", 2, 2), ("a", 3, 3)), expiry)
-    view._watermark_micros = 20
+    view.advance(Frontier(20))
     assert rows_in(view.rows()) == [("a", 2, 2), ("a", 3, 3)]
     assert view.expire() == 1
     assert rows_in(view.rows()) == [("a", 2, 2), ("a", 3, 3)]
