@@ -1,1 +1,5 @@
-"""The fluent surface: building a pipeline runs nothing, it only makes a logical graph."""
+"""What users write: pipelines and streams, a fluent surface over the logical graph.
+
+Building a pipeline runs nothing and touches no store. Every step becomes an operator of the
+graph, by kind and config; this package knows no operator that a plug-in could not add.
+"""

@@ -1,0 +1,228 @@
+"""GraphBuilder: the graph behind a fluent pipeline, as it grows step by step.
+
+Every step is built once through the registry when it is added: a config that cannot work
+fails at the line that wrote it, and what the step emits is known for the next one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from penstock.core.ids import JobId, OperatorId
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import (
+    MAIN,
+    Edge,
+    Exchange,
+    LogicalGraph,
+    Node,
+    OperatorSpec,
+    WatermarkSpec,
+)
+from penstock.graph.validate import validate
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Registry
+from penstock.operators.source import SourceOperator
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One stream on its way: where it comes from, and how its rows travel to the next step."""
+
+    operator: OperatorId
+    output: str
+    schema: StreamSchema
+    """What the next step's input is; it has key columns only if rows are sent by them."""
+    exchange: Exchange = Exchange.FORWARD
+    parallelism: int | None = None
+    """What the next step is asked to have; None: as it comes."""
+
+    def sent(self, exchange: Exchange, *, parallelism: int | None = None) -> "Port":
+        """Return the same stream, its rows travelling in another way and without a key."""
+        schema = self.schema.keyed_by()
+        return replace(self, schema=schema, exchange=exchange, parallelism=parallelism)
+
+    def sent_by(self, columns: Sequence[str]) -> "Port":
+        """Return the same stream, its rows travelling to the owners of their keys."""
+        schema = self.schema.keyed_by(*columns)
+        return replace(self, schema=schema, exchange=Exchange.BY_KEY, parallelism=None)
+
+
+class GraphBuilder:
+    """Nodes and edges so far. Only grows; owned by one pipeline and shared by its streams."""
+
+    def __init__(self, job: JobId, parallelism: int, registry: Registry) -> None:
+        self.job = job
+        self._parallelism = parallelism
+        self.registry = registry
+        self._nodes: dict[OperatorId, Node] = {}
+        self._edges: list[Edge] = []
+        self.displays: dict[OperatorId, DisplayableOperator] = {}
+        """How each operator shows itself."""
+
+    def graph(self) -> LogicalGraph:
+        """Return the graph, or raise with everything that is wrong with it."""
+        graph = LogicalGraph(self.job, tuple(self._nodes.values()), tuple(self._edges))
+        validate(graph)
+        return graph
+
+    def outputs_of(self, operator: OperatorId) -> Mapping[str, StreamSchema]:
+        """Return what an operator emits, by output."""
+        return self._nodes[operator].outputs
+
+    def name_for(self, kind: str) -> OperatorId:
+        """Return the first free automatic name of a kind: `filter-1`, then `filter-2`."""
+        number = 1
+        while f"{kind}-{number}" in self._nodes:
+            number += 1
+        return OperatorId(f"{kind}-{number}")
+
+    def add_source(
+        self,
+        name: str,
+        spec: OperatorSpec,
+        *,
+        event_time: str | None,
+        watermark: WatermarkSpec | None,
+        parallelism: int | None,
+    ) -> Port:
+        """Add a source; a watermark is made if its stream has event times, given or declared."""
+        operator = self._free_name(name)
+        with _naming(operator):
+            source = self.registry.construct(spec).operator
+            if not isinstance(source, SourceOperator):
+                raise UserError(
+                    f"operator {operator!r} of kind {spec.kind!r} is not a source: it cannot "
+                    "be read from. Put it behind a stream with process or write",
+                    operator=operator,
+                )
+            stream = source.output_schema().keyed_by()
+            if event_time is not None:
+                stream = replace(stream, time_column=event_time)
+            sides = source.side_outputs()
+        if watermark is not None and stream.time_column is None:
+            raise UserError(
+                f"operator {operator!r}: lateness and idle_timeout are about event time, but "
+                "its rows have none: name their timestamp column as event_time",
+                operator=operator,
+            )
+        if watermark is None and stream.time_column is not None:
+            watermark = WatermarkSpec()
+        self._nodes[operator] = Node(
+            operator,
+            _plain(spec),
+            parallelism=self._parallelism if parallelism is None else parallelism,
+            outputs={MAIN: stream, **sides},
+            watermark=watermark,
+        )
+        self.displays[operator] = source.display()
+        return Port(operator, MAIN, stream)
+
+    def add_step(
+        self,
+        name: str,
+        spec: OperatorSpec,
+        inputs: Sequence[Port],
+        *,
+        parallelism: int | None = None,
+        is_sink: bool = False,
+    ) -> OperatorId:
+        """Add an operator behind other ones; a sink emits nothing, any other does."""
+        operator = self._free_name(name)
+        schemas = tuple(port.schema for port in inputs)
+        with _naming(operator):
+            step = self.registry.construct(spec).operator
+            if not isinstance(step, ArrowOperator):
+                raise UserError(
+                    f"operator {operator!r} of kind {spec.kind!r} is a source: it takes no "
+                    "stream. Read from it with Pipeline.read",
+                    operator=operator,
+                )
+            stream = step.output_schema(schemas)
+            _check_end(operator, stream, is_sink=is_sink)
+            sides = step.side_outputs(schemas)
+        if parallelism is None:
+            parallelism = self._parallelism_behind(inputs)
+        self._nodes[operator] = Node(
+            operator,
+            _plain(spec),
+            parallelism=parallelism,
+            inputs=schemas,
+            outputs={**({} if stream is None else {MAIN: stream}), **sides},
+        )
+        self._edges += [
+            Edge(
+                port.operator,
+                operator,
+                port.output,
+                index,
+                self._exchange_into(port, parallelism),
+            )
+            for index, port in enumerate(inputs)
+        ]
+        self.displays[operator] = step.display()
+        return operator
+
+    def port(self, operator: OperatorId, output: str = MAIN) -> Port:
+        """Return an output of an operator; the operator is known to have it."""
+        return Port(operator, output, self.outputs_of(operator)[output].keyed_by())
+
+    def _free_name(self, name: str) -> OperatorId:
+        operator = OperatorId(name)
+        if operator in self._nodes:
+            raise UserError(
+                f"pipeline {self.job!r} has an operator named {name!r} already, and a name is "
+                "the identity of state: choose another one",
+                code=ErrorCode.NAME_TAKEN,
+                operator=operator,
+            )
+        return operator
+
+    def _parallelism_behind(self, inputs: Sequence[Port]) -> int:
+        """Return what a step gets that asks for nothing: as it is sent, else as its producer."""
+        for port in inputs:
+            if port.parallelism is not None:
+                return port.parallelism
+        for port in inputs:
+            if port.exchange is Exchange.FORWARD:
+                return self._nodes[port.operator].parallelism
+        return self._parallelism
+
+    def _exchange_into(self, port: Port, parallelism: int) -> Exchange:
+        """Return how rows travel; between different parallelisms none can go straight on."""
+        is_forward = port.exchange is Exchange.FORWARD
+        if is_forward and self._nodes[port.operator].parallelism != parallelism:
+            return Exchange.REBALANCE
+        return port.exchange
+
+
+def _plain(spec: OperatorSpec) -> OperatorSpec:
+    """Return a spec without what a connector may have hung on to its own kind of spec."""
+    return OperatorSpec(spec.kind, spec.config)
+
+
+def _check_end(operator: str, stream: StreamSchema | None, *, is_sink: bool) -> None:
+    if is_sink and stream is not None:
+        raise UserError(
+            f"operator {operator!r} is not a sink: its rows would be lost. Put it into the "
+            "pipeline with process, or let its output_schema return None",
+            operator=operator,
+        )
+    if not is_sink and stream is None:
+        raise UserError(
+            f"operator {operator!r} emits nothing that could be read on: put a sink into the "
+            "pipeline with write, or let its output_schema return what it emits",
+            operator=operator,
+        )
+
+
+@contextmanager
+def _naming(operator: OperatorId) -> Iterator[None]:
+    """Say in an error of anybody's code which operator it was about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while adding operator {operator!r} to the pipeline")
+        raise

@@ -1,0 +1,93 @@
+"""Pipeline: where a job begins. Sources in, a graph and its explanation out; nothing runs.
+
+p = Pipeline("clicks")
+clicks = p.read("clicks", list_source(rows), event_time="at", lateness="1s")
+clicks.filter(pl.col("page") > 0).key_by("user").process("count", Counter()).write(
+    "out", stdout()
+)
+print(p.explain())
+"""
+
+from typing import Literal
+
+from penstock.api.graph_builder import GraphBuilder
+from penstock.api.stream import Stream
+from penstock.core.duration import DurationLike, to_micros
+from penstock.core.ids import JobId
+from penstock.graph.logical import LogicalGraph, OperatorSpec, WatermarkSpec
+from penstock.graph.render import render, to_json, to_mermaid
+from penstock.operators.process import source_spec
+from penstock.operators.registry import Registry
+from penstock.operators.source import SourceOperator
+from penstock.runtime.physical import compile_graph
+from penstock.runtime.plan_text import describe_plan
+
+
+class Pipeline:
+    """A job as it is being written. Mutable: its streams add their steps to it."""
+
+    def __init__(
+        self, name: str, *, parallelism: int = 1, registry: Registry | None = None
+    ) -> None:
+        if registry is None:
+            from penstock.connectors.catalog import default_registry
+
+            registry = default_registry()
+        self._builder = GraphBuilder(JobId(name), parallelism, registry)
+
+    @property
+    def name(self) -> str:
+        """The name of the job: what its state is found by."""
+        return self._builder.job
+
+    @property
+    def registry(self) -> Registry:
+        """What builds its operators; a UDF that is added here can be called by name."""
+        return self._builder.registry
+
+    def read(
+        self,
+        name: str,
+        source: SourceOperator | OperatorSpec,
+        *,
+        event_time: str | None = None,
+        lateness: DurationLike | None = None,
+        idle_timeout: DurationLike | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Read from a source: what a connector's function returns, or an object of one's own.
+
+        `event_time` names the timestamp column that windows and timers go by; rows may come
+        up to `lateness` behind the latest one. A split without rows for `idle_timeout` no
+        longer holds the others back.
+        """
+        watermark = None
+        if lateness is not None or idle_timeout is not None:
+            watermark = WatermarkSpec(
+                0 if lateness is None else to_micros(lateness, "lateness"),
+                None if idle_timeout is None else to_micros(idle_timeout, "idle timeout"),
+            )
+        port = self._builder.add_source(
+            name,
+            source if isinstance(source, OperatorSpec) else source_spec(source),
+            event_time=event_time,
+            watermark=watermark,
+            parallelism=parallelism,
+        )
+        return Stream(self._builder, port)
+
+    def graph(self) -> LogicalGraph:
+        """Return the graph so far; raise `GraphError` with everything that is wrong with it."""
+        return self._builder.graph()
+
+    def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
+        """Show how the pipeline will run: supersteps as text, or the graph as a drawing."""
+        graph = self.graph()
+        displays = self._builder.displays
+        if format == "text":
+            shown = "".join(f"  {name}: {shown}\n" for name, shown in displays.items())
+            return (
+                f"job {self.name}\n{describe_plan(compile_graph(graph))}operators\n{shown}"
+            )
+        rendered = render(graph, {name: shown.fields for name, shown in displays.items()})
+        return to_mermaid(rendered) if format == "mermaid" else to_json(rendered)

@@ -1,0 +1,195 @@
+"""Stream and KeyedStream: the steps that a pipeline is made of.
+
+A stream is a value: every step returns another one, and several steps may follow the same.
+Nothing runs; each step adds an operator to the pipeline's graph. Steps without state get
+automatic names; operators, sources and sinks are named by the user, because a name is the
+identity of state.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, Union
+
+import pyarrow as pa
+
+from penstock.api.expressions import ExpressionLike, to_expression, to_expressions
+from penstock.api.graph_builder import GraphBuilder, Port
+from penstock.core.schema import StreamSchema
+from penstock.core.suggestion import did_you_mean
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import MAIN, Exchange, OperatorSpec
+from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.process import process_spec
+from penstock.operators.stateless import flat_map_spec, map_batches_spec, union_spec
+
+AnyStream: TypeAlias = Union["Stream", "KeyedStream"]
+Step: TypeAlias = ArrowOperator | OperatorSpec
+"""A user's operator, or the spec of a built-in or plugged-in one."""
+
+
+class Stream:
+    """Rows on their way from one step to the next. Made by `Pipeline.read` and by steps."""
+
+    def __init__(self, builder: GraphBuilder, port: Port) -> None:
+        self.builder = builder
+        """What steps are added to; for those who add steps of their own."""
+        self.port = port
+        """What the next step reads."""
+
+    @property
+    def schema(self) -> StreamSchema:
+        """The columns of its rows, and which one is their event time."""
+        return self.port.schema
+
+    def filter(self, predicate: ExpressionLike) -> "Stream":
+        """Keep the rows for which a Polars expression is true."""
+        return self._then(filter_spec(to_expression(predicate)))
+
+    def select(self, *expressions: ExpressionLike, **named: ExpressionLike) -> "Stream":
+        """Compute the columns of new rows, a row for each; text names a column."""
+        return self._then(select_spec(*to_expressions(expressions, named)))
+
+    def with_columns(
+        self, *expressions: ExpressionLike, **named: ExpressionLike
+    ) -> "Stream":
+        """Add columns, or replace those of the same name."""
+        return self._then(with_columns_spec(*to_expressions(expressions, named)))
+
+    def map_batches(
+        self,
+        function: Callable[..., Any],
+        *,
+        schema: StreamSchema | pa.Schema | None = None,
+    ) -> "Stream":
+        """Pass every batch through a function; `schema` says what it returns if not the same.
+
+        How rows are cut into batches means nothing: the function must treat rows alike
+        whatever batch they come in.
+        """
+        return self._then(map_batches_spec(function, self._to_stream_schema(schema)))
+
+    def flat_map(
+        self,
+        function: Callable[..., Any],
+        *,
+        schema: StreamSchema | pa.Schema | None = None,
+    ) -> "Stream":
+        """Pass every batch through a function that returns or yields any number of them."""
+        return self._then(flat_map_spec(function, self._to_stream_schema(schema)))
+
+    def union(self, *others: "Stream") -> "Stream":
+        """Bring streams with the same columns together, in no particular order."""
+        if not others:
+            return self
+        return self._then(union_spec(), *others)
+
+    def rebalance(self, *, parallelism: int | None = None) -> "Stream":
+        """Deal batches evenly to the subtasks of the next step, of which there may be more."""
+        return Stream(
+            self.builder, self.port.sent(Exchange.REBALANCE, parallelism=parallelism)
+        )
+
+    def broadcast(self) -> "Stream":
+        """Send all rows to every subtask of the next step."""
+        return Stream(self.builder, self.port.sent(Exchange.BROADCAST))
+
+    def key_by(self, *columns: str) -> "KeyedStream":
+        """Send rows to the subtask that owns their key, for the stateful step that follows."""
+        if not columns:
+            raise UserError(
+                "key_by needs at least one column: name those that make up the key"
+            )
+        return KeyedStream(self.builder, self.port.sent_by(columns))
+
+    def process(
+        self, name: str, operator: Step, *others: AnyStream, parallelism: int | None = None
+    ) -> "Stream":
+        """Put an operator behind this stream, and `others` as its further inputs."""
+        return _process(
+            self.builder, name, operator, (self, *others), parallelism=parallelism
+        )
+
+    def side_output(self, name: str) -> "Stream":
+        """Return another output of the step that this stream comes from, such as `LATE`."""
+        operator = self.port.operator
+        sides = self.builder.outputs_of(operator).keys() - {MAIN}
+        if name not in sides:
+            raise UserError(
+                f"operator {operator!r} has no side output {name!r}"
+                f"{did_you_mean(name, sides)}. An operator declares them in side_outputs",
+                code=ErrorCode.UNKNOWN_OUTPUT,
+                operator=operator,
+                output=name,
+            )
+        return Stream(self.builder, self.builder.port(operator, name))
+
+    def write(self, name: str, sink: Step, *, parallelism: int | None = None) -> None:
+        """End here: put a sink behind this stream."""
+        self.builder.add_step(
+            name, _to_spec(sink), [self.port], parallelism=parallelism, is_sink=True
+        )
+
+    def _then(self, spec: OperatorSpec, *others: "Stream") -> "Stream":
+        return _process(self.builder, None, spec, (self, *others))
+
+    def _to_stream_schema(
+        self, schema: StreamSchema | pa.Schema | None
+    ) -> StreamSchema | None:
+        """Return a schema with roles: rows keep their event time if they keep its column."""
+        if schema is None or isinstance(schema, StreamSchema):
+            return schema
+        time_column = self.port.schema.time_column
+        return StreamSchema(schema, time_column if time_column in schema.names else None)
+
+
+class KeyedStream:
+    """Rows that are sent by key: the input of a step with state per key. Made by `key_by`."""
+
+    def __init__(self, builder: GraphBuilder, port: Port) -> None:
+        self.builder = builder
+        """What steps are added to; for those who add steps of their own."""
+        self.port = port
+        """What the next step reads."""
+
+    @property
+    def schema(self) -> StreamSchema:
+        """The columns of its rows, which one is their event time, and which are their key."""
+        return self.port.schema
+
+    def process(
+        self, name: str, operator: Step, *others: AnyStream, parallelism: int | None = None
+    ) -> Stream:
+        """Put an operator behind this stream: each of its subtasks sees all rows of its keys.
+
+        Key `others` too, by the same columns in meaning, to have rows of one key meet.
+        """
+        return _process(
+            self.builder, name, operator, (self, *others), parallelism=parallelism
+        )
+
+
+def _to_spec(step: Step) -> OperatorSpec:
+    return step if isinstance(step, OperatorSpec) else process_spec(step)
+
+
+def _process(
+    builder: GraphBuilder,
+    name: str | None,
+    step: Step,
+    streams: tuple[AnyStream, ...],
+    *,
+    parallelism: int | None = None,
+) -> Stream:
+    spec = _to_spec(step)
+    name = builder.name_for(spec.kind) if name is None else name
+    ports = []
+    for stream in streams:
+        if stream.builder is not builder:
+            raise UserError(
+                f"operator {name!r} of pipeline {builder.job!r} cannot read from a stream of "
+                f"pipeline {stream.builder.job!r}: build both in one pipeline",
+                operator=name,
+            )
+        ports.append(stream.port)
+    operator = builder.add_step(name, spec, ports, parallelism=parallelism)
+    return Stream(builder, builder.port(operator))

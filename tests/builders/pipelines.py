@@ -1,0 +1,114 @@
+"""Pipelines over a small registry: a source of clicks, operators and a sink that do nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.api.pipeline import Pipeline
+from penstock.api.stream import Stream
+from penstock.core.schema import StreamSchema
+from penstock.graph.logical import BAD, LATE, OperatorSpec
+from penstock.operators.collector import ArrowCollector, SourceCollector
+from penstock.operators.context import OperatorContext, SourceContext
+from penstock.operators.expressions import FilterConstructor, ProjectConstructor
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.process import ProcessConstructor, SourceConstructor
+from penstock.operators.registry import (
+    ConstructedOperator,
+    OperatorConstructor,
+    Registry,
+)
+from penstock.operators.source import SourceFinishType, SourceOperator
+from penstock.operators.stateless import (
+    FlatMap,
+    FunctionConstructor,
+    MapBatches,
+    UnionConstructor,
+)
+from tests.builders.graphs import CLICKS
+
+
+class Clicks(SourceOperator):
+    """A source of clicks that has none, and a side output for bad ones."""
+
+    def __init__(self, stream: StreamSchema = CLICKS) -> None:
+        self._stream = stream
+
+    def name(self) -> str:
+        return "clicks"
+
+    def output_schema(self) -> StreamSchema:
+        return self._stream
+
+    def side_outputs(self) -> Mapping[str, StreamSchema]:
+        return {BAD: CLICKS}
+
+    def run(
+        self, ctx: SourceContext, collector: SourceCollector
+    ) -> SourceFinishType | None:
+        return SourceFinishType.FINAL
+
+
+class Pass(ArrowOperator):
+    """Passes rows on, and knows late ones."""
+
+    def name(self) -> str:
+        return "pass"
+
+    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
+        return {LATE: inputs[0]}
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        collector.collect(batch)
+
+
+class Drop(ArrowOperator):
+    """A sink that forgets its rows."""
+
+    def name(self) -> str:
+        return "drop"
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
+        return None
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ClicksConfig:
+    rate: int = 1
+
+
+class ClicksConstructor(OperatorConstructor[ClicksConfig]):
+    config_type = ClicksConfig
+
+    def with_config(self, config: ClicksConfig, registry: Registry) -> ConstructedOperator:
+        return ConstructedOperator(Clicks())
+
+
+def small_registry() -> Registry:
+    registry = Registry()
+    registry.add("filter", FilterConstructor())
+    registry.add("select", ProjectConstructor("select"))
+    registry.add("with_columns", ProjectConstructor("with_columns"))
+    registry.add("map_batches", FunctionConstructor(MapBatches))
+    registry.add("flat_map", FunctionConstructor(FlatMap))
+    registry.add("union", UnionConstructor())
+    registry.add("process", ProcessConstructor())
+    registry.add("source", SourceConstructor())
+    registry.add("clicks", ClicksConstructor())
+    return registry
+
+
+def a_pipeline(name: str = "clicks", *, parallelism: int = 1) -> Pipeline:
+    return Pipeline(name, parallelism=parallelism, registry=small_registry())
+
+
+def some_clicks(pipeline: Pipeline, name: str = "read") -> Stream:
+    return pipeline.read(name, OperatorSpec("clicks"))

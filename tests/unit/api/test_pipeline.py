@@ -1,0 +1,150 @@
+"""Pipelines: sources, event time, the graph and its explanation."""
+
+import json
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from penstock.errors import ErrorCode, GraphError, SchemaError, UserError
+from penstock.graph.codec import decode_graph, encode_graph
+from penstock.graph.logical import MAIN, OperatorSpec, WatermarkSpec
+from tests.builders.graphs import CLICKS
+from tests.builders.pipelines import Clicks, Drop, Pass, a_pipeline, some_clicks
+
+UNTIMED = replace(CLICKS, time_column=None)
+
+
+def test_a_source_is_given_as_spec_or_as_object() -> None:
+    p = a_pipeline()
+    p.read("built-in", OperatorSpec("clicks", {"rate": 5}))
+    p.read("own", Clicks())
+    built_in, own = p.graph().nodes
+    assert built_in.spec == OperatorSpec("clicks", {"rate": 5})
+    assert own.spec.kind == "source"
+    assert built_in.outputs == own.outputs
+
+
+def test_event_time_makes_a_column_the_time_of_the_stream_and_gives_a_watermark() -> None:
+    p = a_pipeline()
+    stream = p.read(
+        "read", Clicks(UNTIMED), event_time="at", lateness="1s", idle_timeout="1m"
+    )
+    node = p.graph().node("read")
+    assert stream.schema == node.outputs[MAIN] == CLICKS
+    assert node.watermark == WatermarkSpec(1_000_000, 60_000_000)
+
+
+def test_a_source_that_declares_event_time_has_a_watermark_without_lateness() -> None:
+    p = a_pipeline()
+    p.read("read", Clicks())
+    assert p.graph().node("read").watermark == WatermarkSpec()
+
+
+def test_a_source_without_event_time_has_no_watermark() -> None:
+    p = a_pipeline()
+    p.read("read", Clicks(UNTIMED))
+    assert p.graph().node("read").watermark is None
+
+
+def test_lateness_without_event_time_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="'read': lateness and idle_timeout are about event"
+    ):
+        a_pipeline().read("read", Clicks(UNTIMED), lateness="1s")
+
+
+def test_a_lateness_that_is_no_duration_is_refused() -> None:
+    with pytest.raises(UserError, match="'soon' is not a lateness"):
+        a_pipeline().read("read", Clicks(), lateness="soon")
+
+
+def test_an_event_time_that_is_no_timestamp_is_refused_naming_the_operator() -> None:
+    with pytest.raises(SchemaError, match="'page' has the type int64") as raised:
+        a_pipeline().read("read", Clicks(), event_time="page")
+    assert raised.value.__notes__ == ["while adding operator 'read' to the pipeline"]
+
+
+def test_an_unknown_kind_fails_at_once() -> None:
+    with pytest.raises(UserError, match="did you mean 'clicks'") as raised:
+        a_pipeline().read("read", OperatorSpec("click"))
+    assert raised.value.code is ErrorCode.UNKNOWN_KIND
+
+
+def test_an_operator_is_not_read_from() -> None:
+    with pytest.raises(UserError, match="'read' of kind 'union' is not a source"):
+        a_pipeline().read("read", OperatorSpec("union"))
+    with pytest.raises(UserError, match="Pass is none"):
+        a_pipeline().read("read", Pass())  # type: ignore[arg-type]
+
+
+def test_a_pipeline_without_a_source_is_told_so() -> None:
+    with pytest.raises(GraphError, match="read from a source"):
+        a_pipeline().graph()
+
+
+def test_a_parallelism_that_cannot_work_is_reported_with_the_graph() -> None:
+    p = a_pipeline()
+    some_clicks(p).rebalance(parallelism=0).write("out", Drop())
+    with pytest.raises(GraphError, match="'out': parallelism 0 cannot work"):
+        p.graph()
+
+
+def test_a_name_that_cannot_be_part_of_a_path_is_refused() -> None:
+    with pytest.raises(UserError, match="is not a valid job id"):
+        a_pipeline("a/b")
+    with pytest.raises(UserError, match="is not a valid operator id"):
+        a_pipeline().read("a b", Clicks())
+
+
+def test_a_pipeline_graph_travels_as_bytes() -> None:
+    p = a_pipeline()
+    some_clicks(p).map_batches(lambda batch: batch).write("out", Drop())
+    assert decode_graph(encode_graph(p.graph())) == p.graph()
+
+
+class NamedSpec(OperatorSpec):
+    """A spec of a connector that knows more than its kind and config."""
+
+
+def test_specs_of_connectors_become_plain_in_the_graph() -> None:
+    p = a_pipeline()
+    p.read("read", NamedSpec("clicks", {"rate": 2}))
+    assert p.graph().node("read").spec == OperatorSpec("clicks", {"rate": 2})
+
+
+def test_explaining_shows_supersteps_and_operators() -> None:
+    p = a_pipeline("shop", parallelism=2)
+    kept = some_clicks(p).filter(pl.col("page") > 0)
+    kept.key_by("user").process("count", Pass()).write("out", Drop(), parallelism=1)
+    assert p.explain() == (
+        "job shop\n"
+        "superstep 0: 2 tasks\n"
+        "  chain 0 x2, tasks 0-1: read → filter-1\n"
+        "    exchange 0 by-key(user): filter-1 → count[0], to chain 1\n"
+        "superstep 1: 2 tasks\n"
+        "  chain 1 x2, tasks 0-1: count\n"
+        "    exchange 1 rebalance: count → out[0], to chain 2\n"
+        "superstep 2: 1 task\n"
+        "  chain 2 x1, task 0: out\n"
+        "operators\n"
+        "  read: clicks()\n"
+        f"  filter-1: filter(predicate={pl.col('page') > 0})\n"
+        "  count: pass()\n"
+        "  out: drop()\n"
+    )
+
+
+def test_explaining_draws_the_graph_with_what_operators_say_of_themselves() -> None:
+    p = a_pipeline()
+    some_clicks(p).filter(pl.col("page") > 0).write("out", Drop())
+    mermaid = p.explain("mermaid")
+    assert mermaid.startswith("flowchart LR\n")
+    assert "predicate=[(col(#quot;page#quot;)) #gt; " in mermaid
+    drawn = json.loads(p.explain("json"))
+    assert [operator["name"] for operator in drawn["operators"]] == [
+        "read",
+        "filter-1",
+        "out",
+    ]
+    assert drawn["operators"][1]["facts"] == {"predicate": '[(col("page")) > (dyn int: 0)]'}
