@@ -1,0 +1,210 @@
+"""Async calls: an event loop in a thread of its own, with a bound on what is under way.
+
+The thread that submits calls never waits for the loop itself, only for answers, and can take
+back all calls at any time. An answer that comes after that is dropped.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+_LOGGER = logging.getLogger(__name__)
+_LONGEST_DELAY_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0
+"""How long closing waits for calls that do not let themselves be cancelled."""
+
+
+@dataclass(slots=True, eq=False)
+class AsyncCall:
+    """One call: what it is called with and, later, what came of it. Owned by the submitter."""
+
+    order: int
+    """Its place among all calls; submitted in this order."""
+    arguments: tuple[Any, ...]
+    failures: int = 0
+    """How many attempts have failed."""
+    is_answered: bool = False
+    value: Any = None
+    error: BaseException | None = None
+    """Why it has no value, after the last attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """How calls are made."""
+
+    max_concurrency: int
+    timeout_seconds: float
+    retries: int = 0
+    retry_delay_seconds: float = 0.0
+    is_ordered: bool = False
+    """Whether answered calls behind an unanswered one count as under way too, since they
+    must wait for it."""
+
+
+class CallTimeoutError(Exception):
+    """A call took longer than its time limit."""
+
+
+class CallPool:
+    """Makes calls of one async function. Used by one thread; `close` ends its own."""
+
+    def __init__(self, function: Callable[..., Awaitable[Any]], limits: CallLimits) -> None:
+        self._function = function
+        self._limits = limits
+        self._changed = threading.Condition()
+        # Guarded by the condition's lock:
+        self._waiting: deque[AsyncCall] = deque()
+        self._running: dict[AsyncCall, asyncio.Task[Any]] = {}
+        self._finished: list[AsyncCall] = []
+        self._has_failure = False
+        # Set once, before the thread takes its first call:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, calls: Iterable[AsyncCall]) -> None:
+        """Hand over calls; they start in order as soon as there is room."""
+        with self._changed:
+            self._waiting.extend(calls)
+            has_work = bool(self._waiting)
+        if has_work:
+            self._open_loop().call_soon_threadsafe(self._start_calls)
+
+    def wait_started(self) -> bool:
+        """Block until no call waits for room, or one has failed; tell whether none waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_failure or not self._waiting)
+            return not self._waiting
+
+    def wait_idle(self, seconds: float | None) -> bool:
+        """Block until all are answered, one has failed, or the time is over.
+
+        Tell whether all are answered.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_failure or self._is_idle, seconds)
+            return self._is_idle
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._waiting or self._running)
+
+    def take_finished(self) -> list[AsyncCall]:
+        """Return the calls that were answered since the last time."""
+        with self._changed:
+            finished, self._finished = self._finished, []
+            self._has_failure = False
+            return finished
+
+    def cancel_all(self) -> None:
+        """Take back every call that has no answer; none of them will get one."""
+        with self._changed:
+            tasks = list(self._running.values())
+            self._waiting.clear()
+            self._running.clear()
+        if self._loop is not None:
+            for task in tasks:
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    def close(self) -> None:
+        """End the thread; unanswered calls are cancelled."""
+        self.cancel_all()
+        loop, closing, thread = self._loop, self._closing, self._thread
+        if loop is None or closing is None or thread is None:
+            return
+        self._loop = self._closing = self._thread = None
+        loop.call_soon_threadsafe(closing.set)
+        thread.join(_CLOSE_SECONDS)
+        if thread.is_alive():
+            _LOGGER.warning(
+                "calls of %r do not let themselves be cancelled: their thread stays behind",
+                self._function,
+            )
+
+    def _open_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            is_ready = threading.Event()
+            # A daemon: a call that cannot be cancelled must not keep the process alive.
+            self._thread = threading.Thread(
+                target=lambda: asyncio.run(self._serve(is_ready)),
+                name="penstock-async-udf",
+                daemon=True,
+            )
+            self._thread.start()
+            is_ready.wait()
+        assert self._loop is not None  # noqa: S101 (set before is_ready)
+        return self._loop
+
+    # ---- in the loop's thread
+
+    async def _serve(self, is_ready: threading.Event) -> None:
+        self._closing = closing = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        is_ready.set()
+        await closing.wait()  # asyncio.run then cancels what is left
+
+    def _start_calls(self) -> None:
+        with self._changed:
+            while self._waiting and self._has_room():
+                call = self._waiting.popleft()
+                task = asyncio.get_running_loop().create_task(self._answer(call))
+                self._running[call] = task
+                task.add_done_callback(partial(self._settle, call))
+            if not self._waiting:
+                self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        if not self._running:
+            return True
+        if self._limits.is_ordered:
+            oldest = next(iter(self._running)).order
+            return self._waiting[0].order - oldest < self._limits.max_concurrency
+        return len(self._running) < self._limits.max_concurrency
+
+    async def _answer(self, call: AsyncCall) -> Any:
+        limits = self._limits
+        while True:
+            try:
+                return await self._attempt(call)
+            except Exception:
+                call.failures += 1
+                if call.failures > limits.retries:
+                    raise
+            delay = limits.retry_delay_seconds * 2 ** (call.failures - 1)
+            await asyncio.sleep(min(delay, _LONGEST_DELAY_SECONDS))
+
+    async def _attempt(self, call: AsyncCall) -> Any:
+        timeout = asyncio.timeout(self._limits.timeout_seconds)
+        try:
+            async with timeout:
+                return await self._function(*call.arguments)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            raise CallTimeoutError(
+                f"no answer within {self._limits.timeout_seconds} seconds"
+            ) from error
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Either would end the loop, and leave all other calls without an answer.
+            raise RuntimeError(f"the function raised {type(error).__name__}") from error
+
+    def _settle(self, call: AsyncCall, task: asyncio.Task[Any]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        with self._changed:
+            if call not in self._running:
+                return  # taken back
+            del self._running[call]
+            call.is_answered = True
+            call.error = error
+            call.value = None if error is not None else task.result()
+            self._finished.append(call)
+            self._has_failure = self._has_failure or error is not None
+            if self._has_failure or self._is_idle:
+                self._changed.notify_all()
+        self._start_calls()

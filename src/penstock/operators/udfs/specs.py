@@ -1,0 +1,316 @@
+"""Declarations of user-defined functions: what to call, with which columns, giving what.
+
+    area = udf(lambda w, h: w * h, returns=pa.int64(), inputs=["width", "height"])
+    place = async_udf(look_up, returns=pa.string(), inputs=["ip"], max_concurrency=50)
+    digest = native_udf("s3://libs/hash.so", sha256="…", function="sha2_256",
+                        returns=pa.string(), inputs=["body"])
+
+Frozen values, refused when they cannot work. Each is also the config of its operator kind,
+so `to_operator_spec` puts it into a graph; a function that was added to the registry is
+called by its name with `call_udf`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import pyarrow as pa
+
+from penstock.core.schema import StreamSchema
+from penstock.core.suggestion import did_you_mean
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import BAD, OperatorSpec, Plain, UserFunction
+from penstock.operators.user_functions import pickle_function
+
+ERROR_COLUMN = "error"
+"""What the `BAD` side output has beyond the input's columns: why the call failed."""
+
+Mode: TypeAlias = Literal["row", "arrow", "polars"]
+Nulls: TypeAlias = Literal["skip", "pass"]
+OnError: TypeAlias = Literal["fail", "bad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultSpec:
+    """What all of them declare: the columns read, and the one that is added."""
+
+    kind: ClassVar[str]
+
+    name: str
+    """What people call the function, and `call_udf` finds it by."""
+    inputs: tuple[str, ...]
+    """The columns passed to the function, in order."""
+    output: str
+    """The column that is added."""
+    returns: bytes
+    """The type of that column, as an Arrow schema of one field."""
+    on_error: OnError = "fail"
+    """Whether a call that raises fails the epoch, or sends its row to the `BAD` output."""
+
+    def __post_init__(self) -> None:
+        problems = self.find_problems()
+        if problems:
+            raise UserError(
+                f"UDF {self.name!r} cannot be used:\n  " + "\n  ".join(problems),
+                code=ErrorCode.UDF_INVALID,
+                udf=self.name,
+            )
+
+    def find_problems(self) -> list[str]:
+        """Say everything that is wrong with the declaration by itself."""
+        problems = []
+        if not self.name:
+            problems.append("it has no name: give it one")
+        if not self.inputs:
+            problems.append("it has no inputs: name at least one column")
+        if not self.output:
+            problems.append("its output column has no name: give it one")
+        return problems
+
+    @property
+    def return_type(self) -> Any:
+        """The type of the column that is added."""
+        return pa.ipc.read_schema(pa.py_buffer(self.returns)).field(0).type
+
+    def output_schema(self, stream: StreamSchema) -> StreamSchema:
+        """Return the input with the new column; refuse an input that does not fit."""
+        schema = stream.schema
+        problems = [
+            f"it reads the column {name!r}, which its input lacks"
+            f"{did_you_mean(name, set(schema.names))}"
+            for name in self.inputs
+            if name not in schema.names
+        ]
+        if self.output in schema.names:
+            problems.append(
+                f"its input has a column {self.output!r} already: name another output"
+            )
+        if self.on_error == "bad" and ERROR_COLUMN in schema.names:
+            problems.append(
+                f"its input has a column {ERROR_COLUMN!r}, which the {BAD!r} output adds: "
+                "rename the input's"
+            )
+        if problems:
+            raise SchemaError(
+                f"UDF {self.name!r} does not fit its input:\n  " + "\n  ".join(problems),
+                udf=self.name,
+            )
+        added = schema.append(pa.field(self.output, self.return_type))
+        return StreamSchema(added, stream.time_column, stream.key_columns)
+
+    def side_outputs(self, stream: StreamSchema) -> Mapping[str, StreamSchema]:
+        """Return the stream of rows whose call failed, if they do not fail the epoch."""
+        if self.on_error == "fail":
+            return {}
+        added = stream.schema.append(pa.field(ERROR_COLUMN, pa.string()))
+        return {BAD: StreamSchema(added, stream.time_column, stream.key_columns)}
+
+    def to_operator_spec(self) -> OperatorSpec:
+        """Return what a graph calls it by."""
+        return OperatorSpec(
+            self.kind, {each.name: getattr(self, each.name) for each in fields(self)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UdfSpec(ResultSpec):
+    """A Python function that is called in line."""
+
+    kind: ClassVar[str] = "udf"
+
+    function: UserFunction
+    mode: Mode = "row"
+    """Called with one row's values, with Arrow arrays, or with Polars series."""
+    nulls: Nulls = "skip"
+    """By row: whether a null among the arguments gives null without a call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncUdfSpec(ResultSpec):
+    """An `async def` function, many calls of which wait at the same time."""
+
+    kind: ClassVar[str] = "async_udf"
+
+    function: UserFunction
+    nulls: Nulls = "skip"
+    is_ordered: bool = True
+    """Whether rows leave in the order they came, also across epochs."""
+    max_concurrency: int = 100
+    """How many calls a subtask has under way at a time."""
+    timeout_seconds: float = 30.0
+    """How long one attempt may take."""
+    retries: int = 0
+    """How many further attempts follow one that raised or timed out."""
+    retry_delay_seconds: float = 0.1
+    """The pause before the first of them; it doubles every time, up to ten seconds."""
+    drain_seconds: float = 30.0
+    """How long the end of an epoch waits for answers; the rest is asked again in the next."""
+
+    def find_problems(self) -> list[str]:
+        """Say everything that is wrong with the declaration by itself."""
+        problems = ResultSpec.find_problems(self)
+        if self.max_concurrency < 1:
+            problems.append(f"max_concurrency is {self.max_concurrency}: need at least 1")
+        if not self.timeout_seconds > 0:
+            problems.append(f"timeout_seconds is {self.timeout_seconds}: need more than 0")
+        if self.retries < 0 or not self.retry_delay_seconds >= 0:
+            problems.append("retries and retry_delay_seconds must not be negative")
+        if not self.drain_seconds >= self.timeout_seconds:
+            # A call is asked anew in every epoch: in a shorter one it could never finish.
+            problems.append(
+                f"drain_seconds is {self.drain_seconds}, shorter than timeout_seconds "
+                f"{self.timeout_seconds}: a slow call would never be answered"
+            )
+        return problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeUdfSpec(ResultSpec):
+    """A function of a native Polars plug-in library. It must work element by element."""
+
+    kind: ClassVar[str] = "native_udf"
+
+    url: str
+    """The library: a path, or an object in a store."""
+    sha256: str
+    function: str
+    """As the library calls it."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the function, the same for all rows."""
+    store_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the store that holds the library; never credentials."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallUdfSpec:
+    """A function of the registry, called on columns of this stream."""
+
+    kind: ClassVar[str] = "call_udf"
+
+    udf: str
+    inputs: tuple[str, ...] | None = None
+    """Instead of the declared ones."""
+    output: str | None = None
+    """Instead of the declared one."""
+
+
+def udf(
+    function: Callable[..., Any],
+    *,
+    returns: Any,
+    inputs: Sequence[str],
+    name: str | None = None,
+    output: str | None = None,
+    mode: Mode = "row",
+    nulls: Nulls = "skip",
+    on_error: OnError = "fail",
+) -> UdfSpec:
+    """Declare a Python function; `returns` is a `pyarrow` type, `output` its name by default.
+
+    In the modes "arrow" and "polars" the function gets whole columns and must give one of
+    the same length; how rows are cut into batches means nothing. With `on_error="bad"` it
+    is called again on halves of a batch that failed, to find the rows that are to blame.
+    """
+    packed = pickle_function(function, name)
+    return UdfSpec(
+        name=packed.name,
+        function=packed,
+        inputs=_names(inputs),
+        output=output or packed.name,
+        returns=_type_bytes(returns),
+        mode=mode,
+        nulls=nulls,
+        on_error=on_error,
+    )
+
+
+def async_udf(
+    function: Callable[..., Any],
+    *,
+    returns: Any,
+    inputs: Sequence[str],
+    name: str | None = None,
+    output: str | None = None,
+    nulls: Nulls = "skip",
+    on_error: OnError = "fail",
+    ordered: bool = True,
+    max_concurrency: int = 100,
+    timeout_seconds: float = 30.0,
+    retries: int = 0,
+    retry_delay_seconds: float = 0.1,
+    drain_seconds: float | None = None,
+) -> AsyncUdfSpec:
+    """Declare an `async def` function, called row by row.
+
+    Its results count once, but a call may be made more than once: after a failure, and when
+    the epoch ended before its answer came.
+    """
+    packed = pickle_function(function, name)
+    return AsyncUdfSpec(
+        name=packed.name,
+        function=packed,
+        inputs=_names(inputs),
+        output=output or packed.name,
+        returns=_type_bytes(returns),
+        nulls=nulls,
+        on_error=on_error,
+        is_ordered=ordered,
+        max_concurrency=max_concurrency,
+        timeout_seconds=timeout_seconds,
+        retries=retries,
+        retry_delay_seconds=retry_delay_seconds,
+        drain_seconds=timeout_seconds if drain_seconds is None else drain_seconds,
+    )
+
+
+def native_udf(
+    url: str,
+    *,
+    sha256: str,
+    function: str,
+    returns: Any,
+    inputs: Sequence[str],
+    name: str | None = None,
+    output: str | None = None,
+    on_error: OnError = "fail",
+    arguments: Mapping[str, Any] | None = None,
+    store_options: Mapping[str, Any] | None = None,
+) -> NativeUdfSpec:
+    """Declare a function of a native library; nothing is fetched before it is constructed."""
+    return NativeUdfSpec(
+        name=name or function,
+        url=url,
+        sha256=sha256,
+        function=function,
+        inputs=_names(inputs),
+        output=output or name or function,
+        returns=_type_bytes(returns),
+        on_error=on_error,
+        arguments=dict(arguments or {}),
+        store_options=dict(store_options or {}),
+    )
+
+
+def call_udf(
+    name: str, *, inputs: Sequence[str] | None = None, output: str | None = None
+) -> OperatorSpec:
+    """Return what a graph calls a function of the registry by."""
+    config: dict[str, Plain] = {"udf": name}
+    if inputs is not None:
+        config["inputs"] = _names(inputs)
+    if output is not None:
+        config["output"] = output
+    return OperatorSpec(CallUdfSpec.kind, config)
+
+
+def _names(inputs: Sequence[str]) -> tuple[str, ...]:
+    return (inputs,) if isinstance(inputs, str) else tuple(inputs)
+
+
+def _type_bytes(returns: Any) -> bytes:
+    if not isinstance(returns, pa.DataType):
+        raise UserError(
+            f"returns={returns!r} is not a type: give a pyarrow type such as pa.int64()",
+            code=ErrorCode.UDF_INVALID,
+        )
+    return pa.schema([pa.field("result", returns)]).serialize().to_pybytes()
