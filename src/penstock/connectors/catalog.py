@@ -1,0 +1,35 @@
+"""The catalog: every kind of operator and connector that a graph can name out of the box."""
+
+from penstock.connectors.memory import ListSinkConstructor, ListSourceConstructor
+from penstock.operators.expressions import FilterConstructor, ProjectConstructor
+from penstock.operators.process import ProcessConstructor, SourceConstructor
+from penstock.operators.registry import Registry
+from penstock.operators.stateless import (
+    FlatMap,
+    FunctionConstructor,
+    KeyByConstructor,
+    MapBatches,
+    UnionConstructor,
+)
+
+
+def default_registry(*, load_plugins: bool = True) -> Registry:
+    """Return a new registry with all built-in kinds and those of installed packages.
+
+    Looking for packages takes milliseconds: a process keeps its registry.
+    """
+    registry = Registry()
+    registry.add("filter", FilterConstructor())
+    registry.add("select", ProjectConstructor("select"))
+    registry.add("with_columns", ProjectConstructor("with_columns"))
+    registry.add("map_batches", FunctionConstructor(MapBatches))
+    registry.add("flat_map", FunctionConstructor(FlatMap))
+    registry.add("key_by", KeyByConstructor())
+    registry.add("union", UnionConstructor())
+    registry.add("process", ProcessConstructor())
+    registry.add("source", SourceConstructor())
+    registry.add("list_source", ListSourceConstructor())
+    registry.add("list_sink", ListSinkConstructor())
+    if load_plugins:
+        registry.load_entry_points()
+    return registry

@@ -1,0 +1,311 @@
+"""Lists in, lists out: a source over rows in memory, and a sink that collects them.
+
+For tests, examples and notebooks. The source's rows are part of the graph. The sink's rows
+travel as commit data, so a list holds the rows of acknowledged epochs only, and a commit
+that is repeated changes nothing; lists live in the driver's process and die with it.
+
+    clicks = list_source([{"user": "a", "ts": datetime(2026, 1, 1)}], time_column="ts")
+    out = list_sink("out")          # put into the graph; read it after the run
+    out.rows()
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from penstock.connectors.staged_rows import (
+    StagingSink,
+    from_bytes,
+    staged_tables,
+    to_bytes,
+)
+from penstock.core.batch import to_batches
+from penstock.core.ids import Epoch, Name
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.collector import SourceCollector
+from penstock.operators.context import CommitContext, SourceContext
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+
+DEFAULT_BATCH_ROWS = 8192
+_Commit: TypeAlias = tuple[str, Epoch, str]
+"""Job, epoch and operator."""
+
+_LISTS: dict[str, dict[_Commit, tuple[pa.Table, ...]]] = {}
+_LOCK = Lock()
+"""Several drivers of one process may commit to one list."""
+
+
+def list_source(
+    rows: Any,
+    schema: StreamSchema | pa.Schema | None = None,
+    *,
+    splits: int = 1,
+    time_column: str | None = None,
+    batch_rows: int = DEFAULT_BATCH_ROWS,
+) -> OperatorSpec:
+    """Read rows from memory: dictionaries, batches, an Arrow table or a Polars frame.
+
+    They are dealt to `splits` in turn, row by row, so that all splits come along equally.
+    The schema is taken from the rows unless it is given.
+    """
+    if splits < 1 or batch_rows < 1:
+        raise UserError(
+            f"a list source cannot have {splits} splits and batches of {batch_rows} rows: "
+            "both are at least 1",
+            code=ErrorCode.INVALID_NUMBER,
+        )
+    if isinstance(schema, StreamSchema):
+        stream, table = schema, _to_table(rows, schema.schema)
+    else:
+        table = _to_table(rows, schema)
+        stream = StreamSchema(table.schema, time_column)
+    parts = [
+        table.take(np.arange(index, table.num_rows, splits)) for index in range(splits)
+    ]
+    return OperatorSpec(
+        "list_source",
+        {
+            "schema": stream.to_bytes(),
+            "splits": tuple(to_bytes(p.to_batches(), table.schema) for p in parts),
+            "batch_rows": batch_rows,
+        },
+    )
+
+
+def _to_table(rows: Any, schema: pa.Schema | None) -> pa.Table:
+    if isinstance(rows, pl.DataFrame):
+        rows = rows.to_arrow()
+    if isinstance(rows, pa.RecordBatch | pa.Table):
+        rows = [rows]
+    listed = list(rows)
+    if listed and not isinstance(listed[0], pa.RecordBatch | pa.Table):
+        return pa.Table.from_pylist(listed, schema=schema)
+    if schema is None and not listed:
+        raise UserError(
+            "a list source without rows needs a schema: pass schema=pa.schema([...])",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    known = listed[0].schema if schema is None else schema
+    batches = [batch for part in listed for batch in to_batches(part, known)]
+    return pa.Table.from_batches(batches, known)
+
+
+class ListSource(SourceOperator):
+    """Reads rows that are part of the graph. The offset of a split is its next row."""
+
+    def __init__(
+        self, stream: StreamSchema, splits: Sequence[bytes], batch_rows: int
+    ) -> None:
+        self._stream = stream
+        self._splits = {str(index): data for index, data in enumerate(splits)}
+        self._batch_rows = batch_rows
+        self._rows: dict[str, pa.RecordBatch] = {}
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "list_source"
+
+    def display(self) -> DisplayableOperator:
+        """Show how much there is to read."""
+        row_count = sum(self._rows_of(name).num_rows for name in self._splits)
+        facts = {"rows": str(row_count), "splits": str(len(self._splits))}
+        return DisplayableOperator("list_source", facts)
+
+    def output_schema(self) -> StreamSchema:
+        """Return the schema of the rows."""
+        return self._stream
+
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        """Give every split that has not ended an equal share of the budget."""
+        del now_micros
+        self._check_known(known)
+        open_splits = [n for n in self._splits if not known.get(n, SplitState()).ended]
+        plans = []
+        has_more = False
+        for name in open_splits:
+            start = known.get(name, SplitState()).offset or 0
+            rows = self._rows_of(name)
+            share = _share(budget, len(open_splits), rows)
+            end = min(start + share, rows.num_rows)
+            has_more |= end < rows.num_rows
+            plans.append(SplitPlan(name, start, end, weight=end - start))
+        return SourcePlan(tuple(plans), is_complete=True, has_more=has_more)
+
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
+        """Read the planned rows, the splits in turn, and end each after its last row."""
+        waiting = deque((split.name, split.start or 0, split.end) for split in ctx.splits)
+        while waiting and not ctx.budget.is_spent:
+            name, start, end = waiting.popleft()
+            rows = self._rows_of(name)
+            end = rows.num_rows if end is None else end
+            upto = min(start + self._batch_rows, end)
+            if upto > start:
+                collector.collect(rows.slice(start, upto - start), split=name)
+                ctx.advance(name, upto)
+            if upto == rows.num_rows:
+                ctx.end_split(name)
+            elif upto < end:
+                waiting.append((name, upto, end))
+
+    def _rows_of(self, name: str) -> pa.RecordBatch:
+        if name not in self._rows:
+            batches = from_bytes(self._splits[name]).combine_chunks().to_batches()
+            empty = pa.RecordBatch.from_pylist([], self._stream.schema)
+            if len(batches) > 1:
+                raise UserError(
+                    f"split {name!r} of a list source has more than 2 GiB in one column: use "
+                    "more splits, or files",
+                    code=ErrorCode.INVALID_CONFIG,
+                )
+            self._rows[name] = batches[0] if batches else empty
+        return self._rows[name]
+
+    def _check_known(self, known: Mapping[str, SplitState]) -> None:
+        """Refuse state of other rows: it would be read from the wrong place."""
+        problems = [
+            f"split {name!r} was read up to row {state.offset}, and now it "
+            + (
+                "does not exist"
+                if name not in self._splits
+                else f"has {self._rows_of(name).num_rows} rows"
+            )
+            for name, state in known.items()
+            if name not in self._splits
+            or (state.offset or 0) > self._rows_of(name).num_rows
+        ]
+        if problems:
+            raise UserError(
+                "the list source has other rows than when its state was written: "
+                f"{'; '.join(problems)}. Give the rows of that run first, then new ones, with "
+                "as many splits, or start the job anew",
+                code=ErrorCode.UNKNOWN_SPLIT,
+            )
+
+
+def _share(budget: SourceBudget, split_count: int, rows: pa.RecordBatch) -> int:
+    row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
+    affordable = min(budget.rows, budget.size_bytes // row_bytes)
+    return max(1, affordable // split_count)
+
+
+@dataclass(frozen=True, slots=True)
+class ListSourceConfig:
+    """The config of kind "list_source"."""
+
+    schema: bytes
+    """What `StreamSchema.to_bytes` gives."""
+    splits: tuple[bytes, ...]
+    """The rows of each split as an Arrow IPC stream."""
+    batch_rows: int = DEFAULT_BATCH_ROWS
+
+
+class ListSourceConstructor(OperatorConstructor[ListSourceConfig]):
+    """Builds list sources."""
+
+    config_type = ListSourceConfig
+
+    def with_config(
+        self, config: ListSourceConfig, registry: Registry
+    ) -> ConstructedOperator:
+        """Keep the rows as bytes until they are read."""
+        del registry
+        stream = StreamSchema.from_bytes(config.schema)
+        return ConstructedOperator(ListSource(stream, config.splits, config.batch_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class ListSinkSpec(OperatorSpec):
+    """A list sink of a graph, and the way to what it has collected in this process."""
+
+    @property
+    def _name(self) -> str:
+        return str(self.config["name"])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows, in order of epoch, then subtask."""
+        return [row for table in self._tables() for row in table.to_pylist()]
+
+    def table(self) -> pa.Table:
+        """Return the rows as one table; one without columns before the first commit."""
+        tables = self._tables()
+        return pa.concat_tables(tables) if tables else pa.table({})
+
+    def batches(self) -> list[pa.RecordBatch]:
+        """Return the rows as batches, none of them empty."""
+        return [batch for table in self._tables() for batch in table.to_batches()]
+
+    def clear(self) -> None:
+        """Forget all rows, and which epochs were collected."""
+        with _LOCK:
+            _LISTS.pop(self._name, None)
+
+    def _tables(self) -> list[pa.Table]:
+        with _LOCK:
+            commits = sorted(_LISTS.get(self._name, {}).items(), key=lambda item: item[0])
+        return [table for _, tables in commits for table in tables]
+
+
+def list_sink(name: str) -> ListSinkSpec:
+    """Collect rows in the list of this name; sinks of one name share it."""
+    return ListSinkSpec("list_sink", {"name": str(Name(name))})
+
+
+class ListSink(StagingSink):
+    """Collects rows in a list of the driver's process."""
+
+    def __init__(self, list_name: str) -> None:
+        super().__init__()
+        self._list_name = list_name
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "list_sink"
+
+    def display(self) -> DisplayableOperator:
+        """Show the list's name."""
+        return DisplayableOperator("list_sink", {"name": self._list_name})
+
+    def handle_commit(
+        self,
+        epoch: Epoch,
+        commit_data: Mapping[str, Mapping[int, bytes]],
+        ctx: CommitContext,
+    ) -> None:
+        """Add the epoch's rows, unless they are there."""
+        tables = tuple(staged_tables(commit_data))
+        commit = (ctx.task.job, epoch, ctx.task.operator)
+        with _LOCK:
+            _LISTS.setdefault(self._list_name, {}).setdefault(commit, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class ListSinkConfig:
+    """The config of kind "list_sink"."""
+
+    name: str
+
+
+class ListSinkConstructor(OperatorConstructor[ListSinkConfig]):
+    """Builds list sinks."""
+
+    config_type = ListSinkConfig
+
+    def with_config(
+        self, config: ListSinkConfig, registry: Registry
+    ) -> ConstructedOperator:
+        """Take the name over."""
+        del registry
+        return ConstructedOperator(ListSink(config.name))

@@ -1,0 +1,93 @@
+import pickle
+
+import pyarrow as pa
+
+from penstock.connectors.memory import list_sink
+from penstock.core.schema import StreamSchema
+from penstock.core.tokens import new_token
+from tests.builders.driven_operators import DrivenOperator
+
+STREAM = StreamSchema(pa.schema({"n": pa.int64()}))
+
+
+def a_batch(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": list(numbers)})
+
+
+def a_name() -> str:
+    return f"list-{new_token()}"
+
+
+def test_rows_appear_at_the_commit_and_not_before() -> None:
+    out = list_sink(a_name())
+    sink = DrivenOperator(out, STREAM)
+
+    sink.run_epoch([[a_batch(1, 2), a_batch(3)]])
+    assert out.rows() == []
+    sink.commit()
+
+    assert out.rows() == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+def test_a_commit_that_is_repeated_changes_nothing() -> None:
+    out = list_sink(a_name())
+    sink = DrivenOperator(out, STREAM)
+    sink.run_epoch([[a_batch(1)]])
+
+    sink.commit()
+    sink.commit()
+
+    assert out.rows() == [{"n": 1}]
+
+
+def test_rows_are_in_order_of_epoch_then_subtask_however_commits_come() -> None:
+    out = list_sink(a_name())
+    sink = DrivenOperator(out, STREAM)
+    sink.run_epoch([[a_batch(5)], [], [a_batch(6)]])
+    sink.commit(epoch=2)
+    sink.run_epoch([[a_batch(1)], [a_batch(2)]])
+    sink.commit(epoch=1)
+
+    assert [row["n"] for row in out.rows()] == [1, 2, 5, 6]
+    assert out.table().column("n").to_pylist() == [1, 2, 5, 6]
+    assert [batch.num_rows for batch in out.batches()] == [1, 1, 1, 1]
+
+
+def test_epochs_of_different_jobs_are_different() -> None:
+    out = list_sink(a_name())
+    sink = DrivenOperator(out, STREAM)
+    sink.run_epoch([[a_batch(1)]])
+
+    sink.commit(job="a")
+    sink.commit(job="b")
+
+    assert out.rows() == [{"n": 1}, {"n": 1}]
+
+
+def test_an_epoch_without_rows_stages_nothing() -> None:
+    sink = DrivenOperator(list_sink(a_name()), STREAM)
+
+    sink.run_epoch([[], []])
+
+    assert [dict(metadata.commit_data) for metadata in sink.metadata.values()] == [{}, {}]
+
+
+def test_the_list_is_found_by_name_and_can_be_cleared() -> None:
+    out = list_sink(a_name())
+    sink = DrivenOperator(out, STREAM)
+    sink.run_epoch([[a_batch(1)]])
+    sink.commit()
+
+    again = list_sink(str(out.config["name"]))
+    assert again.rows() == [{"n": 1}]
+    again.clear()
+    assert out.rows() == []
+    assert out.table().num_rows == 0
+    sink.commit()
+    assert out.rows() == [{"n": 1}]
+
+
+def test_the_spec_pickles() -> None:
+    out = list_sink(a_name())
+
+    assert pickle.loads(pickle.dumps(out)) == out
