@@ -4,7 +4,7 @@ Pure values. A split's state is stored in the source's global table.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -122,7 +122,7 @@ class SourceAssignment:
     """To be read."""
     resting: tuple[str, ...] = ()
     """Not to be read in this epoch, but this subtask speaks for their watermarks."""
-    budget: SourceBudget = SourceBudget()
+    budget: SourceBudget = field(default_factory=SourceBudget)
 
 
 def have_ended(known: Mapping[str, SplitState], *, is_complete: bool) -> bool:

@@ -197,9 +197,22 @@ class JobCheckpoints:
             )
         return found
 
+    def newest(self) -> CheckpointManifest | None:
+        """Read the manifest of the newest acknowledged epoch; None before the first."""
+        return run_steps(self.store, self._read_newest())
+
     def epochs(self) -> tuple[EpochStatus, ...]:
         """Return every kept epoch, newest first."""
         return tuple(run_steps(self.store, self._read_epochs()))
+
+    def _read_newest(self) -> Steps[CheckpointManifest | None]:
+        first = yield from read_identity(self.job)
+        if first is None:
+            return None
+        newest = yield from read_newest_record(
+            self.job, self.rules, first=first.first_epoch
+        )
+        return None if newest is None else (yield from read_manifest(newest.ref))
 
     def _read_epochs(self) -> Steps[list[EpochStatus]]:
         state = yield from read_retention(self.job, self.rules)

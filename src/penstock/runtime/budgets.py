@@ -1,0 +1,26 @@
+"""Budgets: how much a source may read, so that an epoch takes about as long as wanted. Pure."""
+
+from dataclasses import replace
+
+from penstock.operators.splits import SourceBudget
+
+_FASTEST_GROWTH = 2.0
+_FASTEST_FALL = 0.5
+MIN_ROWS = 1_000
+MAX_ROWS = 100_000_000
+
+
+def adapt_budget(
+    budget: SourceBudget, *, duration_micros: int, target_micros: int, was_spent: bool
+) -> SourceBudget:
+    """Return the next epoch's budget, given how long the last one took.
+
+    It grows only if the budget was what ended the epoch: a source without data says nothing
+    about how much could be read. Steps are bounded, so that one odd epoch does little harm.
+    """
+    ratio = target_micros / max(duration_micros, 1)
+    if ratio >= 1 and not was_spent:
+        return budget
+    factor = min(max(ratio, _FASTEST_FALL), _FASTEST_GROWTH)
+    rows = min(max(int(budget.rows * factor), MIN_ROWS), MAX_ROWS)
+    return replace(budget, rows=rows)

@@ -1,0 +1,89 @@
+"""Commits: handing every sink what an acknowledged epoch holds for it, once per operator.
+
+Everything comes from the epoch's metadata objects, so a commit can be repeated by any later
+driver. Runs on the driver only, and only with a permit.
+"""
+
+from collections.abc import Mapping
+
+from penstock.core.ids import Epoch, OperatorId
+from penstock.errors import ErrorCode, PenstockError, StateError, UserCodeError
+from penstock.graph.logical import LogicalGraph
+from penstock.operators.context import CommitContext
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Registry
+from penstock.runtime.worker import Metadata
+from penstock.state.checkpoints.backend import ParquetBackend
+from penstock.state.protocol.publication import CommitPermit
+from penstock.state.storage.object_store import ObjectStore
+
+CommitData = Mapping[str, Mapping[int, bytes]]
+"""By table and subtask."""
+
+
+def commit_sinks(
+    permit: CommitPermit, graph: LogicalGraph, registry: Registry, store: ObjectStore
+) -> int:
+    """Call `handle_commit` of every operator that staged something; return how many did.
+
+    Raises at the first failure: the epoch stays open and is committed again at the next
+    start, all sinks of it.
+    """
+    backend = ParquetBackend(store)
+    committed = 0
+    for entry in permit.manifest.operators:
+        metadata = [
+            backend.read_operator_checkpoint_metadata(ref) for ref in entry.subtasks
+        ]
+        data = _commit_data(metadata)
+        if data:
+            _commit(entry, data, permit, graph, registry, store)
+            committed += 1
+    return committed
+
+
+def _commit_data(metadata: list[Metadata]) -> dict[str, dict[int, bytes]]:
+    found: dict[str, dict[int, bytes]] = {}
+    for index, part in enumerate(metadata):
+        for table, data in part.commit_data.items():
+            found.setdefault(table, {})[index] = data
+    return found
+
+
+def _commit(
+    sink: ArrowOperator, epoch: Epoch, data: CommitData, context: CommitContext
+) -> None:
+    operator = context.task.operator
+    try:
+        sink.handle_commit(epoch, data, context)
+    except PenstockError as error:
+        error.context.setdefault("operator", str(operator))
+        error.context.setdefault("epoch", int(epoch))
+        raise
+    except Exception as error:
+        raise UserCodeError(
+            f"operator {operator!r} raised {type(error).__name__} in handle_commit of epoch "
+            f"{epoch}: {error}. The epoch is acknowledged; it is committed again at the next "
+            "start",
+            operator=str(operator),
+            epoch=int(epoch),
+            hook="handle_commit",
+        ) from error
+    finally:
+        sink.release()
+
+
+def _sink(
+    operator: OperatorId, graph: LogicalGraph, registry: Registry, permit: CommitPermit
+) -> ArrowOperator:
+    for node in graph.nodes:
+        if node.operator == operator:
+            made = registry.construct(node.spec).operator
+            if isinstance(made, ArrowOperator):
+                return made
+    raise StateError(
+        f"{permit.ref} was acknowledged with output of operator {operator!r} that is not yet "
+        "committed, and the graph has no such sink: start the job once with the graph it had",
+        code=ErrorCode.NOT_RESTORABLE,
+        operator=str(operator),
+    )

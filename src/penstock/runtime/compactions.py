@@ -1,0 +1,131 @@
+"""Compactions of a job: ordered after an epoch, swapped in by a later one, never waited for.
+
+Except when a table has more runs than reads can bear: then the next epoch waits, once. What
+is pending dies with the session: after a restart or restore its inputs may be gone.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from penstock.core.ids import Epoch, Generation, OperatorId, Subtask
+from penstock.operators.watermarks import event_time_of
+from penstock.runtime.environment import JobEnvironment
+from penstock.runtime.executor import CompactionOrder, CompactionResult
+from penstock.runtime.job_state import JobState
+from penstock.runtime.worker import Metadata
+from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.tables.compaction import exceeds_run_limit
+from penstock.state.tables.erased import ErasedKind
+from penstock.state.tables.operator_tables import apply_compaction
+from penstock.state.tables.table import Frontier
+
+_ONLY_TOO_MANY = 1_000_000
+"""As `min_files`: merge only what exceeds the limit of runs."""
+
+
+class PendingCompactions:
+    """What one session has ordered."""
+
+    def __init__(self, environment: JobEnvironment, generation: Generation) -> None:
+        self._environment = environment
+        self._generation = generation
+        self._urgent: list[CompactionResult] = []
+        self.swapped = 0
+        """How many results the last published epoch took in."""
+
+    def start(self, state: JobState) -> None:
+        """Order what is due in the tables of the epoch just published."""
+        min_files = self._environment.settings.compaction.min_files
+        due = [order for order in self._orders(state, min_files) if _may_be_due(order)]
+        if due:
+            self._environment.executor.compact(due)
+
+    def wait_if_needed(self, state: JobState) -> bool:
+        """Merge at once where there are too many runs; tell whether that was so.
+
+        The results are swapped in by the epoch that follows.
+        """
+        overfull = [
+            order
+            for order in self._orders(state, _ONLY_TOO_MANY)
+            if _is_overfull(order.metadata[order.subtask.index])
+        ]
+        if not overfull:
+            return False
+        self._environment.executor.compact(overfull)
+        self._urgent += self._environment.executor.compacted(wait=True)
+        return True
+
+    def swap(
+        self, metadata: dict[OperatorId, dict[int, Metadata]], epoch: Epoch
+    ) -> set[tuple[OperatorId, int]]:
+        """Swap finished results into the metadata about to be published; return who changed."""
+        rules = self._environment.settings.rules
+        changed: set[tuple[OperatorId, int]] = set()
+        self.swapped = 0
+        results = [*self._urgent, *self._environment.executor.compacted()]
+        self._urgent = []
+        for result in results:
+            parts = metadata.get(result.operator)
+            if parts is None:
+                continue
+            swapped = apply_compaction(parts, result.tables, epoch=epoch, rules=rules)
+            parts.update(swapped)
+            changed |= {(result.operator, index) for index in swapped}
+            self.swapped += bool(swapped)
+        return changed
+
+    def _orders(self, state: JobState, min_files: int) -> Iterator[CompactionOrder]:
+        manifest = state.manifest
+        if manifest is None:
+            return
+        settings = self._environment.settings.compaction
+        for node in self._environment.graph.nodes:
+            specs = self._environment.tables[node.operator]
+            parts = state.metadata.get(node.operator, {})
+            # After a rescale the lists belong to other subtasks until the first epoch.
+            if not specs or len(parts) != node.parallelism:
+                continue
+            for index in range(node.parallelism):
+                yield CompactionOrder(
+                    self._environment.graph.job,
+                    self._generation,
+                    node.operator,
+                    Subtask(index, node.parallelism),
+                    specs,
+                    parts,
+                    state.next_epoch,
+                    frontier_of(manifest, node.operator),
+                    min_files,
+                    settings.target_file_bytes,
+                )
+
+
+def frontier_of(manifest: CheckpointManifest, operator: OperatorId) -> Frontier:
+    """Return the time by which an operator's state is judged as of a checkpoint."""
+    for entry in manifest.operators:
+        if entry.operator == operator:
+            known = event_time_of(entry.input_watermarks)
+            micros = None if known is None else known.micros
+            return Frontier(micros, manifest.processing_time_micros)
+    return Frontier(None, manifest.processing_time_micros)
+
+
+def _may_be_due(order: CompactionOrder) -> bool:
+    """Leave out what clearly has too few files, without looking at their sizes."""
+    index = order.subtask.index
+    # Subtask 0 speaks for global tables, whose list runs over all subtasks.
+    parts = order.metadata.values() if index == 0 else [order.metadata[index]]
+    counts: Counter[str] = Counter()
+    for part in parts:
+        for name, table in part.table_checkpoint_metadata.items():
+            files = ErasedKind(name, part.table_configs[name]).files_in(table)
+            counts[name] += len(files)
+    return any(count >= order.min_files for count in counts.values())
+
+
+def _is_overfull(metadata: Metadata) -> bool:
+    return any(
+        exceeds_run_limit(ErasedKind(name, metadata.table_configs[name]).files_in(part))
+        for name, part in metadata.table_checkpoint_metadata.items()
+    )

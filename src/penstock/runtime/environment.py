@@ -1,0 +1,69 @@
+"""What a driver works with: the graph it runs, where state lives, and the choices made for it."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.ids import OperatorId
+from penstock.core.settings import CompactionSettings
+from penstock.graph.codec import fingerprint_of
+from penstock.graph.logical import LogicalGraph
+from penstock.operators.nodes import declared_tables
+from penstock.operators.registry import Registry
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.executor import Executor
+from penstock.runtime.physical import compile_graph
+from penstock.runtime.restarts import RestartPolicy
+from penstock.runtime.superstep import CompiledJob
+from penstock.state.files.cache import FileCache
+from penstock.state.protocol.rules import RULES, ProtocolRules
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.specs import TableSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """Choices about how a job is driven."""
+
+    target_epoch_micros: int = 1_000_000
+    """How long an epoch with data should take; without data, epochs keep this distance."""
+    keep_epochs: int = 10
+    collect_every: int = 4
+    """How many published epochs lie between two collections."""
+    budget: SourceBudget = field(default_factory=SourceBudget)
+    """What a source subtask may read in the first epoch; adapted from then on."""
+    adapts_budget: bool = True
+    torn_limit: int = 5
+    """How often in a row a torn epoch is simply run again before it counts as a failure."""
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+    allow_dropped_state: bool = False
+    rules: ProtocolRules = RULES
+
+
+@dataclass
+class JobEnvironment:
+    """Everything that stays the same over all claims of one driver."""
+
+    graph: LogicalGraph
+    store: ObjectStore
+    cache: FileCache
+    executor: Executor
+    registry: Registry
+    clock: Clock = field(default_factory=SystemClock)
+    settings: DriverSettings = field(default_factory=DriverSettings)
+
+    @cached_property
+    def job(self) -> CompiledJob:
+        """The compiled graph; compiling validates it."""
+        return CompiledJob(compile_graph(self.graph), fingerprint_of(self.graph))
+
+    @cached_property
+    def tables(self) -> dict[OperatorId, tuple[TableSpec, ...]]:
+        """Every operator's tables."""
+        return {
+            node.operator: declared_tables(
+                self.registry.construct(node.spec).operator, node
+            )
+            for node in self.graph.nodes
+        }

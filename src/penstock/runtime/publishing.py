@@ -1,0 +1,158 @@
+"""Publishing an epoch: from the tasks' reports to an acknowledged checkpoint.
+
+nothing changed? → done, no number is used
+swap compactions in → write changed metadata → manifest → epoch record → fence
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.core.ids import OperatorId
+from penstock.operators.nodes import OperatorReport
+from penstock.operators.watermarks import merge_subtasks
+from penstock.runtime.compactions import PendingCompactions
+from penstock.runtime.environment import JobEnvironment
+from penstock.runtime.epoch_plan import EpochPlan
+from penstock.runtime.job_state import JobState
+from penstock.runtime.worker import Metadata
+from penstock.state.checkpoints.backend import ParquetBackend
+from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.protocol.publication import (
+    CommitRequired,
+    PublicationOutcome,
+    Published,
+)
+from penstock.state.protocol.records import (
+    CheckpointManifest,
+    CheckpointRef,
+    ClaimRecord,
+    InputWatermark,
+    ObjectRef,
+    OperatorEntry,
+)
+
+Watermarks: TypeAlias = dict[OperatorId, tuple[InputWatermark, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResults:
+    """What all subtasks of all operators reported, of one agreed run."""
+
+    reports: Mapping[tuple[OperatorId, int], OperatorReport]
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The epoch moved nothing: it is as if it had not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPublisher:
+    """Publishes the epochs of one session."""
+
+    environment: JobEnvironment
+    checkpoints: JobCheckpoints
+    claim: ClaimRecord
+    compactions: PendingCompactions
+
+    def publish(
+        self, state: JobState, plan: EpochPlan, results: EpochResults
+    ) -> PublicationOutcome | Unchanged:
+        """Acknowledge an epoch; `state` moves on only if that succeeded."""
+        watermarks = _watermarks(self.environment, results)
+        if not _has_changed(state, results, watermarks):
+            return Unchanged()
+        reports = results.reports
+        epoch = plan.terms.barrier.epoch
+        metadata = _next_metadata(self.environment, state, results)
+        changed = {task for task, report in reports.items() if report.checkpoint.changed}
+        changed |= self.compactions.swap(metadata, epoch)
+        ref = CheckpointRef(self.environment.graph.job, self.claim.generation, epoch)
+        manifest = CheckpointManifest(
+            ref=ref,
+            parent=None if state.base is None else state.base.ref,
+            created_at_micros=self.environment.clock.now_micros(),
+            processing_time_micros=plan.terms.processing_time_micros,
+            needs_commit=any(r.checkpoint.metadata.commit_data for r in reports.values()),
+            operators=tuple(
+                OperatorEntry(
+                    node.operator,
+                    self._write(ref, state, metadata.get(node.operator, {}), changed),
+                    watermarks[node.operator],
+                )
+                for node in self.environment.graph.nodes
+            ),
+        )
+        outcome = self.checkpoints.publish(self.claim, manifest, state.base)
+        if isinstance(outcome, Published | CommitRequired):
+            state.manifest, state.metadata = manifest, metadata
+            state.next_epoch = epoch.next()
+        return outcome
+
+    def _write(
+        self,
+        ref: CheckpointRef,
+        state: JobState,
+        parts: Mapping[int, Metadata],
+        changed: set[tuple[OperatorId, int]],
+    ) -> tuple[ObjectRef, ...]:
+        """Write what changed; an unchanged subtask refers to its parent's object."""
+        backend = ParquetBackend(self.environment.store)
+        entries = () if state.manifest is None else state.manifest.operators
+        parents = {entry.operator: entry.subtasks for entry in entries}
+        refs = []
+        for index, part in sorted(parts.items()):
+            operator = OperatorId(part.operator_metadata.operator_id)
+            if (operator, index) in changed:
+                refs.append(backend.write_operator_checkpoint_metadata(ref, part))
+            else:
+                refs.append(parents[operator][index])
+        return tuple(refs)
+
+
+def _watermarks(environment: JobEnvironment, results: EpochResults) -> Watermarks:
+    return {
+        node.operator: merge_subtasks(
+            [results.reports[node.operator, i].inputs for i in range(node.parallelism)]
+        )
+        for node in environment.graph.nodes
+    }
+
+
+def _has_changed(state: JobState, results: EpochResults, watermarks: Watermarks) -> bool:
+    """Tell whether anything would be lost if the epoch were forgotten."""
+    before = () if state.manifest is None else state.manifest.operators
+    known = {entry.operator: entry.input_watermarks for entry in before}
+    for operator, now in watermarks.items():
+        if now != known.get(operator, (InputWatermark(),) * len(now)):
+            return True
+    return any(
+        report.has_fired or report.splits or _has_news(report)
+        for report in results.reports.values()
+    )
+
+
+def _has_news(report: OperatorReport) -> bool:
+    """Tell whether a subtask wrote anything; one that only lists empty tables did not."""
+    done = report.checkpoint
+    return bool(
+        done.changed
+        and (done.metadata.table_checkpoint_metadata or done.metadata.commit_data)
+    )
+
+
+def _next_metadata(
+    environment: JobEnvironment, state: JobState, results: EpochResults
+) -> dict[OperatorId, dict[int, Metadata]]:
+    """Return the metadata of all subtasks with tables: new where changed, else the parent's."""
+    metadata: dict[OperatorId, dict[int, Metadata]] = {}
+    for node in environment.graph.nodes:
+        if not environment.tables[node.operator]:
+            continue
+        parts = metadata[node.operator] = {}
+        for index in range(node.parallelism):
+            done = results.reports[node.operator, index].checkpoint
+            known = state.metadata.get(node.operator, {})
+            parts[index] = done.metadata if done.changed else known[index]
+    return metadata

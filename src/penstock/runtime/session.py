@@ -1,0 +1,426 @@
+"""JobSession: one claim of a job, from taking it over to losing or leaving it.
+
+    session = JobSession.start(environment, restore=None)
+    result = session.run_epoch(stop=None)        plan → run → agree → publish → commit
+
+A failure before anything was published leaves the session usable: the epoch is simply run
+again. A failure from the manifest on does not: what landed is unknown, so the driver starts
+another session, which claims a new generation and finds out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
+from penstock.core.signals import CheckpointBarrier
+from penstock.core.tokens import new_token
+from penstock.errors import (
+    CorruptStateError,
+    ErrorCode,
+    FencedError,
+    PenstockError,
+    StorageError,
+)
+from penstock.operators.nodes import EpochTerms, OperatorReport
+from penstock.operators.source import SPLITS_TABLE, SourceFinishType, splits_table
+from penstock.operators.splits import SplitState
+from penstock.operators.watermarks import has_ended
+from penstock.runtime.budgets import adapt_budget
+from penstock.runtime.commits import commit_sinks
+from penstock.runtime.compactions import PendingCompactions
+from penstock.runtime.environment import JobEnvironment
+from penstock.runtime.epoch import StopMode
+from penstock.runtime.epoch_plan import EpochPlan
+from penstock.runtime.fitness import check_fitness
+from penstock.runtime.job_state import JobState
+from penstock.runtime.planning import ReadingPlan, SourcePlanner
+from penstock.runtime.publishing import EpochPublisher, EpochResults, Unchanged
+from penstock.runtime.receipts import Agreed, Failed, Torn, find_agreement
+from penstock.runtime.reports import from_error_part, from_part
+from penstock.runtime.worker import Metadata
+from penstock.state.checkpoints.backend import ParquetBackend
+from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.protocol.collection import CollectionDone
+from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.publication import (
+    CommitPermit,
+    CommitRequired,
+    LostEpoch,
+    Published,
+)
+from penstock.state.protocol.records import CheckpointManifest, CheckpointRef, ClaimRecord
+from penstock.state.protocol.recovery import Recovered, ReplayCommit
+from penstock.state.protocol.status import Fenced
+from penstock.state.protocol.takeover import TakenOver
+from penstock.state.tables.table import Frontier, TableEnvironment
+from penstock.state.tables.table_manager import TableManager
+
+SMALLEST_STEP_MICROS = 1
+"""Processing time moves by at least this from epoch to epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRan:
+    """An epoch ran and counts."""
+
+    epoch: Epoch
+    is_published: bool
+    reports: Mapping[tuple[OperatorId, int], OperatorReport]
+    reading: ReadingPlan
+    processing_time_micros: int
+    duration_micros: int
+    compactions: int
+    waited_for_compaction: bool
+    finish: SourceFinishType | None
+    """What a source asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTorn:
+    """A run did not hold together; nothing of it counts and it can be run again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLost:
+    """Another driver owns the epoch, and may be gone already: take over anew."""
+
+    winner: CheckpointRef
+
+
+EpochOutcome: TypeAlias = EpochRan | EpochTorn | EpochLost
+
+
+class JobSession:
+    """One generation of a job."""
+
+    def __init__(
+        self, environment: JobEnvironment, claim: ClaimRecord, decision: Recovered
+    ) -> None:
+        self.environment = environment
+        self.claim = claim
+        self.checkpoints = _checkpoints(environment)
+        self._restores = decision.restore is not None
+        base = decision.base
+        manifest = None if base is None else self.checkpoints.manifest(base.ref)
+        self.state = JobState(
+            decision.next_epoch, base, manifest, read_metadata(environment, manifest)
+        )
+        self.planner = SourcePlanner(
+            environment.graph, environment.registry, environment.settings.budget
+        )
+        self.planner.restore(self._read_splits)
+        self.compactions = PendingCompactions(environment, claim.generation)
+        self.publisher = EpochPublisher(
+            environment, self.checkpoints, claim, self.compactions
+        )
+        environment.executor.forget_compactions()
+        self._run = 0
+        self._accepted_run: int | None = None
+        self._previous_micros = (
+            None if manifest is None else manifest.processing_time_micros
+        )
+        self._published_since_collection = 0
+
+    @classmethod
+    def start(
+        cls, environment: JobEnvironment, *, restore: Epochs | None = None
+    ) -> "JobSession":
+        """Take the job over: check that the graph fits, claim, replay open commits."""
+        checkpoints = _checkpoints(environment)
+        ref = None if restore is None else checkpoints.plan_restore(restore).ref
+        _check_start(environment, checkpoints, ref)
+        taken = checkpoints.take_over(restore=ref)
+        while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
+            permit = taken.decision.permit
+            skipped = _replay(environment, checkpoints, permit, or_skip=ref is not None)
+            taken = checkpoints.resume(taken.claim, unreplayable=skipped)
+        if isinstance(taken, Fenced):
+            raise fenced_error(environment, taken)
+        assert isinstance(taken.decision, Recovered)  # noqa: S101 (the loop above ended)
+        return cls(environment, taken.claim, taken.decision)
+
+    @property
+    def is_finished(self) -> bool:
+        """Tell whether every operator has been told the end of its input."""
+        manifest = self.state.manifest
+        if manifest is None:
+            return False
+        inputs = {entry.operator: entry.input_watermarks for entry in manifest.operators}
+        return all(
+            has_ended(inputs.get(node.operator, ()))
+            for node in self.environment.graph.nodes
+            if node.inputs
+        )
+
+    def run_epoch(self, *, stop: StopMode | None = None) -> EpochOutcome:
+        """Run the next epoch, and publish and commit it if it changed anything."""
+        environment, clock = self.environment, self.environment.clock
+        waited = self.compactions.wait_if_needed(self.state)
+        started = clock.now_micros()
+        plan, reading = self._plan(started, stop)
+        reports = environment.executor.run_epoch(environment.job, plan, self.state.manifest)
+        agreement = find_agreement(environment.job.plan, reports)
+        if isinstance(agreement, Torn):
+            return EpochTorn(agreement.reason)
+        if isinstance(agreement, Failed):
+            raise _combined(agreement)
+        results = self._results(agreement)
+        finish = _finish_of(results)
+        if finish is SourceFinishType.IMMEDIATE:
+            return self._ran(plan, reading, results, started, waited=waited, finish=finish)
+        outcome = self.publisher.publish(self.state, plan, results)
+        if isinstance(outcome, LostEpoch):
+            return EpochLost(outcome.winner)
+        if isinstance(outcome, Fenced):
+            raise fenced_error(environment, outcome)
+        self._accept(plan, results)
+        self._finish_publication(outcome)
+        ran = self._ran(
+            plan,
+            reading,
+            results,
+            started,
+            waited=waited,
+            finish=finish,
+            is_published=not isinstance(outcome, Unchanged),
+        )
+        self._adapt(ran)
+        return ran
+
+    def _finish_publication(self, outcome: Published | CommitRequired | Unchanged) -> None:
+        """Commit the sinks of an acknowledged epoch, then tidy up."""
+        match outcome:
+            case Unchanged():
+                return
+            case CommitRequired(permit):
+                self._commit(permit)
+            case Published(ready):
+                self.state.base = ready
+        self._after_publication()
+
+    def _accept(self, plan: EpochPlan, results: EpochResults) -> None:
+        """Go on from a run that counts."""
+        self._accepted_run = plan.run
+        self._previous_micros = plan.terms.processing_time_micros
+        self.planner.accept(results.reports.values())
+
+    def _plan(
+        self, now_micros: int, stop: StopMode | None
+    ) -> tuple[EpochPlan, ReadingPlan]:
+        """Fix everything that the epoch depends on."""
+        previous = self._previous_micros
+        now = now_micros
+        if previous is not None:
+            # One clock for the whole job: it never stands still and never goes back.
+            now = max(now, previous + SMALLEST_STEP_MICROS)
+        epoch = self.state.next_epoch
+        keep = self.environment.settings.keep_epochs
+        min_epoch = Epoch(max(1, epoch - keep + 1))
+        barrier = CheckpointBarrier(
+            epoch, min_epoch, now, then_stop=stop is StopMode.CHECKPOINT
+        )
+        reading = self.planner.plan(now, self.state.manifest)
+        self._run += 1
+        terms = EpochTerms(barrier, now, previous, is_stop=stop is StopMode.GRACEFUL)
+        plan = EpochPlan(
+            self.environment.graph.job,
+            self.claim.generation,
+            terms,
+            self._run,
+            self._accepted_run,
+            None if self.state.base is None else self.state.base.ref,
+            reading.assignments,
+            self.environment.settings.allow_dropped_state,
+        )
+        return plan, reading
+
+    def _results(self, agreement: Agreed) -> EpochResults:
+        reports: dict[tuple[OperatorId, int], OperatorReport] = {}
+        for (level, task), report in agreement.reports.items():
+            _, subtask = self.environment.job.plan.task(level, task)
+            for part in report.operators:
+                found = from_part(part)
+                reports[found.operator, subtask.index] = found
+        return EpochResults(reports)
+
+    def _ran(
+        self,
+        plan: EpochPlan,
+        reading: ReadingPlan,
+        results: EpochResults,
+        started_micros: int,
+        *,
+        waited: bool,
+        finish: SourceFinishType | None,
+        is_published: bool = False,
+    ) -> EpochRan:
+        return EpochRan(
+            plan.terms.barrier.epoch,
+            is_published,
+            results.reports,
+            reading,
+            plan.terms.processing_time_micros,
+            self.environment.clock.now_micros() - started_micros,
+            self.compactions.swapped,
+            waited,
+            finish,
+        )
+
+    def _commit(self, permit: CommitPermit) -> None:
+        environment = self.environment
+        commit_sinks(permit, environment.graph, environment.registry, environment.store)
+        self.state.base = self.checkpoints.complete_commit(permit)
+
+    def _after_publication(self) -> None:
+        """What follows an acknowledged epoch: unpin a restore, compact, collect."""
+        if self._restores:
+            self.checkpoints.release_honoured_restores(self.claim)
+            self._restores = False
+        self.compactions.start(self.state)
+        self._published_since_collection += 1
+        if self._published_since_collection >= self.environment.settings.collect_every:
+            self._published_since_collection = 0
+            self._collect()
+
+    def _collect(self) -> None:
+        keep = self.environment.settings.keep_epochs
+        outcome = self.checkpoints.collect(self.claim, keep_epochs=keep)
+        if isinstance(outcome, Fenced):
+            raise fenced_error(self.environment, outcome)
+        if isinstance(outcome, CollectionDone) and not outcome.needs_origin:
+            self.checkpoints.release_origin(self.claim)
+
+    def _adapt(self, ran: EpochRan) -> None:
+        settings = self.environment.settings
+        if not settings.adapts_budget:
+            return
+        for operator, planned in self.planner.sources.items():
+            reports = [r for (name, _), r in ran.reports.items() if name == operator]
+            planned.budget = adapt_budget(
+                planned.budget,
+                duration_micros=ran.duration_micros,
+                target_micros=settings.target_epoch_micros,
+                was_spent=any(r.has_more for r in reports) or ran.reading.has_more,
+            )
+
+    def _read_splits(self, operator: OperatorId) -> Mapping[str, SplitState]:
+        restored = self.state.metadata.get(operator, {})
+        if not restored:
+            return {}
+        environment = TableEnvironment(
+            TaskInfo(self.environment.graph.job, operator, Subtask(0, 1)),
+            self.claim.generation,
+            new_token(),
+            self.environment.store,
+            self.environment.cache,
+        )
+        only = [splits_table()]
+        manager = TableManager.load(environment, only, restored, allow_dropped=True)
+        manager.begin_epoch(Frontier())
+        known = dict(manager.get_global_keyed_state(SPLITS_TABLE).items())
+        manager.close()
+        return known
+
+
+def read_metadata(
+    environment: JobEnvironment, manifest: CheckpointManifest | None
+) -> dict[OperatorId, dict[int, Metadata]]:
+    """Read the metadata of every subtask of every operator."""
+    backend = ParquetBackend(environment.store)
+    return {
+        entry.operator: {
+            index: backend.read_operator_checkpoint_metadata(ref)
+            for index, ref in enumerate(entry.subtasks)
+        }
+        for entry in (() if manifest is None else manifest.operators)
+    }
+
+
+def fenced_error(environment: JobEnvironment, fenced: Fenced) -> FencedError:
+    """Return the error of a driver that was replaced."""
+    return FencedError(
+        f"generation {fenced.generation} of job {environment.graph.job!r} was replaced: a "
+        "newer driver has claimed the job. This one stops for good and changes nothing more",
+        job=str(environment.graph.job),
+        generation=int(fenced.generation),
+    )
+
+
+def _checkpoints(environment: JobEnvironment) -> JobCheckpoints:
+    return JobCheckpoints(
+        environment.store,
+        environment.graph.job,
+        environment.clock,
+        environment.settings.rules,
+    )
+
+
+def _check_start(
+    environment: JobEnvironment, checkpoints: JobCheckpoints, restore: CheckpointRef | None
+) -> None:
+    """Refuse a graph that does not fit, before the claim fences a driver whose graph does."""
+    tables = environment.tables
+    manifest = checkpoints.newest() if restore is None else checkpoints.manifest(restore)
+    if manifest is None:
+        return
+    entries = {entry.operator: entry.subtasks for entry in manifest.operators}
+    backend = ParquetBackend(environment.store)
+    check_fitness(
+        environment.graph,
+        tables,
+        manifest,
+        lambda operator: {
+            index: backend.read_operator_checkpoint_metadata(ref)
+            for index, ref in enumerate(entries[operator])
+        },
+        allow_dropped=environment.settings.allow_dropped_state,
+    )
+
+
+def _replay(
+    environment: JobEnvironment,
+    checkpoints: JobCheckpoints,
+    permit: CommitPermit,
+    *,
+    or_skip: bool,
+) -> CheckpointRef | None:
+    """Commit what an earlier driver left open; a restore may pass over what is damaged."""
+    try:
+        commit_sinks(permit, environment.graph, environment.registry, environment.store)
+        checkpoints.complete_commit(permit)
+    except CorruptStateError:
+        if not or_skip:
+            raise
+        return permit.ref
+    return None
+
+
+def _combined(failed: Failed) -> PenstockError:
+    """Return the first failure, with the others as notes."""
+    errors = [from_error_part(part) for part in failed.errors]
+    first = errors[0]
+    for other in errors[1:]:
+        first.add_note(f"Also failed: {other.message}")
+    return first
+
+
+def _finish_of(results: EpochResults) -> SourceFinishType | None:
+    """Return the most urgent wish of any source subtask; an end concerns only the source."""
+    wishes = {report.finish for report in results.reports.values()}
+    for wish in (SourceFinishType.IMMEDIATE, SourceFinishType.GRACEFUL):
+        if wish in wishes:
+            return wish
+    return None
+
+
+def torn_error(job: str, reason: str) -> StorageError:
+    """Return the error of an epoch that stays torn."""
+    return StorageError(
+        f"an epoch of job {job!r} did not hold together: {reason}. Nothing of it was "
+        "published; it is run again",
+        code=ErrorCode.TORN_EPOCH,
+        job=job,
+    )

@@ -1,0 +1,138 @@
+"""Keeping the status of a job: counts what happened and publishes immutable values of it."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.core.ids import OperatorId
+from penstock.errors import PenstockError
+from penstock.operators.watermarks import event_time_of
+from penstock.runtime.environment import JobEnvironment
+from penstock.runtime.session import EpochRan, JobSession
+from penstock.runtime.status import EpochProgress, JobPhase, JobStatus, OperatorStatus
+from penstock.state.tables.erased import ErasedKind
+
+
+class StatusKeeper:
+    """Owned by the driver; everybody else sees only the values."""
+
+    def __init__(
+        self,
+        environment: JobEnvironment,
+        on_status: Callable[[JobStatus], None] | None = None,
+    ) -> None:
+        self._environment = environment
+        self._on_status = on_status
+        self._rows_taken: Counter[OperatorId] = Counter()
+        self._rows_emitted: dict[OperatorId, Counter[str]] = {}
+        self._counters: dict[OperatorId, Counter[str]] = {}
+        self.status = JobStatus(str(environment.graph.job), JobPhase.STARTING)
+
+    def note_phase(
+        self,
+        phase: JobPhase,
+        *,
+        error: PenstockError | None = None,
+        wake_up_micros: int | None = None,
+    ) -> None:
+        """Note what the driver is up to."""
+        text = self.status.error if error is None else str(error)
+        self._set(
+            replace(
+                self.status, phase=phase, error=text, next_wake_up_micros=wake_up_micros
+            )
+        )
+
+    def note_session(self, session: JobSession) -> None:
+        """Note that the job was taken over."""
+        manifest = session.state.manifest
+        epoch = None if manifest is None else int(manifest.ref.epoch)
+        generation = int(session.claim.generation)
+        self._set(replace(self.status, generation=generation, epoch=epoch))
+
+    def note_torn(self) -> None:
+        """Note an epoch that did not hold together."""
+        self._set(replace(self.status, torn_epochs=self.status.torn_epochs + 1))
+
+    def note_restart(self, error: PenstockError) -> None:
+        """Note a failure that will be tried again."""
+        restarts = self.status.restarts + 1
+        self._set(replace(self.status, restarts=restarts, error=str(error)))
+
+    def note_epoch(self, ran: EpochRan, session: JobSession) -> None:
+        """Note an epoch that counts."""
+        for (operator, _), report in ran.reports.items():
+            self._rows_taken[operator] += report.rows_taken
+            self._rows_emitted.setdefault(operator, Counter()).update(report.rows_emitted)
+            self._counters.setdefault(operator, Counter()).update(report.counters)
+        progress = _progress_of(ran, session)
+        manifest = session.state.manifest
+        status = self.status
+        self._set(
+            replace(
+                status,
+                epoch=None if manifest is None else int(manifest.ref.epoch),
+                epochs_run=status.epochs_run + 1,
+                epochs_published=status.epochs_published + ran.is_published,
+                rows_read=status.rows_read + progress.rows_read,
+                last=progress,
+                operators=self._operators(session),
+                error=None,
+            )
+        )
+
+    def _operators(self, session: JobSession) -> tuple[OperatorStatus, ...]:
+        manifest = session.state.manifest
+        entries = {} if manifest is None else {e.operator: e for e in manifest.operators}
+        found = []
+        for node in self._environment.graph.nodes:
+            entry = entries.get(node.operator)
+            inputs = () if entry is None else entry.input_watermarks
+            watermark = event_time_of(inputs)
+            files = _state_files(session, node.operator)
+            found.append(
+                OperatorStatus(
+                    str(node.operator),
+                    node.spec.kind,
+                    node.parallelism,
+                    self._rows_taken[node.operator],
+                    dict(self._rows_emitted.get(node.operator, {})),
+                    dict(self._counters.get(node.operator, {})),
+                    None if watermark is None else watermark.micros,
+                    bool(inputs) and all(known.idle for known in inputs),
+                    sum(files.values()),
+                    len(files),
+                )
+            )
+        return tuple(found)
+
+    def _set(self, status: JobStatus) -> None:
+        self.status = status
+        if self._on_status is not None:
+            self._on_status(status)
+
+
+def _progress_of(ran: EpochRan, session: JobSession) -> EpochProgress:
+    sources = session.planner.sources
+    read = [report for (name, _), report in ran.reports.items() if name in sources]
+    return EpochProgress(
+        int(ran.epoch),
+        ran.is_published,
+        ran.processing_time_micros,
+        ran.duration_micros,
+        sum(report.rows_taken for report in read),
+        sum(report.bytes_read for report in read),
+        sum(report.checkpoint.bytes_written for report in ran.reports.values()),
+        ran.compactions,
+        ran.waited_for_compaction,
+    )
+
+
+def _state_files(session: JobSession, operator: OperatorId) -> dict[str, int]:
+    """Return the size of every state file of an operator, by path."""
+    sizes: dict[str, int] = {}
+    for metadata in session.state.metadata.get(operator, {}).values():
+        for name, table in metadata.table_checkpoint_metadata.items():
+            kind = ErasedKind(name, metadata.table_configs[name])
+            sizes.update((file.path, file.size_bytes) for file in kind.files_in(table))
+    return sizes
