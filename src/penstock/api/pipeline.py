@@ -12,8 +12,11 @@ from typing import Literal
 
 from penstock.api.graph_builder import GraphBuilder
 from penstock.api.stream import Stream
+from penstock.connectors.catalog import default_registry
 from penstock.core.duration import DurationLike, to_micros
 from penstock.core.ids import JobId
+from penstock.core.suggestion import did_you_mean
+from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import LogicalGraph, OperatorSpec, WatermarkSpec
 from penstock.graph.render import render, to_json, to_mermaid
 from penstock.operators.process import source_spec
@@ -22,6 +25,8 @@ from penstock.operators.source import SourceOperator
 from penstock.runtime.physical import compile_graph
 from penstock.runtime.plan_text import describe_plan
 
+_FORMATS = ("text", "mermaid", "json")
+
 
 class Pipeline:
     """A job as it is being written. Mutable: its streams add their steps to it."""
@@ -29,11 +34,9 @@ class Pipeline:
     def __init__(
         self, name: str, *, parallelism: int = 1, registry: Registry | None = None
     ) -> None:
-        if registry is None:
-            from penstock.connectors.catalog import default_registry
-
-            registry = default_registry()
-        self._builder = GraphBuilder(JobId(name), parallelism, registry)
+        self._builder = GraphBuilder(
+            JobId(name), parallelism, default_registry() if registry is None else registry
+        )
 
     @property
     def name(self) -> str:
@@ -82,6 +85,12 @@ class Pipeline:
 
     def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
         """Show how the pipeline will run: supersteps as text, or the graph as a drawing."""
+        if format not in _FORMATS:
+            raise UserError(
+                f"a pipeline cannot be explained as {format!r}"
+                f"{did_you_mean(format, _FORMATS)}",
+                code=ErrorCode.INVALID_CONFIG,
+            )
         graph = self.graph()
         displays = self._builder.displays
         if format == "text":

@@ -2,13 +2,17 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import polars as pl
 import pytest
 
+from penstock.api.pipeline import Pipeline
+from penstock.connectors.memory import list_sink, list_source
 from penstock.errors import ErrorCode, GraphError, SchemaError, UserError
 from penstock.graph.codec import decode_graph, encode_graph
 from penstock.graph.logical import MAIN, OperatorSpec, WatermarkSpec
+from penstock.runtime.physical import compile_graph
 from tests.builders.graphs import CLICKS
 from tests.builders.pipelines import Clicks, Drop, Pass, a_pipeline, some_clicks
 
@@ -148,3 +152,34 @@ def test_explaining_draws_the_graph_with_what_operators_say_of_themselves() -> N
         "out",
     ]
     assert drawn["operators"][1]["facts"] == {"predicate": '[(col("page")) > (dyn int: 0)]'}
+
+
+def test_a_pipeline_is_not_explained_in_a_form_that_does_not_exist() -> None:
+    with pytest.raises(UserError, match="explained as 'mermad'; did you mean 'mermaid'"):
+        a_pipeline().explain("mermad")  # type: ignore[arg-type]
+
+
+def test_the_built_in_kinds_are_known_without_a_registry() -> None:
+    p = Pipeline("shop", parallelism=2)
+    rows = [{"user": "ann", "page": 1, "at": datetime(2024, 1, 1, tzinfo=UTC)}]
+    clicks = p.read("read", list_source(rows, splits=2), event_time="at", lateness="5s")
+    other = p.read("other", list_source(rows), event_time="at")
+    both = clicks.union(other).with_columns(double=pl.col("page") * 2)
+    both.map_batches(lambda batch: batch).flat_map(lambda batch: [batch]).select(
+        "user", "double"
+    ).key_by("user").process("count", Pass()).write("out", list_sink("api-test"))
+    graph = p.graph()
+    assert [node.spec.kind for node in graph.nodes] == [
+        "list_source",
+        "list_source",
+        "union",
+        "with_columns",
+        "map_batches",
+        "flat_map",
+        "select",
+        "process",
+        "list_sink",
+    ]
+    assert decode_graph(encode_graph(graph)) == graph
+    assert len(compile_graph(graph).supersteps) == 3
+    assert p.registry.constructors.keys() >= {"filter", "key_by", "source"}
