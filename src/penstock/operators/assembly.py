@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from penstock.core.clock import Clock
 from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo
@@ -123,8 +123,12 @@ def _build(
     instance = construct()
     tables = setting.open_tables(task, declared_tables(instance, node))
     if isinstance(instance, SourceOperator):
-        source = NodeParts[SourceOperator](node, task, construct, instance, tables)  # type: ignore[arg-type] # one spec, one class
+        made = cast("Callable[[], SourceOperator]", construct)
         collector = SourceCollector(node.operator, node.outputs, targets)
-        return SourceNode(source, collector, setting.clock)
-    parts = NodeParts[ArrowOperator](node, task, construct, instance, tables)  # type: ignore[arg-type] # one spec, one class
+        return SourceNode(
+            NodeParts(node, task, made, instance, tables), collector, setting.clock
+        )
+    parts = NodeParts(
+        node, task, cast("Callable[[], ArrowOperator]", construct), instance, tables
+    )
     return ChainedOperator(parts, ArrowCollector(node.operator, node.outputs, targets))

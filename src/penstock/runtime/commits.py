@@ -6,7 +6,7 @@ driver. Runs on the driver only, and only with a permit.
 
 from collections.abc import Mapping
 
-from penstock.core.ids import Epoch, OperatorId
+from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
 from penstock.errors import ErrorCode, PenstockError, StateError, UserCodeError
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.context import CommitContext
@@ -37,7 +37,10 @@ def commit_sinks(
         ]
         data = _commit_data(metadata)
         if data:
-            _commit(entry, data, permit, graph, registry, store)
+            subtask = Subtask(0, max(1, entry.parallelism))
+            task = TaskInfo(permit.ref.job, entry.operator, subtask)
+            sink = _sink(entry.operator, graph, registry, permit)
+            _commit(sink, permit.ref.epoch, data, CommitContext(task, store))
             committed += 1
     return committed
 

@@ -31,6 +31,7 @@ from penstock.runtime.session import (
     EpochRan,
     EpochTorn,
     JobSession,
+    torn_error,
 )
 from penstock.runtime.status import JobPhase, JobStatus
 from penstock.runtime.status_keeper import StatusKeeper
@@ -132,6 +133,17 @@ class JobDriver:
             case EpochLost(winner):
                 _log.warning("lost epoch to %s: taking the job over again", winner)
                 self._restart()
+
+    def _note_torn(self, reason: str) -> None:
+        """Run the epoch again: nothing of it counts. Should that never help, it is a failure."""
+        self._keeper.note_torn()
+        self._torn_in_a_row += 1
+        error = torn_error(str(self._environment.graph.job), reason)
+        if self._torn_in_a_row > self._environment.settings.torn_limit:
+            self._torn_in_a_row = 0
+            raise error
+        _log.warning("%s", error)
+        self._last = None
 
     def _note(self, ran: EpochRan, session: JobSession, stop: StopMode | None) -> None:
         self._failures = self._torn_in_a_row = 0

@@ -92,7 +92,7 @@ class _TaskWork:
         self, inlet: ExchangeInput, outlets: dict[OperatorId, dict[str, list[Outlet]]]
     ) -> TaskReport:
         """Run the chain; return what to tell the driver."""
-        level, task, token = self.attempt.level, self.attempt.task, self.attempt.token
+        level, task, token = self.attempt.level, self.attempt.task, str(self.attempt.token)
         assembled: AssembledChain | None = None
         try:
             assembled = self._open()
@@ -148,9 +148,9 @@ class _TaskWork:
         return TaskReport(
             self.attempt.level,
             self.attempt.task,
-            self.attempt.token,
+            str(self.attempt.token),
             tuple(
-                Receipt(sender.edge, sender.level, sender.task, token)
+                Receipt(sender.edge, sender.level, sender.task, str(token))
                 for sender, token in inlet.receipts()
             ),
             tuple(to_part(report) for report in reports),
