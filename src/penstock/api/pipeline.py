@@ -12,7 +12,6 @@ from typing import Literal
 
 from penstock.api.graph_builder import GraphBuilder
 from penstock.api.stream import Stream
-from penstock.connectors.catalog import default_registry
 from penstock.core.duration import DurationLike, to_micros
 from penstock.core.ids import JobId
 from penstock.core.suggestion import did_you_mean
@@ -34,9 +33,12 @@ class Pipeline:
     def __init__(
         self, name: str, *, parallelism: int = 1, registry: Registry | None = None
     ) -> None:
-        self._builder = GraphBuilder(
-            JobId(name), parallelism, default_registry() if registry is None else registry
-        )
+        if registry is None:
+            # Late: `import penstock` must not load every connector and its libraries.
+            from penstock.connectors.catalog import default_registry
+
+            registry = default_registry()
+        self._builder = GraphBuilder(JobId(name), parallelism, registry)
 
     @property
     def name(self) -> str:
