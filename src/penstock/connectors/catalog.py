@@ -1,6 +1,8 @@
 """The catalog: every kind of operator and connector that a graph can name out of the box."""
 
+from penstock.connectors.impulse import ImpulseConstructor
 from penstock.connectors.memory import ListSinkConstructor, ListSourceConstructor
+from penstock.connectors.stdout import StdoutConstructor
 from penstock.operators.expressions import FilterConstructor, ProjectConstructor
 from penstock.operators.process import ProcessConstructor, SourceConstructor
 from penstock.operators.registry import Registry
@@ -11,6 +13,8 @@ from penstock.operators.stateless import (
     MapBatches,
     UnionConstructor,
 )
+from penstock.operators.udfs.kinds import register_udfs
+from penstock.operators.watermark_generator import WatermarkConstructor
 
 
 def default_registry(*, load_plugins: bool = True) -> Registry:
@@ -28,8 +32,12 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add("union", UnionConstructor())
     registry.add("process", ProcessConstructor())
     registry.add("source", SourceConstructor())
+    registry.add("watermark", WatermarkConstructor())
     registry.add("list_source", ListSourceConstructor())
     registry.add("list_sink", ListSinkConstructor())
+    registry.add("impulse", ImpulseConstructor())
+    registry.add("stdout", StdoutConstructor())
+    register_udfs(registry)
     if load_plugins:
         registry.load_entry_points()
     return registry

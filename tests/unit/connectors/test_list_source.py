@@ -1,3 +1,5 @@
+from typing import Any
+
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -21,14 +23,18 @@ def test_all_rows_are_read_and_the_source_ends() -> None:
 
 def test_a_budget_cuts_the_rows_into_epochs() -> None:
     source = DrivenSource(list_source(ROWS))
+    budget = SourceBudget(rows=4)
 
-    assert source.run_epoch(SourceBudget(rows=4)) == ROWS[:4]
-    assert source.plan.has_more
-    assert source.run_epoch(SourceBudget(rows=4)) == ROWS[4:8]
-    assert not source.has_ended()
-    assert source.run_epoch(SourceBudget(rows=4)) == ROWS[8:]
-    assert not source.plan.has_more
-    assert source.has_ended()
+    epochs = [
+        (source.run_epoch(budget), source.plan.has_more, source.has_ended())
+        for _ in range(3)
+    ]
+
+    assert epochs == [
+        (ROWS[:4], True, False),
+        (ROWS[4:8], True, False),
+        (ROWS[8:], False, True),
+    ]
 
 
 def test_a_budget_of_bytes_cuts_too_but_lets_one_row_through() -> None:
@@ -105,9 +111,11 @@ def test_rows_may_come_in_any_form(rows: object) -> None:
 
 
 def test_the_schema_carries_time_and_key() -> None:
-    stream = StreamSchema(
-        pa.schema([("user", pa.string()), ("ts", pa.timestamp("us"))]), "ts", ("user",)
-    )
+    fields: list[pa.Field[Any]] = [
+        pa.field("user", pa.string()),
+        pa.field("ts", pa.timestamp("us")),
+    ]
+    stream = StreamSchema(pa.schema(fields), "ts", ("user",))
 
     assert a_source(list_source([], stream)).output_schema() == stream
 

@@ -1,0 +1,219 @@
+"""A source that counts: rows with a counter and an event time, as many or as fast as asked.
+
+Row number c of all splits together has `counter` c, goes to split `c % splits` and has the
+event time `start + c * step`, so the rows are the same in every run. The driver plans how
+far each split counts in an epoch; a second run of the epoch gives the same rows.
+
+How many splits there are is fixed by the first epoch: later runs keep what the state knows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.collector import SourceCollector
+from penstock.operators.context import SourceContext
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+
+IMPULSES = StreamSchema(
+    pa.schema(
+        [
+            pa.field("counter", pa.int64(), nullable=False),
+            pa.field("split", pa.int32(), nullable=False),
+            pa.field("ts", pa.timestamp("us"), nullable=False),
+        ]
+    ),
+    time_column="ts",
+)
+
+_ROW_BYTES = 20
+_BATCH_ROWS = 65_536
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_Offset: TypeAlias = tuple[int, int]
+"""Rows emitted by a split, and the processing time at which the source was started."""
+
+
+def impulse(
+    count: int | None = None,
+    *,
+    rate: float | None = None,
+    splits: int = 1,
+    start: datetime = _EPOCH,
+    step: timedelta | None = None,
+) -> OperatorSpec:
+    """Count up to `count` (or for ever), `rate` rows a second (or as fast as possible).
+
+    The first row happens at `start`, the following ones every `step`: unless given, by the
+    rate, or a millisecond. Time without the job running counts for the rate: it catches up.
+    """
+    problems = [
+        f"{name} is {value}: it must be {bound}"
+        for name, value, bound, is_wrong in (
+            ("count", count, "at least 0", count is not None and count < 0),
+            ("rate", rate, "more than 0 rows a second", rate is not None and rate <= 0),
+            ("splits", splits, "at least 1", splits < 1),
+            ("step", step, "at least 0", step is not None and step < timedelta()),
+        )
+        if is_wrong
+    ]
+    if problems:
+        raise UserError(
+            f"an impulse source cannot count so: {'; '.join(problems)}",
+            code=ErrorCode.INVALID_NUMBER,
+        )
+    if step is None:
+        step = timedelta(milliseconds=1) if rate is None else timedelta(seconds=1 / rate)
+    zoned = start if start.tzinfo else start.replace(tzinfo=UTC)
+    return OperatorSpec(
+        "impulse",
+        {
+            "count": count,
+            "rate": rate,
+            "splits": splits,
+            "start_micros": (zoned - _EPOCH) // timedelta(microseconds=1),
+            "step_micros": step // timedelta(microseconds=1),
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ImpulseConfig:
+    """The config of kind "impulse"."""
+
+    count: int | None = None
+    rate: float | None = None
+    splits: int = 1
+    start_micros: int = 0
+    step_micros: int = 1_000
+
+
+class ImpulseSource(SourceOperator):
+    """Counts. The offset of a split is how many rows it has emitted, and since when."""
+
+    def __init__(self, config: ImpulseConfig) -> None:
+        self._config = config
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "impulse"
+
+    def display(self) -> DisplayableOperator:
+        """Show how far and how fast it counts."""
+        known = {"count": self._config.count, "rate": self._config.rate}
+        facts = {name: str(value) for name, value in known.items() if value is not None}
+        return DisplayableOperator("impulse", {**facts, "splits": str(self._config.splits)})
+
+    def output_schema(self) -> StreamSchema:
+        """Return counter, split and event time."""
+        return IMPULSES
+
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        """Let every split count as far as count, rate and its share of the budget allow.
+
+        In the first epoch all splits are named, also those with nothing to do yet: from then
+        on their number is in the state.
+        """
+        split_count = _split_count(known) or self._config.splits
+        plans = []
+        has_more = False
+        for index in range(split_count):
+            name = _split_name(index, split_count)
+            state = known.get(name, SplitState())
+            if state.ended:
+                continue
+            done, since = _offset_of(state, now_micros)
+            due = self._due(index, split_count, now_micros - since)
+            end = min(done + _share(budget, split_count), due)
+            has_more |= end < due
+            if end > done or state.offset is None or self._is_last(index, split_count, end):
+                plans.append(SplitPlan(name, (done, since), (end, since), end - done))
+        return SourcePlan(tuple(plans), is_complete=True, has_more=has_more)
+
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
+        """Count as planned; a split ends with its last row."""
+        for split in ctx.splits:
+            index, split_count = _parse(split.name)
+            (done, since), (end, _) = split.start, split.end
+            ctx.advance(split.name, (done, since))
+            while done < end and not ctx.budget.is_spent:
+                upto = min(done + _BATCH_ROWS, end)
+                batch = self._rows(index, split_count, done, upto)
+                collector.collect(batch, split=split.name)
+                ctx.advance(split.name, (upto, since))
+                done = upto
+            if self._is_last(index, split_count, done):
+                ctx.end_split(split.name)
+
+    def _due(self, index: int, split_count: int, elapsed_micros: int) -> int:
+        """Return how many rows a split may have emitted after so much time."""
+        limits = [] if self._config.count is None else [self._config.count]
+        if self._config.rate is not None:
+            limits.append(int(self._config.rate * max(0, elapsed_micros) / 1_000_000))
+        return _rows_below(min(limits), index, split_count) if limits else 1 << 62
+
+    def _is_last(self, index: int, split_count: int, done: int) -> bool:
+        count = self._config.count
+        return count is not None and done >= _rows_below(count, index, split_count)
+
+    def _rows(self, index: int, split_count: int, start: int, end: int) -> pa.RecordBatch:
+        counters = np.arange(start, end, dtype=np.int64) * split_count + index
+        times = counters * self._config.step_micros + self._config.start_micros
+        columns: list[pa.Array[Any]] = [
+            pa.array(counters),
+            pa.array(np.full(end - start, index, dtype=np.int32)),
+            pa.array(times).view(pa.timestamp("us")),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=IMPULSES.schema)
+
+
+def _rows_below(counter: int, index: int, split_count: int) -> int:
+    """Return how many counters below `counter` go to a split."""
+    return max(0, -(-(counter - index) // split_count))
+
+
+def _share(budget: SourceBudget, split_count: int) -> int:
+    return max(1, min(budget.rows, budget.size_bytes // _ROW_BYTES) // split_count)
+
+
+def _offset_of(state: SplitState, now_micros: int) -> _Offset:
+    if state.offset is None:
+        return 0, now_micros
+    done, since = state.offset
+    return done, since
+
+
+def _split_name(index: int, split_count: int) -> str:
+    return f"{index}-of-{split_count}"
+
+
+def _parse(name: str) -> tuple[int, int]:
+    index, _, split_count = name.partition("-of-")
+    return int(index), int(split_count)
+
+
+def _split_count(known: Mapping[str, SplitState]) -> int | None:
+    return next((_parse(name)[1] for name in known), None)
+
+
+class ImpulseConstructor(OperatorConstructor[ImpulseConfig]):
+    """Builds impulse sources."""
+
+    config_type = ImpulseConfig
+
+    def with_config(self, config: ImpulseConfig, registry: Registry) -> ConstructedOperator:
+        """Take the config over."""
+        del registry
+        return ConstructedOperator(ImpulseSource(config))

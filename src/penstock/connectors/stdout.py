@@ -1,0 +1,89 @@
+"""A sink that prints rows on the driver, epoch by epoch, once they are acknowledged.
+
+At-least-once: what was printed cannot be looked up, so a commit that is repeated (after a
+crash between printing and noting that it was done) prints its epoch's rows again.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import polars as pl
+import pyarrow as pa
+
+from penstock.connectors.staged_rows import StagingSink, staged_tables
+from penstock.core.ids import Epoch
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.context import CommitContext
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+
+Format = Literal["json", "table"]
+
+
+def stdout(form: Format = "json") -> OperatorSpec:
+    """Print rows: a line of JSON each, or a table per epoch."""
+    return OperatorSpec("stdout", {"format": form})
+
+
+class StdoutSink(StagingSink):
+    """Prints rows to the driver's standard output."""
+
+    def __init__(self, form: Format) -> None:
+        super().__init__()
+        self._format = form
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "stdout"
+
+    def display(self) -> DisplayableOperator:
+        """Show the format."""
+        return DisplayableOperator("stdout", {"format": self._format})
+
+    def handle_commit(
+        self,
+        epoch: Epoch,
+        commit_data: Mapping[str, Mapping[int, bytes]],
+        ctx: CommitContext,
+    ) -> None:
+        """Print the epoch's rows in order of subtask."""
+        del epoch, ctx
+        tables = staged_tables(commit_data)
+        if tables:
+            rows = pa.concat_tables(tables)
+            text = to_json_lines(rows) if self._format == "json" else to_text(rows)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def to_json_lines(rows: pa.Table) -> str:
+    """Return a JSON object per row; what JSON has no form for is written as text."""
+    lines = [json.dumps(row, default=str, ensure_ascii=False) for row in rows.to_pylist()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def to_text(rows: pa.Table) -> str:
+    """Return all rows as a table for people."""
+    with pl.Config(tbl_rows=-1, tbl_cols=-1, tbl_hide_dataframe_shape=True):
+        return f"{pl.DataFrame(rows)}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StdoutConfig:
+    """The config of kind "stdout"."""
+
+    format: Format = "json"
+
+
+class StdoutConstructor(OperatorConstructor[StdoutConfig]):
+    """Builds sinks that print."""
+
+    config_type = StdoutConfig
+
+    def with_config(self, config: StdoutConfig, registry: Registry) -> ConstructedOperator:
+        """Take the format over."""
+        del registry
+        return ConstructedOperator(StdoutSink(config.format))

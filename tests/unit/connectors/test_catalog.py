@@ -1,0 +1,29 @@
+import pytest
+
+from penstock.connectors.catalog import default_registry
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import OperatorSpec
+
+KINDS = {
+    "filter", "select", "with_columns", "map_batches", "flat_map", "key_by", "union",
+    "process", "source", "watermark", "list_source", "list_sink", "impulse", "stdout",
+}  # fmt: skip
+
+
+def test_all_built_in_kinds_are_known() -> None:
+    assert set(default_registry().constructors) >= KINDS
+
+
+def test_a_misspelt_kind_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UserError, match="did you mean 'filter'") as caught:
+        default_registry().construct(OperatorSpec("fliter"))
+
+    assert caught.value.code is ErrorCode.UNKNOWN_KIND
+
+
+def test_registries_are_independent() -> None:
+    first, second = default_registry(), default_registry()
+
+    del first.constructors["union"]
+
+    assert "union" in second.constructors

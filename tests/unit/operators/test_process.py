@@ -1,0 +1,75 @@
+import pyarrow as pa
+import pytest
+
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.collector import ArrowCollector, SourceCollector
+from penstock.operators.context import OperatorContext, SourceContext
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.process import process_spec, source_spec
+from penstock.operators.source import SourceOperator
+from penstock.operators.user_functions import pickle_function
+from tests.builders.driven_operators import a_source, an_operator
+
+STREAM = StreamSchema(pa.schema({"n": pa.int64()}))
+
+
+class Counting(ArrowOperator):
+    def __init__(self, start: int) -> None:
+        self.seen = start
+
+    def name(self) -> str:
+        return "counting"
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        self.seen += batch.num_rows
+
+
+class Silent(SourceOperator):
+    def name(self) -> str:
+        return "silent"
+
+    def output_schema(self) -> StreamSchema:
+        return STREAM
+
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
+        pass
+
+
+def test_every_construction_gives_a_fresh_copy_of_the_operator() -> None:
+    mine = Counting(5)
+    spec = process_spec(mine)
+    mine.seen = 99
+
+    first, second = an_operator(spec), an_operator(spec)
+
+    assert isinstance(first, Counting)
+    assert isinstance(second, Counting)
+    first.seen += 1
+    assert (first.seen, second.seen) == (6, 5)
+
+
+def test_a_source_is_built_too() -> None:
+    assert isinstance(a_source(source_spec(Silent())), Silent)
+
+
+def test_a_class_instead_of_an_instance_is_refused_with_the_fix() -> None:
+    with pytest.raises(UserError, match=r"write Counting\(…\)") as caught:
+        process_spec(Counting)  # type: ignore[arg-type]
+
+    assert caught.value.code is ErrorCode.UDF_INVALID
+
+
+def test_a_source_is_no_operator_and_an_operator_no_source() -> None:
+    with pytest.raises(UserError, match="takes ArrowOperators, and Silent is none"):
+        process_spec(Silent())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="takes SourceOperators, and Counting is none"):
+        source_spec(Counting(0))  # type: ignore[arg-type]
+
+
+def test_what_was_pickled_by_hand_is_checked_when_it_is_built() -> None:
+    with pytest.raises(UserError, match="takes ArrowOperators, and int is none"):
+        an_operator(OperatorSpec("process", {"operator": pickle_function(7)}))
