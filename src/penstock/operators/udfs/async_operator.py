@@ -56,18 +56,22 @@ from penstock.operators.udfs.specs import AsyncUdfSpec
 from penstock.operators.udfs.stored_calls import calls_table
 from penstock.state.tables.specs import TableSpec
 
-_POLL_SECONDS = 0.05
-"""How often the clock is asked while waiting for answers: it need not be the machine's."""
-
 
 class AsyncUdfOperator(ArrowOperator):
     """Calls an async function for every row, in order or not, and keeps what has no answer."""
 
     def __init__(
-        self, spec: AsyncUdfSpec, function: Callable[..., Awaitable[Any]], clock: Clock
+        self,
+        spec: AsyncUdfSpec,
+        function: Callable[..., Awaitable[Any]],
+        clock: Clock,
+        *,
+        poll_seconds: float = 0.05,
     ) -> None:
         self.spec = spec
         self._clock = clock
+        self._poll_seconds = poll_seconds
+        """How often the clock is asked while waiting: it need not be the machine's."""
         limits = CallLimits(
             spec.max_concurrency,
             spec.timeout_seconds,
@@ -195,7 +199,7 @@ class AsyncUdfOperator(ArrowOperator):
         deadline = None
         if seconds is not None:
             deadline = self._clock.now_micros() + round(seconds * 1_000_000)
-        while not self._pool.wait_idle(None if deadline is None else _POLL_SECONDS):
+        while not self._pool.wait_idle(None if deadline is None else self._poll_seconds):
             self._take_answers(ctx)
             if deadline is not None and self._clock.now_micros() >= deadline:
                 break

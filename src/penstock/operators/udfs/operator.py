@@ -1,7 +1,6 @@
 """The operator that adds a column computed by a synchronous function. Stateless."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.operators.display import DisplayableOperator
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.udfs.results import Evaluation
+from penstock.operators.udfs.results import Evaluation, ResultArray
 from penstock.operators.udfs.specs import ResultSpec
 
 Evaluate = Callable[[str, pa.RecordBatch], Evaluation]
@@ -92,6 +91,6 @@ def emit_results(
 
 
 def _with_column(
-    batch: pa.RecordBatch, stream: StreamSchema, column: pa.Array[Any]
+    batch: pa.RecordBatch, stream: StreamSchema, column: ResultArray
 ) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*batch.columns, column], schema=stream.schema)

@@ -7,7 +7,7 @@ in a row: it fails the epoch even where rows that raise are sent aside.
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -21,6 +21,8 @@ from penstock.errors import (
 )
 from penstock.operators.udfs.specs import ResultSpec
 
+ResultArray: TypeAlias = "pa.Array[Any]"
+
 _TRACEBACK_FRAMES = 12
 _SHOWN_CHARACTERS = 200
 
@@ -29,7 +31,7 @@ _SHOWN_CHARACTERS = 200
 class Evaluation:
     """What came of calling a function on some rows."""
 
-    values: pa.Array[Any]
+    values: ResultArray
     """The results of the rows that have one, in order."""
     errors: dict[int, str] = field(default_factory=dict)
     """Why the others have none, by row."""
@@ -37,14 +39,14 @@ class Evaluation:
 
 def to_result_array(
     values: Sequence[Any], spec: ResultSpec, operator: str, arguments: Sequence[Any]
-) -> pa.Array[Any]:
+) -> ResultArray:
     """Return Python values as an array of the declared type; name the first that is not.
 
     `arguments` are those of each call, for the message.
     """
     kind = spec.return_type
     try:
-        array: pa.Array[Any] = pa.array(values, type=kind)
+        array: ResultArray = pa.array(values, type=kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         index = _first_misfit(values, kind)
         raise UserError(
@@ -60,7 +62,7 @@ def to_result_array(
 
 def conform_result(
     result: Any, spec: ResultSpec, operator: str, batch: pa.RecordBatch
-) -> pa.Array[Any]:
+) -> ResultArray:
     """Return a whole column of results in the declared type, or say how it differs."""
     if isinstance(result, pa.ChunkedArray):
         result = result.combine_chunks()

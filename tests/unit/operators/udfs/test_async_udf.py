@@ -1,0 +1,411 @@
+import threading
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.core.key_range import owner_of
+from penstock.core.schema import StreamSchema
+from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime
+from penstock.errors import (
+    ErrorCode,
+    ExternalError,
+    StateError,
+    UserCodeError,
+    UserError,
+)
+from penstock.operators.registry import Registry
+from penstock.operators.udfs.async_operator import AsyncUdfOperator
+from penstock.operators.udfs.kinds import register_udfs
+from penstock.operators.udfs.specs import async_udf
+from tests.unit.operators.udfs.by_hand import EpochOutput, OperatorByHand
+from tests.unit.operators.udfs.service import KEYED, UNKEYED, Service, rows
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+def _by_hand(
+    service: Service, stream: StreamSchema = KEYED, *, parallelism: int = 1, **options: Any
+) -> OperatorByHand:
+    return OperatorByHand(lambda: service.build(**options), stream, parallelism=parallelism)
+
+
+def _numbers(output: EpochOutput) -> list[int]:
+    return [row["n"] for row in output.main]
+
+
+def _user_of(index: int, parallelism: int) -> str:
+    """A key that a subtask owns."""
+    for number in range(10_000):
+        user = f"user-{number}"
+        batch = rows(0, user=user)
+        if owner_of(int(KEYED.key_hashes_of(batch)[0]), parallelism) == index:
+            return user
+    raise AssertionError("no key found")
+
+
+def test_rows_leave_with_their_answers_in_order(service: Service) -> None:
+    (output,) = _by_hand(service).run_epoch({0: [rows(3, 1), rows(2)]})
+    assert [(row["n"], row["tens"]) for row in output.main] == [(3, 30), (1, 10), (2, 20)]
+    assert output.wake_up_micros is None
+
+
+def test_more_rows_than_may_be_under_way_are_all_answered(service: Service) -> None:
+    by_hand = _by_hand(service, max_concurrency=3)
+    (output,) = by_hand.run_epoch({0: [rows(*range(100))]})
+    assert _numbers(output) == list(range(100))
+
+
+def test_nulls_are_not_asked_about(service: Service) -> None:
+    (output,) = _by_hand(service).run_epoch({0: [rows(1, None, 2)]})
+    assert [row["tens"] for row in output.main] == [10, None, 20]
+    assert sorted(service.calls) == [1, 2]
+
+
+def test_only_the_named_columns_are_passed(service: Service) -> None:
+    service.silent = {1}
+    by_hand = _by_hand(service)
+    by_hand.run_epoch({0: [rows(1)]})
+    service.silent = set()
+    (output,) = by_hand.run_epoch()
+    assert service.calls == [1, 1], "also when a kept call is asked again"
+    assert output.main[0]["tens"] == 10
+
+
+# ---- what has no answer at the deadline
+
+
+def test_an_unanswered_call_is_kept_and_asked_again(service: Service) -> None:
+    service.silent = {2}
+    by_hand = _by_hand(service, ordered=False)
+    (first,) = by_hand.run_epoch({0: [rows(1, 2, 3)]})
+    assert _numbers(first) == [1, 3]
+    assert first.wake_up_micros == 1_000, "the next epoch comes at once"
+    assert first.counters["calls_kept"] == 1
+    (second,) = by_hand.run_epoch()
+    assert _numbers(second) == []
+    assert not second.has_changed, "nothing was learnt, so nothing is written"
+    service.silent = set()
+    (third,) = by_hand.run_epoch()
+    assert _numbers(third) == [2]
+    assert third.wake_up_micros is None
+    (fourth,) = by_hand.run_epoch()
+    assert _numbers(fourth) == []
+    assert service.calls.count(2) == 3
+
+
+def test_order_holds_across_epochs_without_asking_again(service: Service) -> None:
+    service.silent = {2}
+    by_hand = _by_hand(service)
+    (first,) = by_hand.run_epoch({0: [rows(1, 2, 3)]})
+    assert _numbers(first) == [1], "3 is answered and waits for 2"
+    (second,) = by_hand.run_epoch({0: [rows(4)]})
+    assert _numbers(second) == []
+    service.silent = set()
+    (third,) = by_hand.run_epoch({0: [rows(5)]})
+    assert _numbers(third) == [2, 3, 4, 5]
+    assert [row["tens"] for row in third.main] == [20, 30, 40, 50]
+    assert [service.calls.count(n) for n in (3, 4)] == [1, 1]
+
+
+def test_bad_rows_keep_their_place_in_order_across_epochs(service: Service) -> None:
+    service.silent, service.failing = {1}, {2}
+    by_hand = _by_hand(service, on_error="bad")
+    (first,) = by_hand.run_epoch({0: [rows(1, 2, 3)]})
+    assert (first.main, first.bad) == ([], [])
+    service.silent = set()
+    (second,) = by_hand.run_epoch()
+    assert _numbers(second) == [1, 3]
+    assert [(row["n"], row["error"]) for row in second.bad] == [
+        (2, "ValueError: 2 is refused")
+    ]
+    assert service.calls.count(2) == 1
+
+
+def test_attempts_are_counted_across_epochs(service: Service) -> None:
+    service.scripts = {1: ["fail", "silent", "fail", "answer"]}
+    by_hand = _by_hand(service, on_error="bad", retries=1, retry_delay_seconds=0)
+    (first,) = by_hand.run_epoch({0: [rows(1)]})
+    assert (first.main, first.bad) == ([], [])
+    (second,) = by_hand.run_epoch()
+    assert [row["n"] for row in second.bad] == [1]
+    assert len(service.calls) == 3
+
+
+@pytest.mark.parametrize("stream", [KEYED, UNKEYED], ids=["keyed", "unkeyed"])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 4), (4, 2)])
+def test_every_kept_call_has_exactly_one_owner_after_a_rescale(
+    stream: StreamSchema, before: int, after: int, service: Service
+) -> None:
+    given = {
+        index: [rows(10 * index, 10 * index + 1, user=_user_of(index, before))]
+        for index in range(before)
+    }
+    everything = [10 * index + step for index in range(before) for step in (0, 1)]
+    service.silent = set(everything)
+    by_hand = _by_hand(service, stream, parallelism=before)
+    assert not any(output.main for output in by_hand.run_epoch(given))
+    by_hand.parallelism = after
+    assert not any(output.main for output in by_hand.run_epoch())
+    by_hand.parallelism = before
+    service.silent = set()
+    outputs = by_hand.run_epoch()
+    assert sorted(n for output in outputs for n in _numbers(output)) == everything
+    assert not any(output.main for output in by_hand.run_epoch())
+
+
+def test_a_kept_call_of_a_key_follows_its_key(service: Service) -> None:
+    user = _user_of(3, 4)
+    service.silent = {1, 2}
+    by_hand = _by_hand(service)
+    by_hand.run_epoch({0: [rows(1, 2, user=user)]})
+    service.silent = set()
+    by_hand.parallelism = 4
+    outputs = by_hand.run_epoch({3: [rows(3, user=user)]})
+    assert [_numbers(output) for output in outputs] == [[], [], [], [1, 2, 3]]
+
+
+def test_a_row_that_was_not_brought_by_its_key_stays_where_it_came(
+    service: Service,
+) -> None:
+    service.silent = {1}
+    by_hand = _by_hand(service, parallelism=2)
+    by_hand.run_epoch({0: [rows(1, user=_user_of(1, 2))]})
+    service.silent = set()
+    outputs = by_hand.run_epoch()
+    assert [_numbers(output) for output in outputs] == [[1], []]
+
+
+def test_kept_rows_that_no_longer_fit_the_input_are_explained(service: Service) -> None:
+    service.silent = {1}
+    by_hand = _by_hand(service)
+    by_hand.run_epoch({0: [rows(1)]})
+    columns: Any = {"n": pa.int64(), "extra": pa.string()}
+    by_hand._stream = StreamSchema(pa.schema(columns))
+    with pytest.raises(StateError, match="kept a call whose row does not fit") as caught:
+        by_hand.run_epoch()
+    assert caught.value.code is ErrorCode.MIGRATION_FAILED
+
+
+# ---- time
+
+
+def test_the_watermark_passes_when_all_is_answered(service: Service) -> None:
+    (output,) = _by_hand(service).run_epoch({0: [rows(5)]}, EventTime(100))
+    assert output.watermark == EventTime(100)
+
+
+def test_the_watermark_does_not_pass_an_unanswered_row(service: Service) -> None:
+    service.silent = {40, 50}
+    by_hand = _by_hand(service, ordered=False)
+    (first,) = by_hand.run_epoch({0: [rows(50, 40, 60)]}, EventTime(100))
+    assert first.watermark == EventTime(40)
+    service.silent = {50}
+    (second,) = by_hand.run_epoch({}, EventTime(200))
+    assert second.watermark == EventTime(50)
+    service.silent = set()
+    (third,) = by_hand.run_epoch({}, EventTime(200))
+    assert third.watermark == EventTime(200)
+
+
+def test_an_answered_row_that_waits_its_turn_holds_the_watermark_too(
+    service: Service,
+) -> None:
+    service.silent = {40}
+    (output,) = _by_hand(service).run_epoch({0: [rows(40, 30)]}, EventTime(100))
+    assert output.main == []
+    assert output.watermark == EventTime(30)
+
+
+def test_a_late_row_does_not_take_the_watermark_back(service: Service) -> None:
+    by_hand = _by_hand(service)
+    by_hand.run_epoch({}, EventTime(100))
+    service.silent = {99}
+    (first,) = by_hand.run_epoch({0: [rows(99)]}, EventTime(150))
+    assert (first.main, first.watermark) == ([], EventTime(150))
+    assert by_hand.run_epoch({}, EventTime(160))[0].watermark == EventTime(160)
+
+
+def test_the_watermark_never_goes_back_while_rows_wait(service: Service) -> None:
+    by_hand = _by_hand(service, ordered=False)
+    service.silent = {120}
+    said = []
+    for numbers, watermark in [((120,), 100), ((110, 90), 130), ((125,), 140), ((), 150)]:
+        batch = {0: [rows(*numbers)]} if numbers else {}
+        (output,) = by_hand.run_epoch(batch, EventTime(watermark))
+        assert isinstance(output.watermark, EventTime)
+        said.append(output.watermark.micros)
+    assert said == [100, 120, 120, 120]
+
+
+def test_an_idle_input_is_not_idle_for_others_while_rows_wait(service: Service) -> None:
+    service.silent = {150}
+    by_hand = _by_hand(service)
+    by_hand.run_epoch({0: [rows(150)]}, EventTime(100))
+    assert by_hand.run_epoch({}, IDLE)[0].watermark == EventTime(100)
+    service.silent = set()
+    assert by_hand.run_epoch({}, IDLE)[0].watermark == IDLE
+
+
+def test_before_event_time_is_known_nothing_is_said_while_rows_wait(
+    service: Service,
+) -> None:
+    service.silent = {5}
+    (output,) = _by_hand(service).run_epoch({0: [rows(5)]}, IDLE)
+    assert output.watermark is None
+
+
+def test_a_stream_without_event_time_holds_nothing_back(service: Service) -> None:
+    service.silent = {5}
+    timeless = StreamSchema(KEYED.schema)
+    (output,) = _by_hand(service, timeless).run_epoch({0: [rows(5)]}, EventTime(9))
+    assert output.watermark == EventTime(9)
+
+
+# ---- the end
+
+
+def test_at_the_end_of_the_data_everything_is_answered(service: Service) -> None:
+    """The deadline is over at once, but does not count; a call is bounded by its timeout."""
+    asked = threading.Event()
+
+    class Slow(Service):
+        async def __call__(self, n: int) -> Any:
+            asked.set()
+            return await super().__call__(n)
+
+    slow = Slow()
+    slow.silent = {1}
+    by_hand = _by_hand(slow, on_error="bad", timeout_seconds=0.01)
+    (output,) = by_hand.run_epoch({0: [rows(1, 2)]}, MAX_EVENT_TIME)
+    assert _numbers(output) == [2]
+    assert [row["error"] for row in output.bad] == [
+        "CallTimeoutError: no answer within 0.01 seconds"
+    ]
+    assert output.watermark == MAX_EVENT_TIME
+    assert output.wake_up_micros is None
+    assert asked.is_set()
+
+
+def test_kept_calls_are_answered_at_the_end_of_the_data_too(service: Service) -> None:
+    service.silent = {1}
+    by_hand = _by_hand(service)
+    by_hand.run_epoch({0: [rows(1, 2)]}, EventTime(0))
+    service.silent = set()
+    (output,) = by_hand.run_epoch({0: [rows(3)]}, MAX_EVENT_TIME)
+    assert _numbers(output) == [1, 2, 3]
+    assert output.watermark == MAX_EVENT_TIME
+
+
+# ---- calls that fail
+
+
+def test_a_call_that_raises_fails_the_epoch_with_its_arguments(service: Service) -> None:
+    service.failing = {2}
+    with pytest.raises(UserCodeError, match=r"raised ValueError: 2 is refused") as caught:
+        _by_hand(service).run_epoch({0: [rows(1, 2)]})
+    assert "called with (2,)" in caught.value.message
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_call_that_times_out_fails_the_epoch_so_that_it_is_tried_again(
+    service: Service,
+) -> None:
+    service.silent = {2}
+    by_hand = _by_hand(service, timeout_seconds=0.01, drain_seconds=1e9)
+    with pytest.raises(ExternalError, match=r"no answer within 0\.01 seconds") as caught:
+        by_hand.run_epoch({0: [rows(1, 2)]})
+    assert caught.value.code is ErrorCode.UDF_TIMED_OUT
+
+
+def test_failing_rows_are_sent_aside_if_wanted(service: Service) -> None:
+    service.failing = {2, 3}
+    by_hand = _by_hand(service, on_error="bad", max_concurrency=1, ordered=False)
+    (output,) = by_hand.run_epoch({0: [rows(1, 2, 3, 4)]})
+    assert _numbers(output) == [1, 4]
+    assert [row["n"] for row in output.bad] == [2, 3]
+    assert output.counters == {"bad_rows": 2}
+
+
+def test_an_answer_of_another_type_is_refused() -> None:
+    class Wrong(Service):
+        async def __call__(self, n: int) -> Any:
+            return "ten"
+
+    with pytest.raises(UserError, match="'ten' of type str, which is no int64") as caught:
+        _by_hand(Wrong()).run_epoch({0: [rows(1)]})
+    assert caught.value.code is ErrorCode.UDF_INVALID
+
+
+# ---- refused before any data flows
+
+
+async def look_up(n: int) -> int:
+    return n
+
+
+def _construct(**options: Any) -> AsyncUdfOperator:
+    registry = Registry()
+    register_udfs(registry)
+    given = {"function": look_up, "returns": pa.int64(), "inputs": ["n"], **options}
+    function = given.pop("function")
+    built = registry.construct(async_udf(function, **given).to_operator_spec())
+    assert isinstance(built.operator, AsyncUdfOperator)
+    return built.operator
+
+
+def test_the_kind_is_registered_and_shows_itself() -> None:
+    operator = _construct(max_concurrency=5, ordered=False)
+    assert operator.name() == "async_udf"
+    assert "order=any, max_concurrency=5, timeout=30.0 s" in str(operator.display())
+    operator.release()
+
+
+def test_a_registered_operator_calls_the_function() -> None:
+    by_hand = OperatorByHand(partial(_construct, output="same"), KEYED)
+    (output,) = by_hand.run_epoch({0: [rows(4)]}, EventTime(1))
+    assert output.main[0]["same"] == 4
+
+
+def test_a_function_that_is_not_async_is_refused() -> None:
+    with pytest.raises(UserError, match="it is not async") as caught:
+        _construct(function=abs)
+    assert caught.value.code is ErrorCode.UDF_INVALID
+
+
+def test_an_object_with_an_async_call_is_accepted() -> None:
+    class Client:
+        async def __call__(self, n: int) -> int:
+            return n + 1
+
+    by_hand = OperatorByHand(lambda: _construct(function=Client(), name="next"), KEYED)
+    assert by_hand.run_epoch({0: [rows(4)]})[0].main[0]["next"] == 5
+
+
+def test_all_limits_that_cannot_work_are_reported_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        async_udf(
+            look_up,
+            returns=pa.int64(),
+            inputs=[],
+            max_concurrency=0,
+            timeout_seconds=10,
+            retries=-1,
+            drain_seconds=5,
+        )
+    for problem in (
+        "it has no inputs",
+        "max_concurrency is 0",
+        "retries and retry_delay_seconds must not be negative",
+        "drain_seconds is 5, shorter than timeout_seconds 10",
+    ):
+        assert problem in caught.value.message
+
+
+def test_a_timeout_must_be_positive() -> None:
+    with pytest.raises(UserError, match="timeout_seconds is 0: need more than 0"):
+        async_udf(look_up, returns=pa.int64(), inputs=["n"], timeout_seconds=0)
