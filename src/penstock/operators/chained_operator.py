@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from penstock.core.ids import TaskInfo
 from penstock.core.signals import (
+    IDLE,
     MAX_EVENT_TIME,
     EndOfData,
     EventTime,
@@ -108,12 +109,12 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         self._advance = advance(self._previous, spoken)
         watermark = self._advance.watermark
         self.context.watermark = self._advance.event_time
-        if watermark is None:
+        if watermark is None and not self.instance.generates_watermarks():
             return None
         answer = self.call(
             "handle_watermark",
             self.instance.handle_watermark,
-            watermark,
+            IDLE if watermark is None else watermark,
             self.context,
             self.collector,
         )

@@ -78,6 +78,13 @@ class ArrowOperator(ABC):
         """Return how often `handle_tick` is wanted; None for never."""
         return None
 
+    def generates_watermarks(self) -> bool:
+        """Tell whether it makes watermarks from rows, instead of passing on its inputs'.
+
+        Then `handle_watermark` is called in every epoch: with `IDLE` while inputs are silent.
+        """
+        return False
+
     def display(self) -> DisplayableOperator:
         """Return how it shows itself in `explain` and the console."""
         return DisplayableOperator(self.name())
@@ -119,9 +126,9 @@ class ArrowOperator(ABC):
         """Note how far event time has come; return what is true of the output.
 
         Called once per epoch behind all its rows, also when nothing moved; not before every
-        input has spoken. `ctx.previous_watermark` is the value of the epoch before. Return
-        less to hold later operators back, None to say nothing new. Returning less than in an
-        earlier epoch is an error.
+        input has spoken, unless it `generates_watermarks`. `ctx.previous_watermark` is the
+        value of the epoch before. Return less to hold later operators back, None to say
+        nothing new. Returning less than in an earlier epoch is an error.
         """
         del ctx, collector
         return watermark
