@@ -1,0 +1,223 @@
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.core.schema import StreamSchema
+from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Watermark
+from penstock.errors import SchemaError, UserError
+from penstock.operators.watermark_generator import watermark_spec
+from tests.builders.driven_operators import DrivenOperator, an_operator
+
+_FIELDS: list[Any] = [pa.field("device", pa.string()), pa.field("ts", pa.timestamp("us"))]
+SCHEMA = pa.schema(_FIELDS)
+STREAM = StreamSchema(SCHEMA, "ts")
+BY_DEVICE = watermark_spec(lateness_micros=10, partition_column="device")
+BY_DEVICE_OR_IDLE = watermark_spec(
+    lateness_micros=10, partition_column="device", idle_timeout_micros=100
+)
+Rows = Sequence[tuple[str | None, int]]
+
+
+def a_batch(rows: Rows) -> pa.RecordBatch:
+    devices, times = zip(*rows, strict=True)
+    columns: list[Any] = [
+        pa.array(devices, pa.string()),
+        pa.array(times, pa.timestamp("us")),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+class Generator(DrivenOperator):
+    def say(
+        self, *rows: Rows, now: int = 0, incoming: Watermark = IDLE
+    ) -> list[int | str | None]:
+        """Run an epoch with one subtask per list of rows; return what each says."""
+        batches = [[a_batch(own)] if own else [] for own in rows]
+        said = self.run_epoch(batches, now_micros=now, incoming=incoming)
+        return [
+            answer.micros
+            if isinstance(answer, EventTime)
+            else "idle"
+            if answer == IDLE
+            else None
+            for answer in said
+        ]
+
+
+def test_the_watermark_is_the_latest_event_time_less_the_lateness() -> None:
+    generator = Generator(watermark_spec(lateness_micros=10), STREAM)
+
+    assert generator.say([("a", 100), ("b", 70)]) == [90]
+    assert generator.say([("a", 50)]) == [90]
+    assert generator.say([]) == [90]
+    assert generator.say([("a", 120)]) == [110]
+
+
+def test_rows_are_passed_on_as_they_are() -> None:
+    generator = Generator(BY_DEVICE, STREAM)
+
+    generator.say([("a", 1), (None, 2)])
+
+    assert generator.emitted[0].batches == [a_batch([("a", 1), (None, 2)])]
+
+
+def test_without_rows_a_subtask_is_idle_and_holds_nobody_back() -> None:
+    generator = Generator(watermark_spec(), STREAM)
+
+    assert generator.say([("a", 5)], [], []) == [5, "idle", "idle"]
+
+
+def test_with_a_timeout_a_subtask_without_rows_is_waited_for_first() -> None:
+    generator = Generator(watermark_spec(idle_timeout_micros=100), STREAM)
+
+    assert generator.say([("a", 5)], [], now=1000) == [5, None]
+    assert generator.wake_ups == [1100, 1100]
+    assert generator.say([("a", 6)], [], now=1099) == [6, None]
+    assert generator.say([], [], now=1100) == [6, "idle"]
+
+
+def test_without_a_column_each_subtask_holds_the_others_back() -> None:
+    generator = Generator(watermark_spec(), STREAM)
+
+    assert generator.say([("a", 5)], [("a", 50)]) == [5, 50]
+    assert generator.say([], [("a", 60)]) == [5, 60]
+
+
+def test_the_slowest_partition_decides() -> None:
+    generator = Generator(BY_DEVICE, STREAM)
+
+    assert generator.say([("a", 100), ("b", 60), ("a", 200)]) == [50]
+    assert generator.say([("b", 300)]) == [190]
+
+
+def test_a_partition_without_a_name_is_one_too() -> None:
+    generator = Generator(BY_DEVICE, STREAM)
+
+    assert generator.say([("a", 100), (None, 60), ("None", 80)]) == [50]
+
+
+def test_an_idle_partition_is_left_out_and_comes_back_without_going_back() -> None:
+    generator = Generator(BY_DEVICE_OR_IDLE, STREAM)
+
+    assert generator.say([("a", 100), ("b", 60)], now=0) == [50]
+    assert generator.wake_ups == [100]
+    assert generator.say([("a", 200)], now=50) == [50]
+    assert generator.say([("a", 300)], now=100) == [290]
+    assert generator.wake_ups == [200]
+    assert generator.say([("b", 70)], now=120) == [290]
+    assert generator.say([("b", 400)], now=130) == [290]
+    assert generator.say([("b", 500)], now=200) == [490]
+
+
+def test_all_partitions_idle_is_idle_until_rows_come() -> None:
+    generator = Generator(BY_DEVICE_OR_IDLE, STREAM)
+    generator.say([("a", 100)], now=0)
+
+    assert generator.say([], now=100) == ["idle"]
+    assert generator.wake_ups == [None]
+    assert generator.say([("a", 90)], now=101) == [90]
+
+
+def test_what_the_input_says_is_ignored_but_for_the_end() -> None:
+    generator = Generator(BY_DEVICE, STREAM)
+
+    assert generator.say([("a", 100)], incoming=EventTime(7)) == [90]
+    assert generator.say([], incoming=MAX_EVENT_TIME) == [MAX_EVENT_TIME.micros]
+
+
+def test_rows_of_an_epoch_without_a_watermark_are_not_forgotten() -> None:
+    generator = Generator(BY_DEVICE, STREAM)
+
+    generator.run_epoch([[a_batch([("a", 100)])]])
+
+    assert generator.say([]) == [90]
+
+
+def test_a_partition_that_moves_is_held_until_its_rows_are_seen_elsewhere() -> None:
+    generator = Generator(BY_DEVICE, STREAM)
+
+    assert generator.say([("a", 100)], [("b", 200)]) == [90, 190]
+    assert generator.say([], [("b", 300)]) == [90, 290]
+    assert generator.say([], [("b", 400), ("a", 350)]) == [90, 340]
+    assert generator.say([], [("b", 500), ("a", 450)]) == ["idle", 440]
+    assert generator.say([], []) == ["idle", 440]
+
+
+def test_a_rescale_neither_stalls_nor_runs_ahead_of_a_partition() -> None:
+    generator = Generator(BY_DEVICE, STREAM)
+
+    assert generator.say([("a", 100), ("b", 120), ("c", 140)]) == [90]
+    # From 1 to 3 subtasks: "a" and "c" come elsewhere, "b" has not been seen yet.
+    assert generator.say([], [("a", 300)], [("c", 340)]) == [90, 290, 330]
+    # Subtask 0 no longer holds "a" and "c", but still "b", which only it knows of.
+    assert generator.say([], [("a", 400)], [("c", 440)]) == [110, 390, 430]
+    assert generator.say([("b", 500)], [], []) == [490, 390, 430]
+    # From 3 to 2: whoever fed the third subtask is spoken for by another one.
+    assert generator.say([], []) == [430, 390]
+    # "a" and "b" change places: in that epoch they are spoken for by both.
+    assert generator.say([("a", 600)], [("b", 700)]) == [430, 390]
+    assert generator.say([("a", 600)], [("c", 800)]) == [430, 690]
+    assert generator.say([("a", 610)], []) == [600, 690]
+
+
+def test_after_a_rescale_nobody_says_less_than_all_had_said_together() -> None:
+    generator = Generator(BY_DEVICE_OR_IDLE, STREAM)
+    generator.say([("a", 100)], [("b", 500)], now=0)
+    generator.say([("a", 300)], [], now=60)
+    assert generator.say([], [], now=100) == [290, "idle"]
+
+    # Of the old ones only the first was active: 290 is what later operators go by.
+    assert generator.say([], [("x", 1)], [("y", 2)], now=110) == [290, 290, 290]
+
+
+def test_without_a_column_a_rescale_begins_at_what_was_said() -> None:
+    generator = Generator(watermark_spec(), STREAM)
+    assert generator.say([("a", 100)], [("a", 200)]) == [100, 200]
+
+    assert generator.say([], [], []) == ["idle", "idle", "idle"]
+    assert generator.say([("a", 50)], [], [("a", 300)]) == [100, "idle", 300]
+    assert generator.say([("a", 150)], []) == [150, "idle"]
+
+
+def test_state_of_another_partition_column_holds_nobody_back() -> None:
+    generator = Generator(watermark_spec(lateness_micros=10), STREAM)
+    generator.say([("a", 100)])
+    generator.spec = BY_DEVICE
+
+    assert generator.say([("b", 300)]) == [290]
+    generator.spec = watermark_spec(lateness_micros=10)
+    assert generator.say([("b", 400)]) == [390]
+
+
+def test_the_time_column_can_be_named_here() -> None:
+    untimed = StreamSchema(SCHEMA)
+    spec = watermark_spec(time_column="ts")
+    generator = Generator(spec, untimed)
+
+    output = an_operator(spec).output_schema((untimed,))
+
+    assert output == STREAM
+    assert generator.say([("a", 100)]) == [100]
+
+
+def test_everything_that_does_not_fit_is_reported_at_once() -> None:
+    spec = watermark_spec(time_column="tss", partition_column="devise")
+
+    with pytest.raises(SchemaError) as caught:
+        an_operator(spec).output_schema((STREAM,))
+
+    assert "time column 'tss' is not a column; did you mean 'ts'" in caught.value.message
+    assert "did you mean 'device'" in caught.value.message
+
+
+def test_a_stream_without_event_time_is_refused() -> None:
+    with pytest.raises(SchemaError, match="name the time column"):
+        an_operator(watermark_spec()).output_schema((StreamSchema(SCHEMA),))
+
+
+@pytest.mark.parametrize("wrong", [{"lateness_micros": -1}, {"idle_timeout_micros": 0}])
+def test_impossible_durations_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        an_operator(watermark_spec(**wrong))  # type: ignore[arg-type]
