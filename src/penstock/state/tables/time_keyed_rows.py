@@ -156,8 +156,8 @@ class Chunk:
         step = _WALKED_ROWS if self._is_sorted else len(places)
         for first in range(0, len(places), max(1, step)):
             positions = places[first : first + step]
-            rows = self.rows.take(pa.array(positions, pa.int64()))
-            live = live_rows(rows, clock_micros)
+            expiries = self.rows.select([EXPIRES_AT])
+            live = live_rows(expiries.take(pa.array(positions, pa.int64())), clock_micros)
             if live is not None:
                 positions = positions[live]
             if len(positions):
