@@ -81,7 +81,8 @@ class ArrowOperator(ABC):
     def generates_watermarks(self) -> bool:
         """Tell whether it makes watermarks from rows, instead of passing on its inputs'.
 
-        Then `handle_watermark` is called in every epoch: with `IDLE` while inputs are silent.
+        Then `handle_watermark` is called in every epoch, with `IDLE` while inputs are silent,
+        and may return less than before: later operators keep the highest.
         """
         return False
 

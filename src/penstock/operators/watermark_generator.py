@@ -18,12 +18,12 @@ partition is idle. A partition that goes silent for good holds the watermark for
 there is an idle timeout.
 
 Without a column the subtasks' inputs are different partitions, which a rescale ends: the new
-subtasks begin without a row, at the watermark that the old ones had reached together. One
-that never had a row is idle at once, or after the idle timeout if there is one.
+subtasks begin without a row. One that never had a row is idle at once, or after the idle
+timeout if there is one.
 
-**Never backwards.** A woken partition may be behind. What a subtask has said is in the table
-too, by subtask and parallelism, and it never says less. After a rescale every subtask begins
-with what the old ones had said together, which is what later operators go by.
+**Backwards.** A subtask may say less than before: when an idle partition wakes up, or one
+comes from another subtask. It must not say more than is true of the partitions it speaks
+for; later operators keep the highest that all subtasks have said together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,10 +37,8 @@ import pyarrow.compute as pc
 
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import (
-    IDLE,
     MAX_EVENT_TIME,
     CheckpointBarrier,
-    EventTime,
     Watermark,
 )
 from penstock.core.suggestion import did_you_mean
@@ -53,31 +51,25 @@ from penstock.operators.event_time import next_idle_micros, watermark_of_splits
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 from penstock.operators.splits import SplitState
-from penstock.operators.watermarks import merge
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.specs import TableSpec, global_table
 
 WATERMARKS_TABLE = "penstock.watermarks"
 
 _Key: TypeAlias = tuple[str, str | None]
-"""What an entry is about: a scope (see below), and a name in it."""
-_SAID = "said"
-"""Scope of what each subtask has said, by `_own_name`."""
+"""A partition: its scope, which is the column, and its value there as text."""
 _INPUT = "input"
-"""Scope of the rows of each subtask, by `_own_name`, if there is no partition column."""
+"""The scope of the rows of each subtask, by `_own_name`, if there is no partition column."""
 
 
-class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a partition, or what a subtask says, has come. New fields need defaults."""
+class PartitionState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a partition has come. Stored as msgpack; new fields need defaults."""
 
-    micros: int | None = None
-    """The latest event time of a partition; the last watermark of a subtask."""
+    max_event_time_micros: int | None = None
     last_active_micros: int | None = None
-    """The processing time of the last epoch that had rows of a partition."""
+    """The processing time of the last epoch that had rows of it."""
     subtask: int = 0
-    """Who was last fed a partition."""
-    is_idle: bool = False
-    """For a subtask: what it said last was that it is idle."""
+    """Who was fed it then."""
 
 
 def watermark_spec(
@@ -175,8 +167,8 @@ class WatermarkGenerator(ArrowOperator):
         return self._timed(stream)
 
     def tables(self) -> Sequence[TableSpec]:
-        """Declare the table of partitions and of what was said."""
-        return [global_table(WATERMARKS_TABLE, _Key, Progress)]
+        """Declare the table of partitions."""
+        return [global_table(WATERMARKS_TABLE, _Key, PartitionState)]
 
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
@@ -216,48 +208,44 @@ class WatermarkGenerator(ArrowOperator):
 
     def _advance(self, ctx: OperatorContext) -> Watermark | None:
         view = ctx.get_global_keyed_state(WATERMARKS_TABLE)
-        known: dict[_Key, Progress] = dict(view.items())
-        said = known.get((_SAID, _own_name(ctx))) or _said_together(known)
-        _remove_outdated(view, known, self._scope, ctx)
-        self._note_rows(view, known, ctx)
-        own = self._spoken_for(known, ctx)
+        known: dict[_Key, PartitionState] = dict(view.items())
+        self._remove_outdated(view, known, ctx)
+        changed = self._seen(known, ctx)
+        for key, state in changed.items():
+            view.insert(key, state)
+        self._latest = {}
+        self._is_noted = True
+        own = self._spoken_for({**known, **changed}, ctx)
         now, rule = ctx.processing_time_micros, self._config.rule
-        watermark = _not_before(watermark_of_splits(own, rule, now), said.micros)
-        view.insert((_SAID, _own_name(ctx)), _changed(said, watermark))
         wake_up = next_idle_micros(own, rule, now)
         if wake_up is not None:
             ctx.wake_at(wake_up)
-        return watermark
+        return watermark_of_splits(own, rule, now)
 
-    def _note_rows(
-        self,
-        view: GlobalKeyedView[Any, Any],
-        known: dict[_Key, Progress],
-        ctx: OperatorContext,
-    ) -> None:
+    def _seen(
+        self, known: Mapping[_Key, PartitionState], ctx: OperatorContext
+    ) -> dict[_Key, PartitionState]:
+        """Return the state of the partitions whose rows came in this epoch."""
         now, index = ctx.processing_time_micros, ctx.task.subtask.index
-        waits = self._scope == _INPUT and self._config.idle_timeout_micros is not None
+        changed: dict[_Key, PartitionState] = {}
         first = (_INPUT, _own_name(ctx))
-        if waits and first not in known:
-            known[first] = Progress(None, now, index)
-            view.insert(first, known[first])
+        is_waiting = self._scope == _INPUT and self._config.idle_timeout_micros is not None
+        if is_waiting and first not in known:
+            changed[first] = PartitionState(None, now, index)
         for name, latest in self._latest.items():
-            key = (self._scope, name)
-            before = known.get(key, Progress()).micros
+            before = known.get((self._scope, name), PartitionState()).max_event_time_micros
             micros = latest if before is None else max(before, latest)
-            known[key] = Progress(micros, now, index)
-            view.insert(key, known[key])
-        self._latest = {}
-        self._is_noted = True
+            changed[self._scope, name] = PartitionState(micros, now, index)
+        return changed
 
     def _spoken_for(
-        self, known: Mapping[_Key, Progress], ctx: OperatorContext
+        self, known: Mapping[_Key, PartitionState], ctx: OperatorContext
     ) -> dict[str, SplitState]:
         subtask = ctx.task.subtask
         own = _own_name(ctx)
         return {
             repr(name): SplitState(
-                max_event_time_micros=entry.micros,
+                max_event_time_micros=entry.max_event_time_micros,
                 last_active_micros=entry.last_active_micros,
             )
             for (scope, name), entry in known.items()
@@ -265,6 +253,21 @@ class WatermarkGenerator(ArrowOperator):
             and entry.subtask % subtask.parallelism == subtask.index
             and (scope != _INPUT or name == own)
         }
+
+    def _remove_outdated(
+        self,
+        view: GlobalKeyedView[Any, Any],
+        known: Mapping[_Key, PartitionState],
+        ctx: OperatorContext,
+    ) -> None:
+        """Remove the partitions of another column, and inputs of another parallelism."""
+        subtask = ctx.task.subtask
+        if subtask.index != 0:
+            return
+        for scope, name in known:
+            is_gone = scope == _INPUT and not str(name).endswith(f"/{subtask.parallelism}")
+            if scope != self._scope or is_gone:
+                view.remove((scope, name))
 
 
 def _own_name(ctx: OperatorContext) -> str:
@@ -279,49 +282,6 @@ def _latest_by(column: Any, times: Any) -> dict[str | None, int]:
     latest = np.full(len(names), np.iinfo(np.int64).min)
     np.maximum.at(latest, encoded.indices.to_numpy(), times)
     return dict(zip(names, latest.tolist(), strict=True))
-
-
-def _said_together(known: Mapping[_Key, Progress]) -> Progress:
-    """Return what the subtasks of another parallelism had said together; idle ones left out."""
-    said = [entry for (scope, _), entry in known.items() if scope == _SAID]
-    active = [entry for entry in said if not entry.is_idle] or said
-    merged = merge(
-        None if entry.micros is None else EventTime(entry.micros) for entry in active
-    )
-    return Progress(merged.micros if isinstance(merged, EventTime) else None)
-
-
-def _remove_outdated(
-    view: GlobalKeyedView[Any, Any],
-    known: Mapping[_Key, Progress],
-    scope: str,
-    ctx: OperatorContext,
-) -> None:
-    """Remove entries of another parallelism or column; all subtasks have read them by now.
-
-    What one subtask removes, the others see from the next epoch on.
-    """
-    if ctx.task.subtask.index != 0:
-        return
-    current = f"/{ctx.task.subtask.parallelism}"
-    for found, name in known:
-        is_of_subtask = found in (_SAID, _INPUT)
-        if found not in (_SAID, scope) or (
-            is_of_subtask and not str(name).endswith(current)
-        ):
-            view.remove((found, name))
-
-
-def _not_before(watermark: Watermark | None, said_micros: int | None) -> Watermark | None:
-    if isinstance(watermark, EventTime) and said_micros is not None:
-        return EventTime(max(watermark.micros, said_micros))
-    return watermark
-
-
-def _changed(said: Progress, watermark: Watermark | None) -> Progress:
-    if isinstance(watermark, EventTime):
-        return Progress(watermark.micros)
-    return Progress(said.micros, is_idle=watermark == IDLE)
 
 
 class WatermarkConstructor(OperatorConstructor[WatermarkConfig]):

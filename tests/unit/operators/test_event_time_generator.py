@@ -98,7 +98,7 @@ def test_a_partition_without_a_name_is_one_too() -> None:
     assert generator.say([("a", 100), (None, 60), ("None", 80)]) == [50]
 
 
-def test_an_idle_partition_is_left_out_and_comes_back_without_going_back() -> None:
+def test_an_idle_partition_is_left_out_until_it_wakes_up() -> None:
     generator = Generator(BY_DEVICE_OR_IDLE, STREAM)
 
     assert generator.say([("a", 100), ("b", 60)], now=0) == [50]
@@ -106,8 +106,7 @@ def test_an_idle_partition_is_left_out_and_comes_back_without_going_back() -> No
     assert generator.say([("a", 200)], now=50) == [50]
     assert generator.say([("a", 300)], now=100) == [290]
     assert generator.wake_ups == [200]
-    assert generator.say([("b", 70)], now=120) == [290]
-    assert generator.say([("b", 400)], now=130) == [290]
+    assert generator.say([("b", 400)], now=120) == [290]
     assert generator.say([("b", 500)], now=200) == [490]
 
 
@@ -117,7 +116,7 @@ def test_all_partitions_idle_is_idle_until_rows_come() -> None:
 
     assert generator.say([], now=100) == ["idle"]
     assert generator.wake_ups == [None]
-    assert generator.say([("a", 90)], now=101) == [90]
+    assert generator.say([("a", 90)], now=101) == [90]  # the latest one still counts
 
 
 def test_what_the_input_says_is_ignored_but_for_the_end() -> None:
@@ -162,23 +161,23 @@ def test_a_rescale_neither_stalls_nor_runs_ahead_of_a_partition() -> None:
     assert generator.say([("a", 610)], []) == [600, 690]
 
 
-def test_after_a_rescale_nobody_says_less_than_all_had_said_together() -> None:
+def test_an_idle_timeout_goes_on_across_a_rescale() -> None:
     generator = Generator(BY_DEVICE_OR_IDLE, STREAM)
-    generator.say([("a", 100)], [("b", 500)], now=0)
-    generator.say([("a", 300)], [], now=60)
-    assert generator.say([], [], now=100) == [290, "idle"]
+    assert generator.say([("a", 100)], [("b", 500)], [("c", 300)], now=0) == [90, 490, 290]
 
-    # Of the old ones only the first was active: 290 is what later operators go by.
-    assert generator.say([], [("x", 1)], [("y", 2)], now=110) == [290, 290, 290]
+    assert generator.say([], [], now=60) == [90, 490]
+    assert generator.wake_ups == [100, 100]
+    assert generator.say([], [("b", 500)], now=100) == ["idle", 490]
 
 
-def test_without_a_column_a_rescale_begins_at_what_was_said() -> None:
+def test_without_a_column_a_rescale_begins_with_new_inputs() -> None:
     generator = Generator(watermark_spec(), STREAM)
     assert generator.say([("a", 100)], [("a", 200)]) == [100, 200]
 
     assert generator.say([], [], []) == ["idle", "idle", "idle"]
-    assert generator.say([("a", 50)], [], [("a", 300)]) == [100, "idle", 300]
+    assert generator.say([("a", 50)], [], [("a", 300)]) == [50, "idle", 300]
     assert generator.say([("a", 150)], []) == [150, "idle"]
+    assert generator.say([], []) == [150, "idle"]
 
 
 def test_state_of_another_partition_column_holds_nobody_back() -> None:
