@@ -24,12 +24,14 @@ class _OverrunError(BaseException):
 def limit_seconds(seconds: float, operator: str) -> Iterator[None]:
     """Interrupt the body after so much wall time with an error that names the source."""
     guard = threading.Lock()
-    running = True
+    running, fired = True, False
     thread = ctypes.c_ulong(threading.get_ident())
 
     def interrupt() -> None:
+        nonlocal fired
         with guard:
             if running:
+                fired = True
                 _raise_in_thread(thread, ctypes.py_object(_OverrunError))
 
     timer = threading.Timer(seconds, interrupt)
@@ -37,6 +39,10 @@ def limit_seconds(seconds: float, operator: str) -> Iterator[None]:
     timer.start()
     try:
         yield
+        with guard:
+            running = False
+        if fired:
+            _await_interruption()
     except _OverrunError as error:
         raise UserCodeError(
             f"source {operator!r} did not end its epoch: run() was still busy {seconds:g} s "
@@ -49,5 +55,12 @@ def limit_seconds(seconds: float, operator: str) -> Iterator[None]:
         timer.cancel()
         with guard:
             running = False
-            # Should the timer have fired just now, its exception is taken back.
-            _raise_in_thread(thread, None)
+
+
+def _await_interruption() -> None:
+    """Give an exception on its way the bytecodes it needs to arrive.
+
+    Taking it back instead would leave the interpreter looking for it for ever.
+    """
+    for _ in range(10_000):
+        pass
