@@ -67,11 +67,16 @@ class Filter(ArrowOperator):
         if self._inputs is None:
             self._prepare(ctx.inputs[0].schema)
         if self._constant is not None:
-            collector.collect(batch if self._constant else batch.slice(0, 0))
+            if self._constant:
+                collector.collect(batch)
             return
         frame = _frame_of(batch, self._inputs or [])
         mask = frame.select(self._predicate).to_series()
-        collector.collect(batch.filter(mask.to_arrow()))
+        kept = mask.sum()
+        if kept == batch.num_rows:
+            collector.collect(batch)
+        elif kept:
+            collector.collect(batch.filter(mask.to_arrow()))
 
     def _prepare(self, schema: pa.Schema) -> None:
         types = _types_of(self, schema, [self._predicate])
@@ -155,6 +160,9 @@ class _Projection:
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the projected rows, exactly of the schema."""
+        if not self.computed:
+            arrays = [batch.column(name) for name in self.schema.names]
+            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         fresh = _frame_of(batch, self.inputs).select(self.computed)
         arrays = [
             _to_array(fresh.get_column(field.name), field.type, batch.num_rows)
