@@ -99,6 +99,8 @@ class AssembledChain:
     def abandon(self) -> None:
         """Let go of everything after a failure; what `release` raises on top is only logged."""
         for node in self.nodes:
+            # The failure is reported already; here it would pass for one of `release`.
+            self._failures.clear()
             try:
                 node.forget()
             except PenstockError:
