@@ -70,6 +70,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         self._last_output: EventTime | None = None
         self._previous: tuple[InputWatermark, ...] = ()
         self._advance = Advance((), None)
+        self._wake_up_micros: int | None = None
         self.rows_taken = 0
 
     def begin(
@@ -81,7 +82,10 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         self.rows_taken = 0
         known = event_time_of(self._previous)
         micros = None if known is None else known.micros
-        self.begin_epoch(terms, Frontier(micros, terms.processing_time_micros), outlets)
+        frontier = Frontier(
+            micros, terms.processing_time_micros, terms.previous_processing_time_micros
+        )
+        self.begin_epoch(terms, frontier, outlets)
         for domain, timers in self.timers.items():
             is_event_time = domain is TimeDomain.EVENT_TIME
             timers.begin_epoch(
@@ -132,16 +136,21 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             TimeDomain.EVENT_TIME: None if watermark is None else watermark.micros,
             TimeDomain.PROCESSING_TIME: terms.processing_time_micros,
         }
-        for domain, timers in self.timers.items():
-            while (due := timers.take_due(clocks[domain])) is not None:
-                self.call(
-                    "handle_timers",
-                    self.instance.handle_timers,
-                    due,
-                    self.context,
-                    self.collector,
-                    batch=due.keys,
-                )
+        has_fired = True
+        while has_fired:
+            # A timer of one clock may set timers of the other that are due already.
+            has_fired = False
+            for domain, timers in self.timers.items():
+                while (due := timers.take_due(clocks[domain])) is not None:
+                    has_fired = True
+                    self.call(
+                        "handle_timers",
+                        self.instance.handle_timers,
+                        due,
+                        self.context,
+                        self.collector,
+                        batch=due.keys,
+                    )
 
     def tick(self, terms: EpochTerms) -> None:
         """Call `handle_tick` if a boundary of its interval was crossed since the last epoch."""
@@ -175,15 +184,21 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
                 self.context,
                 self.collector,
             )
+        # Before the tables are written: they may be closed afterwards.
+        self._wake_up_micros = self._next_wake_up()
         self.checkpoint(terms.barrier, self._advance.event_time)
 
-    def report(self) -> OperatorReport:
-        """Say what was done in the epoch that was just checkpointed."""
+    def _next_wake_up(self) -> int | None:
+        if self._advance.has_ended:
+            return None
         wake_ups = [self.context.wake_up_micros]
         by_clock = self.timers.get(TimeDomain.PROCESSING_TIME)
         if by_clock is not None:
             wake_ups.append(by_clock.next_due_micros())
-        known = [micros for micros in wake_ups if micros is not None]
+        return min((micros for micros in wake_ups if micros is not None), default=None)
+
+    def report(self) -> OperatorReport:
+        """Say what was done in the epoch that was just checkpointed."""
         return OperatorReport(
             self.task.operator,
             self.checkpointed(),
@@ -191,7 +206,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             rows_emitted=dict(self.collector.rows_emitted),
             rows_taken=self.rows_taken,
             counters=dict(self.context.counters),
-            wake_up_micros=min(known) if known and not self._advance.has_ended else None,
+            wake_up_micros=self._wake_up_micros,
             has_fired=any(timers.has_fired for timers in self.timers.values()),
         )
 

@@ -7,9 +7,12 @@ returns, so it is late, never wrong.
 """
 
 import ctypes
+import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from penstock.errors import ErrorCode, UserCodeError
 
@@ -20,29 +23,86 @@ class _OverrunError(BaseException):
     """Raised inside the source; a BaseException, so that user code does not swallow it."""
 
 
+@dataclass(slots=True)
+class _Limit:
+    """One body that is being watched."""
+
+    deadline: float
+    thread: int
+    is_running: bool = True
+    has_fired: bool = False
+
+
+class _Watch:
+    """One thread per process that looks after all limits.
+
+    A thread per limit would cost more than an epoch does. It sleeps until the earliest limit
+    it knows, so it is woken only for one that is earlier still.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Condition()
+        self._limits: list[_Limit] = []
+        self._wakes_at = 0.0
+        self._is_started = False
+
+    def add(self, limit: _Limit) -> None:
+        """Watch a body from now on."""
+        with self._guard:
+            self._limits.append(limit)
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(
+                    target=self._run, daemon=True, name="penstock-watch"
+                ).start()
+            elif limit.deadline < self._wakes_at:
+                self._guard.notify()
+
+    def remove(self, limit: _Limit) -> None:
+        """Stop watching: from here on the body is not interrupted any more."""
+        with self._guard:
+            limit.is_running = False
+            self._limits.remove(limit)
+
+    def _run(self) -> None:
+        with self._guard:
+            while True:
+                now = time.monotonic()
+                for limit in self._limits:
+                    if not limit.has_fired and limit.deadline <= now:
+                        limit.has_fired = True
+                        exception = ctypes.py_object(_OverrunError)
+                        _raise_in_thread(ctypes.c_ulong(limit.thread), exception)
+                waiting = [limit.deadline for limit in self._limits if not limit.has_fired]
+                self._wakes_at = min(waiting, default=now + 3600.0)
+                self._guard.wait(self._wakes_at - now)
+
+
+_watch = _Watch()
+
+
+def _new_watch() -> None:
+    """Begin anew in a forked child: its parent's thread did not come along."""
+    global _watch  # noqa: PLW0603 (one per process)
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_new_watch)
+
+
 @contextmanager
 def limit_seconds(seconds: float, operator: str) -> Iterator[None]:
     """Interrupt the body after so much wall time with an error that names the source."""
-    guard = threading.Lock()
-    running, fired = True, False
-    thread = ctypes.c_ulong(threading.get_ident())
-
-    def interrupt() -> None:
-        nonlocal fired
-        with guard:
-            if running:
-                fired = True
-                _raise_in_thread(thread, ctypes.py_object(_OverrunError))
-
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    limit = _Limit(time.monotonic() + seconds, threading.get_ident())
+    watch = _watch
+    watch.add(limit)
     try:
-        yield
-        with guard:
-            running = False
-        if fired:
-            _await_interruption()
+        try:
+            yield
+        finally:
+            watch.remove(limit)
+            if limit.has_fired:
+                _await_interruption()
     except _OverrunError as error:
         raise UserCodeError(
             f"source {operator!r} did not end its epoch: run() was still busy {seconds:g} s "
@@ -51,10 +111,6 @@ def limit_seconds(seconds: float, operator: str) -> Iterator[None]:
             code=ErrorCode.SOURCE_OVERRAN,
             operator=operator,
         ) from error
-    finally:
-        timer.cancel()
-        with guard:
-            running = False
 
 
 def _await_interruption() -> None:

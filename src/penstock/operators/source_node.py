@@ -45,7 +45,10 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         self._assignment = assignment
         self._finish = None
         self._changed = {}
-        self.begin_epoch(terms, Frontier(None, terms.processing_time_micros), outlets)
+        frontier = Frontier(
+            None, terms.processing_time_micros, terms.previous_processing_time_micros
+        )
+        self.begin_epoch(terms, frontier, outlets)
         self.context.splits = assignment.splits
         self.context.budget = BudgetMeter(assignment.budget, self._clock)
         self.collector.budget = self.context.budget

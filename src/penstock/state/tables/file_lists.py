@@ -1,6 +1,7 @@
 """File lists ↔ the messages that hold them. All table kinds keep the same: a list of files."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from penstock.state.files.state_file import StateFile, apply_swap
@@ -25,7 +26,13 @@ def files_of(message: FileListMessage | None) -> tuple[StateFile, ...]:
     """Return the files of a message; none for no message."""
     if message is None:
         return ()
-    return tuple(StateFile.from_proto(file) for file in message.files)
+    return tuple(_file_of(file.SerializeToString()) for file in message.files)
+
+
+@lru_cache(maxsize=16_384)
+def _file_of(data: bytes) -> StateFile:
+    """Decode one entry; lists are read many times and their entries never change."""
+    return StateFile.from_proto(state_pb2.StateFile.FromString(data))
 
 
 def message_of(kind: type[MessageT], files: Iterable[StateFile]) -> MessageT:

@@ -49,12 +49,23 @@ class GlobalFileReader:
     state_version: int
 
     def fold(
-        self, files: Sequence[StateFile], base: Mapping[bytes, bytes] | None = None
+        self,
+        files: Sequence[StateFile],
+        base: Mapping[bytes, bytes] | None = None,
+        *,
+        known: Mapping[str, Mapping[bytes, bytes | None]] | None = None,
     ) -> dict[bytes, bytes]:
-        """Fold files in order on top of `base`: the last write of a key counts."""
+        """Fold files in order on top of `base`: the last write of a key counts.
+
+        `known` holds, by path, the contents of files that need not be read.
+        """
         folded = dict(base or {})
         for file in files:
-            for key, value in self.load_with_version(file):
+            remembered = (known or {}).get(file.path)
+            rows = (
+                self.load_with_version(file) if remembered is None else remembered.items()
+            )
+            for key, value in rows:
                 if value is None:
                     folded.pop(key, None)
                 else:

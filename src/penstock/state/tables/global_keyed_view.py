@@ -44,6 +44,8 @@ class GlobalKeyedView(View, Generic[K, V]):
         self._folded = reader.fold(files)
         self._unmerged: dict[bytes, bytes | None] = {}
         """Own writes of earlier epochs that are in files which this view has not folded yet."""
+        self._written: dict[str, dict[bytes, bytes | None]] = {}
+        """The same writes by file, so that catching up does not read them back."""
         self._changes: dict[bytes, bytes | None] = {}
         """Own writes of this epoch; None for a removed key."""
         self._is_released = False
@@ -90,7 +92,9 @@ class GlobalKeyedView(View, Generic[K, V]):
 
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Note that the writes are durable; the files stay unfolded until `catch_up`."""
-        del files
+        if self._changes and files:
+            # An epoch's changes are one file, the newest of the subtask's own list.
+            self._written[files[-1].path] = self._changes
         self._unmerged.update(self._changes)
         self._changes = {}
 
@@ -101,13 +105,13 @@ class GlobalKeyedView(View, Generic[K, V]):
                 f"table {self.table_name!r} was to catch up with other writes while its own are "
                 "not checkpointed"
             )
-        self._folded = self._reader.fold(missing, self._folded)
-        self._unmerged = {}
+        self._folded = self._reader.fold(missing, self._folded, known=self._written)
+        self._unmerged, self._written = {}, {}
         self.files = tuple(files)
 
     def release(self) -> None:
         """Let go of all values."""
-        self._folded, self._unmerged, self._changes = {}, {}, {}
+        self._folded, self._unmerged, self._changes, self._written = {}, {}, {}, {}
         self._is_released = True
 
     def _known_keys(self) -> set[bytes]:
