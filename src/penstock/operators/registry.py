@@ -77,8 +77,13 @@ class Registry:
     """Kinds of operators and named UDFs. Filled once per process, then only read."""
 
     def __init__(self) -> None:
-        self.constructors: dict[str, OperatorConstructor[Any]] = {}
+        self._constructors: dict[str, OperatorConstructor[Any]] = {}
         self.udfs: dict[str, Udf] = {}
+
+    @property
+    def constructors(self) -> Mapping[str, OperatorConstructor[Any]]:
+        """What builds operators, by kind; changed by `add` only."""
+        return self._constructors
 
     def add(self, kind: str, constructor: OperatorConstructor[Any]) -> None:
         """Add a kind; one that is taken is refused, so plug-ins cannot replace each other's."""
@@ -91,7 +96,7 @@ class Registry:
                 kind=kind,
             )
         check_config_type(kind, getattr(constructor, "config_type", None))
-        self.constructors[kind] = constructor
+        self._constructors[kind] = constructor
 
     def construct(self, spec: OperatorSpec) -> ConstructedOperator:
         """Build an operator from its spec; the errors name the kind and the config's keys."""

@@ -7,7 +7,8 @@ How it works
   an answer at the end of the input, and a slow service slows the source down.
 - Behind the input, before it speaks of the watermark, the operator waits for answers until
   `drain_seconds` are over. Calls that have none then are cancelled and kept in state, and
-  are the first ones to be asked in the next epoch, which is asked for at once.
+  are the first ones to be asked in the next epoch, which is asked for at once and waits
+  longer for them: every call has its whole timeout in the end.
 - The watermark does not pass the event time of a row that has not been emitted. A row that
   was late when it came holds nothing back: the promise it breaks was made before.
 - At the end of the data it waits for all answers; each call is bounded by its timeouts.
@@ -49,6 +50,7 @@ from penstock.operators.udfs.row_calls import (
     forget_calls,
     hold_of,
     keep_calls,
+    patience_of,
     restore_calls,
     rows_of,
 )
@@ -139,7 +141,7 @@ class AsyncUdfOperator(ArrowOperator):
         """Wait for answers, and hold back for rows that have none."""
         self._begin(ctx)
         is_last = watermark == MAX_EVENT_TIME
-        self._drain(ctx, collector, None if is_last else self.spec.drain_seconds)
+        self._drain(ctx, collector, waits_for_all=is_last)
         holds = [hold_of(call, ctx) for call in self._open]
         known = [micros for micros in holds if micros is not None]
         if not known:
@@ -154,7 +156,7 @@ class AsyncUdfOperator(ArrowOperator):
         """Wait for all answers at the end of the data; a stopped job asks again later."""
         if isinstance(final, EndOfData):
             self._begin(ctx)
-            self._drain(ctx, collector, None)
+            self._drain(ctx, collector, waits_for_all=True)
 
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
@@ -163,7 +165,7 @@ class AsyncUdfOperator(ArrowOperator):
         del barrier
         self._begin(ctx)
         if not self._has_drained:
-            self._drain(ctx, collector, self.spec.drain_seconds)
+            self._drain(ctx, collector, waits_for_all=False)
         self._pool.cancel_all()
         self._take_answers(ctx)
         self._emit(ctx, collector)
@@ -193,12 +195,13 @@ class AsyncUdfOperator(ArrowOperator):
         self._pool.submit(call for call in added if not call.is_answered)
 
     def _drain(
-        self, ctx: OperatorContext, collector: ArrowCollector, seconds: float | None
+        self, ctx: OperatorContext, collector: ArrowCollector, *, waits_for_all: bool
     ) -> None:
-        """Wait until all calls are answered, or for some seconds, and emit."""
+        """Wait until all calls are answered, or the deadline is over, and emit."""
         deadline = None
-        if seconds is not None:
-            deadline = self._clock.now_micros() + round(seconds * 1_000_000)
+        if not waits_for_all:
+            patience = patience_of(self._open, self.spec)
+            deadline = self._clock.now_micros() + round(patience * 1_000_000)
         while not self._pool.wait_idle(None if deadline is None else self._poll_seconds):
             self._take_answers(ctx)
             if deadline is not None and self._clock.now_micros() >= deadline:

@@ -1,6 +1,6 @@
 """Row calls: a row together with its async call, and how both go into state and come back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,7 +11,7 @@ from penstock.operators.context import OperatorContext
 from penstock.operators.udfs.async_calls import AsyncCall
 from penstock.operators.udfs.evaluation import arguments_of
 from penstock.operators.udfs.results import Evaluation, to_result_array
-from penstock.operators.udfs.specs import ResultSpec
+from penstock.operators.udfs.specs import AsyncUdfSpec, ResultSpec
 from penstock.operators.udfs.stored_calls import (
     CALLS_TABLE,
     StoredCall,
@@ -22,6 +22,8 @@ from penstock.operators.udfs.stored_calls import (
     read_row,
     to_ipc,
 )
+
+_MOST_DOUBLINGS = 30
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,9 +39,25 @@ class RowCall(AsyncCall):
     """Why it has failed for good, if its row is to be sent aside."""
 
     @property
+    def cut_offs(self) -> int:
+        """How many epochs have ended before its answer came."""
+        return 0 if self.stored is None else self.stored[1].cut_offs
+
+    @property
     def row(self) -> pa.RecordBatch:
         """The row alone."""
         return self.batch.slice(self.index, 1)
+
+
+def patience_of(calls: Iterable[RowCall], spec: AsyncUdfSpec) -> float:
+    """Return for how many seconds the end of an epoch waits for calls.
+
+    Whoever is asked anew in every epoch and takes longer than one would never answer. So a
+    call that was cut off gets twice as long, until an epoch waits for its whole timeout.
+    """
+    most = max((call.cut_offs for call in calls), default=0)
+    longer = spec.drain_seconds * (1 << min(most, _MOST_DOUBLINGS))
+    return max(spec.drain_seconds, min(longer, spec.timeout_seconds))
 
 
 def hold_of(call: RowCall, ctx: OperatorContext) -> int | None:
@@ -88,6 +106,7 @@ def keep_calls(calls: Sequence[RowCall], spec: ResultSpec, ctx: OperatorContext)
         changed = msgspec.structs.replace(
             stored,
             failures=call.failures,
+            cut_offs=stored.cut_offs + (not call.is_answered),
             answer=_answer_of(call, spec, ctx),
             error=call.reason,
         )

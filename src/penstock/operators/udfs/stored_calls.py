@@ -38,6 +38,8 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the output's watermark must not pass; None if the row was late when it came."""
     failures: int = 0
     """How many attempts have failed."""
+    cut_offs: int = 0
+    """How many epochs have ended before its answer came."""
     answer: bytes | None = None
     """The result as an Arrow IPC stream of one value, if there is one."""
     error: str | None = None

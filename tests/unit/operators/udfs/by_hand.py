@@ -49,7 +49,6 @@ class EpochOutput:
     watermark: Watermark | None
     wake_up_micros: int | None
     counters: Mapping[str, int]
-    has_changed: bool
 
 
 class OperatorByHand:
@@ -89,6 +88,16 @@ class OperatorByHand:
         if isinstance(watermark, EventTime):
             self._watermark = watermark
         return outputs
+
+    def read_table(self, table: str) -> dict[str, Any]:
+        """Return what a global table holds after the last epoch."""
+        task = TaskInfo(JobId("job"), OperatorId("look-up"), Subtask(0, self.parallelism))
+        operator = self._build()
+        tables = TableManager.load(
+            an_attempt(self._store, task), operator.tables(), self._restored
+        )
+        tables.begin_epoch(Frontier())
+        return dict(tables.get_global_keyed_state(table).items())
 
     def _run_subtask(
         self, index: int, batches: Sequence[pa.RecordBatch], watermark: Watermark | None
@@ -137,6 +146,5 @@ class OperatorByHand:
             said,
             ctx.wake_up_micros,
             dict(ctx.counters),
-            checkpoint.changed,
         )
         return output, checkpoint.metadata

@@ -18,7 +18,9 @@ from penstock.errors import (
 from penstock.operators.registry import Registry
 from penstock.operators.udfs.async_operator import AsyncUdfOperator
 from penstock.operators.udfs.kinds import register_udfs
+from penstock.operators.udfs.row_calls import RowCall, patience_of
 from penstock.operators.udfs.specs import async_udf
+from penstock.operators.udfs.stored_calls import CALLS_TABLE, StoredCall
 from tests.unit.operators.udfs.by_hand import EpochOutput, OperatorByHand
 from tests.unit.operators.udfs.service import KEYED, UNKEYED, Service, rows
 
@@ -88,7 +90,6 @@ def test_an_unanswered_call_is_kept_and_asked_again(service: Service) -> None:
     assert first.counters["calls_kept"] == 1
     (second,) = by_hand.run_epoch()
     assert _numbers(second) == []
-    assert not second.has_changed, "nothing was learnt, so nothing is written"
     service.silent = set()
     (third,) = by_hand.run_epoch()
     assert _numbers(third) == [2]
@@ -110,6 +111,16 @@ def test_order_holds_across_epochs_without_asking_again(service: Service) -> Non
     assert _numbers(third) == [2, 3, 4, 5]
     assert [row["tens"] for row in third.main] == [20, 30, 40, 50]
     assert [service.calls.count(n) for n in (3, 4)] == [1, 1]
+
+
+def test_many_kept_calls_keep_their_order(service: Service) -> None:
+    service.silent = set(range(25))
+    by_hand = _by_hand(service)
+    for first in range(0, 24, 12):
+        by_hand.run_epoch({0: [rows(*range(first, first + 12))]})
+    service.silent = set()
+    (output,) = by_hand.run_epoch()
+    assert _numbers(output) == list(range(24))
 
 
 def test_bad_rows_keep_their_place_in_order_across_epochs(service: Service) -> None:
@@ -395,13 +406,13 @@ def test_all_limits_that_cannot_work_are_reported_at_once() -> None:
             max_concurrency=0,
             timeout_seconds=10,
             retries=-1,
-            drain_seconds=5,
+            drain_seconds=0,
         )
     for problem in (
         "it has no inputs",
         "max_concurrency is 0",
         "retries and retry_delay_seconds must not be negative",
-        "drain_seconds is 5, shorter than timeout_seconds 10",
+        "drain_seconds is 0: need more than 0",
     ):
         assert problem in caught.value.message
 
@@ -409,3 +420,43 @@ def test_all_limits_that_cannot_work_are_reported_at_once() -> None:
 def test_a_timeout_must_be_positive() -> None:
     with pytest.raises(UserError, match="timeout_seconds is 0: need more than 0"):
         async_udf(look_up, returns=pa.int64(), inputs=["n"], timeout_seconds=0)
+
+
+# ---- patience
+
+
+def _call_cut_off(times: int) -> RowCall:
+    stored = StoredCall(epoch=1, number=0, position=0, row=b"", cut_offs=times)
+    return RowCall(
+        order=0, arguments=(1,), batch=rows(1), index=0, stored=("1-0-0", stored)
+    )
+
+
+@pytest.mark.parametrize(
+    ("cut_offs", "seconds"), [(0, 2.0), (1, 4.0), (2, 8.0), (3, 10.0), (5_000, 10.0)]
+)
+def test_a_call_gets_twice_as_long_every_time_until_it_has_its_timeout(
+    cut_offs: int, seconds: float
+) -> None:
+    spec = async_udf(
+        look_up, returns=pa.int64(), inputs=["n"], drain_seconds=2, timeout_seconds=10
+    )
+    assert patience_of([_call_cut_off(0), _call_cut_off(cut_offs)], spec) == seconds
+
+
+def test_an_epoch_waits_as_long_as_it_is_told_even_beyond_the_timeout() -> None:
+    spec = async_udf(
+        look_up, returns=pa.int64(), inputs=["n"], drain_seconds=20, timeout_seconds=10
+    )
+    assert patience_of([], spec) == 20
+    assert patience_of([_call_cut_off(1)], spec) == 20
+
+
+def test_cut_offs_are_counted_across_epochs(service: Service) -> None:
+    service.silent = {1}
+    by_hand = _by_hand(service)
+    seen: list[int] = []
+    for _ in range(3):
+        by_hand.run_epoch({0: [rows(1)]} if not seen else {})
+        seen.append(by_hand.read_table(CALLS_TABLE)["1-0-0"].cut_offs)
+    assert seen == [1, 2, 3]
