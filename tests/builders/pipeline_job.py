@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from penstock.connectors.catalog import default_registry
 from penstock.core.clock import ManualClock
@@ -12,6 +13,7 @@ from penstock.operators.splits import SourceBudget
 from penstock.runtime.chaos import Chaos
 from penstock.runtime.driver import JobDriver
 from penstock.runtime.environment import DriverSettings, JobEnvironment
+from penstock.runtime.epoch import StopMode
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.pacing import ManualPacer
 from penstock.runtime.restarts import RestartPolicy
@@ -98,9 +100,25 @@ class PipelineJob:
         job = self.shape.graph(self.book_name).job
         return JobCheckpoints(self.inner, job, self.clock, self.settings.rules)
 
-    def finish(self, **options: object) -> JobStatus:
+    def run_epochs(
+        self, count: int, *, stop: StopMode = StopMode.IMMEDIATE, **options: Any
+    ) -> JobStatus:
+        """Let another driver take over, publish so many epochs, and stop in the given way.
+
+        Other ways than at once take one more epoch.
+        """
+        drivers: list[JobDriver] = []
+
+        def watch(status: JobStatus) -> None:
+            if status.epochs_published >= count:
+                drivers[0].request_stop(stop)
+
+        drivers.append(self.driver(on_status=watch, **options))
+        return drivers[0].run()
+
+    def finish(self, **options: Any) -> JobStatus:
         """Let another driver run the job to its end, and check everything."""
-        status = self.driver(**options).run()  # type: ignore[arg-type]  # passed on
+        status = self.driver(**options).run()
         assert status.phase is JobPhase.FINISHED
         self.check()
         return status

@@ -74,16 +74,18 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
         files, size = self._previous, 0
         if self._changes:
             name = TableName(self._config.table_name)
+            subtask = self._environment.task.subtask
             written = write_state_file(
                 self._environment.store,
                 self._environment.path_for(name, self._epoch),
                 to_rows(self._changes),
                 FileDescription(
                     epoch=self._epoch,
-                    subtask_index=self._environment.task.subtask.index,
+                    subtask_index=subtask.index,
                     state_version=self._state_version,
                 ),
-                cache=self._environment.cache,
+                # A view remembers its own writes: only other subtasks would read the file.
+                cache=self._environment.cache if subtask.parallelism > 1 else None,
             )
             files, size = (*files, written), written.size_bytes
         return (message_of(SubtaskMessage, files), size) if files else None
