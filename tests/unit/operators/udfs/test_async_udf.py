@@ -1,5 +1,4 @@
 import threading
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -7,7 +6,7 @@ import pytest
 
 from penstock.core.key_range import owner_of
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime
+from penstock.core.signals import MAX_EVENT_TIME, EventTime
 from penstock.errors import (
     ErrorCode,
     ExternalError,
@@ -15,12 +14,6 @@ from penstock.errors import (
     UserCodeError,
     UserError,
 )
-from penstock.operators.registry import Registry
-from penstock.operators.udfs.async_operator import AsyncUdfOperator
-from penstock.operators.udfs.kinds import register_udfs
-from penstock.operators.udfs.row_calls import RowCall, patience_of
-from penstock.operators.udfs.specs import async_udf
-from penstock.operators.udfs.stored_calls import CALLS_TABLE, StoredCall
 from tests.unit.operators.udfs.by_hand import EpochOutput, OperatorByHand
 from tests.unit.operators.udfs.service import KEYED, UNKEYED, Service, rows
 
@@ -202,81 +195,6 @@ def test_kept_rows_that_no_longer_fit_the_input_are_explained(service: Service) 
     assert caught.value.code is ErrorCode.MIGRATION_FAILED
 
 
-# ---- time
-
-
-def test_the_watermark_passes_when_all_is_answered(service: Service) -> None:
-    (output,) = _by_hand(service).run_epoch({0: [rows(5)]}, EventTime(100))
-    assert output.watermark == EventTime(100)
-
-
-def test_the_watermark_does_not_pass_an_unanswered_row(service: Service) -> None:
-    service.silent = {40, 50}
-    by_hand = _by_hand(service, ordered=False)
-    (first,) = by_hand.run_epoch({0: [rows(50, 40, 60)]}, EventTime(100))
-    assert first.watermark == EventTime(40)
-    service.silent = {50}
-    (second,) = by_hand.run_epoch({}, EventTime(200))
-    assert second.watermark == EventTime(50)
-    service.silent = set()
-    (third,) = by_hand.run_epoch({}, EventTime(200))
-    assert third.watermark == EventTime(200)
-
-
-def test_an_answered_row_that_waits_its_turn_holds_the_watermark_too(
-    service: Service,
-) -> None:
-    service.silent = {40}
-    (output,) = _by_hand(service).run_epoch({0: [rows(40, 30)]}, EventTime(100))
-    assert output.main == []
-    assert output.watermark == EventTime(30)
-
-
-def test_a_late_row_does_not_take_the_watermark_back(service: Service) -> None:
-    by_hand = _by_hand(service)
-    by_hand.run_epoch({}, EventTime(100))
-    service.silent = {99}
-    (first,) = by_hand.run_epoch({0: [rows(99)]}, EventTime(150))
-    assert (first.main, first.watermark) == ([], EventTime(150))
-    assert by_hand.run_epoch({}, EventTime(160))[0].watermark == EventTime(160)
-
-
-def test_the_watermark_never_goes_back_while_rows_wait(service: Service) -> None:
-    by_hand = _by_hand(service, ordered=False)
-    service.silent = {120}
-    said = []
-    for numbers, watermark in [((120,), 100), ((110, 90), 130), ((125,), 140), ((), 150)]:
-        batch = {0: [rows(*numbers)]} if numbers else {}
-        (output,) = by_hand.run_epoch(batch, EventTime(watermark))
-        assert isinstance(output.watermark, EventTime)
-        said.append(output.watermark.micros)
-    assert said == [100, 120, 120, 120]
-
-
-def test_an_idle_input_is_not_idle_for_others_while_rows_wait(service: Service) -> None:
-    service.silent = {150}
-    by_hand = _by_hand(service)
-    by_hand.run_epoch({0: [rows(150)]}, EventTime(100))
-    assert by_hand.run_epoch({}, IDLE)[0].watermark == EventTime(100)
-    service.silent = set()
-    assert by_hand.run_epoch({}, IDLE)[0].watermark == IDLE
-
-
-def test_before_event_time_is_known_nothing_is_said_while_rows_wait(
-    service: Service,
-) -> None:
-    service.silent = {5}
-    (output,) = _by_hand(service).run_epoch({0: [rows(5)]}, IDLE)
-    assert output.watermark is None
-
-
-def test_a_stream_without_event_time_holds_nothing_back(service: Service) -> None:
-    service.silent = {5}
-    timeless = StreamSchema(KEYED.schema)
-    (output,) = _by_hand(service, timeless).run_epoch({0: [rows(5)]}, EventTime(9))
-    assert output.watermark == EventTime(9)
-
-
 # ---- the end
 
 
@@ -350,113 +268,3 @@ def test_an_answer_of_another_type_is_refused() -> None:
     with pytest.raises(UserError, match="'ten' of type str, which is no int64") as caught:
         _by_hand(Wrong()).run_epoch({0: [rows(1)]})
     assert caught.value.code is ErrorCode.UDF_INVALID
-
-
-# ---- refused before any data flows
-
-
-async def look_up(n: int) -> int:
-    return n
-
-
-def _construct(**options: Any) -> AsyncUdfOperator:
-    registry = Registry()
-    register_udfs(registry)
-    given = {"function": look_up, "returns": pa.int64(), "inputs": ["n"], **options}
-    function = given.pop("function")
-    built = registry.construct(async_udf(function, **given).to_operator_spec())
-    assert isinstance(built.operator, AsyncUdfOperator)
-    return built.operator
-
-
-def test_the_kind_is_registered_and_shows_itself() -> None:
-    operator = _construct(max_concurrency=5, ordered=False)
-    assert operator.name() == "async_udf"
-    assert "order=any, max_concurrency=5, timeout=30.0 s" in str(operator.display())
-    operator.release()
-
-
-def test_a_registered_operator_calls_the_function() -> None:
-    by_hand = OperatorByHand(partial(_construct, output="same"), KEYED)
-    (output,) = by_hand.run_epoch({0: [rows(4)]}, EventTime(1))
-    assert output.main[0]["same"] == 4
-
-
-def test_a_function_that_is_not_async_is_refused() -> None:
-    with pytest.raises(UserError, match="it is not async") as caught:
-        _construct(function=abs)
-    assert caught.value.code is ErrorCode.UDF_INVALID
-
-
-def test_an_object_with_an_async_call_is_accepted() -> None:
-    class Client:
-        async def __call__(self, n: int) -> int:
-            return n + 1
-
-    by_hand = OperatorByHand(lambda: _construct(function=Client(), name="next"), KEYED)
-    assert by_hand.run_epoch({0: [rows(4)]})[0].main[0]["next"] == 5
-
-
-def test_all_limits_that_cannot_work_are_reported_at_once() -> None:
-    with pytest.raises(UserError) as caught:
-        async_udf(
-            look_up,
-            returns=pa.int64(),
-            inputs=[],
-            max_concurrency=0,
-            timeout_seconds=10,
-            retries=-1,
-            drain_seconds=0,
-        )
-    for problem in (
-        "it has no inputs",
-        "max_concurrency is 0",
-        "retries and retry_delay_seconds must not be negative",
-        "drain_seconds is 0: need more than 0",
-    ):
-        assert problem in caught.value.message
-
-
-def test_a_timeout_must_be_positive() -> None:
-    with pytest.raises(UserError, match="timeout_seconds is 0: need more than 0"):
-        async_udf(look_up, returns=pa.int64(), inputs=["n"], timeout_seconds=0)
-
-
-# ---- patience
-
-
-def _call_cut_off(times: int) -> RowCall:
-    stored = StoredCall(epoch=1, number=0, position=0, row=b"", cut_offs=times)
-    return RowCall(
-        order=0, arguments=(1,), batch=rows(1), index=0, stored=("1-0-0", stored)
-    )
-
-
-@pytest.mark.parametrize(
-    ("cut_offs", "seconds"), [(0, 2.0), (1, 4.0), (2, 8.0), (3, 10.0), (5_000, 10.0)]
-)
-def test_a_call_gets_twice_as_long_every_time_until_it_has_its_timeout(
-    cut_offs: int, seconds: float
-) -> None:
-    spec = async_udf(
-        look_up, returns=pa.int64(), inputs=["n"], drain_seconds=2, timeout_seconds=10
-    )
-    assert patience_of([_call_cut_off(0), _call_cut_off(cut_offs)], spec) == seconds
-
-
-def test_an_epoch_waits_as_long_as_it_is_told_even_beyond_the_timeout() -> None:
-    spec = async_udf(
-        look_up, returns=pa.int64(), inputs=["n"], drain_seconds=20, timeout_seconds=10
-    )
-    assert patience_of([], spec) == 20
-    assert patience_of([_call_cut_off(1)], spec) == 20
-
-
-def test_cut_offs_are_counted_across_epochs(service: Service) -> None:
-    service.silent = {1}
-    by_hand = _by_hand(service)
-    seen: list[int] = []
-    for _ in range(3):
-        by_hand.run_epoch({0: [rows(1)]} if not seen else {})
-        seen.append(by_hand.read_table(CALLS_TABLE)["1-0-0"].cut_offs)
-    assert seen == [1, 2, 3]

@@ -62,3 +62,22 @@ def test_calls_that_were_cut_off_are_answered_after_a_rescale(amnesia: bool) -> 
         rescaled.end()
         found = {(row["user"], row["n"]): row["tens"] for row in rescaled.rows()}
     assert found == {("ann", 1): 10, ("ann", 2): 20, ("bob", 3): 30, ("cid", 4): 40}
+
+
+def test_a_stopped_job_asks_again_when_it_goes_on() -> None:
+    _asked.clear()
+    spec = async_udf(
+        silent_at_first,
+        returns=pa.int64(),
+        inputs=["n"],
+        output="tens",
+        drain_seconds=0.001,
+    )
+    with OperatorHarness(spec.to_operator_spec(), KEYED) as harness:
+        harness.push(_table(_rows("ann", 1)))
+        harness.stop()
+        assert harness.rows() == []
+        kept = harness.checkpoint()
+    with OperatorHarness.restore(kept) as restarted:
+        restarted.end()
+        assert [row["tens"] for row in restarted.rows()] == [10]
