@@ -107,12 +107,14 @@ class JobDriver:
                 return
 
     def _restart(self) -> None:
-        self._session = None
         self._last = None
         self._keeper.note_phase(JobPhase.STARTING)
         self._attempt(self._start)
 
     def _start(self) -> None:
+        if self._session is not None:
+            # Who failed and was replaced meanwhile must not take the job back.
+            self._session.check_ownership()
         session = JobSession.start(self._environment, restore=self._restore)
         # From here on the claim remembers the wish; asking again would abandon new epochs.
         self._restore = None

@@ -9,14 +9,53 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from penstock.core.ids import OperatorId
-from penstock.errors import ErrorCode, StateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.graph.logical import LogicalGraph
+from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.worker import Metadata
-from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.checkpoints.backend import ParquetBackend
+from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.protocol.records import CheckpointManifest, CheckpointRef
 from penstock.state.tables.restore_plan import check_restorable, plan_table_restore
 from penstock.state.tables.specs import TableSpec
 
 TablesOf: TypeAlias = Mapping[OperatorId, tuple[TableSpec, ...]]
+
+
+def check_start(
+    environment: JobEnvironment, checkpoints: JobCheckpoints, restore: CheckpointRef | None
+) -> None:
+    """Refuse a graph that does not fit, before the claim fences a driver whose graph does."""
+    tables = environment.tables
+    manifest = checkpoints.newest() if restore is None else checkpoints.manifest(restore)
+    while manifest is not None:
+        try:
+            _check(environment, tables, manifest)
+        except CorruptStateError:
+            # A driver that still runs may have given up what was the newest epoch.
+            newest = checkpoints.newest()
+            if restore is not None or newest is None or newest.ref == manifest.ref:
+                raise
+            manifest = newest
+        else:
+            return
+
+
+def _check(
+    environment: JobEnvironment, tables: TablesOf, manifest: CheckpointManifest
+) -> None:
+    entries = {entry.operator: entry.subtasks for entry in manifest.operators}
+    backend = ParquetBackend(environment.store)
+    check_fitness(
+        environment.graph,
+        tables,
+        manifest,
+        lambda operator: {
+            index: backend.read_operator_checkpoint_metadata(ref)
+            for index, ref in enumerate(entries[operator])
+        },
+        allow_dropped=environment.settings.allow_dropped_state,
+    )
 
 
 def check_fitness(

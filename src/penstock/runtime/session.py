@@ -18,7 +18,6 @@ from penstock.core.tokens import new_token
 from penstock.errors import (
     CorruptStateError,
     ErrorCode,
-    FencedError,
     PenstockError,
     StorageError,
 )
@@ -32,8 +31,13 @@ from penstock.runtime.compactions import PendingCompactions
 from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.epoch import StopMode
 from penstock.runtime.epoch_plan import EpochPlan
-from penstock.runtime.fitness import check_fitness
+from penstock.runtime.fitness import check_start
 from penstock.runtime.job_state import JobState
+from penstock.runtime.ownership import (
+    check_ownership,
+    damage_while_owned,
+    fenced_error,
+)
 from penstock.runtime.planning import ReadingPlan, SourcePlanner
 from penstock.runtime.publishing import EpochPublisher, EpochResults, Unchanged
 from penstock.runtime.receipts import Agreed, Failed, Torn, find_agreement
@@ -131,16 +135,22 @@ class JobSession:
         """Take the job over: check that the graph fits, claim, replay open commits."""
         checkpoints = _checkpoints(environment)
         ref = None if restore is None else checkpoints.plan_restore(restore).ref
-        _check_start(environment, checkpoints, ref)
+        check_start(environment, checkpoints, ref)
         taken = checkpoints.take_over(restore=ref)
         while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
             permit = taken.decision.permit
-            skipped = _replay(environment, checkpoints, permit, or_skip=ref is not None)
+            with damage_while_owned(checkpoints, taken.claim):
+                skipped = _replay(environment, checkpoints, permit, or_skip=ref is not None)
             taken = checkpoints.resume(taken.claim, unreplayable=skipped)
         if isinstance(taken, Fenced):
-            raise fenced_error(environment, taken)
+            raise fenced_error(environment.graph.job, taken)
         assert isinstance(taken.decision, Recovered)  # noqa: S101 (the loop above ended)
-        return cls(environment, taken.claim, taken.decision)
+        with damage_while_owned(checkpoints, taken.claim):
+            return cls(environment, taken.claim, taken.decision)
+
+    def check_ownership(self) -> None:
+        """Raise `FencedError` if a newer driver has claimed the job."""
+        check_ownership(self.checkpoints, self.claim)
 
     @property
     def is_finished(self) -> bool:
@@ -157,6 +167,10 @@ class JobSession:
 
     def run_epoch(self, *, stop: StopMode | None = None) -> EpochOutcome:
         """Run the next epoch, and publish and commit it if it changed anything."""
+        with damage_while_owned(self.checkpoints, self.claim):
+            return self._run_epoch(stop)
+
+    def _run_epoch(self, stop: StopMode | None) -> EpochOutcome:
         environment, clock = self.environment, self.environment.clock
         waited = self.compactions.wait_if_needed(self.state)
         started = clock.now_micros()
@@ -175,7 +189,7 @@ class JobSession:
         if isinstance(outcome, LostEpoch):
             return EpochLost(outcome.winner)
         if isinstance(outcome, Fenced):
-            raise fenced_error(environment, outcome)
+            raise fenced_error(environment.graph.job, outcome)
         self._accept(plan, results)
         self._finish_publication(outcome)
         ran = self._ran(
@@ -289,7 +303,7 @@ class JobSession:
         keep = self.environment.settings.keep_epochs
         outcome = self.checkpoints.collect(self.claim, keep_epochs=keep)
         if isinstance(outcome, Fenced):
-            raise fenced_error(self.environment, outcome)
+            raise fenced_error(self.claim.job, outcome)
         if isinstance(outcome, CollectionDone) and not outcome.needs_origin:
             self.checkpoints.release_origin(self.claim)
 
@@ -339,44 +353,12 @@ def read_metadata(
     }
 
 
-def fenced_error(environment: JobEnvironment, fenced: Fenced) -> FencedError:
-    """Return the error of a driver that was replaced."""
-    return FencedError(
-        f"generation {fenced.generation} of job {environment.graph.job!r} was replaced: a "
-        "newer driver has claimed the job. This one stops for good and changes nothing more",
-        job=str(environment.graph.job),
-        generation=int(fenced.generation),
-    )
-
-
 def _checkpoints(environment: JobEnvironment) -> JobCheckpoints:
     return JobCheckpoints(
         environment.store,
         environment.graph.job,
         environment.clock,
         environment.settings.rules,
-    )
-
-
-def _check_start(
-    environment: JobEnvironment, checkpoints: JobCheckpoints, restore: CheckpointRef | None
-) -> None:
-    """Refuse a graph that does not fit, before the claim fences a driver whose graph does."""
-    tables = environment.tables
-    manifest = checkpoints.newest() if restore is None else checkpoints.manifest(restore)
-    if manifest is None:
-        return
-    entries = {entry.operator: entry.subtasks for entry in manifest.operators}
-    backend = ParquetBackend(environment.store)
-    check_fitness(
-        environment.graph,
-        tables,
-        manifest,
-        lambda operator: {
-            index: backend.read_operator_checkpoint_metadata(ref)
-            for index, ref in enumerate(entries[operator])
-        },
-        allow_dropped=environment.settings.allow_dropped_state,
     )
 
 

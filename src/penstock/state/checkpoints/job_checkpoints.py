@@ -25,6 +25,7 @@ from penstock.state.protocol.publication import (
     publish_checkpoint,
 )
 from penstock.state.protocol.reading import (
+    is_fenced,
     read_epoch_record,
     read_identity,
     read_manifest,
@@ -98,6 +99,10 @@ class JobCheckpoints:
                 unreplayable=unreplayable,
             ),
         )
+
+    def is_fenced(self, claim: ClaimRecord) -> bool:
+        """Tell whether a newer driver has claimed the job."""
+        return run_steps(self.store, is_fenced(claim.job, claim.generation))
 
     def publish(
         self,
