@@ -2,13 +2,208 @@
 
 Public names only. The layers, from the bottom: `errors`, `core`, `graph` and `state`,
 `operators`, `connectors`, `runtime`, `api`, `testing`.
+
+A name is imported when it is first used: a worker, the command line or a test of one layer
+must not pay for the libraries of all of them.
 """
 
+import typing
+from importlib import import_module
 from importlib.metadata import version
 
-from penstock.api.pipeline import Pipeline
-from penstock.api.stream import KeyedStream, Stream
+if typing.TYPE_CHECKING:
+    from penstock.api.pipeline import Pipeline as Pipeline
+    from penstock.api.stream import KeyedStream as KeyedStream
+    from penstock.api.stream import Stream as Stream
+    from penstock.connectors.impulse import impulse as impulse
+    from penstock.connectors.memory import list_sink as list_sink
+    from penstock.connectors.memory import list_source as list_source
+    from penstock.connectors.stdout import stdout as stdout
+    from penstock.core.schema import StreamSchema as StreamSchema
+    from penstock.core.signals import IDLE as IDLE
+    from penstock.core.signals import CheckpointBarrier as CheckpointBarrier
+    from penstock.core.signals import EndOfData as EndOfData
+    from penstock.core.signals import EventTime as EventTime
+    from penstock.core.signals import Stop as Stop
+    from penstock.core.signals import Watermark as Watermark
+    from penstock.errors import ExternalError as ExternalError
+    from penstock.errors import PenstockError as PenstockError
+    from penstock.graph.logical import BAD as BAD
+    from penstock.graph.logical import LATE as LATE
+    from penstock.graph.logical import MAIN as MAIN
+    from penstock.graph.logical import OperatorSpec as OperatorSpec
+    from penstock.operators.collector import ArrowCollector as ArrowCollector
+    from penstock.operators.collector import SourceCollector as SourceCollector
+    from penstock.operators.context import CommitContext as CommitContext
+    from penstock.operators.context import OperatorContext as OperatorContext
+    from penstock.operators.context import SourceContext as SourceContext
+    from penstock.operators.display import DisplayableOperator as DisplayableOperator
+    from penstock.operators.operator import ArrowOperator as ArrowOperator
+    from penstock.operators.registry import ConstructedOperator as ConstructedOperator
+    from penstock.operators.registry import OperatorConstructor as OperatorConstructor
+    from penstock.operators.registry import Registry as Registry
+    from penstock.operators.source import SourceFinishType as SourceFinishType
+    from penstock.operators.source import SourceOperator as SourceOperator
+    from penstock.operators.source import SourcePlan as SourcePlan
+    from penstock.operators.splits import SourceBudget as SourceBudget
+    from penstock.operators.splits import SplitPlan as SplitPlan
+    from penstock.operators.splits import SplitState as SplitState
+    from penstock.operators.timers import DueTimers as DueTimers
+    from penstock.operators.udfs.specs import async_udf as async_udf
+    from penstock.operators.udfs.specs import call_udf as call_udf
+    from penstock.operators.udfs.specs import native_udf as native_udf
+    from penstock.operators.udfs.specs import udf as udf
+    from penstock.runtime.epoch import StopMode as StopMode
+    from penstock.runtime.status import JobPhase as JobPhase
+    from penstock.runtime.status import JobStatus as JobStatus
+    from penstock.state.files.migration import MigratableState as MigratableState
+    from penstock.state.tables.specs import TimeDomain as TimeDomain
+    from penstock.state.tables.specs import global_table as global_table
+    from penstock.state.tables.specs import keyed_table as keyed_table
+    from penstock.state.tables.specs import time_keyed_table as time_keyed_table
 
-__all__ = ["KeyedStream", "Pipeline", "Stream", "__version__"]
+_HOMES = {
+    "penstock.api.pipeline": ("Pipeline",),
+    "penstock.api.stream": (
+        "KeyedStream",
+        "Stream",
+    ),
+    "penstock.connectors.impulse": ("impulse",),
+    "penstock.connectors.memory": (
+        "list_sink",
+        "list_source",
+    ),
+    "penstock.connectors.stdout": ("stdout",),
+    "penstock.core.schema": ("StreamSchema",),
+    "penstock.core.signals": (
+        "CheckpointBarrier",
+        "EndOfData",
+        "EventTime",
+        "IDLE",
+        "Stop",
+    ),
+    "penstock.errors": (
+        "ExternalError",
+        "PenstockError",
+    ),
+    "penstock.graph.logical": (
+        "BAD",
+        "LATE",
+        "MAIN",
+        "OperatorSpec",
+    ),
+    "penstock.operators.collector": (
+        "ArrowCollector",
+        "SourceCollector",
+    ),
+    "penstock.operators.context": (
+        "CommitContext",
+        "OperatorContext",
+        "SourceContext",
+    ),
+    "penstock.operators.display": ("DisplayableOperator",),
+    "penstock.operators.operator": ("ArrowOperator",),
+    "penstock.operators.registry": (
+        "ConstructedOperator",
+        "OperatorConstructor",
+        "Registry",
+    ),
+    "penstock.operators.source": (
+        "SourceFinishType",
+        "SourceOperator",
+        "SourcePlan",
+    ),
+    "penstock.operators.splits": (
+        "SourceBudget",
+        "SplitPlan",
+        "SplitState",
+    ),
+    "penstock.operators.timers": ("DueTimers",),
+    "penstock.operators.udfs.specs": (
+        "async_udf",
+        "call_udf",
+        "native_udf",
+        "udf",
+    ),
+    "penstock.runtime.epoch": ("StopMode",),
+    "penstock.runtime.status": (
+        "JobPhase",
+        "JobStatus",
+    ),
+    "penstock.state.files.migration": ("MigratableState",),
+    "penstock.state.tables.specs": (
+        "TimeDomain",
+        "global_table",
+        "keyed_table",
+        "time_keyed_table",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = version("penstock")
+
+
+def __getattr__(name: str) -> typing.Any:
+    """Import a public name at its first use."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "BAD",
+    "IDLE",
+    "LATE",
+    "MAIN",
+    "ArrowCollector",
+    "ArrowOperator",
+    "CheckpointBarrier",
+    "CommitContext",
+    "ConstructedOperator",
+    "DisplayableOperator",
+    "DueTimers",
+    "EndOfData",
+    "EventTime",
+    "ExternalError",
+    "JobPhase",
+    "JobStatus",
+    "KeyedStream",
+    "MigratableState",
+    "OperatorConstructor",
+    "OperatorContext",
+    "OperatorSpec",
+    "PenstockError",
+    "Pipeline",
+    "Registry",
+    "SourceBudget",
+    "SourceCollector",
+    "SourceContext",
+    "SourceFinishType",
+    "SourceOperator",
+    "SourcePlan",
+    "SplitPlan",
+    "SplitState",
+    "Stop",
+    "StopMode",
+    "Stream",
+    "StreamSchema",
+    "TimeDomain",
+    "__version__",
+    "async_udf",
+    "call_udf",
+    "global_table",
+    "impulse",
+    "keyed_table",
+    "list_sink",
+    "list_source",
+    "native_udf",
+    "stdout",
+    "time_keyed_table",
+    "udf",
+]

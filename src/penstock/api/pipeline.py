@@ -8,9 +8,11 @@ clicks.filter(pl.col("page") > 0).key_by("user").process("count", Counter()).wri
 print(p.explain())
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from penstock.api.graph_builder import GraphBuilder
+from penstock.api.running import run_in_process
 from penstock.api.stream import Stream
 from penstock.core.duration import DurationLike, to_micros
 from penstock.core.ids import JobId
@@ -23,6 +25,8 @@ from penstock.operators.registry import Registry
 from penstock.operators.source import SourceOperator
 from penstock.runtime.physical import compile_graph
 from penstock.runtime.plan_text import describe_plan
+from penstock.runtime.status import JobStatus
+from penstock.state.storage.object_store import ObjectStore
 
 _FORMATS = ("text", "mermaid", "json")
 
@@ -84,6 +88,24 @@ class Pipeline:
     def graph(self) -> LogicalGraph:
         """Return the graph so far; raise `GraphError` with everything that is wrong with it."""
         return self._builder.graph()
+
+    def run_in_process(
+        self,
+        checkpoint: str | ObjectStore,
+        *,
+        restore: int | str | None = None,
+        allow_dropped_state: bool = False,
+        on_status: Callable[[JobStatus], None] | None = None,
+    ) -> JobStatus:
+        """Run it here until its data ends; see `penstock.api.running`."""
+        return run_in_process(
+            self.graph(),
+            checkpoint=checkpoint,
+            registry=self.registry,
+            restore=restore,
+            allow_dropped_state=allow_dropped_state,
+            on_status=on_status,
+        )
 
     def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
         """Show how the pipeline will run: supersteps as text, or the graph as a drawing."""

@@ -21,6 +21,7 @@ from penstock.operators.expressions import filter_spec, select_spec, with_column
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.process import process_spec
 from penstock.operators.stateless import flat_map_spec, map_batches_spec, union_spec
+from penstock.operators.udfs.specs import ResultSpec
 
 AnyStream: TypeAlias = Union["Stream", "KeyedStream"]
 Step: TypeAlias = ArrowOperator | OperatorSpec
@@ -76,6 +77,13 @@ class Stream:
     ) -> "Stream":
         """Pass every batch through a function that returns or yields any number of them."""
         return self._then(flat_map_spec(function, self._to_stream_schema(schema)))
+
+    def udf(self, name: str, declared: ResultSpec) -> "Stream":
+        """Add a column that a user-defined function computes: see `udf`, `async_udf`, `native_udf`.
+
+        It has a name because calls that wait for an answer are kept in state.
+        """
+        return self.process(name, declared.to_operator_spec())
 
     def union(self, *others: "Stream") -> "Stream":
         """Bring streams with the same columns together, in no particular order."""
