@@ -6,7 +6,7 @@ and is refused. Columns that an expression does not touch are passed on as they 
 without a copy and in their own Arrow layout; only the others go through Polars.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,17 @@ import polars as pl
 import pyarrow as pa
 
 from penstock.core.schema import StreamSchema
-from penstock.core.suggestion import did_you_mean
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.operators.display import DisplayableOperator
+from penstock.operators.expression_types import (
+    ExpressionInput,
+    derive_input,
+    derive_types,
+    to_arrow_field,
+)
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 
@@ -44,7 +49,7 @@ class Filter(ArrowOperator):
 
     def __init__(self, predicate: pl.Expr) -> None:
         self._predicate = predicate
-        self._inputs: list[str] | None = None
+        self._input: ExpressionInput | None = None
         self._constant: bool | None = None
 
     def name(self) -> str:
@@ -64,22 +69,20 @@ class Filter(ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Compute the predicate from the columns it needs; filter in Arrow."""
-        if self._inputs is None:
-            self._prepare(ctx.inputs[0].schema)
+        columns = self._input or self._prepare(ctx.inputs[0].schema)
         if self._constant is not None:
             if self._constant:
                 collector.collect(batch)
             return
-        frame = _frame_of(batch, self._inputs or [])
-        mask = frame.select(self._predicate).to_series()
+        mask = columns.frame(batch).select(self._predicate).to_series()
         kept = mask.sum()
         if kept == batch.num_rows:
             collector.collect(batch)
         elif kept:
             collector.collect(batch.filter(mask.to_arrow()))
 
-    def _prepare(self, schema: pa.Schema) -> None:
-        types = _types_of(self, schema, [self._predicate])
+    def _prepare(self, schema: pa.Schema) -> ExpressionInput:
+        types = derive_types(str(self.display()), schema, [self._predicate])
         if not (len(types) == 1 and types.dtypes()[0] in (pl.Boolean(), pl.Null())):
             shown = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
             raise SchemaError(
@@ -87,9 +90,10 @@ class Filter(ArrowOperator):
                 f"predicate gives: {shown}. Compare them, or join several with "
                 "pl.all_horizontal"
             )
-        self._inputs = _inputs_of(self._predicate, schema)
-        if not self._inputs:
+        self._input = derive_input([self._predicate], schema)
+        if not self._input.names:
             self._constant = pl.select(self._predicate).item() is True
+        return self._input
 
 
 class Project(ArrowOperator):
@@ -132,20 +136,23 @@ class Project(ArrowOperator):
         collector.collect(plan.apply(batch))
 
     def _planned(self, schema: pa.Schema) -> "_Projection":
-        types = _types_of(self, schema, self._expressions)
+        shown = str(self.display())
+        types = derive_types(shown, schema, self._expressions)
         computed = [e for e in self._expressions if not e.meta.is_column_selection()]
-        fresh = _types_of(self, schema, computed)
+        fresh = derive_types(shown, schema, computed)
         by_name = {
-            name: _to_arrow_field(self, name, dtype) for name, dtype in fresh.items()
+            name: to_arrow_field(shown, name, dtype) for name, dtype in fresh.items()
         }
         if self._kind == "with_columns":
             names = [*schema.names, *(n for n in types.names() if n not in schema.names)]
         else:
             names = types.names()
         fields = [by_name[n] if n in by_name else schema.field(n) for n in names]
-        inputs = dict.fromkeys(n for e in computed for n in _inputs_of(e, schema))
         self._plan = _Projection(
-            pa.schema(fields), tuple(computed), tuple(inputs), frozenset(by_name)
+            pa.schema(fields),
+            tuple(computed),
+            derive_input(computed, schema),
+            frozenset(by_name),
         )
         return self._plan
 
@@ -154,7 +161,7 @@ class Project(ArrowOperator):
 class _Projection:
     schema: pa.Schema
     computed: tuple[pl.Expr, ...]
-    inputs: tuple[str, ...]
+    input: ExpressionInput
     """The columns that the computed ones are made of."""
     computed_names: frozenset[str]
 
@@ -163,7 +170,7 @@ class _Projection:
         if not self.computed:
             arrays = [batch.column(name) for name in self.schema.names]
             return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        fresh = _frame_of(batch, self.inputs).select(self.computed)
+        fresh = self.input.frame(batch).select(self.computed)
         arrays = [
             _to_array(fresh.get_column(field.name), field.type, batch.num_rows)
             if field.name in self.computed_names
@@ -178,115 +185,11 @@ def _serialized(expressions: Sequence[pl.Expr | str]) -> tuple[bytes, ...]:
     return tuple(e.meta.serialize() for e in exprs)
 
 
-def _frame_of(batch: pa.RecordBatch, names: Sequence[str]) -> pl.DataFrame:
-    if not names:
-        return pl.DataFrame()
-    first, *others = [pl.Series(name, batch.column(name)) for name in names]
-    frame = first.to_frame()  # a third of the cost of pl.DataFrame([...])
-    return frame.hstack(others) if others else frame
-
-
 def _to_array(column: pl.Series, data_type: pa.DataType, row_count: int) -> Any:
     if len(column) != row_count:  # a literal, for want of columns to be as long as
         column = column.new_from_index(0, row_count)
     array = column.to_arrow()
     return array if array.type.equals(data_type) else array.cast(data_type)
-
-
-def _to_arrow_field(operator: ArrowOperator, name: str, dtype: pl.DataType) -> Any:
-    cause: Exception | None = None
-    if dtype != pl.Object:  # of Python objects Polars would export the addresses
-        try:
-            return pa.field(name, pl.Series(name, [], dtype=dtype).to_arrow().type)
-        except (pa.ArrowException, pl.exceptions.PolarsError) as error:
-            cause = error
-    raise SchemaError(
-        f"{operator.display()} gives the column {name!r} the type {dtype}, which Arrow does "
-        "not have: cast it",
-        column=name,
-    ) from cause
-
-
-def _types_of(
-    operator: ArrowOperator, schema: pa.Schema, expressions: Sequence[pl.Expr]
-) -> pl.Schema:
-    """Return what expressions give for rows of a schema, or say why they cannot be computed."""
-    empty = pl.LazyFrame(schema={field.name: _polars_type(field.type) for field in schema})
-    try:
-        types = empty.select(expressions).collect_schema()
-    except pl.exceptions.PolarsError as error:
-        unknown = _unknown_columns(expressions, schema)
-        hint = "".join(
-            f". There is no column {name!r}{did_you_mean(name, schema.names)}"
-            for name in unknown
-        )
-        reason = str(error).split("\n\nResolved plan")[0].replace("\n\n", ". ")
-        raise SchemaError(
-            f"{operator.display()} does not fit its input: {reason}{hint}",
-            columns=tuple(unknown) or None,
-        ) from error
-    problems = [p for e in expressions for p in _find_row_problems(e)]
-    if problems:
-        raise UserError(
-            f"{operator.display()} cannot be computed row by row: {'; '.join(problems)}. "
-            "Streams are cut into batches anywhere, so the result would be arbitrary: use an "
-            "aggregate, a window or an operator of your own",
-            code=ErrorCode.INVALID_CONFIG,
-        )
-    return types
-
-
-def _polars_type(data_type: pa.DataType) -> pl.DataType:
-    """Return the type that Polars reads a column as; Object if it has none for it."""
-    if _has_no_polars_form(data_type):
-        return pl.Object()
-    return pl.Series("", pa.array([], data_type)).dtype
-
-
-def _has_no_polars_form(data_type: Any) -> bool:
-    types = pa.types
-    if (
-        types.is_decimal256(data_type)  # Polars panics
-        or types.is_interval(data_type)
-        or types.is_union(data_type)
-        or types.is_run_end_encoded(data_type)
-    ):
-        return True
-    parts = range(data_type.num_fields)
-    return any(_has_no_polars_form(data_type.field(index).type) for index in parts)
-
-
-def _unknown_columns(expressions: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
-    named = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
-    return [name for name in named if name not in schema.names]
-
-
-def _inputs_of(expression: pl.Expr, schema: pa.Schema) -> list[str]:
-    """Return the columns an expression reads; selectors may read all."""
-    if expression.meta.has_multiple_outputs():
-        return [f.name for f in schema if not _has_no_polars_form(f.type)]
-    return list(dict.fromkeys(expression.meta.root_names()))
-
-
-def _find_row_problems(expression: pl.Expr) -> Iterator[str]:
-    """Say which parts of an expression look at other rows, as far as Polars tells."""
-    for part in _parts_of(expression):
-        meta = part.meta
-        try:
-            is_whole = meta.is_scalar() and bool(meta.root_names())
-            if is_whole or not meta.is_row_separable():
-                yield f"{part} looks at several rows"
-                return
-            if part is expression and not (meta.is_length_preserving() or meta.is_scalar()):
-                yield f"{part} does not give one value per row"
-        except pl.exceptions.PolarsError:
-            continue  # selectors and Python functions: Polars cannot tell without the data
-
-
-def _parts_of(expression: pl.Expr) -> Iterator[pl.Expr]:
-    yield expression
-    for part in expression.meta.pop():
-        yield from _parts_of(part)
 
 
 @dataclass(frozen=True, slots=True)

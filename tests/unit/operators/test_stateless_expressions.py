@@ -1,3 +1,5 @@
+from typing import Any
+
 import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
@@ -114,6 +116,23 @@ def test_select_of_literals_alone_gives_as_many_rows_as_came() -> None:
     assert column_of(select_spec(pl.lit(7).alias("seven")), "seven") == [7] * 4
 
 
+def test_selectors_by_position_count_the_columns_of_the_stream() -> None:
+    last_first = select_spec(
+        (pl.col("length") + 1).alias("x"), (cs.by_index(1) + 1).name.suffix("y")
+    )
+    fields: list[pa.Field[Any]] = [
+        pa.field("odd", pa.month_day_nano_interval()),
+        pa.field("second", pa.int64()),
+        pa.field("length", pa.int64()),
+    ]
+    columns: list[Any] = [pa.nulls(1, fields[0].type), pa.array([10]), pa.array([20])]
+    batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+    emitted = run_stateless(last_first, StreamSchema(batch.schema), batch)
+
+    assert emitted.rows() == [{"x": 21, "secondy": 11}]
+
+
 def test_with_columns_replaces_in_place_and_appends() -> None:
     spec = with_columns_spec(n + 1, name.str.len_bytes().alias("length"))
     emitted = run_stateless(spec, STREAM, BATCH)
@@ -180,6 +199,8 @@ def test_two_columns_of_one_name_are_refused() -> None:
         pl.concat_list("n", "n").explode(),
         n.filter(n > 1),
         n.unique(),
+        pl.lit(pl.Series([1, 2, 3, 4])),
+        pl.int_range(pl.len()),
     ],
     ids=str,
 )
@@ -188,6 +209,47 @@ def test_what_depends_on_other_rows_is_refused(expression: pl.Expr) -> None:
         output_of(with_columns_spec(expression.alias("x")))
 
     assert caught.value.code is ErrorCode.INVALID_CONFIG
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        n.is_in(pl.Series([1, 2])),
+        pl.when(n > 1).then(name).otherwise(pl.lit("x")),
+        pl.concat_list("n", "n").list.sum(),
+        pl.concat_list("n", "n").list.eval(pl.element() + 1),
+        pl.format("{}-{}", n, name),
+        ts.dt.truncate("1h"),
+        name.replace({"a": "b"}),
+    ],
+    ids=str,
+)
+def test_what_depends_on_one_row_is_allowed(expression: pl.Expr) -> None:
+    spec = with_columns_spec(expression.alias("x"))
+
+    emitted = run_stateless(spec, STREAM, BATCH)
+
+    assert emitted.batches[0].schema.equals(output_of(spec).schema)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pa.decimal256(50, 2),
+        pa.struct([pa.field("x", pa.decimal256(50, 2))]),
+        pa.list_view(pa.int8()),
+        pa.dictionary(pa.int8(), pa.decimal128(10, 2)),
+        pa.run_end_encoded(pa.int32(), pa.int8()),
+    ],
+    ids=str,
+)
+def test_columns_that_polars_cannot_read_are_passed_on(odd: pa.DataType) -> None:
+    fields: list[pa.Field[Any]] = [pa.field("n", pa.int64()), pa.field("odd", odd)]
+    stream = StreamSchema(pa.schema(fields))
+
+    output = an_operator(with_columns_spec(n + 1)).output_schema((stream,))
+
+    assert output == stream
 
 
 def test_python_functions_in_expressions_are_allowed() -> None:
