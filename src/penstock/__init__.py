@@ -25,7 +25,6 @@ if typing.TYPE_CHECKING:
     from penstock.core.signals import EndOfData as EndOfData
     from penstock.core.signals import EventTime as EventTime
     from penstock.core.signals import Stop as Stop
-    from penstock.core.signals import Watermark as Watermark
     from penstock.errors import ExternalError as ExternalError
     from penstock.errors import PenstockError as PenstockError
     from penstock.graph.logical import BAD as BAD
