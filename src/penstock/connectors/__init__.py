@@ -1,5 +1,6 @@
-"""Sources and sinks, one file per system, each of the same shape: spec, source, sink.
+"""Where rows come from and go to: one file per system, and the catalog of all kinds.
 
-A connector is an ordinary operator behind a function that users call for its spec. What
-third parties add comes in through entry points; `catalog` knows the built-in ones.
+A file holds the function that users call, which returns plain config, the source or sink
+itself, and its constructor. Nothing here knows how epochs run. Import from the files: a
+connector's library is loaded only by whoever uses it.
 """
