@@ -22,9 +22,14 @@ from penstock.state.tables.specs import (
     keyed_table,
 )
 
-CLICKS = pa.schema([("user", pa.string()), ("n", pa.int64())])
-TIMED = pa.schema([("user", pa.string()), ("at", pa.timestamp("us"))])
-TOTALS = pa.schema([("user", pa.string()), ("n", pa.int64())])
+
+def schema_of(**types: Any) -> pa.Schema:
+    return pa.schema([pa.field(name, kind) for name, kind in types.items()])
+
+
+CLICKS = schema_of(user=pa.string(), n=pa.int64())
+TIMED = schema_of(user=pa.string(), at=pa.timestamp("us"))
+TOTALS = CLICKS
 
 
 def sums_of(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -86,7 +91,7 @@ class BothSides(ArrowOperator):
         return "both sides"
 
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        return StreamSchema(pa.schema({"side": pa.int64(), "rows": pa.int64()}))
+        return StreamSchema(schema_of(side=pa.int64(), rows=pa.int64()))
 
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector

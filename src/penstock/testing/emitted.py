@@ -11,6 +11,7 @@ from penstock.core.signals import Watermark
 from penstock.core.suggestion import did_you_mean
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import MAIN
+from penstock.operators.source import SourceFinishType
 
 
 class Emitted:
@@ -76,6 +77,8 @@ class EpochOutput:
     """What `ctx.count` counted, over all operators and subtasks."""
     wake_up_micros: int | None = None
     """When the operators want to run again even if no data comes."""
+    finish: SourceFinishType | None = None
+    """What a source said about going on."""
 
     def rows(self, output: str = MAIN) -> list[dict[str, Any]]:
         """Return the rows of an output as dictionaries."""

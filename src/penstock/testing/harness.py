@@ -15,28 +15,20 @@ stands still unless `advance` moves it. What a hook raises comes out of `barrier
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
-from penstock.connectors.catalog import default_registry
 from penstock.core.clock import ManualClock
 from penstock.core.duration import DurationLike, to_micros
-from penstock.core.ids import Epoch, OperatorId
+from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import (
-    MAX_EVENT_TIME,
-    CheckpointBarrier,
-    Watermark,
-)
+from penstock.core.signals import MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import Edge, Exchange, Node
-from penstock.operators.nodes import EpochTerms
 from penstock.operators.registry import Registry
 from penstock.runtime.routing import route_rows
-from penstock.runtime.session import SMALLEST_STEP_MICROS
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TimeDomain
@@ -45,7 +37,6 @@ from penstock.testing.chain_nodes import OperatorLike, StreamLike, chain_of, to_
 from penstock.testing.chain_state import read_table, read_timers
 from penstock.testing.chain_subtasks import (
     Amnesia,
-    ChainRun,
     ChainState,
     ChainSubtasks,
     SubtaskInput,
@@ -53,16 +44,8 @@ from penstock.testing.chain_subtasks import (
 )
 from penstock.testing.emitted import Emitted, EpochOutput
 from penstock.testing.given_rows import GivenRows, rows_to_batches
+from penstock.testing.harness_epochs import START, next_terms, shared_registry, to_output
 from penstock.testing.instants import InstantLike, WatermarkLike, to_instant, to_watermark
-
-START = "2026-01-01"
-"""When a harness's clock starts."""
-
-
-@cache
-def shared_registry() -> Registry:
-    """Return the registry of tests in this process; filling one takes milliseconds."""
-    return default_registry()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,38 +316,3 @@ class OperatorHarness:
                 f"{len(self._streams)} schemas, one per input",
                 code=ErrorCode.INVALID_NUMBER,
             )
-
-
-def next_terms(
-    state: ChainState,
-    clock: ManualClock,
-    *,
-    is_stop: bool = False,
-    then_stop: bool = False,
-) -> EpochTerms:
-    """Fix the terms of the epoch after `state`: time never stands still and never goes back."""
-    previous = state.processing_time_micros
-    now = clock.now_micros()
-    if previous is not None:
-        now = max(now, previous + SMALLEST_STEP_MICROS)
-    epoch = Epoch(state.epoch + 1)
-    barrier = CheckpointBarrier(epoch, epoch, now, then_stop=then_stop)
-    return EpochTerms(barrier, now, previous, is_stop=is_stop)
-
-
-def to_output(terms: EpochTerms, run: ChainRun) -> EpochOutput:
-    """Return what users see of an epoch."""
-    counters: dict[str, int] = {}
-    wake_ups: list[int] = []
-    for report in run.reports.values():
-        for name, amount in report.counters.items():
-            counters[name] = counters.get(name, 0) + amount
-        if report.wake_up_micros is not None:
-            wake_ups.append(report.wake_up_micros)
-    return EpochOutput(
-        int(terms.barrier.epoch),
-        run.emitted,
-        run.watermark,
-        counters,
-        min(wake_ups, default=None),
-    )

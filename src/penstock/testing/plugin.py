@@ -1,0 +1,105 @@
+"""The pytest plug-in: fixtures of the test kit, there as soon as Penstock is installed.
+
+| fixture | is |
+|---|---|
+| `memory_store` | an empty store of this test |
+| `faulty_store` | a function: faults → a store over `memory_store` that suffers them |
+| `manual_clock` | a clock that stands at the beginning of 2026 |
+| `operator_harness` | `OperatorHarness`, closed after the test |
+| `source_harness` | `SourceHarness`, closed after the test |
+| `local_job` | `LocalJob` on `memory_store` and `manual_clock` |
+| `run_pipeline` | runs a pipeline to its end on the same; returns its status |
+
+Nothing is imported before a fixture is used: every run of pytest loads this file.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from penstock.core.clock import ManualClock
+    from penstock.runtime.status import JobStatus
+    from penstock.state.storage.memory import MemoryStore
+    from penstock.testing.faults import FaultyStore
+    from penstock.testing.harness import OperatorHarness
+    from penstock.testing.pipelines import LocalJob
+    from penstock.testing.source_harness import SourceHarness
+
+
+@pytest.fixture
+def memory_store() -> "MemoryStore":
+    """An empty store of this test."""
+    from penstock.state.storage.memory import MemoryStore
+
+    return MemoryStore()
+
+
+@pytest.fixture
+def faulty_store(memory_store: "MemoryStore") -> Callable[..., "FaultyStore"]:
+    """Make stores over `memory_store` that suffer the given faults."""
+    from penstock.testing.faults import FaultyStore
+
+    return lambda *faults: FaultyStore(memory_store, *faults)
+
+
+@pytest.fixture
+def manual_clock() -> "ManualClock":
+    """A clock that stands at the beginning of 2026 until it is moved."""
+    from penstock.core.clock import ManualClock
+    from penstock.testing.harness_epochs import START
+    from penstock.testing.instants import to_instant
+
+    return ManualClock(to_instant(START))
+
+
+@pytest.fixture
+def operator_harness() -> Iterator[Callable[..., "OperatorHarness"]]:
+    """Make harnesses of operators; they are closed after the test."""
+    from penstock.testing.harness import OperatorHarness
+
+    with ExitStack() as opened:
+
+        def make(*arguments: Any, **options: Any) -> OperatorHarness:
+            return opened.enter_context(OperatorHarness(*arguments, **options))
+
+        yield make
+
+
+@pytest.fixture
+def source_harness() -> Iterator[Callable[..., "SourceHarness"]]:
+    """Make harnesses of sources; they are closed after the test."""
+    from penstock.testing.source_harness import SourceHarness
+
+    with ExitStack() as opened:
+
+        def make(*arguments: Any, **options: Any) -> SourceHarness:
+            return opened.enter_context(SourceHarness(*arguments, **options))
+
+        yield make
+
+
+@pytest.fixture
+def local_job(
+    memory_store: "MemoryStore", manual_clock: "ManualClock"
+) -> Callable[..., "LocalJob"]:
+    """Make jobs that run in this process; those of one test share store and clock."""
+    from penstock.testing.pipelines import LocalJob
+
+    def make(pipeline: Any, **options: Any) -> LocalJob:
+        shared: dict[str, Any] = {"store": memory_store, "clock": manual_clock}
+        return LocalJob(pipeline, **(shared | options))
+
+    return make
+
+
+@pytest.fixture
+def run_pipeline(local_job: Callable[..., "LocalJob"]) -> Callable[..., "JobStatus"]:
+    """Run pipelines to their end; a second run of one in the same test is a restart."""
+
+    def run(pipeline: Any, *faults: Any, **options: Any) -> "JobStatus":
+        return local_job(pipeline).run(*faults, **options)
+
+    return run

@@ -1,0 +1,243 @@
+"""ScriptedSource: a source that plays a script: rows, and what happens between them.
+
+    ScriptedSource([
+        {"user": "a", "n": 1},         a row; a list of rows, a batch or a frame come together
+        CUT,                           the epoch ends here
+        PAUSE("5s"),                   nothing comes for so much processing time
+        ABORT,                         the process dies here, once
+        EOF,                           this run of the job ends here; the next one goes on
+        {"user": "b", "n": 2},
+    ])
+
+What follows the last step is the end of data. A script per split, by name, makes a source
+of several splits; they are read side by side.
+
+How it works. The offset of a split is the number of its next step. `ABORT` is remembered by
+the process that it kills, so a restart in the same process passes it. A split that stands at
+an `EOF` rests until another run of the job starts, and when all splits rest there or have
+ended, the source asks for a graceful stop.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from penstock.core.duration import DurationLike, to_micros
+from penstock.core.ids import Token
+from penstock.core.schema import StreamSchema
+from penstock.core.tokens import new_token
+from penstock.errors import ErrorCode, UserError
+from penstock.operators.collector import SourceCollector
+from penstock.operators.context import SourceContext
+from penstock.operators.source import (
+    ONLY_SPLIT,
+    SourceFinishType,
+    SourceOperator,
+    SourcePlan,
+)
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.testing.faults import CrashError
+from penstock.testing.given_rows import GivenRows, rows_to_batches
+
+_IDLE_POLL = timedelta(milliseconds=100)
+_STOP = "stop"
+"""The end of a planned split that only asks for the run to stop."""
+
+_ABORTED: set[tuple[Token, str, int]] = set()
+"""The aborts that have struck in this process: source, split, step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eof:
+    """End this run of the job gracefully; the next one goes on behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Let the process die: a `CrashError` that nothing catches. Once per process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Give nothing for a while of processing time."""
+
+    micros: int
+
+
+EOF = Eof()
+ABORT = Abort()
+CUT = Cut()
+
+
+def PAUSE(duration: DurationLike) -> Pause:  # noqa: N802 (reads like the other steps)
+    """Give nothing for so long, such as "5s"."""
+    return Pause(to_micros(duration, "pause"))
+
+
+Marker: TypeAlias = Eof | Abort | Cut | Pause
+Step: TypeAlias = pa.RecordBatch | Marker
+Script: TypeAlias = Iterable[GivenRows | Marker]
+
+
+class ScriptedSource(SourceOperator):
+    """Plays a script per split; the module says what can be in one."""
+
+    def __init__(
+        self,
+        script: Script | Mapping[str, Script],
+        schema: StreamSchema | pa.Schema | None = None,
+        *,
+        time_column: str | None = None,
+    ) -> None:
+        """Take the schema from the rows unless it is given."""
+        scripts = script if isinstance(script, Mapping) else {ONLY_SPLIT: script}
+        listed = {name: list(steps) for name, steps in scripts.items()}
+        if not isinstance(schema, StreamSchema):
+            columns = _infer(listed.values()) if schema is None else schema
+            schema = StreamSchema(columns, time_column)
+        self._stream = schema
+        self._steps = {
+            name: tuple(_step(step, schema.schema) for step in steps)
+            for name, steps in listed.items()
+        }
+        self._token = new_token()
+        self._passed: dict[str, int] | None = None
+        """The EOF that each split stood at when this run began; None before it did."""
+        self._poll = _IDLE_POLL
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "scripted source"
+
+    def output_schema(self) -> StreamSchema:
+        """Return the schema of the rows."""
+        return self._stream
+
+    def poll_interval(self) -> timedelta:
+        """Return how long the shortest pause still takes."""
+        return self._poll
+
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        """Plan every split up to its next marker."""
+        if self._passed is None:
+            self._passed = {name: _offset(state)[0] for name, state in known.items()}
+        plans: list[SplitPlan] = []
+        at_eof: list[SplitPlan] = []
+        waits: list[int] = []
+        for name, steps in self._steps.items():
+            state = known.get(name, SplitState())
+            start, until = _offset(state)
+            if state.ended:
+                continue
+            if until > now_micros:
+                waits.append(until - now_micros)
+                continue
+            if start < len(steps) and isinstance(steps[start], Eof):
+                if self._passed.get(name) != start:
+                    at_eof.append(SplitPlan(name, start, _STOP))
+                    continue
+                start += 1
+            plans.append(SplitPlan(name, start, _end(steps, start, budget.rows)))
+        self._poll = timedelta(microseconds=min(waits)) if waits else _IDLE_POLL
+        if not plans and not waits:
+            plans = at_eof
+        return SourcePlan(tuple(plans), is_complete=True, has_more=bool(plans))
+
+    def run(
+        self, ctx: SourceContext, collector: SourceCollector
+    ) -> SourceFinishType | None:
+        """Play the planned steps of each split."""
+        finish: SourceFinishType | None = None
+        for split in ctx.splits:
+            if split.end == _STOP:
+                finish = SourceFinishType.GRACEFUL
+                continue
+            steps = self._steps[split.name]
+            for number in range(split.start, split.end):
+                self._play(split.name, number, ctx, collector)
+            if split.end == len(steps):
+                ctx.end_split(split.name)
+        return finish
+
+    def _play(
+        self, split: str, number: int, ctx: SourceContext, collector: SourceCollector
+    ) -> None:
+        step = self._steps[split][number]
+        offset: Any = number + 1
+        if isinstance(step, pa.RecordBatch):
+            collector.collect(step, split=split)
+        elif isinstance(step, Pause):
+            offset = [number + 1, ctx.processing_time_micros + step.micros]
+        elif isinstance(step, Abort):
+            self._abort(split, number)
+        ctx.advance(split, offset)
+
+    def _abort(self, split: str, number: int) -> None:
+        abort = (self._token, split, number)
+        if abort not in _ABORTED:
+            _ABORTED.add(abort)
+            raise CrashError(f"the script of split {split!r} aborts at step {number}")
+
+
+def _offset(state: SplitState) -> tuple[int, int]:
+    """Return a split's next step, and until when it pauses before."""
+    offset = state.offset
+    if isinstance(offset, Sequence):
+        return int(offset[0]), int(offset[1])
+    return offset or 0, 0
+
+
+def _end(steps: Sequence[Step], start: int, rows: int) -> int:
+    """Return where an epoch that starts at a step ends: at a marker, or when it has enough."""
+    for number in range(start, len(steps)):
+        step = steps[number]
+        if isinstance(step, pa.RecordBatch):
+            rows -= step.num_rows
+            if rows <= 0:
+                return number + 1
+        elif isinstance(step, Cut | Pause):
+            return number + 1
+        elif isinstance(step, Eof):
+            return number
+    return len(steps)
+
+
+def _step(step: Any, schema: pa.Schema) -> Step:
+    if isinstance(step, Marker):
+        return step
+    batches = rows_to_batches([step] if isinstance(step, Mapping) else step, schema)
+    if len(batches) != 1:
+        raise UserError(
+            f"a step of a script holds {len(batches)} batches: give rows that make one",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return batches[0]
+
+
+def _infer(scripts: Iterable[Sequence[Any]]) -> pa.Schema:
+    """Take the schema from the first rows that are given as such, else from all dictionaries."""
+    rows: list[Any] = []
+    for step in (step for steps in scripts for step in steps):
+        if isinstance(step, Marker):
+            continue
+        if not isinstance(step, Mapping | Sequence):
+            arrow = step.to_arrow() if hasattr(step, "to_arrow") else step
+            schema: pa.Schema = arrow.schema
+            return schema
+        rows += [step] if isinstance(step, Mapping) else step
+    if not rows:
+        raise UserError(
+            "a script without rows needs a schema: pass schema=pa.schema([...])",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return pa.Table.from_pylist(rows).schema
