@@ -5,6 +5,7 @@ or plain). Engines choose differently, so layouts are converted silently; anythi
 differs from the declared schema is an error that names every difference.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -37,6 +38,29 @@ def to_batches(rows: RowsLike, schema: pa.Schema) -> list[pa.RecordBatch]:
             f"{type(rows).__name__}"
         )
     return _conform(to_arrow(), schema)
+
+
+def to_batch(
+    rows: RowsLike, schema: pa.Schema, columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """Return rows as one batch; a record batch is taken as it is.
+
+    Of tables and frames only `columns` are wanted, all of the schema's by default.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        return rows
+    wanted = schema if columns is None else pa.schema([schema.field(n) for n in columns])
+    if not isinstance(rows, pa.Table) and hasattr(rows, "to_arrow"):
+        rows = rows.to_arrow()
+    if columns is not None and isinstance(rows, pa.Table):
+        rows = rows.select([name for name in rows.column_names if name in columns])
+    batches = to_batches(rows, wanted)
+    if len(batches) > 1:
+        raise SchemaError(
+            f"{sum(b.num_rows for b in batches)} rows do not fit into one record batch: give "
+            "fewer at a time"
+        )
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], wanted)
 
 
 def _conform(table: pa.Table, schema: pa.Schema) -> list[pa.RecordBatch]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.core.batch import RowsLike, to_batch
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import MAX_MICROS
 from penstock.errors import ErrorCode, InternalError, UserError
@@ -110,17 +111,20 @@ class Timers:
         self._recent: list[pa.RecordBatch] = []
         """What was set and cancelled since the last `take_due`."""
 
-    def set(self, keys: pa.RecordBatch, due_micros: Any) -> None:
+    def set(self, keys: RowsLike, due_micros: Any) -> None:
         """Set a timer per row; one that is set already stays set once.
 
         `keys` holds the key columns of the operator's first input, and perhaps others.
         `due_micros` is one instant for all of them, or an array with one each.
         """
-        self._write(to_rows(keys, due_micros, self._keyed, is_set=True))
+        self._write(to_rows(self._to_keys(keys), due_micros, self._keyed, is_set=True))
 
-    def cancel(self, keys: pa.RecordBatch, due_micros: Any) -> None:
+    def cancel(self, keys: RowsLike, due_micros: Any) -> None:
         """Take back a timer per row; one that is not set is no error."""
-        self._write(to_rows(keys, due_micros, self._keyed, is_set=False))
+        self._write(to_rows(self._to_keys(keys), due_micros, self._keyed, is_set=False))
+
+    def _to_keys(self, keys: RowsLike) -> pa.RecordBatch:
+        return to_batch(keys, self._keyed.schema, self._keyed.key_columns)
 
     def begin_epoch(self, previous_micros: int | None) -> None:
         """Start an epoch; `previous_micros` is what the clock showed after the one before."""

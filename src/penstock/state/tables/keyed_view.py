@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.core.batch import RowsLike, to_batch
 from penstock.core.hash_kernels import Hashes
 from penstock.errors import ErrorCode, InternalError, SchemaError, StateError
 from penstock.state.files.state_file import StateFile
@@ -93,13 +94,13 @@ class KeyedView(View):
         """Start an epoch: rows put from now on, and expiry, are judged by `frontier`."""
         self._frontier = frontier
 
-    def get(
-        self, keys: pa.RecordBatch, *, columns: Sequence[str] | None = None
-    ) -> KeyedRows:
+    def get(self, keys: RowsLike, *, columns: Sequence[str] | None = None) -> KeyedRows:
         """Look up the keys in the key columns of `keys`, which may have others too.
 
-        Sees all earlier puts and deletes. `columns` limits what is fetched of each row.
+        Sees all earlier puts and deletes. `columns` limits what is fetched of each row. Keys
+        and rows are record batches, Arrow tables or Polars frames.
         """
+        keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
         returned = self.schema.returned(columns)
         try:
             matches = self._find(self.schema.keys_of(keys), keys.num_rows, returned.names)
@@ -115,14 +116,16 @@ class KeyedView(View):
             ) from error
         return KeyedRows(rows, matches.found)
 
-    def put(self, rows: pa.RecordBatch) -> None:
+    def put(self, rows: RowsLike) -> None:
         """Insert rows or replace those of equal key; of equal keys in `rows` the last counts."""
+        rows = to_batch(rows, self.schema.declared)
         columns = self.schema.columns_of(rows)
         expires_at = expiry_of_rows(rows, self.schema.ttl, self._frontier)
         self._write(columns, rows.num_rows, DataOperation.UPSERT, expires_at)
 
-    def delete(self, keys: pa.RecordBatch) -> None:
+    def delete(self, keys: RowsLike) -> None:
         """Delete the keys in the key columns of `keys`; a key that is not there is fine."""
+        keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
         found = dict(zip(self.schema.key_columns, self.schema.keys_of(keys), strict=True))
         count = keys.num_rows
         columns: list[Any] = []

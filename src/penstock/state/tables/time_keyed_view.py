@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.core.batch import RowsLike, to_batch
 from penstock.core.hash_kernels import Hashes
 from penstock.core.key_hash import hash_keys
 from penstock.errors import InternalError, SchemaError, StateError
@@ -76,13 +77,14 @@ class TimeKeyedView(View):
         self._pending: list[Chunk] = []
         self._is_released = False
 
-    def insert(self, rows: pa.RecordBatch, expires_at: ExpiresAt) -> None:
+    def insert(self, rows: RowsLike, expires_at: ExpiresAt) -> None:
         """Add rows that live until the clock reaches `expires_at`: one instant, or one each.
 
         A row that is expired already is not kept. A row whose key belongs to another subtask
         is refused: after a restore nobody would see it.
         """
         self._check_usable()
+        rows = to_batch(rows, self.schema.declared)
         columns = self.schema.to_stored(rows)
         if rows.num_rows == 0:
             return
@@ -138,13 +140,14 @@ class TimeKeyedView(View):
         """Return the same rows as a view by key and time."""
         return KeyTimeView(self)
 
-    def get(self, keys: pa.RecordBatch) -> GroupedRows:
+    def get(self, keys: RowsLike) -> GroupedRows:
         """Return the live rows of each of the keys in the key columns of `keys`."""
         if not self.schema.key_columns:
             raise SchemaError(
                 f"table {self.schema.table_name!r} has no key columns: read it by time",
                 table=self.schema.table_name,
             )
+        keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
         probes = self._probes(keys)
         hashes = self._owned_hashes(probes, keys.num_rows)
         matched, parts = [np.empty(0, np.int64)], []
@@ -269,10 +272,10 @@ class KeyTimeView:
     def __init__(self, view: TimeKeyedView) -> None:
         self.by_time = view
 
-    def get(self, keys: pa.RecordBatch) -> GroupedRows:
+    def get(self, keys: RowsLike) -> GroupedRows:
         """Return the live rows of each key, in the order they were inserted. Vectorised."""
         return self.by_time.get(keys)
 
-    def insert(self, rows: pa.RecordBatch, expires_at: ExpiresAt) -> None:
+    def insert(self, rows: RowsLike, expires_at: ExpiresAt) -> None:
         """Add rows; see `TimeKeyedView.insert`."""
         self.by_time.insert(rows, expires_at)
