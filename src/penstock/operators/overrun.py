@@ -10,11 +10,14 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from penstock.errors import ErrorCode, UserCodeError
+
+T = TypeVar("T")
 
 _raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
@@ -23,13 +26,12 @@ class _OverrunError(BaseException):
     """Raised inside the source; a BaseException, so that user code does not swallow it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Limit:
     """One body that is being watched."""
 
     deadline: float
     thread: int
-    is_running: bool = True
     has_fired: bool = False
 
 
@@ -61,8 +63,16 @@ class _Watch:
     def remove(self, limit: _Limit) -> None:
         """Stop watching: from here on the body is not interrupted any more."""
         with self._guard:
-            limit.is_running = False
             self._limits.remove(limit)
+
+    def settle(self, limit: _Limit) -> None:
+        """Tidy up after an interruption, which may have come while `add` or `remove` ran."""
+        with suppress(RuntimeError):
+            # Refused unless this thread was interrupted between taking and giving it back.
+            self._guard.release()
+        with self._guard:
+            if limit in self._limits:
+                self._limits.remove(limit)
 
     def _run(self) -> None:
         with self._guard:
@@ -90,20 +100,24 @@ def _new_watch() -> None:
 os.register_at_fork(after_in_child=_new_watch)
 
 
-@contextmanager
-def limit_seconds(seconds: float, operator: str) -> Iterator[None]:
-    """Interrupt the body after so much wall time with an error that names the source."""
+def call_within(seconds: float, operator: str, function: Callable[[], T]) -> T:
+    """Call a function; interrupt it after so much wall time with an error that names the source.
+
+    A function and not a context manager: the interruption may arrive at any bytecode until
+    the limit is removed, so all of them must lie within one `try`.
+    """
     limit = _Limit(time.monotonic() + seconds, threading.get_ident())
     watch = _watch
-    watch.add(limit)
     try:
+        watch.add(limit)
         try:
-            yield
+            return function()
         finally:
             watch.remove(limit)
             if limit.has_fired:
                 _await_interruption()
     except _OverrunError as error:
+        watch.settle(limit)
         raise UserCodeError(
             f"source {operator!r} did not end its epoch: run() was still busy {seconds:g} s "
             "after it began. Return when ctx.budget.is_spent, and when there is nothing to "

@@ -2,7 +2,7 @@
 
 from penstock.core.clock import Clock
 from penstock.core.signals import IDLE, MAX_EVENT_TIME, Watermark
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, PenstockError, UserError
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.event_time import next_idle_micros, watermark_of_splits
@@ -13,7 +13,7 @@ from penstock.operators.nodes import (
     OperatorReport,
     Outlets,
 )
-from penstock.operators.overrun import limit_seconds
+from penstock.operators.overrun import call_within
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, SourceOperator
 from penstock.operators.splits import (
     BudgetMeter,
@@ -62,9 +62,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         before = self.context.split_states.copy()
         if assignment.phase is SourcePhase.READING and assignment.splits:
             limit = assignment.budget.wall_micros + assignment.budget.overrun_micros
-            with limit_seconds(limit / 1_000_000, self.task.operator):
-                finish = self.call("run", self.instance.run, self.context, self.collector)
-            self._finish = self._checked(finish)
+            self._finish = self._checked(self._read(limit / 1_000_000))
         if assignment.phase is SourcePhase.ENDING or terms.is_stop:
             self.call("on_close", self.instance.on_close, self.context)
         self._note_activity(terms.processing_time_micros)
@@ -97,6 +95,15 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             bytes_read=meter.bytes_read,
             has_more=self._finish is None and meter.is_spent,
         )
+
+    def _read(self, limit_seconds: float) -> object:
+        def run() -> object:
+            return self.call("run", self.instance.run, self.context, self.collector)
+
+        try:
+            return call_within(limit_seconds, self.task.operator, run)
+        except PenstockError as error:
+            raise self.fail(error, "run") from error.__cause__
 
     def _known(self, assignment: SourceAssignment) -> dict[str, SplitState]:
         """Return the state of all splits dealt to this subtask; new ones begin now."""

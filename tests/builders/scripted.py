@@ -1,0 +1,352 @@
+"""Operators and sources that do what a test tells them, hook by hook, and log every call."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from penstock.core.ids import Epoch, OperatorId
+from penstock.core.schema import StreamSchema
+from penstock.core.signals import CheckpointBarrier, EndOfData, Stop, Watermark
+from penstock.graph.logical import MAIN, Edge, Exchange, Node, OperatorSpec, WatermarkSpec
+from penstock.operators.collector import ArrowCollector, SourceCollector
+from penstock.operators.context import CommitContext, OperatorContext, SourceContext
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import (
+    ConstructedOperator,
+    OperatorConstructor,
+    Registry,
+)
+from penstock.operators.source import SourceFinishType, SourceOperator, SourcePlan
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.timers import DueTimers
+from penstock.state.tables.specs import TableSpec, TimeDomain
+
+_COLUMNS: dict[str, pa.DataType] = {
+    "user": pa.string(),
+    "n": pa.int64(),
+    "at": pa.timestamp("us"),
+}
+SCHEMA = pa.schema(_COLUMNS)
+PLAIN = StreamSchema(SCHEMA, "at")
+BY_USER = PLAIN.keyed_by("user")
+
+
+def rows(*numbers: int, user: str = "u") -> pa.RecordBatch:
+    """Return a batch with a row per number; `at` is the number, too."""
+    listed = [{"user": user, "n": number, "at": number} for number in numbers]
+    return pa.RecordBatch.from_pylist(listed, schema=SCHEMA)
+
+
+def numbers_in(batches: Iterable[pa.RecordBatch]) -> list[int]:
+    return [row["n"] for batch in batches for row in batch.to_pylist()]
+
+
+Hook: TypeAlias = Callable[..., Any]
+"""Called with what the hook of an operator gets, in the same order, without `self`."""
+Call: TypeAlias = tuple[str, str]
+"""Operator and hook."""
+
+
+@dataclass
+class Log:
+    """What was called in which order, over all operators of a test."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    def note(self, operator: str, hook: str) -> None:
+        self.calls.append((operator, hook))
+
+    def of(self, operator: str) -> list[str]:
+        return [hook for name, hook in self.calls if name == operator]
+
+    def take(self) -> list[Call]:
+        calls, self.calls = self.calls, []
+        return calls
+
+    def take_of(self, operator: str) -> list[str]:
+        return [hook for name, hook in self.take() if name == operator]
+
+
+class Scripted(ArrowOperator):
+    """Passes rows on unless told otherwise. `hooks` replace what a hook does."""
+
+    def __init__(
+        self,
+        label: str = "op",
+        log: Log | None = None,
+        *,
+        tables: Sequence[TableSpec] = (),
+        timers: Collection[TimeDomain] = (),
+        tick: timedelta | None = None,
+        generates_watermarks: bool = False,
+        is_sink: bool = False,
+        **hooks: Hook,
+    ) -> None:
+        self.label = label
+        self._log = log or Log()
+        self._tables = tables
+        self._timers = timers
+        self._tick = tick
+        self._generates = generates_watermarks
+        self._is_sink = is_sink
+        self._hooks = hooks
+
+    def name(self) -> str:
+        return "scripted"
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema | None:
+        return None if self._is_sink else inputs[0]
+
+    def tables(self) -> Sequence[TableSpec]:
+        return self._tables
+
+    def timers(self) -> Collection[TimeDomain]:
+        return self._timers
+
+    def tick_interval(self) -> timedelta | None:
+        return self._tick
+
+    def generates_watermarks(self) -> bool:
+        return self._generates
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        self._do("on_start", ctx)
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        self._log.note(self.label, "process_batch")
+        hook = self._hooks.get("process_batch")
+        if hook is not None:
+            hook(batch, ctx, collector)
+        elif not self._is_sink:
+            collector.collect(batch)
+
+    def process_batch_index(
+        self,
+        index: int,
+        total_inputs: int,
+        batch: pa.RecordBatch,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        hook = self._hooks.get("process_batch_index")
+        if hook is None:
+            super().process_batch_index(index, total_inputs, batch, ctx, collector)
+        else:
+            self._log.note(self.label, f"process_batch_index {index} of {total_inputs}")
+            hook(index, total_inputs, batch, ctx, collector)
+
+    def handle_watermark(
+        self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
+    ) -> Watermark | None:
+        self._log.note(self.label, "handle_watermark")
+        hook = self._hooks.get("handle_watermark")
+        return watermark if hook is None else hook(watermark, ctx, collector)
+
+    def handle_timers(
+        self, due: DueTimers, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        self._do("handle_timers", due, ctx, collector)
+
+    def handle_tick(
+        self, tick: int, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        self._do("handle_tick", tick, ctx, collector)
+
+    def on_close(
+        self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        self._log.note(self.label, f"on_close {type(final).__name__}")
+        hook = self._hooks.get("on_close")
+        if hook is not None:
+            hook(final, ctx, collector)
+
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        self._do("handle_checkpoint", barrier, ctx, collector)
+
+    def handle_commit(
+        self,
+        epoch: Epoch,
+        commit_data: Mapping[str, Mapping[int, bytes]],
+        ctx: CommitContext,
+    ) -> None:
+        self._do("handle_commit", epoch, commit_data, ctx)
+
+    def release(self) -> None:
+        self._do("release")
+
+    def _do(self, hook: str, *arguments: Any) -> None:
+        self._log.note(self.label, hook)
+        wanted = self._hooks.get(hook)
+        if wanted is not None:
+            wanted(*arguments)
+
+
+class ScriptedSource(SourceOperator):
+    """A source whose hooks a test gives; without any it has nothing to read and goes on."""
+
+    def __init__(
+        self,
+        label: str = "read",
+        log: Log | None = None,
+        *,
+        stream: StreamSchema = PLAIN,
+        poll: timedelta = timedelta(seconds=10),
+        **hooks: Hook,
+    ) -> None:
+        self.label = label
+        self._log = log or Log()
+        self._stream = stream
+        self._poll = poll
+        self._hooks = hooks
+
+    def name(self) -> str:
+        return "scripted source"
+
+    def output_schema(self) -> StreamSchema:
+        return self._stream
+
+    def poll_interval(self) -> timedelta:
+        return self._poll
+
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        hook = self._hooks.get("plan_splits")
+        if hook is None:
+            return super().plan_splits(known, budget, now_micros)
+        return hook(known, budget, now_micros)  # type: ignore[no-any-return] # as the test gave it
+
+    def on_start(self, ctx: SourceContext) -> None:
+        self._do("on_start", ctx)
+
+    def run(
+        self, ctx: SourceContext, collector: SourceCollector
+    ) -> SourceFinishType | None:
+        self._log.note(self.label, "run")
+        hook = self._hooks.get("run")
+        return None if hook is None else hook(ctx, collector)
+
+    def on_close(self, ctx: SourceContext) -> None:
+        self._do("on_close", ctx)
+
+    def release(self) -> None:
+        self._do("release")
+
+    def _do(self, hook: str, *arguments: Any) -> None:
+        self._log.note(self.label, hook)
+        wanted = self._hooks.get(hook)
+        if wanted is not None:
+            wanted(*arguments)
+
+
+class NumberedSource(ScriptedSource):
+    """Reads splits of numbered rows, each from its offset, up to so many rows an epoch."""
+
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[int]],
+        *,
+        per_epoch: int = 2,
+        label: str = "read",
+        log: Log | None = None,
+        is_complete: bool = True,
+    ) -> None:
+        super().__init__(label, log)
+        self._splits = splits
+        self._per_epoch = per_epoch
+        self._is_complete = is_complete
+
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        plans = []
+        for name, listed in self._splits.items():
+            state = known.get(name, SplitState())
+            start = state.offset or 0
+            if not state.ended:
+                end = min(start + self._per_epoch, len(listed))
+                plans.append(SplitPlan(name, start, end, weight=end - start))
+        return SourcePlan(tuple(plans), is_complete=self._is_complete)
+
+    def run(
+        self, ctx: SourceContext, collector: SourceCollector
+    ) -> SourceFinishType | None:
+        self._log.note(self.label, "run")
+        for split in ctx.splits:
+            listed = self._splits[split.name]
+            if split.end > split.start:
+                part = rows(*listed[split.start : split.end], user=split.name)
+                collector.collect(part, split=split.name)
+                ctx.advance(split.name, split.end)
+            if split.end == len(listed):
+                ctx.end_split(split.name)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenConfig:
+    """Names one of the parts a test gave."""
+
+    part: str
+
+
+class _GivenConstructor(OperatorConstructor[GivenConfig]):
+    config_type = GivenConfig
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Callable[[], ArrowOperator | SourceOperator]] = {}
+
+    def with_config(self, config: GivenConfig, registry: Registry) -> ConstructedOperator:
+        return ConstructedOperator(self.parts[config.part]())
+
+
+class Parts:
+    """A registry of what a test gives: operators are built here, without pickling them."""
+
+    def __init__(self) -> None:
+        self._given = _GivenConstructor()
+        self.registry = Registry()
+        self.registry.add("given", self._given)
+
+    def node(
+        self,
+        operator: str,
+        build: Callable[[], ArrowOperator | SourceOperator],
+        *inputs: StreamSchema,
+        side_outputs: Mapping[str, StreamSchema] | None = None,
+        parallelism: int = 1,
+        watermark: WatermarkSpec | None = None,
+    ) -> Node:
+        """Add a part, and return the node of a graph that it is built for."""
+        self._given.parts[operator] = build
+        made = build()
+        if isinstance(made, SourceOperator):
+            main: StreamSchema | None = made.output_schema()
+        else:
+            main = made.output_schema(inputs)
+        return Node(
+            OperatorId(operator),
+            OperatorSpec("given", {"part": operator}),
+            parallelism=parallelism,
+            inputs=inputs,
+            outputs=({} if main is None else {MAIN: main}) | dict(side_outputs or {}),
+            watermark=watermark,
+        )
+
+
+def link(
+    source: str,
+    target: str,
+    *,
+    index: int = 0,
+    output: str = MAIN,
+    exchange: Exchange = Exchange.FORWARD,
+) -> Edge:
+    return Edge(OperatorId(source), OperatorId(target), output, index, exchange)
