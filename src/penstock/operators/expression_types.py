@@ -60,13 +60,14 @@ def derive_types(
         types = empty.select(expressions).collect_schema()
     except pl.exceptions.PolarsError as error:
         unknown = _unknown_columns(expressions, schema)
-        hint = "".join(
-            f". There is no column {name!r}{did_you_mean(name, schema.names)}"
-            for name in unknown
-        )
         reason = str(error).split("\n\nResolved plan")[0].replace("\n\n", ". ")
+        if unknown:
+            reason = "; ".join(
+                f"there is no column {name!r}{did_you_mean(name, schema.names)}"
+                for name in unknown
+            )
         raise SchemaError(
-            f"{shown} does not fit its input: {reason}{hint}",
+            f"{shown} does not fit its input: {reason}",
             columns=tuple(unknown) or None,
         ) from error
     problems = [p for e in expressions for p in _find_row_problems(e)]

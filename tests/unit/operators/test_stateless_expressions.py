@@ -171,7 +171,7 @@ def test_an_unknown_column_is_refused_with_a_suggestion() -> None:
         output_of(select_spec(pl.col("nmae").str.len_bytes()))
 
     assert caught.value.context["columns"] == ("nmae",)
-    assert "unable to find column" in caught.value.message
+    assert "there is no column 'nmae'" in caught.value.message
 
 
 def test_a_wrong_type_is_refused_with_the_reason_polars_gives() -> None:
