@@ -1,0 +1,106 @@
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.core.schema import StreamSchema
+from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Watermark
+from penstock.operators.watermarks import advance
+from penstock.runtime.status import JobPhase
+from penstock.state.protocol.records import InputWatermark
+from penstock.testing.harness import OperatorHarness
+from penstock.testing.pipelines import LocalJob
+from penstock.testing.strategies import (
+    SmallPipeline,
+    batches,
+    disordered_times,
+    epoch_cuts,
+    small_pipelines,
+    stream_schemas,
+    watermark_histories,
+)
+from tests.builders.tested_operators import CLICKS, Totals
+
+BY_USER = StreamSchema(CLICKS, key_columns=("user",))
+
+
+@given(st.data())
+def test_batches_fit_the_schema_they_were_drawn_for(data: st.DataObject) -> None:
+    stream = data.draw(stream_schemas())
+    batch: pa.RecordBatch = data.draw(batches(stream))
+    batch.validate(full=True)
+    assert batch.schema.equals(stream.schema)
+    assert len(stream.key_hashes_of(batch)) == len(stream.event_times_of(batch))
+
+
+@given(stream_schemas(keyed=False, timed=False))
+def test_a_stream_may_have_neither_key_nor_time(stream: StreamSchema) -> None:
+    assert stream.key_columns == ()
+    assert stream.time_column is None
+    assert len(stream.schema) > 0
+
+
+@given(disordered_times(lateness_micros=100))
+def test_times_lag_behind_the_latest_by_the_lateness_at_most(times: list[int]) -> None:
+    latest = times[0]
+    for time in times:
+        latest = max(latest, time)
+        assert time >= latest - 100
+
+
+@given(watermark_histories())
+def test_a_history_never_falls_and_ends(history: list[Watermark | None]) -> None:
+    instants = [said.micros for said in history if isinstance(said, EventTime)]
+    assert instants == sorted(instants)
+    assert history[-1] == MAX_EVENT_TIME
+    known = (InputWatermark(),)
+    for said in history:
+        known = (advance(known, [said]).inputs[0],)
+    assert known == (InputWatermark(MAX_EVENT_TIME.micros),)
+
+
+@given(watermark_histories(ends=False))
+def test_a_history_without_an_end_has_none(history: list[Watermark | None]) -> None:
+    assert MAX_EVENT_TIME not in history
+    assert all(said is None or said == IDLE or said for said in history)
+
+
+@given(epoch_cuts(10))
+def test_cuts_leave_no_row_out(cuts: list[tuple[int, int]]) -> None:
+    assert cuts[0][0] == 0
+    assert cuts[-1][1] == 10
+    assert all(before[1] == after[0] for before, after in pairwise(cuts))
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(rows=batches(BY_USER, max_rows=12), data=st.data())
+def test_how_rows_are_cut_into_epochs_changes_no_total(
+    rows: pa.RecordBatch, data: st.DataObject
+) -> None:
+    kept = rows.filter(pa.compute.is_valid(rows.column("n")))
+
+    def totals(cuts: list[tuple[int, int]]) -> dict[Any, int]:
+        with OperatorHarness(Totals(), BY_USER, parallelism=2) as harness:
+            for start, end in cuts:
+                harness.push(kept.slice(start, end - start))
+                harness.barrier()
+            return {row["user"]: row["n"] for row in harness.state("totals").to_pylist()}
+
+    cuts = data.draw(epoch_cuts(kept.num_rows))
+    assert totals(cuts) == totals([(0, kept.num_rows)])
+
+
+@pytest.mark.slow
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(small_pipelines())
+def test_small_pipelines_bring_every_row_to_every_sink_once(small: SmallPipeline) -> None:
+    status = LocalJob(small.pipeline).run()
+    assert status.phase is JobPhase.FINISHED
+    expected = Counter(tuple(row.values()) for row in small.rows)
+    for sink in small.sinks:
+        assert Counter(tuple(row.values()) for row in sink.rows()) == expected
