@@ -1,6 +1,5 @@
 """Assembling a chain: operators from the registry, their tables, and the wires between them."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
@@ -26,8 +25,6 @@ from penstock.operators.splits import SourceAssignment
 from penstock.state.protocol.records import InputWatermark
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table_manager import TableManager
-
-_log = logging.getLogger(__name__)
 
 OpenTables: TypeAlias = Callable[[TaskInfo, tuple[TableSpec, ...]], TableManager]
 """Opens the tables of one subtask of one operator on the job's checkpoint."""
@@ -95,17 +92,6 @@ class AssembledChain:
         self._failures.clear()
         for node in self.nodes:
             node.forget()
-
-    def abandon(self) -> None:
-        """Let go of everything after a failure; what `release` raises on top is only logged."""
-        for node in self.nodes:
-            # The failure is reported already; here it would pass for one of `release`.
-            self._failures.clear()
-            try:
-                node.forget()
-            except PenstockError:
-                _log.exception("releasing operator %r failed", str(node.task.operator))
-            node.tables.close()
 
     def close(self) -> None:
         """Let go of operators and tables; the chain is not used again."""

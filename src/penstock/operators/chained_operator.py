@@ -77,8 +77,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         self, terms: EpochTerms, previous: Sequence[InputWatermark], outlets: Outlets
     ) -> None:
         """Start an epoch from what the last one left: `previous` is the manifest's."""
-        count = len(self.node.inputs)
-        self._previous = tuple(previous) or (InputWatermark(),) * count
+        self._previous = _fit(tuple(previous), len(self.node.inputs))
         self.rows_taken = 0
         known = event_time_of(self._previous)
         micros = None if known is None else known.micros
@@ -246,6 +245,18 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         return (
             said is not None and answer < said and not self.instance.generates_watermarks()
         )
+
+
+def _fit(previous: tuple[InputWatermark, ...], count: int) -> tuple[InputWatermark, ...]:
+    """Return the known watermarks for as many inputs as there are now.
+
+    Inputs of an operator that got more or fewer of them start where the operator stood, so
+    that its own watermark does not go back.
+    """
+    if len(previous) == count:
+        return previous
+    known = event_time_of(previous)
+    return (InputWatermark(None if known is None else known.micros),) * count
 
 
 def _micros_of(interval: timedelta | None, task: TaskInfo) -> int | None:

@@ -4,6 +4,7 @@ A node outlives epochs; the operator inside may be forgotten between any two of 
 chain loop tells a node what to do and when; here is only how.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from penstock.state.protocol.records import InputWatermark
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
+
+_log = logging.getLogger(__name__)
 
 Outlets = Mapping[str, Sequence[Target]]
 """Where the rows of an operator's outputs leave the chain, by output."""
@@ -111,8 +114,13 @@ class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
     def forget(self) -> None:
         """Drop the operator: the next epoch builds a new one on the tables."""
         instance, self._instance, self._is_started = self._instance, None, False
-        if instance is not None:
-            self.call("release", instance.release)
+        if instance is None:
+            return
+        try:
+            instance.release()
+        except Exception:  # noqa: BLE001 (the boundary to user code)
+            # Its epochs are done or void either way; there is nothing left to fail.
+            _log.exception("operator %r failed in release", str(self.task.operator))
 
     def begin_epoch(self, terms: EpochTerms, frontier: Frontier, outlets: Outlets) -> None:
         """Fix the epoch's time and open the collector; start the operator if it is new."""

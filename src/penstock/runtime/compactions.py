@@ -45,6 +45,8 @@ class PendingCompactions:
 
         The results are swapped in by the epoch that follows.
         """
+        if self._urgent:
+            return False
         overfull = [
             order
             for order in self._orders(state, _ONLY_TOO_MANY)

@@ -84,7 +84,7 @@ class JobDriver:
             self._restart()
             while not isinstance(action := next_action(self._facts()), Finish):
                 self._carry_out(action)
-        except PenstockError as error:
+        except Exception as error:
             phase = JobPhase.FENCED if isinstance(error, FencedError) else JobPhase.FAILED
             self._keeper.note_phase(phase, error=error)
             raise
@@ -198,7 +198,10 @@ def _has_work(ran: EpochRan) -> bool:
     return (
         ran.reading.has_more
         or ran.reading.has_ending
-        or any(report.has_more or report.splits for report in ran.reports.values())
+        or any(
+            report.has_more or any(state.ended for state in report.splits.values())
+            for report in ran.reports.values()
+        )
     )
 
 

@@ -71,13 +71,24 @@ class SourcePlanner:
         for operator, planned in self.sources.items():
             planned.known = dict(read_splits(operator))
 
-    def plan(self, now_micros: int, manifest: CheckpointManifest | None) -> ReadingPlan:
-        """Decide what every subtask of every source does in the next epoch."""
+    def plan(
+        self,
+        now_micros: int,
+        manifest: CheckpointManifest | None,
+        *,
+        is_last: bool = False,
+    ) -> ReadingPlan:
+        """Decide what every subtask of every source does in the next epoch.
+
+        In the last epoch of a run all splits rest: whoever asked for a stop is waiting.
+        """
         assignments: dict[OperatorId, tuple[SourceAssignment, ...]] = {}
         polls: list[int] = []
         has_more = has_ending = False
         for operator, planned in self.sources.items():
             plan = self._ask(planned, now_micros)
+            if is_last:
+                plan = SourcePlan((), is_complete=plan.is_complete and not plan.splits)
             phase = self._phase(planned, plan, manifest)
             assignments[operator] = _deal(planned, plan, phase)
             has_more |= plan.has_more

@@ -8,6 +8,7 @@ again. A failure from the manifest on does not: what landed is unknown, so the d
 another session, which claims a new generation and finds out.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from penstock.errors import (
     ErrorCode,
     PenstockError,
     StorageError,
+    UnknownOutcomeError,
 )
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, splits_table
@@ -60,6 +62,10 @@ from penstock.state.protocol.takeover import TakenOver
 from penstock.state.tables.table import Frontier, TableEnvironment
 from penstock.state.tables.table_manager import TableManager
 
+_log = logging.getLogger(__name__)
+
+_COLLECTIONS_PER_SWEEP = 64
+"""Orphans are looked for at the first collection and then rarely: that lists all slots."""
 SMALLEST_STEP_MICROS = 1
 """Processing time moves by at least this from epoch to epoch."""
 
@@ -127,6 +133,7 @@ class JobSession:
             None if manifest is None else manifest.processing_time_micros
         )
         self._published_since_collection = 0
+        self._collections = 0
 
     @classmethod
     def start(
@@ -236,7 +243,7 @@ class JobSession:
         barrier = CheckpointBarrier(
             epoch, min_epoch, now, then_stop=stop is StopMode.CHECKPOINT
         )
-        reading = self.planner.plan(now, self.state.manifest)
+        reading = self.planner.plan(now, self.state.manifest, is_last=stop is not None)
         self._run += 1
         terms = EpochTerms(barrier, now, previous, is_stop=stop is StopMode.GRACEFUL)
         plan = EpochPlan(
@@ -300,12 +307,23 @@ class JobSession:
             self._collect()
 
     def _collect(self) -> None:
-        keep = self.environment.settings.keep_epochs
-        outcome = self.checkpoints.collect(self.claim, keep_epochs=keep)
-        if isinstance(outcome, Fenced):
-            raise fenced_error(self.claim.job, outcome)
-        if isinstance(outcome, CollectionDone) and not outcome.needs_origin:
-            self.checkpoints.release_origin(self.claim)
+        """Delete what nothing kept needs; a store that cannot is no reason to stop the job."""
+        try:
+            outcome = self.checkpoints.collect(
+                self.claim, keep_epochs=self.environment.settings.keep_epochs
+            )
+            if isinstance(outcome, CollectionDone) and not outcome.needs_origin:
+                self.checkpoints.release_origin(self.claim)
+            if isinstance(outcome, Fenced):
+                raise fenced_error(self.claim.job, outcome)
+            if self._collections % _COLLECTIONS_PER_SWEEP == 0:
+                swept = self.checkpoints.sweep(self.claim)
+                if isinstance(swept, Fenced):
+                    raise fenced_error(self.claim.job, swept)
+        except (StorageError, UnknownOutcomeError) as error:
+            _log.warning("collecting old epochs failed, they stay for now: %s", error)
+            return
+        self._collections += 1
 
     def _adapt(self, ran: EpochRan) -> None:
         settings = self.environment.settings

@@ -32,7 +32,7 @@ class StatusKeeper:
         self,
         phase: JobPhase,
         *,
-        error: PenstockError | None = None,
+        error: Exception | None = None,
         wake_up_micros: int | None = None,
     ) -> None:
         """Note what the driver is up to."""

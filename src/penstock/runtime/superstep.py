@@ -109,7 +109,7 @@ class _TaskWork:
         finally:
             # Half-way through an epoch it is of no use to anybody.
             if assembled is not None:
-                assembled.abandon()
+                assembled.close()
         return report
 
     def every(self, outlets: dict[OperatorId, dict[str, list[Outlet]]]) -> Iterator[Outlet]:

@@ -279,7 +279,7 @@ class ChainSubtasks:
     def _abandon(self) -> None:
         while self._chains:
             _, chain = self._chains.popitem()
-            chain.abandon()
+            chain.close()
 
 
 def rescale_nodes(nodes: Sequence[Node], parallelism: int) -> tuple[Node, ...]:
