@@ -1,19 +1,32 @@
 """Laws of whole pipelines: restarts, rescales and forgetful workers change no output."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.api.pipeline import Pipeline
+from penstock.connectors.memory import list_source
+from penstock.core.signals import EventTime, Watermark
+from penstock.errors import UserError
+from penstock.graph.logical import Exchange, LogicalGraph
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import OperatorContext
+from penstock.operators.operator import ArrowOperator
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.chaos import Chaos, Mischief
 from penstock.runtime.epoch import StopMode
 from penstock.runtime.status import JobPhase
 from penstock.testing import stored_objects
-from tests.builders.pipeline_graphs import SHAPES, Shape, counting, windows
+from tests.builders.pipeline_graphs import SHAPES, Shape, counting, some_rows, windows
 from tests.builders.pipeline_job import PipelineJob, small_settings
+from tests.builders.pipeline_operators import ROWS, SECOND, WindowCount
+from tests.builders.pipeline_sinks import BookSink
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
 RUNS = {50: 8, 150: 20}.get(settings().max_examples, 400)
@@ -139,3 +152,46 @@ def test_hidden_counters_survive_nothing_but_what_counted(tmp_path: Path) -> Non
         job = PipelineJob(counting(30), tmp_path / str(seed))
         status = job.finish(chaos=Chaos(0.2, seed, kinds), seed=seed)
         assert status.torn_epochs > 0
+
+
+class Held(ArrowOperator):
+    """Passes rows on, and lets the watermark of subtask 0 lag behind."""
+
+    def name(self) -> str:
+        return "held"
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        collector.collect(batch)
+
+    def handle_watermark(
+        self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
+    ) -> Watermark | None:
+        if ctx.task.subtask.index == 0 and isinstance(watermark, EventTime):
+            return EventTime(watermark.micros - 30 * SECOND)
+        return watermark
+
+
+def test_timers_are_refused_where_subtasks_see_different_watermarks(tmp_path: Path) -> None:
+    # Only one watermark is kept for all subtasks: one that was ahead would fire twice.
+    def build(book: str, parallelism: Sequence[int]) -> LogicalGraph:
+        p = Pipeline("pipeline", parallelism=2)
+        rows = list_source(some_rows(20), ROWS, splits=2)
+        held = p.read("read", rows, event_time="at").key_by("user").process("held", Held())
+        held.key_by("user").process("windows", WindowCount()).write("out", BookSink(book))
+        return p.graph()
+
+    def forwarded(book: str, parallelism: Sequence[int]) -> LogicalGraph:
+        graph = build(book, parallelism)
+        edges = [
+            replace(edge, exchange=Exchange.FORWARD) if edge.target == "windows" else edge
+            for edge in graph.edges
+        ]
+        return replace(graph, edges=tuple(edges))
+
+    job = PipelineJob(Shape("forwarded", forwarded, {}), tmp_path)
+    with pytest.raises(UserError, match="timers would fire twice"):
+        job.driver().run()
+    assert not stored_objects(job.inner)
+    PipelineJob(Shape("by key", build, {}), tmp_path).driver().run()

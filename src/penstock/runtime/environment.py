@@ -6,9 +6,11 @@ from functools import cached_property
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.ids import OperatorId
 from penstock.core.settings import CompactionSettings
+from penstock.errors import ErrorCode, UserError
 from penstock.graph.codec import fingerprint_of
-from penstock.graph.logical import LogicalGraph
+from penstock.graph.logical import Exchange, LogicalGraph, Node
 from penstock.operators.nodes import declared_tables
+from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.executor import Executor
@@ -18,7 +20,7 @@ from penstock.runtime.superstep import CompiledJob
 from penstock.state.files.cache import FileCache
 from penstock.state.protocol.rules import RULES, ProtocolRules
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.specs import TableSpec, TimeDomain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +63,29 @@ class JobEnvironment:
     @cached_property
     def tables(self) -> dict[OperatorId, tuple[TableSpec, ...]]:
         """Every operator's tables."""
-        return {
-            node.operator: declared_tables(
-                self.registry.construct(node.spec).operator, node
+        tables = {}
+        for node in self.graph.nodes:
+            operator = self.registry.construct(node.spec).operator
+            if isinstance(operator, ArrowOperator):
+                _check_timers(self.graph, node, operator)
+            tables[node.operator] = declared_tables(operator, node)
+        return tables
+
+
+def _check_timers(graph: LogicalGraph, node: Node, operator: ArrowOperator) -> None:
+    """Refuse timers by event time where subtasks may see different watermarks.
+
+    Only one watermark is kept for all of them. A subtask that was ahead would see the same
+    timers become due again.
+    """
+    if node.parallelism == 1 or TimeDomain.EVENT_TIME not in operator.timers():
+        return
+    for edge in graph.edges_into(node.operator):
+        if edge.exchange is Exchange.FORWARD:
+            raise UserError(
+                f"operator {node.operator!r} sets timers by event time and reads "
+                f"{edge.source!r} by a forward edge: its subtasks may see different "
+                "watermarks, and timers would fire twice. Send the rows by key",
+                code=ErrorCode.INVALID_GRAPH,
+                operator=str(node.operator),
             )
-            for node in self.graph.nodes
-        }
