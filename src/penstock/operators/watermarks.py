@@ -5,6 +5,7 @@
 | an input that has not spoken keeps the result unknown | nothing may be closed |
 | an idle input is left out | it must not hold the others back |
 | all idle is idle | repeating the last instant would close what a waking input could fill |
+| an ended input is left out, too | only when all have ended is this the end |
 | never backwards | what was closed stays closed |
 
 Producers repeat their watermark in every epoch, so the only memory is one value per input
@@ -19,14 +20,22 @@ from penstock.state.protocol.records import InputWatermark
 
 
 def merge(latest: Iterable[Watermark | None]) -> Watermark | None:
-    """Return the watermark all have reached: None while one is silent, idle if all are."""
+    """Return the watermark all have reached: None while one is silent, idle if all are.
+
+    Idle and ended ones alone are idle, not ended: the idle ones may wake up.
+    """
     lowest: EventTime | None = None
+    has_idle = False
     for watermark in latest:
         if watermark is None:
             return None
-        if isinstance(watermark, EventTime) and (lowest is None or watermark < lowest):
+        if isinstance(watermark, Idle):
+            has_idle = True
+        elif lowest is None or watermark < lowest:
             lowest = watermark
-    return IDLE if lowest is None else lowest
+    if lowest is None or (has_idle and lowest == MAX_EVENT_TIME):
+        return IDLE
+    return lowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +68,7 @@ def advance(
     """
     inputs = [_advance_input(old, new) for old, new in zip(previous, spoken, strict=True)]
     watermark = merge(_current(known) for known in inputs)
-    if isinstance(watermark, EventTime):
-        inputs = [_raise_idle(known, watermark.micros) for known in inputs]
-    return Advance(tuple(inputs), watermark)
+    return Advance(tuple(_raise_all_idle(inputs, watermark)), watermark)
 
 
 def merge_subtasks(
@@ -72,7 +79,14 @@ def merge_subtasks(
     Behind an exchange they are equal. Behind a forward edge the slowest counts, idle
     subtasks left out, exactly as if an exchange stood between.
     """
-    return tuple(_merge_input(column) for column in zip(*of_subtasks, strict=True))
+    columns = list(zip(*of_subtasks, strict=True))
+    merged = [merge(_current(known) for known in column) for column in columns]
+    is_silent = None in merged
+    inputs = [
+        _merge_input(column, watermark, is_silent=is_silent)
+        for column, watermark in zip(columns, merged, strict=True)
+    ]
+    return tuple(_raise_all_idle(inputs, merge(merged)))
 
 
 def event_time_of(inputs: Sequence[InputWatermark]) -> EventTime | None:
@@ -93,6 +107,8 @@ def _advance_input(previous: InputWatermark, spoken: Watermark | None) -> InputW
     match spoken:
         case None:
             return previous
+        case Idle() if previous.event_time_micros == MAX_EVENT_TIME.micros:
+            return previous
         case Idle():
             return InputWatermark(previous.event_time_micros, idle=True)
         case EventTime(micros):
@@ -108,6 +124,14 @@ def _current(known: InputWatermark) -> Watermark | None:
     return EventTime(known.event_time_micros)
 
 
+def _raise_all_idle(
+    inputs: list[InputWatermark], watermark: Watermark | None
+) -> list[InputWatermark]:
+    if not isinstance(watermark, EventTime):
+        return inputs
+    return [_raise_idle(known, watermark.micros) for known in inputs]
+
+
 def _raise_idle(known: InputWatermark, micros: int) -> InputWatermark:
     if not known.idle:
         return known
@@ -115,13 +139,16 @@ def _raise_idle(known: InputWatermark, micros: int) -> InputWatermark:
     return InputWatermark(micros if before is None else max(before, micros), idle=True)
 
 
-def _merge_input(subtasks: Sequence[InputWatermark]) -> InputWatermark:
-    active = [known for known in subtasks if not known.idle]
-    if not active:
-        times = [known.event_time_micros for known in subtasks]
-        latest = [micros for micros in times if micros is not None]
-        return InputWatermark(min(latest) if latest else None, idle=True)
-    times = [known.event_time_micros for known in active]
-    if None in times:
+def _merge_input(
+    subtasks: Sequence[InputWatermark], merged: Watermark | None, *, is_silent: bool
+) -> InputWatermark:
+    if merged is None:
         return InputWatermark()
-    return InputWatermark(min(micros for micros in times if micros is not None))
+    if isinstance(merged, EventTime):
+        return InputWatermark(merged.micros)
+    times = [known.event_time_micros for known in subtasks if known.idle]
+    raised = [micros for micros in times if micros is not None]
+    # While another input is silent, nothing was promised that it would have to come back at.
+    if is_silent and None in times:
+        raised = []
+    return InputWatermark(min(raised, default=None), idle=True)
