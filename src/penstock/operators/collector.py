@@ -62,11 +62,15 @@ class ArrowCollector:
         Layouts such as large strings are converted; other differences are an error. Rows for
         an output that nobody reads are counted and dropped. No rows are no error.
         """
+        self._emit(self._conform(rows, output), output)
+
+    def _conform(self, rows: RowsLike, output: str) -> list[pa.RecordBatch]:
+        """Return rows in the form the output declares, or refuse them."""
         schema = self._schemas.get(output)
         if schema is None or not self._is_open:
             raise self._refusal(output)
         try:
-            batches = to_batches(rows, schema)
+            return to_batches(rows, schema)
         except (SchemaError, pa.ArrowException) as error:
             raise SchemaError(
                 f"operator {self._operator!r} emitted rows that do not fit its output "
@@ -75,6 +79,8 @@ class ArrowCollector:
                 operator=self._operator,
                 output=output,
             ) from error
+
+    def _emit(self, batches: Sequence[pa.RecordBatch], output: str) -> None:
         for batch in batches:
             self.rows_emitted[output] += batch.num_rows
             for target in self._targets[output]:
@@ -127,21 +133,25 @@ class SourceCollector(ArrowCollector):
         self, rows: RowsLike, output: str = MAIN, *, split: str | None = None
     ) -> None:
         """Emit rows of a split; None is right for a source with only one."""
-        before = self.rows_emitted[output]
-        if output == MAIN:
-            self._note(rows, split)
-        super().collect(rows, output)
-        self.budget.spend(
-            self.rows_emitted[output] - before, int(getattr(rows, "nbytes", 0))
-        )
+        batches = self._conform(rows, output)
+        for batch in batches:
+            if output == MAIN:
+                self._note(batch, split)
+            self.budget.spend(batch.num_rows, batch.nbytes)
+        self._emit(batches, output)
 
-    def _note(self, rows: RowsLike, split: str | None) -> None:
+    def _note(self, batch: pa.RecordBatch, split: str | None) -> None:
         self.active_splits.add(split)
-        if self._stream.time_column is None or not isinstance(
-            rows, pa.RecordBatch | pa.Table
-        ):
+        if self._stream.time_column is None:
             return
-        if rows.num_rows and self._stream.time_column in rows.schema.names:
-            latest = int(np.max(self._stream.event_times_of(rows)))
-            known = self.max_event_times.get(split)
-            self.max_event_times[split] = latest if known is None else max(known, latest)
+        try:
+            latest = int(np.max(self._stream.event_times_of(batch)))
+        except SchemaError as error:
+            raise SchemaError(
+                f"source {self._operator!r} emitted rows whose event time cannot be told: "
+                f"{error.message}",
+                operator=self._operator,
+                split=split,
+            ) from error
+        known = self.max_event_times.get(split)
+        self.max_event_times[split] = latest if known is None else max(known, latest)
