@@ -59,7 +59,7 @@ class Ran:
     """What one epoch gave."""
 
     reports: dict[str, OperatorReport]
-    watermarks: dict[OperatorId, Watermark | None]
+    watermarks: dict[str, Watermark | None]
     left: dict[tuple[str, str], Kept]
     """The rows of outputs that no link takes up, by operator and output."""
 
@@ -140,7 +140,8 @@ class ChainRig:
             self.watermarks[report.operator] = report.inputs
             if report.checkpoint.changed:
                 self.metadata[report.operator] = report.checkpoint.metadata
-        return Ran({str(r.operator): r for r in reports}, watermarks, left)
+        told = {str(operator): said for operator, said in watermarks.items()}
+        return Ran({str(r.operator): r for r in reports}, told, left)
 
     def restart(self) -> None:
         """Go on in another process."""
