@@ -152,8 +152,33 @@ class ChainSubtasks:
         terms: EpochTerms,
         inputs: Sequence[SubtaskInput],
         assignments: Sequence[SourceAssignment] = (),
+        *,
+        attempts: int = 1,
     ) -> ChainRun:
-        """Run an epoch of all subtasks, one after the other, and go on from it."""
+        """Run an epoch of all subtasks and go on from it; of several attempts the last counts."""
+        for _ in range(attempts - 1):
+            self._attempt(terms, inputs, assignments)
+            self._abandon()
+        run = self._attempt(terms, inputs, assignments)
+        self._accept(terms, run.reports)
+        if terms.is_stop or terms.barrier.then_stop:
+            self.close()
+        self._forget()
+        return run
+
+    def discard(self, state: ChainState) -> None:
+        """Go back to where the chain stood: what ran since does not count."""
+        self.close()
+        self.state = state
+        self._compacted = []
+
+    def _attempt(
+        self,
+        terms: EpochTerms,
+        inputs: Sequence[SubtaskInput],
+        assignments: Sequence[SourceAssignment],
+    ) -> ChainRun:
+        """Run an epoch of all subtasks, one after the other, on the last checkpoint."""
         emitted = Emitted(self.outputs)
         reports: dict[tuple[OperatorId, int], OperatorReport] = {}
         last: list[Watermark | None] = []
@@ -172,10 +197,6 @@ class ChainSubtasks:
         except BaseException:
             self._abandon()
             raise
-        self._accept(terms, reports)
-        if terms.is_stop or terms.barrier.then_stop:
-            self.close()
-        self._forget()
         return ChainRun(reports, merge(last), emitted)
 
     def close(self) -> None:
@@ -267,7 +288,8 @@ class ChainSubtasks:
     def _frontier(self, operator: OperatorId) -> Frontier:
         known = event_time_of(self.state.watermarks.get(operator, ()))
         micros = None if known is None else known.micros
-        return Frontier(micros, self.state.processing_time_micros or 0)
+        now = self.state.processing_time_micros
+        return Frontier(micros, now or 0, now)
 
     def _forget(self) -> None:
         if self.amnesia is Amnesia.EVERYTHING:

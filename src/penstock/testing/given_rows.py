@@ -70,6 +70,8 @@ def _from_columns(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
 def _to_array(values: Any, data_type: Any) -> Any:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values.cast(data_type)
+    if isinstance(values, str | bytes | Mapping):
+        raise TypeError(f"{values!r} is one value; give a list with one per row")
     listed = list(values)
     if pa.types.is_timestamp(data_type) and any(isinstance(v, str) for v in listed):
         texts: Any = pa.array(listed, pa.string())

@@ -68,7 +68,16 @@ class HarnessCheckpoint:
 
 
 class OperatorHarness:
-    """Operators under test. Not thread-safe; close it, or use it as a context manager."""
+    """Operators under test. Not thread-safe; close it, or use it as a context manager.
+
+    >>> import polars as pl
+    >>> from penstock.operators.expressions import filter_spec
+    >>> schema = pa.schema([("n", pa.int64())])
+    >>> with OperatorHarness(filter_spec(pl.col("n") > 1), schema) as harness:
+    ...     harness.push({"n": [1, 2, 3]})
+    ...     harness.barrier().rows()
+    [{'n': 2}, {'n': 3}]
+    """
 
     def __init__(
         self,
@@ -176,9 +185,13 @@ class OperatorHarness:
         """Let processing time pass, such as "10s": the next epoch happens then."""
         self.clock.advance(to_micros(duration))
 
-    def barrier(self) -> EpochOutput:
-        """Run an epoch over what was pushed, checkpoint it, and return what came out."""
-        return self._run_epoch()
+    def barrier(self, *, attempts: int = 1) -> EpochOutput:
+        """Run an epoch over what was pushed, checkpoint it, and return what came out.
+
+        With several `attempts` it is run so often, as after failures, and the last counts:
+        an operator that has effects outside of its tables and rows shows them twice.
+        """
+        return self._run_epoch(attempts=attempts)
 
     def end(self) -> EpochOutput:
         """Run an epoch that ends all inputs: windows are flushed, operators closed for good."""
@@ -272,12 +285,14 @@ class OperatorHarness:
     ) -> None:
         self.close()
 
-    def _run_epoch(self, *, is_stop: bool = False, then_stop: bool = False) -> EpochOutput:
+    def _run_epoch(
+        self, *, is_stop: bool = False, then_stop: bool = False, attempts: int = 1
+    ) -> EpochOutput:
         pushed, self._pushed = self._pushed, []
         terms = next_terms(
             self._subtasks.state, self.clock, is_stop=is_stop, then_stop=then_stop
         )
-        run = self._subtasks.run(terms, self._deal(pushed))
+        run = self._subtasks.run(terms, self._deal(pushed), attempts=attempts)
         self._commits.note(run)
         self._emitted.extend(run.emitted)
         output = to_output(terms, run)

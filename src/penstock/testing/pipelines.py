@@ -75,7 +75,7 @@ class LocalJob:
     ) -> JobStatus:
         """Run the job until its data ends, it stops, or it fails; return how it stands then.
 
-        With `epochs` it stops after so many. A `CrashError`, of a fault or an `ABORT`, comes
+        With `epochs` it stops after so many, and one more to close. A `CrashError`, of a fault or an `ABORT`, comes
         out as if the process had died there: run the job again to see what it recovers.
         `between_supersteps` is called with the level that was run, and may raise one too.
         """
@@ -127,7 +127,7 @@ class LocalJob:
         restore: Epochs | None,
     ) -> JobStatus:
         def stop_in_time(status: JobStatus) -> None:
-            if epochs is not None and status.epochs_run >= epochs - 1:
+            if epochs is not None and status.epochs_run >= epochs:
                 driver.request_stop(StopMode.CHECKPOINT)
 
         pacer = ManualPacer(self.clock)

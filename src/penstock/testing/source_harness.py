@@ -22,7 +22,7 @@ from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import MAIN, LogicalGraph, Node, OperatorSpec, WatermarkSpec
 from penstock.operators.process import source_spec
 from penstock.operators.registry import Registry
-from penstock.operators.source import SPLITS_TABLE, SourceOperator
+from penstock.operators.source import SPLITS_TABLE, SourceFinishType, SourceOperator
 from penstock.operators.splits import (
     SourceAssignment,
     SourceBudget,
@@ -87,7 +87,10 @@ class SourceHarness:
         self._planner = self._plan_anew()
 
     def read(self, *, rows: int | None = None, is_stop: bool = False) -> EpochOutput:
-        """Run an epoch; `rows` limits what each subtask may read, `is_stop` closes the source."""
+        """Run an epoch; `rows` limits what each subtask may read, `is_stop` closes the source.
+
+        An epoch in which the source asks to stop immediately does not count.
+        """
         planned = self._planner.sources[_SOURCE]
         planned.budget = self._budget if rows is None else replace(self._budget, rows=rows)
         terms = next_terms(self._subtasks.state, self.clock, is_stop=is_stop)
@@ -98,11 +101,16 @@ class SourceHarness:
                 replace(part, phase=SourcePhase.ENDED) for part in self.assignments
             )
         inputs = [SubtaskInput(_SOURCE) for _ in self.assignments]
+        before = self._subtasks.state
         run = self._subtasks.run(terms, inputs, self.assignments)
+        output = to_output(terms, run)
+        if output.finish is SourceFinishType.IMMEDIATE:
+            self._subtasks.discard(before)
+            return output
         self._planner.accept(run.reports.values())
         self._is_told = self._is_told or plan.has_ending
         self._emitted.extend(run.emitted)
-        return to_output(terms, run)
+        return output
 
     def read_all(self, *, rows: int | None = None, max_epochs: int = 1_000) -> None:
         """Run epochs until the source has ended and everybody was told."""

@@ -1,9 +1,12 @@
 from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
+from penstock.connectors.memory import list_source
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import IDLE, EventTime
 from penstock.errors import ErrorCode, SchemaError, StateError, UserCodeError, UserError
@@ -36,6 +39,8 @@ def test_rows_are_processed_at_the_barrier_and_state_goes_on_from_epoch_to_epoch
         assert harness.rows() == []
         first = harness.barrier()
         assert first.rows() == [{"user": "a", "n": 4}, {"user": "b", "n": 2}]
+        assert [batch.num_rows for batch in first.batches()] == [2]
+        assert first.table().column("n").to_pylist() == [4, 2]
         harness.push([{"user": "a", "n": 10}])
         assert harness.barrier().rows() == [{"user": "a", "n": 14}]
         assert harness.epoch == 2
@@ -68,6 +73,16 @@ def test_everything_that_is_wrong_with_given_rows_is_said_at_once() -> None:
         assert "'usr' is not in the schema" in failure.value.message
         assert "'user' is missing" in failure.value.message
         assert "'n' is no int64" in failure.value.message
+        with pytest.raises(SchemaError, match="different lengths"):
+            harness.push({"user": ["a"], "n": pa.array([1, 2])})
+
+
+def test_one_row_where_columns_are_meant_is_refused_and_not_taken_apart() -> None:
+    with (
+        OperatorHarness(Totals(), CLICKS, key="user") as harness,
+        pytest.raises(SchemaError, match="'abc' is one value; give a list"),
+    ):
+        harness.push({"user": "abc", "n": [1]})
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -98,6 +113,16 @@ def test_amnesia_finds_an_operator_that_hides_state_in_an_attribute() -> None:
 
     assert last_total(amnesia=False) == 3
     assert last_total(amnesia=True) == 1
+
+
+@pytest.mark.parametrize("amnesia", list(Amnesia))
+def test_of_several_attempts_of_an_epoch_only_the_last_counts(amnesia: Amnesia) -> None:
+    with OperatorHarness(Totals(), CLICKS, key="user", amnesia=amnesia) as harness:
+        for _ in range(3):
+            harness.push({"user": ["a"], "n": [1]})
+            harness.barrier(attempts=3)
+        assert [row["n"] for row in harness.rows()] == [1, 2, 3]
+        assert harness.epoch == 3
 
 
 def test_two_inputs_are_told_apart_and_their_watermarks_merged() -> None:
@@ -332,9 +357,43 @@ def test_an_unknown_table_is_refused_with_the_known_ones() -> None:
         harness.state("total")
 
 
-def test_a_wrong_instant_says_how_to_write_one() -> None:
+def test_what_cannot_be_tested_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UserError, match="needs the schema"):
+        OperatorHarness(Totals())
+    with pytest.raises(UserError, match="no operator to test"):
+        OperatorHarness([], CLICKS)
+    with pytest.raises(UserError, match="is a sink: no operator can follow"):
+        OperatorHarness([Ledger("first"), Totals()], CLICKS)
+    with pytest.raises(UserError, match="test it with SourceHarness"):
+        OperatorHarness(list_source([{"n": 1}]), CLICKS)
+
+
+def test_a_commit_that_fails_names_the_operator_and_can_be_tried_again() -> None:
+    with OperatorHarness(Ledger("unwritable"), CLICKS) as harness:
+        harness.push({"user": ["a"], "n": [1]})
+        harness.barrier()
+        COMMITTED["unwritable"] = MappingProxyType({})  # type: ignore[assignment] # as a full disk
+        with pytest.raises(UserCodeError, match="in handle_commit of epoch 1"):
+            harness.commit()
+        del COMMITTED["unwritable"]
+        harness.commit()
+        assert COMMITTED["unwritable"] == {1: ["a"]}
+
+
+def test_a_dead_process_leaves_what_was_checkpointed() -> None:
+    with OperatorHarness(HiddenTotals(), CLICKS, key="user") as harness:
+        harness.push({"user": ["a"], "n": [1]})
+        harness.barrier()
+        harness.forget()
+        harness.push({"user": ["a"], "n": [1]})
+        harness.barrier()
+        assert harness.table().column("n").to_pylist() == [1, 1]
+
+
+@pytest.mark.parametrize("instant", ["ten past four", True, 1.5])
+def test_a_wrong_instant_says_how_to_write_one(instant: Any) -> None:
     with (
         OperatorHarness(Totals(), CLICKS, key="user") as harness,
         pytest.raises(UserError, match="not an instant"),
     ):
-        harness.watermark("ten past four")
+        harness.watermark(instant)

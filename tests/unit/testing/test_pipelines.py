@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import polars as pl
+import pyarrow as pa
 import pytest
 
 from penstock.api.pipeline import Pipeline
@@ -194,3 +196,26 @@ def test_a_script_without_rows_needs_a_schema() -> None:
     pipeline, out = totals_of(ScriptedSource([EOF], CLICKS), "empty")
     assert LocalJob(pipeline).run().phase is JobPhase.STOPPED
     assert out.rows() == []
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pa.record_batch({"user": ["a"], "n": [1]}),
+        pa.table({"user": ["a"], "n": [1]}),
+        pl.DataFrame({"user": ["a"], "n": [1]}),
+        [{"user": "a", "n": 1}],
+    ],
+    ids=["batch", "table", "frame", "rows"],
+)
+def test_a_step_holds_rows_in_any_form_and_the_schema_is_theirs(step: object) -> None:
+    source = ScriptedSource([CUT, step])
+    assert source.output_schema().schema.names == ["user", "n"]
+    pipeline, out = totals_of(source, "forms")
+    run_pipeline(pipeline)
+    assert last_of(out) == {"a": 1}
+
+
+def test_a_step_without_rows_is_refused() -> None:
+    with pytest.raises(UserError, match="holds 0 batches"):
+        ScriptedSource([[click("a")], []])

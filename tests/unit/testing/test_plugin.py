@@ -4,11 +4,26 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from penstock.api.pipeline import Pipeline
+from penstock.connectors.memory import list_sink
+from penstock.core.clock import ManualClock
+from penstock.errors import UnknownOutcomeError
+from penstock.runtime.status import JobPhase, JobStatus
+from penstock.state.storage.memory import MemoryStore
+from penstock.testing import plugin
+from penstock.testing.fault_modes import Fault, FaultMode
+from penstock.testing.faults import FaultyStore
+from penstock.testing.harness import OperatorHarness
+from penstock.testing.pipelines import LocalJob
+from penstock.testing.scripted_source import EOF, PAUSE, ScriptedSource
+from penstock.testing.source_harness import SourceHarness
 from tests.architecture.project import ROOT, resolve
+from tests.builders.tested_operators import CLICKS, Totals
 
 SAMPLE = """
 import pyarrow as pa
@@ -73,6 +88,53 @@ def test_a_store_suffers_what_it_is_told_to(faulty_store, memory_store):
         store.create("a", b"1")
     assert memory_store.read("a") == b"1"
 """
+
+# The fixtures are here whether or not the project's entry points are installed.
+memory_store = plugin.memory_store
+faulty_store = plugin.faulty_store
+manual_clock = plugin.manual_clock
+operator_harness = plugin.operator_harness
+source_harness = plugin.source_harness
+local_job = plugin.local_job
+run_pipeline = plugin.run_pipeline
+
+
+def test_harnesses_are_open_during_the_test(
+    operator_harness: Callable[..., OperatorHarness],
+    source_harness: Callable[..., SourceHarness],
+) -> None:
+    source = source_harness(ScriptedSource([{"user": "a", "n": 1}]))
+    operator = operator_harness(Totals(), CLICKS, key="user", parallelism=2)
+    operator.push(source.read().rows())
+    assert operator.barrier().rows() == [{"user": "a", "n": 1}]
+
+
+def test_jobs_of_one_test_share_a_store_and_a_clock(
+    run_pipeline: Callable[..., JobStatus],
+    local_job: Callable[..., LocalJob],
+    memory_store: MemoryStore,
+    manual_clock: ManualClock,
+) -> None:
+    out = list_sink("shared")
+    out.clear()
+    pipeline = Pipeline("shared")
+    script = [{"n": 1}, EOF, {"n": 2}, PAUSE("1h"), {"n": 3}]
+    pipeline.read("rows", ScriptedSource(script)).write("out", out)
+    assert run_pipeline(pipeline).phase is JobPhase.STOPPED
+    assert len(memory_store.contents()) > 0
+    before = manual_clock.micros
+    assert local_job(pipeline).run().phase is JobPhase.FINISHED
+    assert manual_clock.micros > before
+    assert [row["n"] for row in out.rows()] == [1, 2, 3]
+
+
+def test_a_faulty_store_stands_over_the_store_of_the_test(
+    faulty_store: Callable[..., FaultyStore], memory_store: MemoryStore
+) -> None:
+    store = faulty_store(Fault(FaultMode.FAIL_AFTER))
+    with pytest.raises(UnknownOutcomeError):
+        store.create("a", b"1")
+    assert memory_store.read("a") == b"1"
 
 
 def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,9 @@ from penstock.connectors.memory import list_sink, list_source
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import UserError
-from penstock.operators.source import SourceFinishType
+from penstock.operators.collector import SourceCollector
+from penstock.operators.context import SourceContext
+from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.splits import SourcePhase
 from penstock.testing.chain_subtasks import Amnesia
 from penstock.testing.scripted_source import CUT, EOF, PAUSE, ScriptedSource
@@ -103,3 +105,29 @@ def test_a_source_that_does_not_end_is_told_from_one_that_does() -> None:
 def test_an_operator_is_refused() -> None:
     with pytest.raises(UserError, match="test it with OperatorHarness"):
         SourceHarness(list_sink("out"))
+
+
+class Impatient(SourceOperator):
+    """Reads a row, and stops everything at its third."""
+
+    def name(self) -> str:
+        return "impatient"
+
+    def output_schema(self) -> StreamSchema:
+        return StreamSchema(pa.schema([pa.field("n", pa.int64())]))
+
+    def run(
+        self, ctx: SourceContext, collector: SourceCollector
+    ) -> SourceFinishType | None:
+        number = ctx.splits[0].start or 0
+        collector.collect(pa.record_batch({"n": [number]}))
+        ctx.advance(ctx.splits[0].name, number + 1)
+        return SourceFinishType.IMMEDIATE if number == 2 else None
+
+
+def test_an_epoch_that_stops_immediately_does_not_count() -> None:
+    with SourceHarness(Impatient()) as harness:
+        finishes = [harness.read().finish for _ in range(4)]
+        assert finishes == [None, None, *[SourceFinishType.IMMEDIATE] * 2]
+        assert numbers_of(harness.rows()) == [0, 1]
+        assert harness.splits["all"].offset == 2

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -23,6 +26,7 @@ from penstock.testing.strategies import (
     stream_schemas,
     watermark_histories,
 )
+from tests.architecture.project import ROOT
 from tests.builders.tested_operators import CLICKS, Totals
 
 BY_USER = StreamSchema(CLICKS, key_columns=("user",))
@@ -104,3 +108,17 @@ def test_small_pipelines_bring_every_row_to_every_sink_once(small: SmallPipeline
     expected = Counter(tuple(row.values()) for row in small.rows)
     for sink in small.sinks:
         assert Counter(tuple(row.values()) for row in sink.rows()) == expected
+
+
+def test_without_hypothesis_the_strategies_say_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['hypothesis'] = None; import penstock.testing.strategies"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "UserError: penstock.testing.strategies needs Hypothesis" in done.stderr
