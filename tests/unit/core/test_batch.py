@@ -1,0 +1,113 @@
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from penstock.core.batch import describe_sample, find_differences, to_batches
+from penstock.errors import SchemaError
+
+
+def schema_of(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema(columns)
+
+
+NAMES = schema_of(name=pa.string(), n=pa.int64())
+BATCH = pa.RecordBatch.from_pylist([{"name": "a", "n": 1}, {"name": None, "n": 2}], NAMES)
+
+
+def test_a_batch_of_the_schema_is_passed_on_as_it_is() -> None:
+    assert to_batches(BATCH, NAMES)[0] is BATCH
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [BATCH.slice(0, 0), pa.table(BATCH.slice(0, 0)), pl.DataFrame(BATCH).clear()],
+    ids=["batch", "table", "frame"],
+)
+def test_no_rows_are_no_batches(empty: object) -> None:
+    assert to_batches(empty, NAMES) == []
+
+
+def test_a_table_of_several_chunks_becomes_one_batch() -> None:
+    table = pa.Table.from_batches([BATCH, BATCH.slice(0, 0), BATCH])
+    batches = to_batches(table, NAMES)
+    assert [batch.num_rows for batch in batches] == [4]
+
+
+def test_columns_are_put_in_order_and_metadata_is_the_declared_one() -> None:
+    given = BATCH.select(["n", "name"]).replace_schema_metadata({"made": "elsewhere"})
+    (batch,) = to_batches(given, NAMES)
+    assert batch.schema.equals(NAMES, check_metadata=True)
+    assert batch.to_pylist() == BATCH.to_pylist()
+
+
+LAYOUTS: list[tuple[Any, Any]] = [
+    (pa.large_string(), pa.string()),
+    (pa.string_view(), pa.string()),
+    (pa.string(), pa.large_string()),
+    (pa.large_binary(), pa.binary()),
+    (pa.binary_view(), pa.binary()),
+    (pa.dictionary(pa.int32(), pa.string()), pa.string()),
+    (pa.large_list(pa.int64()), pa.list_(pa.int64())),
+    (pa.list_(pa.large_string()), pa.list_(pa.string())),
+    (pa.struct([("a", pa.large_string())]), pa.struct([("a", pa.string())])),
+    (pa.null(), pa.int64()),
+]
+OTHERS: list[tuple[Any, Any]] = [
+    (pa.int32(), pa.int64()),
+    (pa.int64(), pa.float64()),
+    (pa.float64(), pa.int64()),
+    (pa.string(), pa.binary()),
+    (pa.timestamp("ms"), pa.timestamp("us")),
+    (pa.list_(pa.int32()), pa.list_(pa.int64())),
+    (pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int64())])),
+]
+
+
+@pytest.mark.parametrize(("found", "expected"), LAYOUTS, ids=str)
+def test_another_layout_of_the_same_values_is_converted(found: Any, expected: Any) -> None:
+    assert find_differences(schema_of(x=found), schema_of(x=expected)) == []
+    column = pa.nulls(2, found)
+    (batch,) = to_batches(pa.table({"x": column}), schema_of(x=expected))
+    assert batch.schema.field("x").type == expected
+
+
+@pytest.mark.parametrize(("found", "expected"), OTHERS, ids=str)
+def test_another_type_is_refused(found: Any, expected: Any) -> None:
+    problem = f"column 'x' is {found}, expected {expected}"
+    assert find_differences(schema_of(x=found), schema_of(x=expected)) == [problem]
+    with pytest.raises(SchemaError, match="column 'x' is"):
+        to_batches(pa.table({"x": pa.nulls(1, found)}), schema_of(x=expected))
+
+
+def test_a_dictionary_keeps_its_values_when_it_is_made_plain() -> None:
+    encoded = pa.table({"x": pa.array(["a", "b", "a"]).dictionary_encode()})
+    (batch,) = to_batches(encoded, schema_of(x=pa.string()))
+    assert batch.column("x").to_pylist() == ["a", "b", "a"]
+
+
+def test_every_difference_is_named_at_once() -> None:
+    with pytest.raises(SchemaError) as raised:
+        to_batches(pa.record_batch({"nam": ["a"], "n": [1.5]}), NAMES)
+    for part in (
+        "column 'name' is missing",
+        "did you mean 'nam'",
+        "column 'nam' (string) is not in the schema",
+        "column 'n' is double, expected int64",
+    ):
+        assert part in raised.value.message
+
+
+def test_what_is_no_rows_at_all_is_named() -> None:
+    with pytest.raises(SchemaError, match="got dict"):
+        to_batches({"name": ["a"]}, NAMES)
+
+
+def test_a_sample_shows_the_first_rows_and_cuts_long_ones() -> None:
+    long = pa.RecordBatch.from_pylist([{"name": "x" * 500, "n": 1}] * 7, NAMES)
+    lines = describe_sample(long).splitlines()
+    assert len(lines) == 6
+    assert all(len(line) <= 201 and line.endswith("…") for line in lines[:5])
+    assert lines[5] == "… and 2 more rows"
+    assert describe_sample(BATCH).splitlines() == [repr(row) for row in BATCH.to_pylist()]
