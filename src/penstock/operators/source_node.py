@@ -65,7 +65,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             self._finish = self._checked(self._read(limit / 1_000_000))
         if assignment.phase is SourcePhase.ENDING or terms.is_stop:
             self.call("on_close", self.instance.on_close, self.context)
-        self._note_activity(terms.processing_time_micros)
+        self.call("run", self._note_activity, terms.processing_time_micros)
         self._store(before)
 
     def watermark(self) -> Watermark | None:
@@ -140,13 +140,10 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         for given in self.collector.active_splits:
             name = only if given is None else given
             if name is None:
-                raise self.fail(
-                    UserError(
-                        f"source {self.task.operator!r} emitted rows without saying of which "
-                        "of its splits: pass split= to collect",
-                        code=ErrorCode.UNKNOWN_SPLIT,
-                    ),
-                    "run",
+                raise UserError(
+                    f"source {self.task.operator!r} emitted rows without saying of which of "
+                    "its splits: pass split= to collect",
+                    code=ErrorCode.UNKNOWN_SPLIT,
                 )
             state = self.context.split_state(name)
             latest = self.collector.max_event_times.get(given)
