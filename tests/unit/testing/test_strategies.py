@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.api.pipeline import Pipeline
+from penstock.connectors.memory import list_sink
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.operators.watermarks import advance
@@ -17,6 +19,7 @@ from penstock.runtime.status import JobPhase
 from penstock.state.protocol.records import InputWatermark
 from penstock.testing.harness import OperatorHarness
 from penstock.testing.pipelines import LocalJob
+from penstock.testing.scripted_source import CUT, ScriptedSource
 from penstock.testing.strategies import (
     SmallPipeline,
     batches,
@@ -97,6 +100,34 @@ def test_how_rows_are_cut_into_epochs_changes_no_total(
 
     cuts = data.draw(epoch_cuts(kept.num_rows))
     assert totals(cuts) == totals([(0, kept.num_rows)])
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(rows=batches(BY_USER, max_rows=12), data=st.data())
+def test_a_harness_gives_what_a_whole_job_gives_epoch_by_epoch(
+    rows: pa.RecordBatch, data: st.DataObject
+) -> None:
+    parts = [
+        rows.slice(start, end - start)
+        for start, end in data.draw(epoch_cuts(rows.num_rows))
+        if end > start
+    ]
+    parallelism = data.draw(st.integers(1, 3))
+    with OperatorHarness(Totals(), BY_USER, parallelism=parallelism) as harness:
+        for part in parts:
+            harness.push(part)
+            harness.barrier()
+        expected = harness.rows()
+    out = list_sink("as-the-harness")
+    out.clear()
+    pipeline = Pipeline("as-the-harness", parallelism=parallelism)
+    script = [step for part in parts for step in (part, CUT)]
+    clicks = pipeline.read("clicks", ScriptedSource(script, CLICKS))
+    clicks.key_by("user").process("totals", Totals()).write("out", out, parallelism=1)
+    LocalJob(pipeline).run()
+    # Of rows in one epoch the exchange to the only sink gives any order.
+    assert Counter(map(str, out.rows())) == Counter(map(str, expected))
 
 
 @pytest.mark.slow
