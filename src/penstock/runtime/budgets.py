@@ -22,5 +22,7 @@ def adapt_budget(
     if ratio >= 1 and not was_spent:
         return budget
     factor = min(max(ratio, _FASTEST_FALL), _FASTEST_GROWTH)
-    rows = min(max(int(budget.rows * factor), MIN_ROWS), MAX_ROWS)
+    # Bounds for adapting, not for what a user chose: a budget beyond them stays there.
+    lowest, highest = min(MIN_ROWS, budget.rows), max(MAX_ROWS, budget.rows)
+    rows = min(max(int(budget.rows * factor), lowest), highest)
     return replace(budget, rows=rows)
