@@ -38,26 +38,28 @@ def run_in_process(
     restore: int | str | None = None,
     allow_dropped_state: bool = False,
     on_status: Callable[[JobStatus], None] | None = None,
+    settings: DriverSettings | None = None,
     clock: Clock | None = None,
 ) -> JobStatus:
     """Run a job until its data ends; one that ran before goes on from its last epoch.
 
     `checkpoint` is a URL or an open store. `restore` goes back to an epoch by number or to a
-    savepoint by name first. A failure that does not pass is raised.
+    savepoint by name first. A failure that does not pass is raised. `settings` replaces
+    what follows from the process's settings and the store.
     """
     store = open_store(checkpoint) if isinstance(checkpoint, str) else checkpoint
     probe_store(store, graph.job, new_token())
-    settings = current()
+    chosen = current()
     with tempfile.TemporaryDirectory(prefix="penstock-cache-") as folder:
-        root = Path(settings.cache_root or folder)
-        cache = FileCache(root, limit_bytes=settings.cache_limit_bytes)
+        root = Path(chosen.cache_root or folder)
+        cache = FileCache(root, limit_bytes=chosen.cache_limit_bytes)
         timekeeper = clock or SystemClock()
         worker = Worker(
             store,
             cache,
             registry,
             timekeeper,
-            memory_budget_bytes=settings.memory_budget_bytes,
+            memory_budget_bytes=chosen.memory_budget_bytes,
         )
         environment = JobEnvironment(
             graph,
@@ -66,7 +68,8 @@ def run_in_process(
             InProcessExecutor(worker),
             registry,
             timekeeper,
-            driver_settings(settings, checkpoint, allow_dropped_state=allow_dropped_state),
+            settings
+            or driver_settings(chosen, checkpoint, allow_dropped_state=allow_dropped_state),
         )
         driver = JobDriver(environment, on_status=on_status)
         return driver.run(restore=which_epoch(restore))

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.duration import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
@@ -50,7 +51,7 @@ def impulse(
     rate: float | None = None,
     splits: int = 1,
     start: datetime = _EPOCH,
-    step: timedelta | None = None,
+    step: DurationLike | None = None,
 ) -> OperatorSpec:
     """Count up to `count` (or for ever), `rate` rows a second (or as fast as possible).
 
@@ -63,17 +64,21 @@ def impulse(
             ("count", count, "at least 0", count is not None and count < 0),
             ("rate", rate, "more than 0 rows a second", rate is not None and rate <= 0),
             ("splits", splits, "at least 1", splits < 1),
-            ("step", step, "at least 0", step is not None and step < timedelta()),
         )
         if is_wrong
     ]
+    if step is None:
+        step = timedelta(seconds=1 / rate) if rate and rate > 0 else "1ms"
+    step_micros = 0
+    try:
+        step_micros = to_micros(step, "step")
+    except UserError as error:
+        problems.append(f"step is {step}: {error.message}")
     if problems:
         raise UserError(
             f"an impulse source cannot count so: {'; '.join(problems)}",
             code=ErrorCode.INVALID_NUMBER,
         )
-    if step is None:
-        step = timedelta(milliseconds=1) if rate is None else timedelta(seconds=1 / rate)
     zoned = start if start.tzinfo else start.replace(tzinfo=UTC)
     return OperatorSpec(
         "impulse",
@@ -82,7 +87,7 @@ def impulse(
             "rate": rate,
             "splits": splits,
             "start_micros": (zoned - _EPOCH) // timedelta(microseconds=1),
-            "step_micros": step // timedelta(microseconds=1),
+            "step_micros": step_micros,
         },
     )
 
