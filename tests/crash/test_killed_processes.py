@@ -32,12 +32,10 @@ def newest_epoch(folder: Path) -> int:
     return max((int(record.stem) for record in records), default=0)
 
 
-def wait_for_progress(
-    process: "subprocess.Popen[bytes]", folder: Path, epochs: int
-) -> None:
-    """Wait until some epochs were published since, or the program has ended."""
+def wait_for_an_epoch(process: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """Wait until an epoch was published since, or the program has ended."""
     before = newest_epoch(folder)
-    while process.poll() is None and newest_epoch(folder) == before and epochs:
+    while process.poll() is None and newest_epoch(folder) == before:
         time.sleep(0.002)
 
 
