@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,10 +15,15 @@ from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_sink
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Watermark
+from penstock.operators.splits import SourceBudget
 from penstock.operators.watermarks import advance
+from penstock.runtime.chaos import Chaos
+from penstock.runtime.environment import DriverSettings
 from penstock.runtime.status import JobPhase
 from penstock.state.protocol.records import InputWatermark
+from penstock.testing.fault_modes import STORAGE_FAULTS, Fault
 from penstock.testing.harness import OperatorHarness
+from penstock.testing.invariants import assert_job_is_whole
 from penstock.testing.pipelines import LocalJob
 from penstock.testing.scripted_source import CUT, ScriptedSource
 from penstock.testing.strategies import (
@@ -139,6 +145,29 @@ def test_small_pipelines_bring_every_row_to_every_sink_once(small: SmallPipeline
     expected = Counter(tuple(row.values()) for row in small.rows)
     for sink in small.sinks:
         assert Counter(tuple(row.values()) for row in sink.rows()) == expected
+
+
+@pytest.mark.slow
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    small=small_pipelines(max_rows=30),
+    seed=st.integers(0, 1_000_000),
+    fault=st.sampled_from(STORAGE_FAULTS),
+    at=st.integers(1, 80),
+)
+def test_small_pipelines_bring_every_row_once_through_chaos_and_a_fault_of_the_store(
+    small: SmallPipeline, seed: int, fault: Fault, at: int
+) -> None:
+    several_epochs = DriverSettings(
+        budget=SourceBudget(rows=5), adapts_budget=False, torn_limit=50
+    )
+    chaos = Chaos(rate=0.08, seed=seed)
+    job = LocalJob(small.pipeline, chaos=chaos, seed=seed, settings=several_epochs)
+    assert job.run_until_done(replace(fault, at=at)).phase is JobPhase.FINISHED
+    expected = Counter(tuple(row.values()) for row in small.rows)
+    for sink in small.sinks:
+        assert Counter(tuple(row.values()) for row in sink.rows()) == expected
+    assert_job_is_whole(job.checkpoints)
 
 
 def test_without_hypothesis_the_strategies_say_what_to_install() -> None:
