@@ -123,7 +123,7 @@ def decode_batch(payload: Any, schema: pa.Schema) -> pa.RecordBatch:
         if not has_dictionaries(schema):
             return pa.ipc.read_record_batch(buffer, schema)
         return pa.ipc.open_stream(buffer).read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration) as error:
+    except (pa.ArrowException, OSError, EOFError, StopIteration) as error:
         raise InternalError(
             f"{buffer.size} bytes from an exchange are not a batch of its schema: {error}"
         ) from error
@@ -143,16 +143,18 @@ def _holds_dictionary(kind: Any) -> bool:
 
 
 def cut(
-    batch: pa.RecordBatch, target_bytes: int = TARGET_PAYLOAD_BYTES
+    batch: pa.RecordBatch,
+    target_bytes: int = TARGET_PAYLOAD_BYTES,
+    max_row_bytes: int = MAX_ROW_BYTES,
 ) -> list[pa.RecordBatch]:
     """Cut a batch into pieces of about `target_bytes`; one huge row is refused."""
     size = batch.nbytes
     if size <= 2 * target_bytes:
         return [batch]
     if batch.num_rows == 1:
-        if size > MAX_ROW_BYTES:
+        if size > max_row_bytes:
             raise UserError(
-                f"a single row has {size:,} bytes, more than the {MAX_ROW_BYTES:,} that can be "
+                f"a single row has {size:,} bytes, more than the {max_row_bytes:,} that can be "
                 "moved between tasks: store the large value elsewhere and send its address",
                 code=ErrorCode.INVALID_NUMBER,
             )
@@ -163,5 +165,5 @@ def cut(
     return [
         piece
         for part in parts
-        for piece in (cut(part, target_bytes) if len(parts) > 1 else [part])
+        for piece in (cut(part, target_bytes, max_row_bytes) if len(parts) > 1 else [part])
     ]
