@@ -85,6 +85,7 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
         return self.error is None and self.torn is None and not self.is_skipped
 
 
+_OURS = PenstockError.__module__
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(TaskReport)
 
@@ -148,9 +149,10 @@ def from_part(part: OperatorPart) -> OperatorReport:
 
 
 def to_error_part(error: PenstockError) -> ErrorPart:
-    """Return an error as data."""
+    """Return an error as data; a class of the user's own travels as ours that it is a kind of."""
+    known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == _OURS)
     return ErrorPart(
-        type(error).__name__,
+        next(known),
         error.message,
         error.code.value,
         {name: str(value) for name, value in error.context.items()},
