@@ -266,14 +266,15 @@ class NumberedSource(ScriptedSource):
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        plans = []
+        plans, has_more = [], False
         for name, listed in self._splits.items():
             state = known.get(name, SplitState())
             start = state.offset or 0
             if not state.ended:
                 end = min(start + self._per_epoch, len(listed))
                 plans.append(SplitPlan(name, start, end, weight=end - start))
-        return SourcePlan(tuple(plans), is_complete=self._is_complete)
+                has_more |= end < len(listed)
+        return SourcePlan(tuple(plans), is_complete=self._is_complete, has_more=has_more)
 
     def run(
         self, ctx: SourceContext, collector: SourceCollector

@@ -60,6 +60,10 @@ class JobEnvironment:
         """The compiled graph; compiling validates it."""
         return CompiledJob(compile_graph(self.graph), fingerprint_of(self.graph))
 
+    def check_graph(self) -> None:
+        """Raise `GraphError` with all that is wrong with the graph."""
+        _ = self.job
+
     @cached_property
     def tables(self) -> dict[OperatorId, tuple[TableSpec, ...]]:
         """Every operator's tables."""
