@@ -25,6 +25,7 @@ def describe_failure(
 ) -> PenstockError:
     """Return the error to report for an exception that a hook raised."""
     subtask = context.task.subtask
+    where = f"in {hook} (subtask {subtask.index} of {subtask.parallelism}, epoch {context.epoch})"
     facts: dict[str, Any] = {
         "operator": str(context.task.operator),
         "subtask": subtask.index,
@@ -32,17 +33,26 @@ def describe_failure(
         "hook": hook,
     }
     if isinstance(error, PenstockError):
+        failure = error
         for name, value in facts.items():
-            error.context.setdefault(name, value)
-        return error
-    failure = UserCodeError(
-        f"operator {context.task.operator!r} raised {type(error).__name__} in {hook} (subtask "
-        f"{subtask.index} of {subtask.parallelism}, epoch {context.epoch}): {error}",
-        **facts,
-    )
+            failure.context.setdefault(name, value)
+        _note(failure, f"Raised by operator {context.task.operator!r} {where}")
+    else:
+        failure = UserCodeError(
+            f"operator {context.task.operator!r} raised {type(error).__name__} {where}: "
+            f"{error}",
+            **facts,
+        )
+        failure.__cause__ = error
     if batch is not None:
-        failure.add_note(f"The batch it was given begins with:\n{describe_sample(batch)}")
-    frames = traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)
-    failure.add_note("".join(frames).rstrip())
-    failure.__cause__ = error
+        _note(failure, f"The batch it was given begins with:\n{describe_sample(batch)}")
+    if failure is not error:
+        frames = traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)
+        _note(failure, "".join(frames).rstrip())
     return failure
+
+
+def _note(error: PenstockError, text: str) -> None:
+    """Add a note, once: an error object may be raised again."""
+    if text not in getattr(error, "__notes__", ()):
+        error.add_note(text)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock.core.ids import OperatorId, TaskInfo
 from penstock.core.signals import CheckpointBarrier, EventTime
-from penstock.errors import InternalError, PenstockError
+from penstock.errors import ErrorCode, InternalError, PenstockError, UserError
 from penstock.graph.logical import Node
 from penstock.operators.collector import ArrowCollector, Target
 from penstock.operators.context import OperatorContext
@@ -157,9 +157,8 @@ class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
         self, error: Exception, hook: str, batch: pa.RecordBatch | None = None
     ) -> PenstockError:
         """Note the first failure of the chain, so that catching it cannot hide it."""
-        failure = describe_failure(error, self.context, hook, batch)
         if not self.failures:
-            self.failures.append(failure)
+            self.failures.append(describe_failure(error, self.context, hook, batch))
         return self.failures[0]
 
     def checkpoint(self, barrier: CheckpointBarrier, watermark: EventTime | None) -> None:
@@ -193,4 +192,11 @@ def declared_tables(
     domains = tuple(operator.timers())
     if not domains:
         return tuple(operator.tables())
+    if not node.inputs[0].key_columns:
+        raise UserError(
+            f"operator {node.operator!r} sets timers but its first input has no key: a timer "
+            "belongs to a key. Put key_by before it",
+            code=ErrorCode.INVALID_GRAPH,
+            operator=str(node.operator),
+        )
     return (*operator.tables(), *timer_tables(domains, node.inputs[0]))

@@ -71,6 +71,11 @@ def test_errors_of_our_own_keep_their_class_and_learn_whose_hook_it_was(
     failure = describe_failure(error, a_context(), "process_batch", rows(1))
     assert failure is error
     assert failure.context == FACTS | {"epoch": 7}
+    whose, sample = failure.__notes__
+    assert whose == "Raised by operator 'op' in process_batch (subtask 1 of 4, epoch 1)"
+    assert "'n': 1" in sample
+    describe_failure(error, a_context(), "process_batch", rows(1))
+    assert failure.__notes__ == [whose, sample]
 
 
 def test_a_long_traceback_is_cut_to_its_end() -> None:
