@@ -88,11 +88,11 @@ class ArrowCollector:
 
     def _refusal(self, output: str) -> UserError:
         if output not in self._schemas:
-            known = ", ".join(map(repr, self._schemas)) or "none: it is a sink"
+            known = "; it is a sink"
+            if self._schemas:
+                known = did_you_mean(output, self._schemas) + ". Declare it in side_outputs"
             return UserError(
-                f"operator {self._operator!r} has no output {output!r}"
-                f"{did_you_mean(output, self._schemas)}; it has: {known}. Declare it in "
-                "side_outputs",
+                f"operator {self._operator!r} has no output {output!r}{known}",
                 code=ErrorCode.UNKNOWN_OUTPUT,
                 operator=self._operator,
                 output=output,

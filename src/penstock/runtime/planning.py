@@ -6,6 +6,7 @@ the splits comes from the source's table once, at the start; then from the tasks
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.core.ids import OperatorId
 from penstock.core.signals import MAX_EVENT_TIME
@@ -106,6 +107,7 @@ class SourcePlanner:
 
     def _ask(self, planned: PlannedSource, now_micros: int) -> SourcePlan:
         operator = planned.node.operator
+        plan: Any
         try:
             plan = planned.source.plan_splits(
                 dict(planned.known), planned.budget, now_micros
@@ -119,6 +121,16 @@ class SourcePlanner:
                 operator=operator,
                 hook="plan_splits",
             ) from error
+        if not isinstance(plan, SourcePlan) or not all(
+            isinstance(split, SplitPlan) for split in plan.splits
+        ):
+            raise UserError(
+                f"source {operator!r} returned {plan!r} from plan_splits: return a SourcePlan "
+                "whose splits are SplitPlans",
+                code=ErrorCode.UNKNOWN_SPLIT,
+                operator=operator,
+                hook="plan_splits",
+            )
         names = [split.name for split in plan.splits]
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
