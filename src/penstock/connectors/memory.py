@@ -147,6 +147,8 @@ class ListSource(SourceOperator):
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         """Read the planned rows, the splits in turn, and end each after its last row."""
         waiting = deque((split.name, split.start or 0, split.end) for split in ctx.splits)
+        # Another one comes first in every epoch, so that a small budget starves none.
+        waiting.rotate(-int(ctx.epoch))
         while waiting and not ctx.budget.is_spent:
             name, start, end = waiting.popleft()
             rows = self._rows_of(name)
@@ -286,7 +288,7 @@ class ListSink(StagingSink):
     ) -> None:
         """Add the epoch's rows, unless they are there."""
         tables = tuple(staged_tables(commit_data))
-        commit = (ctx.task.job, epoch, ctx.task.operator)
+        commit = (f"{ctx.task.job} {ctx.identity}", epoch, ctx.task.operator)
         with _LOCK:
             _LISTS.setdefault(self._list_name, {}).setdefault(commit, tables)
 

@@ -16,7 +16,7 @@ from penstock.core.signals import (
     Stop,
     Watermark,
 )
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, PenstockError, StateError, UserError
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.operators.nodes import (
@@ -71,6 +71,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         self._previous: tuple[InputWatermark, ...] = ()
         self._advance = Advance((), None)
         self._wake_up_micros: int | None = None
+        self._is_closed = False
         self.rows_taken = 0
 
     def begin(
@@ -79,7 +80,11 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         """Start an epoch from what the last one left: `previous` is the manifest's."""
         self._previous = _fit(tuple(previous), len(self.node.inputs))
         self.rows_taken = 0
+        self._is_closed = self.had_ended
         known = event_time_of(self._previous)
+        if self._last_output is not None and (known is None or known < self._last_output):
+            # An epoch begins at what all subtasks have reached; this one was ahead of them.
+            self._last_output = known
         micros = None if known is None else known.micros
         frontier = Frontier(
             micros, terms.processing_time_micros, terms.previous_processing_time_micros
@@ -99,6 +104,8 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
 
     def process(self, index: int, batch: pa.RecordBatch) -> None:
         """Give the operator some rows."""
+        if self._is_closed:
+            raise self._refuse_rows(index, batch)
         self.rows_taken += batch.num_rows
         try:
             self.instance.process_batch_index(
@@ -213,6 +220,17 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         """Drop the operator, and with it what it said last."""
         self._last_output = None
         super().forget()
+
+    def _refuse_rows(self, index: int, batch: pa.RecordBatch) -> PenstockError:
+        """Refuse rows after the end of data: the operator was closed and would lose them."""
+        error = StateError(
+            f"operator {self.task.operator!r} got rows at input {index} after all its inputs "
+            "had ended and it was closed for good: a source cannot go on, nor a new one be "
+            "put in front of it. Give the operator a new name, or restore an epoch before the "
+            "end",
+            code=ErrorCode.JOB_FINISHED,
+        )
+        return self.fail(error, "process_batch", batch)
 
     def _checked(self, answer: Any) -> Watermark | None:
         """Refuse a watermark that takes back what was promised, or is none at all."""

@@ -16,6 +16,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import MAIN
+from penstock.operators.overrun import not_counted
 from penstock.operators.splits import BudgetMeter
 
 
@@ -138,7 +139,7 @@ class SourceCollector(ArrowCollector):
             if output == MAIN:
                 self._note(batch, split)
             self.budget.spend(batch.num_rows, batch.nbytes)
-        self._emit(batches, output)
+        not_counted(lambda: self._emit(batches, output))
 
     def _note(self, batch: pa.RecordBatch, split: str | None) -> None:
         self.active_splits.add(split)

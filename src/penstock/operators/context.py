@@ -146,7 +146,9 @@ class SourceContext(OperatorContext):
 class CommitContext:
     """What a commit sees: whose it is. Tables are closed by then; the commit data is all."""
 
-    def __init__(self, task: TaskInfo, store: ObjectStore) -> None:
+    def __init__(self, task: TaskInfo, store: ObjectStore, identity: str = "") -> None:
         self.task = task
+        self.identity = identity
+        """What tells the job from another of the same name, on another store or after its end."""
         self.store = store
         """The store of the checkpoints, for sinks that stage beside them."""

@@ -17,7 +17,8 @@ in this order. What a hook emits reaches the next operators before any of their 
 so rows emitted in `handle_checkpoint` are part of the same epoch everywhere.
 
 An operator may be forgotten between any two epochs and built anew elsewhere. What must
-survive is in a table; attributes are for what can be derived from tables and config. An
+survive is in a table; attributes are for what can be derived from config and from its own
+keyed tables. What other subtasks write to a global table is seen by reading it again. An
 epoch may run more than once before it counts, so no hook but `handle_commit` may have an
 effect outside of tables and emitted rows.
 """

@@ -19,6 +19,7 @@ from penstock.errors import ErrorCode, UserCodeError
 
 T = TypeVar("T")
 
+_PAUSE_SECONDS = 1.0
 _raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
@@ -33,6 +34,13 @@ class _Limit:
     deadline: float
     thread: int
     has_fired: bool = False
+    paused_at: float | None = None
+    """Since when the time does not count; None while it does."""
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether the body must be interrupted."""
+        is_running = not self.has_fired and self.paused_at is None
+        return is_running and self.deadline <= now
 
 
 class _Watch:
@@ -65,6 +73,22 @@ class _Watch:
         with self._guard:
             self._limits.remove(limit)
 
+    def pause(self) -> _Limit | None:
+        """Stop the time of this thread's limit, if it has one."""
+        thread = threading.get_ident()
+        for limit in self._limits:
+            if limit.thread == thread and limit.paused_at is None:
+                limit.paused_at = time.monotonic()
+                return limit
+        return None
+
+    def go_on(self, limit: _Limit) -> None:
+        """Let the time count again."""
+        with self._guard:
+            if limit.paused_at is not None:
+                limit.deadline += time.monotonic() - limit.paused_at
+                limit.paused_at = None
+
     def settle(self, limit: _Limit) -> None:
         """Tidy up after an interruption, which may have come while `add` or `remove` ran."""
         with suppress(RuntimeError):
@@ -79,11 +103,18 @@ class _Watch:
             while True:
                 now = time.monotonic()
                 for limit in self._limits:
-                    if not limit.has_fired and limit.deadline <= now:
+                    if limit.is_due(now):
                         limit.has_fired = True
                         exception = ctypes.py_object(_OverrunError)
                         _raise_in_thread(ctypes.c_ulong(limit.thread), exception)
-                waiting = [limit.deadline for limit in self._limits if not limit.has_fired]
+                waiting = [
+                    # A paused limit is looked at again after a while: it may go on.
+                    max(limit.deadline, now + _PAUSE_SECONDS)
+                    if limit.paused_at is not None
+                    else limit.deadline
+                    for limit in self._limits
+                    if not limit.has_fired
+                ]
                 self._wakes_at = min(waiting, default=now + 3600.0)
                 self._guard.wait(self._wakes_at - now)
 
@@ -111,11 +142,14 @@ def call_within(seconds: float, operator: str, function: Callable[[], T]) -> T:
     try:
         watch.add(limit)
         try:
-            return function()
+            result = function()
         finally:
             watch.remove(limit)
             if limit.has_fired:
                 _await_interruption()
+        if limit.has_fired:
+            # User code caught the interruption; what it was doing is only half done.
+            raise _OverrunError  # noqa: TRY301 (told below, like one that was not caught)
     except _OverrunError as error:
         watch.settle(limit)
         raise UserCodeError(
@@ -125,6 +159,18 @@ def call_within(seconds: float, operator: str, function: Callable[[], T]) -> T:
             code=ErrorCode.SOURCE_OVERRAN,
             operator=operator,
         ) from error
+    return result
+
+
+def not_counted(function: Callable[[], None]) -> None:
+    """Call a function whose time is not the source's: what its rows cost further on."""
+    watch = _watch
+    limit = watch.pause()
+    try:
+        function()
+    finally:
+        if limit is not None:
+            watch.go_on(limit)
 
 
 def _await_interruption() -> None:

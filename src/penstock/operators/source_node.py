@@ -63,7 +63,8 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         if assignment.phase is SourcePhase.READING and assignment.splits:
             limit = assignment.budget.wall_micros + assignment.budget.overrun_micros
             self._finish = self._checked(self._read(limit / 1_000_000))
-        if assignment.phase is SourcePhase.ENDING or terms.is_stop:
+        is_reading = assignment.phase is SourcePhase.READING
+        if assignment.phase is SourcePhase.ENDING or (terms.is_stop and is_reading):
             self.call("on_close", self.instance.on_close, self.context)
         self.call("run", self._note_activity, terms.processing_time_micros)
         self._store(before)
@@ -153,6 +154,13 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             self.context.split_states[name] = change(
                 state, max_event_time_micros=latest, last_active_micros=now_micros
             )
+        for split in self.context.splits:
+            # Rows that are known to be there make a split busy, also when it was not its turn.
+            if split.end is not None and split.end != split.start:
+                state = self.context.split_state(split.name)
+                self.context.split_states[split.name] = change(
+                    state, last_active_micros=now_micros
+                )
 
     def _store(self, before: dict[str, SplitState]) -> None:
         table = self.context.get_global_keyed_state(SPLITS_TABLE)

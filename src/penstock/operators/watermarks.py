@@ -106,7 +106,8 @@ def has_ended(inputs: Sequence[InputWatermark]) -> bool:
 def _advance_input(previous: InputWatermark, spoken: Watermark | None) -> InputWatermark:
     match spoken:
         case None:
-            return previous
+            # Silent is not idle: who has not spoken may still have rows of any time.
+            return InputWatermark(previous.event_time_micros)
         case Idle() if previous.event_time_micros == MAX_EVENT_TIME.micros:
             return previous
         case Idle():

@@ -4,6 +4,7 @@ Everything comes from the epoch's metadata objects, so a commit can be repeated 
 driver. Runs on the driver only, and only with a permit.
 """
 
+import logging
 from collections.abc import Mapping
 
 from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
@@ -17,12 +18,19 @@ from penstock.state.checkpoints.backend import ParquetBackend
 from penstock.state.protocol.publication import CommitPermit
 from penstock.state.storage.object_store import ObjectStore
 
+_log = logging.getLogger(__name__)
+
 CommitData = Mapping[str, Mapping[int, bytes]]
 """By table and subtask."""
 
 
 def commit_sinks(
-    permit: CommitPermit, graph: LogicalGraph, registry: Registry, store: ObjectStore
+    permit: CommitPermit,
+    graph: LogicalGraph,
+    registry: Registry,
+    store: ObjectStore,
+    *,
+    identity: str,
 ) -> int:
     """Call `handle_commit` of every operator that staged something; return how many did.
 
@@ -40,7 +48,12 @@ def commit_sinks(
             subtask = Subtask(0, max(1, entry.parallelism))
             task = TaskInfo(permit.ref.job, entry.operator, subtask)
             sink = _sink(entry.operator, graph, registry, permit)
-            _commit(sink, permit.ref.epoch, data, CommitContext(task, store))
+            _commit(
+                sink,
+                permit.ref.epoch,
+                data,
+                CommitContext(task, store, identity),
+            )
             committed += 1
     return committed
 
@@ -73,7 +86,10 @@ def _commit(
             hook="handle_commit",
         ) from error
     finally:
-        sink.release()
+        try:
+            sink.release()
+        except Exception:  # noqa: BLE001 (the boundary to user code)
+            _log.exception("operator %r failed in release", str(operator))
 
 
 def _sink(

@@ -10,7 +10,6 @@ from penstock.errors import ErrorCode, UserError
 from penstock.graph.codec import fingerprint_of
 from penstock.graph.logical import Exchange, LogicalGraph, Node
 from penstock.operators.nodes import declared_tables
-from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.executor import Executor
@@ -70,26 +69,28 @@ class JobEnvironment:
         tables = {}
         for node in self.graph.nodes:
             operator = self.registry.construct(node.spec).operator
-            if isinstance(operator, ArrowOperator):
-                _check_timers(self.graph, node, operator)
             tables[node.operator] = declared_tables(operator, node)
+            _check_event_time(self.graph, node, tables[node.operator])
         return tables
 
 
-def _check_timers(graph: LogicalGraph, node: Node, operator: ArrowOperator) -> None:
-    """Refuse timers by event time where subtasks may see different watermarks.
+def _check_event_time(
+    graph: LogicalGraph, node: Node, tables: tuple[TableSpec, ...]
+) -> None:
+    """Refuse state that expires by event time where subtasks may see different watermarks.
 
-    Only one watermark is kept for all of them. A subtask that was ahead would see the same
-    timers become due again.
+    Only one watermark is kept for all of them. A subtask that was ahead would see expired
+    rows, and timers that have fired, once more.
     """
-    if node.parallelism == 1 or TimeDomain.EVENT_TIME not in operator.timers():
+    timed = [spec.name for spec in tables if spec.expires_by is TimeDomain.EVENT_TIME]
+    if node.parallelism == 1 or not timed:
         return
     for edge in graph.edges_into(node.operator):
         if edge.exchange is Exchange.FORWARD:
             raise UserError(
-                f"operator {node.operator!r} sets timers by event time and reads "
-                f"{edge.source!r} by a forward edge: its subtasks may see different "
-                "watermarks, and timers would fire twice. Send the rows by key",
+                f"operator {node.operator!r} keeps state by event time ({', '.join(timed)}) "
+                f"and reads {edge.source!r} by a forward edge: its subtasks may see different "
+                "watermarks, and what one has done would be done again. Send the rows by key",
                 code=ErrorCode.INVALID_GRAPH,
                 operator=str(node.operator),
             )

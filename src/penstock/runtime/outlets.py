@@ -143,11 +143,12 @@ class Outlet:
     def _flush(self, index: int, lane: Lane) -> None:
         if not lane.waiting:
             return
-        whole = lane.waiting[0]
-        if len(lane.waiting) > 1:
-            whole = pa.Table.from_batches(lane.waiting).combine_chunks().to_batches()[0]
+        joined = lane.waiting
+        if len(joined) > 1:
+            # More than one batch again if a column of them all would not fit into one.
+            joined = pa.Table.from_batches(joined).combine_chunks().to_batches()
         lane.waiting, lane.waiting_bytes = [], 0
-        for piece in cut(whole):
+        for piece in (piece for batch in joined for piece in cut(batch)):
             header = self._header(index, lane.sent)
             self._mailbox.send(RecordKind.DATA, header, encode_batch(piece))
             lane.sent += 1

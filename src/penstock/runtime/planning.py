@@ -24,6 +24,7 @@ from penstock.operators.splits import (
     deal_splits,
     have_ended,
 )
+from penstock.runtime.input_watermarks import known_inputs
 from penstock.state.protocol.records import CheckpointManifest
 
 Assignments = Mapping[OperatorId, tuple[SourceAssignment, ...]]
@@ -145,20 +146,29 @@ class SourcePlanner:
     def _phase(
         self, planned: PlannedSource, plan: SourcePlan, manifest: CheckpointManifest | None
     ) -> SourcePhase:
-        if plan.splits or not have_ended(planned.known, is_complete=plan.is_complete):
-            return SourcePhase.READING
-        told = manifest is not None and self._was_told(planned.node.operator, manifest)
-        return SourcePhase.ENDED if told else SourcePhase.ENDING
+        operator = planned.node.operator
+        told = manifest is not None and self._was_told(operator, manifest)
+        has_ended = not plan.splits and have_ended(
+            planned.known, is_complete=plan.is_complete
+        )
+        if has_ended:
+            return SourcePhase.ENDED if told else SourcePhase.ENDING
+        if told and self._graph.edges_out_of(operator):
+            raise UserError(
+                f"source {operator!r} plans to read on after it had ended and everybody was "
+                "told: its rows would reach closed operators. Return is_complete=False from "
+                "plan_splits while more may come",
+                code=ErrorCode.JOB_FINISHED,
+                operator=operator,
+            )
+        return SourcePhase.READING
 
     def _was_told(self, operator: OperatorId, manifest: CheckpointManifest) -> bool:
         """Tell whether everybody that reads a source knows that it has ended."""
-        inputs = {entry.operator: entry.input_watermarks for entry in manifest.operators}
-        edges = self._graph.edges_out_of(operator)
+        inputs = known_inputs(self._graph, manifest)
         return all(
-            edge.input_index < len(inputs.get(edge.target, ()))
-            and inputs[edge.target][edge.input_index].event_time_micros
-            == MAX_EVENT_TIME.micros
-            for edge in edges
+            inputs[edge.target][edge.input_index].event_time_micros == MAX_EVENT_TIME.micros
+            for edge in self._graph.edges_out_of(operator)
         )
 
 

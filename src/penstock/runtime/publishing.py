@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.core.ids import OperatorId
+from penstock.graph.logical import LogicalGraph
 from penstock.operators.nodes import OperatorReport
 from penstock.operators.watermarks import merge_subtasks
 from penstock.runtime.compactions import PendingCompactions
 from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.epoch_plan import EpochPlan
+from penstock.runtime.input_watermarks import known_inputs, label_inputs
 from penstock.runtime.job_state import JobState
 from penstock.runtime.worker import Metadata
 from penstock.state.checkpoints.backend import ParquetBackend
@@ -61,7 +63,7 @@ class EpochPublisher:
     ) -> PublicationOutcome | Unchanged:
         """Acknowledge an epoch; `state` moves on only if that succeeded."""
         watermarks = _watermarks(self.environment, results)
-        if not _has_changed(state, results, watermarks):
+        if not _has_changed(self.environment.graph, state, results, watermarks):
             return Unchanged()
         reports = results.reports
         epoch = plan.terms.barrier.epoch
@@ -79,7 +81,9 @@ class EpochPublisher:
                 OperatorEntry(
                     node.operator,
                     self._write(ref, state, metadata.get(node.operator, {}), changed),
-                    watermarks[node.operator],
+                    label_inputs(
+                        self.environment.graph, node.operator, watermarks[node.operator]
+                    ),
                 )
                 for node in self.environment.graph.nodes
             ),
@@ -120,13 +124,12 @@ def _watermarks(environment: JobEnvironment, results: EpochResults) -> Watermark
     }
 
 
-def _has_changed(state: JobState, results: EpochResults, watermarks: Watermarks) -> bool:
+def _has_changed(
+    graph: LogicalGraph, state: JobState, results: EpochResults, watermarks: Watermarks
+) -> bool:
     """Tell whether anything would be lost if the epoch were forgotten."""
-    before = () if state.manifest is None else state.manifest.operators
-    known = {entry.operator: entry.input_watermarks for entry in before}
-    for operator, now in watermarks.items():
-        if now != known.get(operator, (InputWatermark(),) * len(now)):
-            return True
+    if watermarks != known_inputs(graph, state.manifest):
+        return True
     return any(
         report.has_fired or report.splits or _has_news(report)
         for report in results.reports.values()

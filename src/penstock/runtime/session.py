@@ -34,6 +34,7 @@ from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.epoch import StopMode
 from penstock.runtime.epoch_plan import EpochPlan
 from penstock.runtime.fitness import check_start
+from penstock.runtime.input_watermarks import known_inputs
 from penstock.runtime.job_state import JobState
 from penstock.runtime.ownership import (
     check_ownership,
@@ -134,6 +135,7 @@ class JobSession:
         )
         self._published_since_collection = 0
         self._collections = 0
+        self._identity = self.checkpoints.identity() or ""
 
     @classmethod
     def start(
@@ -165,9 +167,9 @@ class JobSession:
         manifest = self.state.manifest
         if manifest is None:
             return False
-        inputs = {entry.operator: entry.input_watermarks for entry in manifest.operators}
+        inputs = known_inputs(self.environment.graph, manifest)
         return all(
-            has_ended(inputs.get(node.operator, ()))
+            has_ended(inputs[node.operator])
             for node in self.environment.graph.nodes
             if node.inputs
         )
@@ -292,7 +294,13 @@ class JobSession:
 
     def _commit(self, permit: CommitPermit) -> None:
         environment = self.environment
-        commit_sinks(permit, environment.graph, environment.registry, environment.store)
+        commit_sinks(
+            permit,
+            environment.graph,
+            environment.registry,
+            environment.store,
+            identity=self._identity,
+        )
         self.state.base = self.checkpoints.complete_commit(permit)
 
     def _after_publication(self) -> None:
@@ -389,7 +397,13 @@ def _replay(
 ) -> CheckpointRef | None:
     """Commit what an earlier driver left open; a restore may pass over what is damaged."""
     try:
-        commit_sinks(permit, environment.graph, environment.registry, environment.store)
+        commit_sinks(
+            permit,
+            environment.graph,
+            environment.registry,
+            environment.store,
+            identity=checkpoints.identity() or "",
+        )
         checkpoints.complete_commit(permit)
     except CorruptStateError:
         if not or_skip:

@@ -8,6 +8,7 @@ from penstock.core.ids import OperatorId
 from penstock.errors import PenstockError
 from penstock.operators.watermarks import event_time_of
 from penstock.runtime.environment import JobEnvironment
+from penstock.runtime.input_watermarks import known_inputs
 from penstock.runtime.session import EpochRan, JobSession
 from penstock.runtime.status import EpochProgress, JobPhase, JobStatus, OperatorStatus
 from penstock.state.tables.erased import ErasedKind
@@ -83,11 +84,10 @@ class StatusKeeper:
 
     def _operators(self, session: JobSession) -> tuple[OperatorStatus, ...]:
         manifest = session.state.manifest
-        entries = {} if manifest is None else {e.operator: e for e in manifest.operators}
+        known = known_inputs(self._environment.graph, manifest)
         found = []
         for node in self._environment.graph.nodes:
-            entry = entries.get(node.operator)
-            inputs = () if entry is None else entry.input_watermarks
+            inputs = known[node.operator]
             watermark = event_time_of(inputs)
             files = _state_files(session, node.operator)
             found.append(

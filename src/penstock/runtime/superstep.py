@@ -18,6 +18,7 @@ from penstock.operators.assembly import AssembledChain, ChainSetting
 from penstock.operators.chain import chain_processing
 from penstock.runtime.epoch_plan import EpochPlan
 from penstock.runtime.inlets import AbortedInputError, ExchangeInput, TornInputError
+from penstock.runtime.input_watermarks import known_inputs
 from penstock.runtime.outlets import Attempt, Mailbox, Outlet, outlets_of
 from penstock.runtime.physical import Chain, PhysicalPlan
 from penstock.runtime.reports import (
@@ -94,6 +95,7 @@ class _TaskWork:
         """Run the chain; return what to tell the driver."""
         level, task, token = self.attempt.level, self.attempt.task, str(self.attempt.token)
         assembled: AssembledChain | None = None
+        self.worker.watched.failure = None
         try:
             assembled = self._open()
             report = self._process(assembled, inlet, outlets)
@@ -124,11 +126,9 @@ class _TaskWork:
         inlet: ExchangeInput,
         outlets: dict[OperatorId, dict[str, list[Outlet]]],
     ) -> TaskReport:
-        manifest = self._manifest()
-        entries = () if manifest is None else manifest.operators
         assembled.begin(
             self.epoch.terms,
-            watermarks={entry.operator: entry.input_watermarks for entry in entries},
+            watermarks=known_inputs(self.job.graph, self._manifest()),
             assignments={
                 operator: parts[self.subtask.index]
                 for operator, parts in self.epoch.assignments.items()
@@ -139,6 +139,7 @@ class _TaskWork:
         reports, passed_on = chain_processing(
             assembled.nodes, assembled.links, inlet, self.epoch.terms
         )
+        self.worker.watched.raise_failure()
         for operator, outputs in outlets.items():
             for edges in outputs.values():
                 for outlet in edges:
@@ -161,6 +162,15 @@ class _TaskWork:
         kept = self.worker.take_chain(self._key())
         if kept is None:
             return self._assemble()
+        try:
+            self._catch_up(kept)
+        except BaseException:
+            kept.chain.close()
+            raise
+        return kept.chain
+
+    def _catch_up(self, kept: KeptChain) -> None:
+        """Bring a remembered chain to the epoch's parent; forget operators that fell behind."""
         manifest = self._manifest()
         for node in kept.chain.nodes:
             operator = node.task.operator
@@ -172,7 +182,6 @@ class _TaskWork:
             )
             if not is_current:
                 node.forget()
-        return kept.chain
 
     def _assemble(self) -> AssembledChain:
         graph = self.job.graph
@@ -201,7 +210,7 @@ class _TaskWork:
             task,
             self.epoch.generation,
             self.attempt.token,
-            worker.store,
+            worker.watched,
             worker.cache,
             worker.memory_budget_bytes,
         )

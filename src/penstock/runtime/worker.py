@@ -20,6 +20,7 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.ids import JobId, OperatorId
 from penstock.operators.assembly import AssembledChain
 from penstock.operators.registry import Registry
+from penstock.runtime.watched_store import WatchedStore
 from penstock.state.checkpoints.backend import ParquetBackend
 from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
 from penstock.state.files.cache import FileCache
@@ -89,6 +90,11 @@ class Worker:
         default_factory=lambda: Recent(8)
     )
     metadata: Recent[ObjectRef, Metadata] = field(default_factory=lambda: Recent(4096))
+    watched: WatchedStore = field(init=False)
+    """The store as tables see it."""
+
+    def __post_init__(self) -> None:
+        self.watched = WatchedStore(self.store)
 
     def take_chain(self, key: ChainKey) -> KeptChain | None:
         """Take a chain out: whoever holds it may change it, nobody else can find it."""

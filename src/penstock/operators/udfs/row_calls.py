@@ -7,6 +7,7 @@ from itertools import groupby
 import msgspec
 import pyarrow as pa
 
+from penstock.errors import ErrorCode, UserError
 from penstock.operators.context import OperatorContext
 from penstock.operators.udfs.async_calls import AsyncCall
 from penstock.operators.udfs.evaluation import arguments_of
@@ -149,7 +150,14 @@ def rows_of(calls: Sequence[RowCall]) -> pa.RecordBatch:
         parts.append(batch)
     if len(parts) == 1:
         return parts[0]
-    return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+    joined = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    if len(joined) > 1:
+        raise UserError(
+            "the rows of one epoch's calls have more than 2 GiB in one column: lower "
+            "max_concurrency, or send the address of the large value instead",
+            code=ErrorCode.UDF_INVALID,
+        )
+    return joined[0]
 
 
 def _first_entry(

@@ -202,6 +202,11 @@ class JobCheckpoints:
             )
         return found
 
+    def identity(self) -> Token | None:
+        """Return what no other job has, not even a later one of this name; None before a claim."""
+        first = run_steps(self.store, read_identity(self.job))
+        return None if first is None else first.owner
+
     def newest(self) -> CheckpointManifest | None:
         """Read the manifest of the newest acknowledged epoch; None before the first."""
         return run_steps(self.store, self._read_newest())

@@ -119,12 +119,14 @@ class OperatorEntry(_message.Message):
     def __init__(self, operator_id: _Optional[str] = ..., parallelism: _Optional[int] = ..., subtasks: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ..., input_watermarks: _Optional[_Iterable[_Union[InputWatermark, _Mapping]]] = ...) -> None: ...
 
 class InputWatermark(_message.Message):
-    __slots__ = ("event_time_micros", "idle")
+    __slots__ = ("event_time_micros", "idle", "producer")
     EVENT_TIME_MICROS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
     event_time_micros: int
     idle: bool
-    def __init__(self, event_time_micros: _Optional[int] = ..., idle: bool = ...) -> None: ...
+    producer: str
+    def __init__(self, event_time_micros: _Optional[int] = ..., idle: bool = ..., producer: _Optional[str] = ...) -> None: ...
 
 class EpochRecord(_message.Message):
     __slots__ = ("ref", "parent", "created_at_micros")

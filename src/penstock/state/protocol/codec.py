@@ -202,7 +202,11 @@ def _operator_to_proto(entry: OperatorEntry) -> pb.OperatorEntry:
             for ref in entry.subtasks
         ],
         input_watermarks=[
-            pb.InputWatermark(event_time_micros=mark.event_time_micros, idle=mark.idle)
+            pb.InputWatermark(
+                event_time_micros=mark.event_time_micros,
+                idle=mark.idle,
+                producer=mark.producer,
+            )
             for mark in entry.input_watermarks
         ],
     )
@@ -235,6 +239,7 @@ def _operator(message: pb.OperatorEntry) -> OperatorEntry:
             InputWatermark(
                 mark.event_time_micros if mark.HasField("event_time_micros") else None,
                 mark.idle,
+                mark.producer,
             )
             for mark in message.input_watermarks
         ),

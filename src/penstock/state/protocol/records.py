@@ -58,6 +58,8 @@ class InputWatermark:
 
     event_time_micros: int | None = None
     idle: bool = False
+    producer: str = ""
+    """Which operator and output feed the input; "" where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,22 @@ class TableSpec:
     state_type: Any = None
     """What decodes and migrates the state: a state class, or a global table's types."""
 
+    @property
+    def expires_by(self) -> TimeDomain | None:
+        """By which clock its rows expire; None if they never do."""
+        if self.table_type == state_pb2.TIME_KEYED_TABLE:
+            panes = state_pb2.TimeKeyedTableConfig.FromString(self.config)
+            domain: state_pb2.TimeDomain | None = panes.time_domain
+        elif self.table_type == state_pb2.KEYED_TABLE:
+            keyed = state_pb2.KeyedTableConfig.FromString(self.config)
+            domain = keyed.ttl_domain if keyed.HasField("ttl_micros") else None
+        else:
+            domain = None
+        if domain is None:
+            return None
+        is_processing_time = domain == state_pb2.PROCESSING_TIME
+        return TimeDomain.PROCESSING_TIME if is_processing_time else TimeDomain.EVENT_TIME
+
     def to_config(self) -> state_pb2.TableConfig:
         """Return the durable declaration."""
         return state_pb2.TableConfig(

@@ -1,0 +1,71 @@
+"""A store that remembers its first failed read, so that user code which catches it cannot hide it.
+
+A table read that failed half-way leaves an operator with the wrong answer. Only reads are
+remembered: writes are the framework's own, and it knows what to do about a lost answer.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from penstock.errors import PenstockError
+from penstock.state.storage.object_store import ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+
+
+class WatchedStore:
+    """Any object store, watched by the one worker that uses it."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.failure: PenstockError | None = None
+        """The first failed read since it was last set to None."""
+
+    @property
+    def url(self) -> str:
+        """Where the store is."""
+        return self._store.url
+
+    def read(self, path: str) -> bytes | None:
+        """Return the whole object, or None if there is none."""
+        return self._noted(lambda: self._store.read(path))
+
+    def read_range(self, path: str, start: int, length: int) -> bytes | None:
+        """Return a part of an object, or None if there is none."""
+        return self._noted(lambda: self._store.read_range(path, start, length))
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write the object whole."""
+        self._store.put(path, data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write the object iff it is absent."""
+        return self._store.create(path, data)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield the objects below a folder."""
+        return self._store.list(prefix)
+
+    def delete(self, path: str) -> None:
+        """Remove the object."""
+        self._store.delete(path)
+
+    def size(self, path: str) -> int | None:
+        """Return the size in bytes, or None if there is no object."""
+        return self._store.size(path)
+
+    def checksum(self, path: str) -> int | None:
+        """Return the checksum of the whole object, or None if there is none."""
+        return self._store.checksum(path)
+
+    def raise_failure(self) -> None:
+        """Raise the first failed read, should there have been one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def _noted(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except PenstockError as error:
+            self.failure = self.failure or error
+            raise
