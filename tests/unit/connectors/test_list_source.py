@@ -48,7 +48,8 @@ def test_splits_get_the_rows_in_turn_and_share_the_budget() -> None:
 
     rows = source.run_epoch(SourceBudget(rows=6))
 
-    assert [row["n"] for row in rows] == [0, 3, 1, 4, 2, 5]
+    # Another split comes first in every epoch; this is epoch 1.
+    assert [row["n"] for row in rows] == [1, 4, 2, 5, 0, 3]
     assert [(s.name, s.start, s.end) for s in source.plan.splits] == [
         ("0", 0, 2),
         ("1", 0, 2),
