@@ -1,0 +1,78 @@
+"""Compactions: ordered behind an epoch, swapped in by a later one, and never needed for truth."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.core.settings import CompactionSettings
+from penstock.graph.logical import Exchange
+from penstock.operators.context import OperatorContext
+from penstock.runtime.session import EpochRan, JobSession
+from penstock.state.tables.specs import keyed_table
+from tests.builders.driven_job import DrivenJob
+from tests.builders.scripted import BY_USER, SCHEMA, NumberedSource, Scripted, link
+
+NEWEST = keyed_table("newest", SCHEMA, key_columns=["user"])
+
+
+def remember(batch: pa.RecordBatch, ctx: OperatorContext, *_: object) -> None:
+    ctx.get_keyed_state("newest").put(batch.slice(batch.num_rows - 1))
+
+
+def a_job(**compaction: Any) -> DrivenJob:
+    job = DrivenJob(compaction=CompactionSettings(**compaction))
+    job.add("read", lambda: NumberedSource({"s": range(60)}))
+    job.add(
+        "keep",
+        lambda: Scripted(is_sink=True, tables=[NEWEST], process_batch=remember),
+        BY_USER,
+    )
+    job.join(link("read", "keep", exchange=Exchange.BY_KEY))
+    return job
+
+
+def run(session: JobSession, epochs: int) -> list[EpochRan]:
+    found = []
+    for _ in range(epochs):
+        ran = session.run_epoch()
+        assert isinstance(ran, EpochRan)
+        found.append(ran)
+    return found
+
+
+def test_files_are_merged_and_swapped_in_by_a_later_epoch() -> None:
+    session = a_job(min_files=2).session()
+    swapped = [ran.compactions for ran in run(session, 8)]
+    assert swapped[0] == 0
+    assert sum(swapped) > 0
+
+
+def test_a_job_without_compactions_holds_the_same() -> None:
+    states = []
+    for min_files in (2, 1_000):
+        job = a_job(min_files=min_files)
+        run(job.session(), 9)
+        seen: list[Any] = []
+
+        def look(batch: Any, ctx: OperatorContext, *_: Any, into: list[Any] = seen) -> None:
+            into.append(
+                ctx.get_keyed_state("newest").get(batch.slice(0, 1)).rows.to_pylist()
+            )
+
+        job.add(
+            "keep",
+            lambda look=look: Scripted(is_sink=True, tables=[NEWEST], process_batch=look),  # type: ignore[misc]
+            BY_USER,
+        )
+        run(job.session(), 1)
+        states.append(seen)
+    assert states[0] == states[1]
+    assert states[0][0][0]["n"] == 17
+
+
+def test_what_was_ordered_dies_with_the_session() -> None:
+    job = a_job(min_files=2)
+    environment = job.environment()
+    run(JobSession.start(environment), 3)
+    second = JobSession.start(environment)
+    assert run(second, 1)[0].compactions == 0
