@@ -212,4 +212,4 @@ def reminders(row_count: int = 5) -> Shape:
     return Shape("reminders", build, {"out": _sorted(expected)})
 
 
-SHAPES = (counting(), windows(), levels(), reminders())
+SHAPES = (counting(10), windows(16), levels(9), reminders(4))

@@ -46,7 +46,7 @@ FIRST = (2, 1, 1)
 """The parallelisms of the driver that fails."""
 OTHERS = ((2, 1, 1), (2, 1, 1), (1, 2, 2), (3, 1, 2))
 """Those of its successor: the same, or others."""
-CASES = {"default": 6, "ci": 16, "nightly": 1_000_000}
+CASES = {"default": 6, "ci": 12, "nightly": 1_000_000}
 """How many cases of each pipeline are run, by profile."""
 SHAPE_NAMES = [shape.name for shape in SHAPES]
 

@@ -73,7 +73,7 @@ INSTANTS = {
 }
 
 
-@pytest.mark.parametrize("epochs", [1, 2, None])
+@pytest.mark.parametrize("epochs", [1, None])
 @pytest.mark.parametrize("instant", INSTANTS)
 def test_a_driver_sleeps(instant: str, epochs: int | None, tmp_path: Path) -> None:
     job = PipelineJob(counting(), tmp_path)
@@ -94,14 +94,14 @@ def test_a_driver_sleeps(instant: str, epochs: int | None, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
 def test_a_driver_sleeps_at_any_storage_call(shape: Shape, tmp_path: Path) -> None:
-    count = {"default": 6, "ci": 12, "nightly": 200}[
+    count = {"default": 4, "ci": 8, "nightly": 200}[
         hypothesis_settings.get_current_profile_name()
     ]
     dice = random.Random(random.getrandbits(32))
     outcomes = set()
     for number in range(count):
         job = PipelineJob(shape, tmp_path / str(number))
-        fault = Fault(FaultMode.DELAY, at=dice.randrange(1, 250))
+        fault = Fault(FaultMode.DELAY, at=dice.randrange(1, 180))
         epochs = dice.randrange(1, 4)
         outcomes.add(sleep_at(job, fault, partial(job.run_epochs, epochs)))
         job.finish(parallelism=(1, 2, 2))

@@ -29,7 +29,7 @@ from tests.builders.pipeline_operators import ROWS, SECOND, WindowCount
 from tests.builders.pipeline_sinks import BookSink
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
-RUNS = {50: 8, 150: 20}.get(settings().max_examples, 400)
+RUNS = {50: 8, 150: 14}.get(settings().max_examples, 400)
 """How many whole jobs a property runs, by profile."""
 PARALLELISM = st.tuples(*[st.integers(1, 3)] * 3)
 
@@ -148,7 +148,7 @@ class EveryOtherRun(Chaos):
 def test_hidden_counters_survive_nothing_but_what_counted(tmp_path: Path) -> None:
     # Of the mischiefs, these leave a worker with instances whose epoch never counted.
     kinds = (Mischief.LOSE, Mischief.REPEAT, Mischief.RECOMPUTE)
-    for seed in range(5):
+    for seed in range(2):
         job = PipelineJob(counting(30), tmp_path / str(seed))
         status = job.finish(chaos=Chaos(0.2, seed, kinds), seed=seed)
         assert status.torn_epochs > 0
@@ -173,7 +173,9 @@ class Held(ArrowOperator):
         return watermark
 
 
-def test_timers_are_refused_where_subtasks_see_different_watermarks(tmp_path: Path) -> None:
+def test_state_by_event_time_is_refused_where_subtasks_see_different_watermarks(
+    tmp_path: Path,
+) -> None:
     # Only one watermark is kept for all subtasks: one that was ahead would fire twice.
     def build(book: str, parallelism: Sequence[int]) -> LogicalGraph:
         p = Pipeline("pipeline", parallelism=2)
@@ -191,7 +193,7 @@ def test_timers_are_refused_where_subtasks_see_different_watermarks(tmp_path: Pa
         return replace(graph, edges=tuple(edges))
 
     job = PipelineJob(Shape("forwarded", forwarded, {}), tmp_path)
-    with pytest.raises(UserError, match="timers would fire twice"):
+    with pytest.raises(UserError, match="may see different watermarks"):
         job.driver().run()
     assert not stored_objects(job.inner)
     PipelineJob(Shape("by key", build, {}), tmp_path).driver().run()

@@ -40,6 +40,11 @@ from tests.builders.graphs import CLICKS
 from tests.builders.random_graphs import sound_graphs
 
 OWN_TOKEN = Token("0" * 32)
+LAWS = settings(
+    # Each law is tried in many variants, on graphs of which some are too small for it.
+    max_examples=settings().max_examples // 3,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
 
 
 def token_of(level: int, task: int, attempt: int = 0) -> Token:
@@ -116,7 +121,7 @@ def mixed(data: st.DataObject, sent: Sequence[Sequence[Record]]) -> list[Record]
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(LAWS)
 @given(st.data())
 def test_whole_producers_are_accepted_in_any_order_between_them(
     data: st.DataObject,
@@ -149,7 +154,7 @@ MISHAPS = [
 
 
 @pytest.mark.parametrize("mishap", MISHAPS)
-@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(LAWS)
 @given(st.data())
 def test_a_mishap_of_one_record_is_noticed(mishap: str, data: st.DataObject) -> None:
     inbox = data.draw(inboxes())
@@ -273,7 +278,7 @@ def can_suffer(
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(LAWS)
 @given(st.data())
 def test_a_changed_set_of_reports_is_never_agreed(change: str, data: st.DataObject) -> None:
     plan, reports = data.draw(consistent_runs())

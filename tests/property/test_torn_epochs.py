@@ -21,7 +21,7 @@ from tests.builders.pipeline_job import PipelineJob
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
 EXAMPLES = settings().max_examples
-RUNS = {50: 6, 150: 20}.get(EXAMPLES, 400)
+RUNS = {50: 6, 150: 12}.get(EXAMPLES, 400)
 """How many whole jobs a property runs, by profile."""
 
 
@@ -75,7 +75,7 @@ def check_attempts(job: PipelineJob, parallelism: tuple[int, int, int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mischief", Mischief)
-@pytest.mark.parametrize("shape", SHAPES[:3], ids=SHAPE_NAMES[:3])
+@pytest.mark.parametrize("shape", SHAPES[1:3], ids=SHAPE_NAMES[1:3])
 def test_one_kind_of_mischief(shape: Shape, mischief: Mischief, tmp_path: Path) -> None:
     job = PipelineJob(shape, tmp_path)
     chaos = Chaos(0.15, seed=7, kinds=(mischief,))
