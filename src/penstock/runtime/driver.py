@@ -31,11 +31,13 @@ from penstock.runtime.session import (
     EpochRan,
     EpochTorn,
     JobSession,
+    find_finished,
     torn_error,
 )
 from penstock.runtime.status import JobPhase, JobStatus
 from penstock.runtime.status_keeper import StatusKeeper
 from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.records import CheckpointManifest
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class JobDriver:
         self._last: EpochRan | None = None
         self._last_started_micros = 0
         self._restore: Epochs | None = None
+        self._finished: CheckpointManifest | None = None
 
     @property
     def status(self) -> JobStatus:
@@ -112,6 +115,11 @@ class JobDriver:
         self._attempt(self._start)
 
     def _start(self) -> None:
+        if self._restore is None:
+            self._finished = find_finished(self._environment)
+        if self._finished is not None:
+            self._keeper.note_finished(self._finished)
+            return
         if self._session is not None:
             # Who failed and was replaced meanwhile must not take the job back.
             self._session.check_ownership()
@@ -184,7 +192,8 @@ class JobDriver:
             now_micros=now,
             stop=self._stop,
             has_stopped=self._has_stopped,
-            is_finished=session is not None and session.is_finished,
+            is_finished=self._finished is not None
+            or (session is not None and session.is_finished),
             retry_at_micros=self._retry_at_micros,
             has_work=last is None or _has_work(last),
             wake_up_micros=None if last is None else _wake_up(last),

@@ -131,18 +131,25 @@ def _has_changed(
     if watermarks != known_inputs(graph, state.manifest):
         return True
     return any(
-        report.has_fired or report.splits or _has_news(report)
-        for report in results.reports.values()
+        report.has_fired
+        or report.splits
+        or _has_news(report, state.metadata.get(operator, {}).get(index))
+        for (operator, index), report in results.reports.items()
     )
 
 
-def _has_news(report: OperatorReport) -> bool:
-    """Tell whether a subtask wrote anything; one that only lists empty tables did not."""
+def _has_news(report: OperatorReport, known: Metadata | None) -> bool:
+    """Tell whether a subtask wrote anything.
+
+    Metadata differs from the parent's also when it only lists empty tables, or no longer
+    holds what the parent had to commit: neither is worth an epoch.
+    """
     done = report.checkpoint
-    return bool(
-        done.changed
-        and (done.metadata.table_checkpoint_metadata or done.metadata.commit_data)
-    )
+    if not done.changed:
+        return False
+    tables = dict(done.metadata.table_checkpoint_metadata)
+    before = {} if known is None else dict(known.table_checkpoint_metadata)
+    return bool(done.metadata.commit_data) or tables != before
 
 
 def _next_metadata(

@@ -23,6 +23,7 @@ from penstock.errors import (
     StorageError,
     UnknownOutcomeError,
 )
+from penstock.graph.logical import LogicalGraph
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, splits_table
 from penstock.operators.splits import SplitState
@@ -164,15 +165,7 @@ class JobSession:
     @property
     def is_finished(self) -> bool:
         """Tell whether every operator has been told the end of its input."""
-        manifest = self.state.manifest
-        if manifest is None:
-            return False
-        inputs = known_inputs(self.environment.graph, manifest)
-        return all(
-            has_ended(inputs[node.operator])
-            for node in self.environment.graph.nodes
-            if node.inputs
-        )
+        return has_finished(self.environment.graph, self.state.manifest)
 
     def run_epoch(self, *, stop: StopMode | None = None) -> EpochOutcome:
         """Run the next epoch, and publish and commit it if it changed anything."""
@@ -363,6 +356,23 @@ class JobSession:
         known = dict(manager.get_global_keyed_state(SPLITS_TABLE).items())
         manager.close()
         return known
+
+
+def has_finished(graph: LogicalGraph, manifest: CheckpointManifest | None) -> bool:
+    """Tell whether a graph has nothing left to do after a checkpoint."""
+    if manifest is None:
+        return False
+    inputs = known_inputs(graph, manifest)
+    return all(has_ended(inputs[node.operator]) for node in graph.nodes if node.inputs)
+
+
+def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
+    """Return the last checkpoint of a job that is over: starting it again changes nothing."""
+    checkpoints = _checkpoints(environment)
+    manifest = checkpoints.newest()
+    if manifest is None or not has_finished(environment.graph, manifest):
+        return None
+    return manifest if checkpoints.is_committed(manifest) else None
 
 
 def read_metadata(

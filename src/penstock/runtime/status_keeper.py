@@ -11,6 +11,7 @@ from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.input_watermarks import known_inputs
 from penstock.runtime.session import EpochRan, JobSession
 from penstock.runtime.status import EpochProgress, JobPhase, JobStatus, OperatorStatus
+from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.tables.erased import ErasedKind
 
 
@@ -50,6 +51,10 @@ class StatusKeeper:
         epoch = None if manifest is None else int(manifest.ref.epoch)
         generation = int(session.claim.generation)
         self._set(replace(self.status, generation=generation, epoch=epoch))
+
+    def note_finished(self, manifest: CheckpointManifest) -> None:
+        """Note that the job was over before it was started."""
+        self._set(replace(self.status, epoch=int(manifest.ref.epoch)))
 
     def note_torn(self) -> None:
         """Note an epoch that did not hold together."""

@@ -15,7 +15,7 @@ from penstock.state.protocol import branching, pinning, restoring, takeover
 from penstock.state.protocol.collection import CollectionOutcome, collect_garbage
 from penstock.state.protocol.kept import Memory
 from penstock.state.protocol.ledger import read_retention
-from penstock.state.protocol.paths import manifest_path
+from penstock.state.protocol.paths import manifest_path, marker_path
 from penstock.state.protocol.pinning import Actor, Epochs
 from penstock.state.protocol.publication import (
     CommitPermit,
@@ -210,6 +210,11 @@ class JobCheckpoints:
     def newest(self) -> CheckpointManifest | None:
         """Read the manifest of the newest acknowledged epoch; None before the first."""
         return run_steps(self.store, self._read_newest())
+
+    def is_committed(self, manifest: CheckpointManifest) -> bool:
+        """Tell whether nothing is left to commit of an acknowledged epoch."""
+        marker = marker_path(manifest.ref)
+        return not manifest.needs_commit or self.store.size(marker) is not None
 
     def epochs(self) -> tuple[EpochStatus, ...]:
         """Return every kept epoch, newest first."""
