@@ -30,7 +30,8 @@ from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.user_functions import pickle_function
 from penstock.runtime.environment import DriverSettings, JobEnvironment
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.session import EpochRan, JobSession
+from penstock.runtime.outcomes import EpochRan
+from penstock.runtime.session import JobSession
 from penstock.runtime.worker import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.protocol.records import FIRST_GENERATION

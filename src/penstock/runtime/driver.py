@@ -24,16 +24,11 @@ from penstock.runtime.epoch import (
     Wait,
     next_action,
 )
+from penstock.runtime.outcomes import EpochLost, EpochRan, EpochTorn, torn_error
 from penstock.runtime.pacing import ClockPacer, Pacer
 from penstock.runtime.restarts import GiveUp, decide_restart
-from penstock.runtime.session import (
-    EpochLost,
-    EpochRan,
-    EpochTorn,
-    JobSession,
-    find_finished,
-    torn_error,
-)
+from penstock.runtime.session import JobSession
+from penstock.runtime.starting import find_finished
 from penstock.runtime.status import JobPhase, JobStatus
 from penstock.runtime.status_keeper import StatusKeeper
 from penstock.state.protocol.pinning import Epochs

@@ -10,33 +10,32 @@ another session, which claims a new generation and finds out.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
 
 from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
 from penstock.core.signals import CheckpointBarrier
 from penstock.core.tokens import new_token
 from penstock.errors import (
-    CorruptStateError,
-    ErrorCode,
-    PenstockError,
     StorageError,
     UnknownOutcomeError,
 )
-from penstock.graph.logical import LogicalGraph
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, splits_table
 from penstock.operators.splits import SplitState
-from penstock.operators.watermarks import has_ended
 from penstock.runtime.budgets import adapt_budget
 from penstock.runtime.commits import commit_sinks
 from penstock.runtime.compactions import PendingCompactions
 from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.epoch import StopMode
 from penstock.runtime.epoch_plan import EpochPlan
-from penstock.runtime.fitness import check_start
-from penstock.runtime.input_watermarks import known_inputs
 from penstock.runtime.job_state import JobState
+from penstock.runtime.outcomes import (
+    EpochLost,
+    EpochOutcome,
+    EpochRan,
+    EpochTorn,
+    combined_error,
+    finish_of,
+)
 from penstock.runtime.ownership import (
     check_ownership,
     damage_while_owned,
@@ -45,10 +44,13 @@ from penstock.runtime.ownership import (
 from penstock.runtime.planning import ReadingPlan, SourcePlanner
 from penstock.runtime.publishing import EpochPublisher, EpochResults, Unchanged
 from penstock.runtime.receipts import Agreed, Failed, Torn, find_agreement
-from penstock.runtime.reports import from_error_part, from_part
-from penstock.runtime.worker import Metadata
-from penstock.state.checkpoints.backend import ParquetBackend
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.runtime.reports import from_part
+from penstock.runtime.starting import (
+    checkpoints_of,
+    has_finished,
+    read_metadata,
+    take_over_job,
+)
 from penstock.state.protocol.collection import CollectionDone
 from penstock.state.protocol.pinning import Epochs
 from penstock.state.protocol.publication import (
@@ -57,10 +59,9 @@ from penstock.state.protocol.publication import (
     LostEpoch,
     Published,
 )
-from penstock.state.protocol.records import CheckpointManifest, CheckpointRef, ClaimRecord
-from penstock.state.protocol.recovery import Recovered, ReplayCommit
+from penstock.state.protocol.records import ClaimRecord
+from penstock.state.protocol.recovery import Recovered
 from penstock.state.protocol.status import Fenced
-from penstock.state.protocol.takeover import TakenOver
 from penstock.state.tables.table import Frontier, TableEnvironment
 from penstock.state.tables.table_manager import TableManager
 
@@ -72,39 +73,6 @@ SMALLEST_STEP_MICROS = 1
 """Processing time moves by at least this from epoch to epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpochRan:
-    """An epoch ran and counts."""
-
-    epoch: Epoch
-    is_published: bool
-    reports: Mapping[tuple[OperatorId, int], OperatorReport]
-    reading: ReadingPlan
-    processing_time_micros: int
-    duration_micros: int
-    compactions: int
-    waited_for_compaction: bool
-    finish: SourceFinishType | None
-    """What a source asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochTorn:
-    """A run did not hold together; nothing of it counts and it can be run again."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class EpochLost:
-    """Another driver owns the epoch, and may be gone already: take over anew."""
-
-    winner: CheckpointRef
-
-
-EpochOutcome: TypeAlias = EpochRan | EpochTorn | EpochLost
-
-
 class JobSession:
     """One generation of a job."""
 
@@ -113,7 +81,7 @@ class JobSession:
     ) -> None:
         self.environment = environment
         self.claim = claim
-        self.checkpoints = _checkpoints(environment)
+        self.checkpoints = checkpoints_of(environment)
         self._restores = decision.restore is not None
         base = decision.base
         manifest = None if base is None else self.checkpoints.manifest(base.ref)
@@ -143,20 +111,9 @@ class JobSession:
         cls, environment: JobEnvironment, *, restore: Epochs | None = None
     ) -> "JobSession":
         """Take the job over: check that the graph fits, claim, replay open commits."""
-        checkpoints = _checkpoints(environment)
-        ref = None if restore is None else checkpoints.plan_restore(restore).ref
-        check_start(environment, checkpoints, ref)
-        taken = checkpoints.take_over(restore=ref)
-        while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
-            permit = taken.decision.permit
-            with damage_while_owned(checkpoints, taken.claim):
-                skipped = _replay(environment, checkpoints, permit, or_skip=ref is not None)
-            taken = checkpoints.resume(taken.claim, unreplayable=skipped)
-        if isinstance(taken, Fenced):
-            raise fenced_error(environment.graph.job, taken)
-        assert isinstance(taken.decision, Recovered)  # noqa: S101 (the loop above ended)
-        with damage_while_owned(checkpoints, taken.claim):
-            return cls(environment, taken.claim, taken.decision)
+        claim, decision = take_over_job(environment, restore)
+        with damage_while_owned(checkpoints_of(environment), claim):
+            return cls(environment, claim, decision)
 
     def check_ownership(self) -> None:
         """Raise `FencedError` if a newer driver has claimed the job."""
@@ -182,9 +139,9 @@ class JobSession:
         if isinstance(agreement, Torn):
             return EpochTorn(agreement.reason)
         if isinstance(agreement, Failed):
-            raise _combined(agreement)
+            raise combined_error(agreement)
         results = self._results(agreement)
-        finish = _finish_of(results)
+        finish = finish_of(results)
         if finish is SourceFinishType.IMMEDIATE:
             return self._ran(plan, reading, results, started, waited=waited, finish=finish)
         outcome = self.publisher.publish(self.state, plan, results)
@@ -356,95 +313,3 @@ class JobSession:
         known = dict(manager.get_global_keyed_state(SPLITS_TABLE).items())
         manager.close()
         return known
-
-
-def has_finished(graph: LogicalGraph, manifest: CheckpointManifest | None) -> bool:
-    """Tell whether a graph has nothing left to do after a checkpoint."""
-    if manifest is None:
-        return False
-    inputs = known_inputs(graph, manifest)
-    return all(has_ended(inputs[node.operator]) for node in graph.nodes if node.inputs)
-
-
-def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
-    """Return the last checkpoint of a job that is over: starting it again changes nothing."""
-    checkpoints = _checkpoints(environment)
-    manifest = checkpoints.newest()
-    if manifest is None or not has_finished(environment.graph, manifest):
-        return None
-    return manifest if checkpoints.is_committed(manifest) else None
-
-
-def read_metadata(
-    environment: JobEnvironment, manifest: CheckpointManifest | None
-) -> dict[OperatorId, dict[int, Metadata]]:
-    """Read the metadata of every subtask of every operator."""
-    backend = ParquetBackend(environment.store)
-    return {
-        entry.operator: {
-            index: backend.read_operator_checkpoint_metadata(ref)
-            for index, ref in enumerate(entry.subtasks)
-        }
-        for entry in (() if manifest is None else manifest.operators)
-    }
-
-
-def _checkpoints(environment: JobEnvironment) -> JobCheckpoints:
-    return JobCheckpoints(
-        environment.store,
-        environment.graph.job,
-        environment.clock,
-        environment.settings.rules,
-    )
-
-
-def _replay(
-    environment: JobEnvironment,
-    checkpoints: JobCheckpoints,
-    permit: CommitPermit,
-    *,
-    or_skip: bool,
-) -> CheckpointRef | None:
-    """Commit what an earlier driver left open; a restore may pass over what is damaged."""
-    try:
-        commit_sinks(
-            permit,
-            environment.graph,
-            environment.registry,
-            environment.store,
-            identity=checkpoints.identity() or "",
-        )
-        checkpoints.complete_commit(permit)
-    except CorruptStateError:
-        if not or_skip:
-            raise
-        return permit.ref
-    return None
-
-
-def _combined(failed: Failed) -> PenstockError:
-    """Return the first failure, with the others as notes."""
-    errors = [from_error_part(part) for part in failed.errors]
-    first = errors[0]
-    for other in errors[1:]:
-        first.add_note(f"Also failed: {other.message}")
-    return first
-
-
-def _finish_of(results: EpochResults) -> SourceFinishType | None:
-    """Return the most urgent wish of any source subtask; an end concerns only the source."""
-    wishes = {report.finish for report in results.reports.values()}
-    for wish in (SourceFinishType.IMMEDIATE, SourceFinishType.GRACEFUL):
-        if wish in wishes:
-            return wish
-    return None
-
-
-def torn_error(job: str, reason: str) -> StorageError:
-    """Return the error of an epoch that stays torn."""
-    return StorageError(
-        f"an epoch of job {job!r} did not hold together: {reason}. Nothing of it was "
-        "published; it is run again",
-        code=ErrorCode.TORN_EPOCH,
-        job=job,
-    )

@@ -9,7 +9,8 @@ from penstock.errors import PenstockError
 from penstock.operators.watermarks import event_time_of
 from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.input_watermarks import known_inputs
-from penstock.runtime.session import EpochRan, JobSession
+from penstock.runtime.outcomes import EpochRan
+from penstock.runtime.session import JobSession
 from penstock.runtime.status import EpochProgress, JobPhase, JobStatus, OperatorStatus
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.tables.erased import ErasedKind

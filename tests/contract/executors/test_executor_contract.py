@@ -23,10 +23,11 @@ from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.runtime.driver import JobDriver
 from penstock.runtime.executor import Executor
+from penstock.runtime.outcomes import EpochRan
 from penstock.runtime.pacing import ManualPacer
 from penstock.runtime.receipts import Failed, find_agreement
 from penstock.runtime.reports import from_error_part
-from penstock.runtime.session import EpochRan, JobSession
+from penstock.runtime.session import JobSession
 from penstock.runtime.status import JobPhase
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore

@@ -7,7 +7,8 @@ import pyarrow as pa
 from penstock.core.settings import CompactionSettings
 from penstock.graph.logical import Exchange
 from penstock.operators.context import OperatorContext
-from penstock.runtime.session import EpochRan, JobSession
+from penstock.runtime.outcomes import EpochRan
+from penstock.runtime.session import JobSession
 from penstock.state.tables.specs import keyed_table
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import BY_USER, SCHEMA, NumberedSource, Scripted, link

@@ -9,7 +9,8 @@ from penstock.graph.logical import Exchange, WatermarkSpec
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
 from penstock.runtime.epoch import StopMode
-from penstock.runtime.session import EpochRan, JobSession
+from penstock.runtime.outcomes import EpochRan
+from penstock.runtime.session import JobSession
 from penstock.state.tables.specs import TimeDomain, global_table
 from tests.builders.driven_job import SECOND, DrivenJob, Ledger
 from tests.builders.scripted import (

@@ -15,7 +15,8 @@ from penstock.operators.source import SourcePlan
 from penstock.operators.splits import SplitPlan, SplitState
 from penstock.runtime.chaos import Chaos, Mischief
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.session import EpochRan, EpochTorn, JobSession
+from penstock.runtime.outcomes import EpochRan, EpochTorn
+from penstock.runtime.session import JobSession
 from penstock.runtime.status import JobPhase
 from penstock.state.protocol.pinning import Epochs
 from penstock.testing import assert_nothing_was_changed, stored_objects

@@ -10,7 +10,8 @@ from penstock.graph.logical import Exchange, WatermarkSpec
 from penstock.operators.context import OperatorContext
 from penstock.runtime.chaos import Chaos, Mischief
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.session import EpochRan, EpochTorn, JobSession
+from penstock.runtime.outcomes import EpochRan, EpochTorn
+from penstock.runtime.session import JobSession
 from penstock.runtime.worker import Recent
 from penstock.state.tables.specs import global_table
 from tests.builders.driven_job import DrivenJob
