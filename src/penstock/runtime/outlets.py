@@ -36,6 +36,7 @@ class Lane:
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
     sent: int = 0
+    has_barrier: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,13 @@ class Outlet:
             self._send_barrier(index, BarrierPayload(lane.sent, False, watermark))  # noqa: FBT003
 
     def abort(self) -> None:
-        """Tell every consumer that the rows are not complete."""
+        """Tell every consumer that was not told the end yet that the rows are not complete.
+
+        A second barrier would pass for a torn epoch and hide why it failed.
+        """
         for index, lane in self._lanes.items():
-            self._send_barrier(index, BarrierPayload(lane.sent, True, None))  # noqa: FBT003
+            if not lane.has_barrier:
+                self._send_barrier(index, BarrierPayload(lane.sent, True, None))  # noqa: FBT003
 
     def _flush(self, index: int, lane: Lane) -> None:
         if not lane.waiting:
@@ -154,6 +159,7 @@ class Outlet:
             lane.sent += 1
 
     def _send_barrier(self, index: int, barrier: BarrierPayload) -> None:
+        self._lanes[index].has_barrier = True
         header = self._header(index, barrier.record_count)
         self._mailbox.send(RecordKind.BARRIER, header, encode_barrier(barrier))
 

@@ -50,6 +50,13 @@ def test_consumers_without_rows_hear_of_the_barrier_too() -> None:
     assert [record.route for record in mailbox.drain()] == [0, 1]
 
 
+def test_an_outlet_that_has_ended_does_not_abort_as_well() -> None:
+    outlet, mailbox = an_outlet()
+    outlet.finish(None)
+    outlet.abort()
+    assert [record.route for record in mailbox.drain()] == [0, 1]
+
+
 def a_job(operator: Any, *, log: Log | None = None) -> DrivenJob:
     """Return read ═ op ═ write: three levels, `op` in the middle."""
     job = DrivenJob()
