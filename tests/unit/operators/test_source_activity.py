@@ -1,0 +1,49 @@
+"""When a split is busy: also when there is something to read and it was not its turn."""
+
+from penstock.api.pipeline import Pipeline
+from penstock.connectors.memory import list_source
+from penstock.core.signals import EventTime
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.environment import DriverSettings
+from penstock.testing import LocalJob, SourceHarness
+from tests.builders.local_jobs import SECOND, CountLate, a_list, a_row, numbers_in
+
+IN_STEP = [a_row(n, n // 2) for n in range(12)]
+"""Rows of two splits, none of them out of order."""
+
+
+def test_a_split_whose_rows_wait_for_their_turn_is_not_idle() -> None:
+    source = list_source(IN_STEP, splits=2, time_column="at")
+    with SourceHarness(source, idle_timeout="5s") as harness:
+        harness.read(rows=2)
+        seen = []
+        for _ in range(4):
+            harness.advance("10s")
+            seen.append(harness.read(rows=1).watermark)
+    assert seen == [
+        EventTime(0),
+        EventTime(SECOND),
+        EventTime(SECOND),
+        EventTime(2 * SECOND),
+    ]
+
+
+def test_a_budget_of_one_row_starves_no_split_of_a_list() -> None:
+    with SourceHarness(list_source(IN_STEP, splits=2)) as harness:
+        for _ in range(6):
+            harness.read(rows=1)
+        assert sorted(row["n"] for row in harness.rows()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_no_row_is_late_because_a_small_budget_left_it_waiting() -> None:
+    out = a_list()
+    pipeline = Pipeline("job")
+    source = list_source([a_row(n, n) for n in range(12)], splits=2)
+    read = pipeline.read("a", source, event_time="at", lateness="0s", idle_timeout="5s")
+    read.rebalance().process("late", CountLate()).write("out", out)
+    settings = DriverSettings(budget=SourceBudget(rows=1), adapts_budget=False)
+    job = LocalJob(pipeline, settings=settings)
+    status = job.run(between_supersteps=lambda level: job.clock.advance(10 * SECOND))
+    counters = {found.operator: found.counters for found in status.operators}
+    assert counters["late"].get("late", 0) == 0
+    assert numbers_in(out) == list(range(12))
