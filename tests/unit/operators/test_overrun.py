@@ -42,7 +42,7 @@ def test_catching_every_exception_does_not_keep_a_function_alive() -> None:
         while True:
             try:
                 spin(FOREVER)
-            except Exception:  # noqa: BLE001 (what many polling loops do)
+            except Exception:  # noqa: BLE001, S112 (what many polling loops do)
                 continue
 
     with pytest.raises(UserCodeError) as raised:
