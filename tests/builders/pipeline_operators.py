@@ -36,9 +36,7 @@ def schema_of(**columns: Any) -> pa.Schema:
     return pa.schema([pa.field(name, kind) for name, kind in columns.items()])
 
 
-ROWS = schema_of(
-    user=pa.string(), number=pa.int64(), at=pa.timestamp("us", tz="UTC")
-)
+ROWS = schema_of(user=pa.string(), number=pa.int64(), at=pa.timestamp("us", tz="UTC"))
 """What sources read: `number` is unique, and negative in a bad row."""
 COUNTS = schema_of(user=pa.string(), count=pa.int64())
 PANES = schema_of(user=pa.string(), end=pa.timestamp("us"), count=pa.int64())
