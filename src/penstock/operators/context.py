@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.ids import Epoch, TaskInfo
+from penstock.core.ids import Epoch, Generation, TaskInfo, Token
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import EventTime
 from penstock.errors import ErrorCode, UserError
@@ -66,6 +66,16 @@ class OperatorContext:
     def get_key_time_state(self, table: str) -> KeyTimeView:
         """Return the view, by key, of a time-keyed table that `tables` declares."""
         return self._tables.get_key_time_state(table)
+
+    @property
+    def attempt(self) -> Token:
+        """The token of this attempt at the epoch: no other attempt of any subtask shares it."""
+        return self._tables.environment.token
+
+    @property
+    def generation(self) -> Generation:
+        """The claim of the driver that this attempt runs for."""
+        return self._tables.environment.generation
 
     def insert_committing_data(self, table: str, data: bytes) -> None:
         """Keep what `handle_commit` needs once the epoch is acknowledged; once per epoch."""

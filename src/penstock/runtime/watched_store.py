@@ -58,6 +58,10 @@ class WatchedStore:
         """Return the checksum of the whole object, or None if there is none."""
         return self._store.checksum(path)
 
+    def copy(self, source: str, target: str) -> bool | None:
+        """Copy an object iff the target is absent."""
+        return self._store.copy(source, target)
+
     def raise_failure(self) -> None:
         """Raise the first failed read, should there have been one."""
         if self.failure is not None:

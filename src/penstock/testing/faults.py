@@ -17,7 +17,7 @@ from penstock.testing.fault_modes import Call, Fault, FaultMode, Lands
 _Answer = TypeVar("_Answer")
 _Act: TypeAlias = Callable[[ObjectStore], _Answer]
 
-_WRITES = frozenset({"put", "create", "delete"})
+_WRITES = frozenset({"put", "create", "delete", "copy"})
 
 
 class CrashError(BaseException):
@@ -74,6 +74,10 @@ class FaultyStore:
         self._dead = False
         self._lock = Lock()
         self._remember(0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process begins anew: what it was to do, not what it has done.
+        return type(self), (self.store, *self._faults)
 
     @property
     def url(self) -> str:
@@ -138,6 +142,10 @@ class FaultyStore:
     def checksum(self, path: str) -> int | None:
         """Compute the checksum, or suffer."""
         return self._call("checksum", path, lambda store: store.checksum(path))
+
+    def copy(self, source: str, target: str) -> bool | None:
+        """Copy, or suffer; logged as a call on the target."""
+        return self._call("copy", target, lambda store: store.copy(source, target))
 
     def __repr__(self) -> str:
         return f"FaultyStore({self.store!r}, {len(self._faults)} faults)"

@@ -98,6 +98,52 @@ def test_a_deleted_object_can_be_created_again(store: ObjectStore) -> None:
     assert store.read("a/b") == b"second"
 
 
+def test_a_copy_holds_the_same_bytes_and_outlives_its_source(store: ObjectStore) -> None:
+    store.create("staged/a", b"some bytes")
+    assert store.copy("staged/a", "final/b=1/a") is True
+    store.delete("staged/a")
+    assert store.read("final/b=1/a") == b"some bytes"
+    assert store.checksum("final/b=1/a") == checksum_of(b"some bytes")
+
+
+def test_a_copy_changes_nothing_that_is_there(store: ObjectStore) -> None:
+    store.create("a", b"new")
+    store.create("b", b"old")
+    assert store.copy("a", "b") is False
+    assert store.copy("missing", "b") is False
+    assert store.read("b") == b"old"
+    assert store.read("a") == b"new"
+
+
+def test_a_copy_of_nothing_is_nothing(store: ObjectStore) -> None:
+    assert store.copy("missing", "folder/b") is None
+    assert store.read("folder/b") is None
+    assert paths(store, "") == []
+
+
+def test_replacing_the_source_leaves_its_copy_alone(store: ObjectStore) -> None:
+    store.put("a", b"first")
+    assert store.copy("a", "b")
+    store.put("a", b"second")
+    assert (store.read("a"), store.read("b")) == (b"second", b"first")
+
+
+@pytest.mark.parametrize("path", BAD_PATHS)
+def test_a_bad_path_is_no_end_of_a_copy(store: ObjectStore, path: str) -> None:
+    store.put("good", b"")
+    for source, target in (("good", path), (path, "other")):
+        with pytest.raises(UserError):
+            store.copy(source, target)
+
+
+@pytest.mark.parametrize("path", ODD_PATHS)
+def test_odd_paths_can_be_copied_to_and_from(store: ObjectStore, path: str) -> None:
+    store.put("source", b"1")
+    assert store.copy("source", path)
+    assert store.copy(path, "target")
+    assert store.read("target") == b"1"
+
+
 def test_exactly_one_of_many_threads_creates_an_object(store: ObjectStore) -> None:
     threads = 8
     start = Barrier(threads)

@@ -102,6 +102,18 @@ class MemoryStore:
         data = self._objects.get(check_path(path))
         return None if data is None else checksum_of(data)
 
+    def copy(self, source: str, target: str) -> bool | None:
+        """Give the object a second name if that is free; None without an object."""
+        check_path(source)
+        check_path(target)
+        with self._lock:
+            if target in self._objects:
+                return False
+            if source not in self._objects:
+                return None
+            self._objects[target] = self._objects[source]
+            return True
+
     def __repr__(self) -> str:
         return f"MemoryStore({self.url!r}, {len(self._objects)} objects)"
 

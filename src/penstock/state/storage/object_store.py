@@ -26,7 +26,7 @@ class ObjectInfo:
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """Read, put, create-if-absent, list, delete, size, checksum. Safe to use from threads."""
+    """Read, put, create-if-absent, list, delete, size, checksum, copy. Safe for threads."""
 
     @property
     def url(self) -> str:
@@ -67,4 +67,14 @@ class ObjectStore(Protocol):
 
     def checksum(self, path: str) -> int | None:
         """Return `checksum_of` the whole object, or None if there is none. Reads it all."""
+        ...
+
+    def copy(self, source: str, target: str) -> bool | None:
+        """Copy an object inside the store iff `target` is absent; tell whether this call did.
+
+        False if there is a target already, None if there is neither a target nor a source.
+        The bytes do not pass through this process. Where a store cannot copy conditionally
+        (S3), absence is looked up first and two callers at one instant may both copy: use
+        it only where both would write the same bytes.
+        """
         ...

@@ -165,6 +165,23 @@ class ObstoreStore:
         data = self._read(path, lambda: obstore.get(self._client, path).bytes())
         return None if data is None else checksum_of(memoryview(data))
 
+    def copy(self, source: str, target: str) -> bool | None:
+        """Let the store copy the object if it finds none at the target; None without one."""
+        call = StorageCall("copy", check_path(target), self._url)
+        check_path(source)
+        if self.size(target) is not None:
+            return False
+        try:
+            obstore.copy(self._client, source, target)
+        except FileNotFoundError as error:
+            if is_missing_bucket(error):
+                raise _refused(call, error) from error
+            # Another copy may have been faster, and the source may be gone since.
+            return None if self.size(target) is None else False
+        except (BaseError, OSError) as error:
+            raise _refused_or_unanswered(call, error) from error
+        return True
+
     def __repr__(self) -> str:
         return f"ObstoreStore({self._url!r})"
 

@@ -127,6 +127,11 @@ class TableManager:
         self._newest_epoch = newest_epoch(opened)
         self._is_usable = True
 
+    @property
+    def environment(self) -> TableEnvironment:
+        """Whose tables they are, and of which attempt."""
+        return self._environment
+
     def begin_epoch(self, frontier: Frontier) -> None:
         """Fix the time that expiry is judged by until the next epoch.
 
