@@ -44,9 +44,9 @@ NAME_COLUMNS = {1: "old_name", 2: "new_name", 3: "length"}
 def whole_hashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """State is written with whole hashes: with cut ones nobody could find it again."""
     monkeypatch.setenv("PENSTOCK_HASH_BITS", "64")
-    settings.current.cache_clear()
+    settings._loaded.cache_clear()
     yield
-    settings.current.cache_clear()
+    settings._loaded.cache_clear()
 
 
 @pytest.fixture

@@ -155,9 +155,25 @@ def load_settings(
     return _build(values)
 
 
-@cache
+_adopted: Settings | None = None
+
+
 def current() -> Settings:
     """Return the settings of this process: read at the first call, then always the same."""
+    return _loaded() if _adopted is None else _adopted
+
+
+def adopt(settings: Settings) -> None:
+    """Use the driver's settings instead of this process's own: what workers do first.
+
+    They must agree: a key hash of another width would look for state in the wrong place.
+    """
+    global _adopted  # noqa: PLW0603 (one per process)
+    _adopted = settings
+
+
+@cache
+def _loaded() -> Settings:
     return load_settings()
 
 

@@ -75,10 +75,6 @@ class FaultyStore:
         self._lock = Lock()
         self._remember(0)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copy in another process begins anew: what it was to do, not what it has done.
-        return type(self), (self.store, *self._faults)
-
     @property
     def url(self) -> str:
         """The URL of the store below."""

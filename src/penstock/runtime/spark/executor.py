@@ -1,0 +1,104 @@
+"""SparkExecutor: an epoch as one Spark job, a superstep as one stage.
+
+    range(tasks) ─ mapInArrow(level 0) ─ repartitionById(route) ─ mapInArrow(level 1) ─ … ─ collect
+
+Compactions are jobs of their own in a background thread; a failed one is logged and
+forgotten, because the next epochs order it again.
+"""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+
+from penstock.errors import InternalError, PenstockError
+from penstock.graph.codec import encode_graph
+from penstock.runtime.epoch_plan import EpochPlan
+from penstock.runtime.executor import CompactionOrder, CompactionResult
+from penstock.runtime.reports import TaskReport, decode_report
+from penstock.runtime.spark.compaction import RESULT_SCHEMA, CompactionTask, read_results
+from penstock.runtime.spark.exchange import SPARK_SCHEMA, from_batches
+from penstock.runtime.spark.failures import describe_job_failure
+from penstock.runtime.spark.task import SuperstepTask, WorkerSpec
+from penstock.runtime.superstep import CompiledJob
+from penstock.state.protocol.records import CheckpointManifest
+
+_log = logging.getLogger(__name__)
+
+
+class SparkExecutor:
+    """Runs supersteps on Spark. The session stays the caller's."""
+
+    def __init__(self, session: SparkSession, worker: WorkerSpec) -> None:
+        self._session = session
+        self._worker = worker
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="penstock-compaction")
+        self._compacting: list[Future[Sequence[CompactionResult]]] = []
+
+    def run_epoch(
+        self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
+    ) -> Sequence[TaskReport]:
+        """Run all supersteps as one job and return every report that came back."""
+        del parent  # workers read it themselves: in each closure it would be P times P
+        try:
+            table = self._frame(job, epoch).toArrow()
+        except (PySparkException, Py4JError) as error:
+            raise describe_job_failure(error, str(job.graph.job)) from error
+        return [
+            decode_report(record.payload) for record in from_batches(table.to_batches())
+        ]
+
+    def compact(self, orders: Sequence[CompactionOrder]) -> None:
+        """Start a job with a task per order; never waits for it."""
+        task = CompactionTask(tuple(orders), self._worker)
+        self._compacting.append(self._threads.submit(self._compact, task))
+
+    def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
+        """Return, once, what was compacted; `wait` for all that is started."""
+        if wait:
+            _wait_for(self._compacting)
+        done = [future for future in self._compacting if future.done()]
+        self._compacting = [future for future in self._compacting if not future.done()]
+        return [result for future in done for result in future.result()]
+
+    def forget_compactions(self) -> None:
+        """Drop what is started or done; files of a job that still runs become orphans."""
+        for future in self._compacting:
+            future.cancel()
+        self._compacting = []
+
+    def close(self) -> None:
+        """Wait for the compaction under way, if any, and start no other."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _frame(self, job: CompiledJob, epoch: EpochPlan) -> DataFrame:
+        graph = encode_graph(job.graph)
+        frame: DataFrame | None = None
+        for superstep in job.plan.supersteps:
+            task = SuperstepTask(graph, epoch, superstep.level, self._worker)
+            count = superstep.task_count
+            if frame is None:
+                frame = self._session.range(0, count, 1, count).toDF("id")
+            else:
+                frame = frame.repartitionById(count, F.col("route"))
+            frame = frame.mapInArrow(task, SPARK_SCHEMA)
+        if frame is None:
+            raise InternalError(f"the plan of job {job.graph.job!r} has no superstep")
+        return frame
+
+    def _compact(self, task: CompactionTask) -> Sequence[CompactionResult]:
+        count = len(task.orders)
+        frame = self._session.range(0, count, 1, count).toDF("id")
+        try:
+            return read_results(frame.mapInArrow(task, RESULT_SCHEMA).toArrow())
+        except (PySparkException, Py4JError, PenstockError) as error:
+            _log.warning("a compaction failed and is ordered again: %s", error)
+            return ()
+
+
+def _wait_for(futures: Sequence[Future[Sequence[CompactionResult]]]) -> None:
+    wait(futures)

@@ -1,0 +1,40 @@
+"""What a failed Spark job means: a fix for the user, or something that may pass.
+
+User errors travel as values and never get here. What does is Spark itself: lost executors,
+a job given up after its retries, a package that is missing on the workers.
+"""
+
+import re
+
+from penstock.errors import ErrorCode, ExternalError, PenstockError, UserError
+
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'")
+_TEXT_LIMIT = 4_000
+
+
+def describe_job_failure(error: Exception, job: str) -> PenstockError:
+    """Return the error to raise for a Spark job that failed."""
+    text = str(error)
+    missing = _MISSING_MODULE.search(text)
+    if missing is not None:
+        name = missing["name"]
+        return UserError(
+            f"job {job!r} cannot run: the Python of Spark's executors has no module {name!r}. "
+            "Install it there, or point spark.pyspark.python to an environment that has it",
+            code=ErrorCode.MISSING_PACKAGE,
+            job=job,
+            module=name,
+        )
+    failure = ExternalError(
+        f"Spark could not run an epoch of job {job!r}: {_first_line(text)}. Nothing of it was "
+        "published; it is tried again",
+        code=ErrorCode.ENGINE_FAILED,
+        job=job,
+    )
+    failure.add_note(text[-_TEXT_LIMIT:])
+    return failure
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "it gave no reason"

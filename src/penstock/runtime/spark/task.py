@@ -1,0 +1,115 @@
+"""What Spark ships to a worker: which superstep of which epoch, and where state lives.
+
+Small whatever the job's size: the checkpoint is named, not contained. A process keeps its
+worker, and with it the chains it remembers, for as long as Spark reuses it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.connectors.catalog import default_registry
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.settings import Settings, adopt
+from penstock.errors import InternalError
+from penstock.graph.codec import decode_graph, fingerprint_of
+from penstock.graph.logical import UserFunction
+from penstock.operators.registry import Registry
+from penstock.operators.user_functions import unpickle_function
+from penstock.runtime.epoch_plan import EpochPlan
+from penstock.runtime.physical import compile_graph
+from penstock.runtime.spark.exchange import from_batches, to_batches
+from penstock.runtime.superstep import CompiledJob, run_task
+from penstock.runtime.worker import Worker
+from penstock.state.files.cache import FileCache
+from penstock.state.storage.object_store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What a Python process of an executor needs to be a `Worker`."""
+
+    name: str
+    """Tells the specs of one driver apart; equal names share a worker."""
+    store: ObjectStore
+    cache_root: str
+    """Shared by all processes of a machine."""
+    settings: Settings
+    registry: UserFunction | None = None
+    """A user's own registry; None for the built-in kinds and installed plug-ins."""
+    clock: Clock = field(default_factory=SystemClock)
+
+
+@dataclass(frozen=True, slots=True)
+class SuperstepTask:
+    """One superstep of one epoch, as a function over Arrow batches for `mapInArrow`."""
+
+    graph: bytes
+    epoch: EpochPlan
+    level: int
+    worker: WorkerSpec
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the task that this partition is."""
+        worker = worker_of(self.worker)
+        if self.level == 0:
+            # These rows only make the tasks; they carry nothing.
+            for _ in batches:
+                pass
+            batches = ()
+        yield from to_batches(
+            run_task(
+                _job_of(self.graph),
+                self.epoch,
+                from_batches(batches),
+                worker,
+                level=self.level,
+                task=partition_number(),
+            )
+        )
+
+
+def partition_number() -> int:
+    """Return which partition this task is: the number that records were routed to."""
+    context = TaskContext.get()
+    if context is None:
+        raise InternalError("a task of a superstep runs outside of Spark")
+    return int(context.partitionId())
+
+
+@lru_cache(maxsize=4)
+def _job_of(graph: bytes) -> CompiledJob:
+    decoded = decode_graph(graph)
+    return CompiledJob(compile_graph(decoded), fingerprint_of(decoded))
+
+
+_workers: dict[str, Worker] = {}
+
+
+def worker_of(spec: WorkerSpec) -> Worker:
+    """Return this process's worker; the first task makes it, after the fork."""
+    worker = _workers.get(spec.name)
+    if worker is None:
+        adopt(spec.settings)
+        limit_bytes = spec.settings.cache_limit_bytes
+        worker = _workers[spec.name] = Worker(
+            spec.store,
+            FileCache(Path(spec.cache_root), limit_bytes=limit_bytes),
+            _registry_of(spec),
+            spec.clock,
+            memory_budget_bytes=spec.settings.memory_budget_bytes,
+        )
+    return worker
+
+
+def _registry_of(spec: WorkerSpec) -> Registry:
+    if spec.registry is None:
+        return default_registry()
+    registry = unpickle_function(spec.registry)
+    if not isinstance(registry, Registry):
+        raise InternalError(f"a worker was sent {type(registry).__name__} as its registry")
+    return registry

@@ -1,0 +1,19 @@
+"""One Spark for the whole run of the tests: it takes seconds to start."""
+
+from functools import cache
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock.runtime.spark.session import open_session
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def shared_session() -> SparkSession:
+    """Return a session with two cores whose workers can import the tests' modules."""
+    session = open_session("local[2,4]", name="penstock-tests")
+    path = f"{ROOT}:{ROOT / 'src'}"
+    session.sparkContext.environment["PYTHONPATH"] = path
+    return session
