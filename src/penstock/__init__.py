@@ -18,6 +18,7 @@ if typing.TYPE_CHECKING:
     from penstock.connectors.impulse import impulse as impulse
     from penstock.connectors.memory import list_sink as list_sink
     from penstock.connectors.memory import list_source as list_source
+    from penstock.connectors.nexmark import nexmark as nexmark
     from penstock.connectors.stdout import stdout as stdout
     from penstock.core.schema import StreamSchema as StreamSchema
     from penstock.core.signals import IDLE as IDLE
@@ -72,6 +73,7 @@ _HOMES = {
         "list_sink",
         "list_source",
     ),
+    "penstock.connectors.nexmark": ("nexmark",),
     "penstock.connectors.stdout": ("stdout",),
     "penstock.core.schema": ("StreamSchema",),
     "penstock.core.signals": (
@@ -202,6 +204,7 @@ __all__ = [
     "list_sink",
     "list_source",
     "native_udf",
+    "nexmark",
     "stdout",
     "time_keyed_table",
     "udf",

@@ -2,6 +2,7 @@
 
 from penstock.connectors.impulse import ImpulseConstructor
 from penstock.connectors.memory import ListSinkConstructor, ListSourceConstructor
+from penstock.connectors.nexmark import NexmarkConstructor
 from penstock.connectors.stdout import StdoutConstructor
 from penstock.operators.expressions import FilterConstructor, ProjectConstructor
 from penstock.operators.process import ProcessConstructor, SourceConstructor
@@ -36,6 +37,7 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add("list_source", ListSourceConstructor())
     registry.add("list_sink", ListSinkConstructor())
     registry.add("impulse", ImpulseConstructor())
+    registry.add("nexmark", NexmarkConstructor())
     registry.add("stdout", StdoutConstructor())
     register_udfs(registry)
     if load_plugins:
