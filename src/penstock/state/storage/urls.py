@@ -66,6 +66,24 @@ def open_store(url: str, **options: Any) -> ObjectStore:
             )
 
 
+def absolute_url(url: str) -> str:
+    """Return a URL that names the same store whatever the working folder is; opens nothing.
+
+    >>> absolute_url("s3://bucket/out"), absolute_url("file:///out/day=1")
+    ('s3://bucket/out', 'file:///out/day%3D1')
+    """
+    match = _SCHEME.fullmatch(url)
+    if match is None:
+        path = url
+    elif match[1].lower() == "file":
+        path = _folder_of(match[2])
+    else:
+        return url
+    if not path or "\0" in path:
+        raise UserError(f"{path!r} names no store: {_ALLOWED}", code=ErrorCode.INVALID_URL)
+    return Path(path).expanduser().resolve().as_uri()
+
+
 def _folder_of(rest: str) -> str:
     """Return the path in a `file:` URL, whose host can only be this machine."""
     match = _FILE.fullmatch(rest)

@@ -1,0 +1,154 @@
+"""Staging: the rows of one epoch of one subtask become files that no reader looks at.
+
+A file per partition is open at a time. Rows wait until they make a row group, row groups are
+encoded into the open file, and a file that has reached its size is uploaded. What all open
+files hold is bounded, too: above the bound the largest is uploaded, however small it is.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.connectors.files_encoding import Format, PartWriter, open_part
+from penstock.connectors.files_layout import Partition, PartNames, partition_folder
+from penstock.connectors.files_partitions import split_rows
+from penstock.connectors.files_records import (
+    StagedFile,
+    StagedParts,
+    checksum_text,
+    schema_text,
+)
+from penstock.errors import ErrorCode, PenstockError, StorageError, UnknownOutcomeError
+from penstock.state.storage.object_store import ObjectStore
+
+ROW_GROUP_BYTES = 16 * 1024**2
+"""How many bytes of rows, as Arrow holds them, become a row group."""
+
+
+@dataclass(slots=True)
+class _OpenPart:
+    """The file of one partition that is being written, and the rows that wait for it."""
+
+    writer: PartWriter
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    rows: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self.waiting_bytes + self.writer.size_bytes
+
+    def encode(self) -> None:
+        waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
+        if waiting:
+            self.writer.write(pa.Table.from_batches(waiting))
+
+
+class EpochParts:
+    """What one attempt of a subtask stages in one epoch. Dropped after the epoch."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        names: PartNames,
+        schema: pa.Schema,
+        *,
+        form: Format,
+        partition_by: Sequence[str],
+        target_bytes: int,
+    ) -> None:
+        self.names = names
+        self._store = store
+        self._schema = schema
+        self._format: Format = form
+        self._partition_by = tuple(partition_by)
+        self._target_bytes = target_bytes
+        self._group_bytes = min(ROW_GROUP_BYTES, target_bytes)
+        kept = [field for field in schema if field.name not in self._partition_by]
+        self._file_schema = pa.schema(kept)
+        self._open: dict[Partition, _OpenPart] = {}
+        self._files: list[StagedFile] = []
+        self._held_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows; files that are full are uploaded on the way."""
+        for partition, rows in split_rows(batch, self._partition_by):
+            for piece in _pieces(rows, self._group_bytes):
+                self._add(partition, piece)
+
+    def finish(self) -> StagedParts | None:
+        """Upload what is still open; return what was staged, None if there was no row."""
+        for partition in list(self._open):
+            self._upload(partition)
+        if not self._files:
+            return None
+        return StagedParts(
+            self._format, schema_text(self._schema), self._partition_by, tuple(self._files)
+        )
+
+    def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
+        part = self._open.get(partition)
+        if part is None:
+            part = self._open[partition] = _OpenPart(
+                open_part(self._format, self._file_schema)
+            )
+            self._held_bytes += part.held_bytes
+        before = part.held_bytes
+        part.waiting.append(rows)
+        part.waiting_bytes += rows.nbytes
+        part.rows += rows.num_rows
+        if part.waiting_bytes >= self._group_bytes:
+            part.encode()
+        self._held_bytes += part.held_bytes - before
+        if part.writer.size_bytes >= self._target_bytes:
+            self._upload(partition)
+        while self._held_bytes > self._target_bytes + self._group_bytes:
+            self._upload(max(self._open, key=lambda name: self._open[name].held_bytes))
+
+    def _upload(self, partition: Partition) -> None:
+        part = self._open.pop(partition)
+        self._held_bytes -= part.held_bytes
+        part.encode()
+        data = part.writer.close()
+        seq = len(self._files)
+        staged = self.names.staged(seq)
+        checksum = checksum_text(data)
+        create_own(self._store, staged, data)
+        folder = partition_folder(self._partition_by, partition)
+        self._files.append(
+            StagedFile(
+                staged,
+                self.names.final(seq, folder),
+                part.rows,
+                len(data),
+                checksum,
+                partition,
+            )
+        )
+
+
+def create_own(store: ObjectStore, path: str, data: bytes) -> None:
+    """Create an object under a name nobody else uses; reads back where the answer was lost."""
+    lost: PenstockError | None = None
+    try:
+        if store.create(path, data):
+            return
+    except UnknownOutcomeError as error:
+        lost = error
+    # A client that repeats a request by itself may meet the object it has just written.
+    if store.read(path) != data:
+        raise lost or StorageError(
+            f"{path!r} in {store.url} was to be created and holds something else: its name "
+            "is drawn at random, so something else writes below _staging. Keep it away",
+            code=ErrorCode.FOREIGN_OBJECT,
+            path=path,
+        )
+
+
+def _pieces(rows: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in pieces of about this size."""
+    count = max(1, -(-rows.nbytes // size_bytes))
+    step = max(1, -(-rows.num_rows // count))
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
