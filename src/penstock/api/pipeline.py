@@ -9,16 +9,16 @@ print(p.explain())
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.api.graph_builder import GraphBuilder
-from penstock.api.running import run_in_process
+from penstock.api.running import run, run_in_process
 from penstock.api.stream import Stream
 from penstock.core.duration import DurationLike, to_micros
 from penstock.core.ids import JobId
 from penstock.core.suggestion import did_you_mean
 from penstock.errors import ErrorCode, UserError
-from penstock.graph.logical import LogicalGraph, OperatorSpec, WatermarkSpec
+from penstock.graph.logical import LogicalGraph, OperatorSpec, Readable, WatermarkSpec
 from penstock.graph.render import render, to_json, to_mermaid
 from penstock.operators.process import source_spec
 from penstock.operators.registry import Registry
@@ -27,6 +27,9 @@ from penstock.runtime.physical import compile_graph
 from penstock.runtime.plan_text import describe_plan
 from penstock.runtime.status import JobStatus
 from penstock.state.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _FORMATS = ("text", "mermaid", "json")
 
@@ -57,7 +60,7 @@ class Pipeline:
     def read(
         self,
         name: str,
-        source: SourceOperator | OperatorSpec,
+        source: SourceOperator | OperatorSpec | Readable,
         *,
         event_time: str | None = None,
         lateness: DurationLike | None = None,
@@ -78,7 +81,7 @@ class Pipeline:
             )
         port = self._builder.add_source(
             name,
-            source if isinstance(source, OperatorSpec) else source_spec(source),
+            _to_spec(source),
             event_time=event_time,
             watermark=watermark,
             parallelism=parallelism,
@@ -88,6 +91,35 @@ class Pipeline:
     def graph(self) -> LogicalGraph:
         """Return the graph so far; raise `GraphError` with everything that is wrong with it."""
         return self._builder.graph()
+
+    def run(
+        self,
+        checkpoint: str | ObjectStore,
+        *,
+        master: str | None = None,
+        session: "SparkSession | None" = None,
+        restore: int | str | None = None,
+        allow_dropped_state: bool = False,
+        on_status: Callable[[JobStatus], None] | None = None,
+        shows_logs: bool = False,
+    ) -> JobStatus:
+        """Run it on Spark until its data ends; one that ran before goes on from its last epoch.
+
+        Spark is embedded in this process (`local[*]`, with retries) unless `master` names a
+        cluster or `session` is the user's own. Ctrl-C stops after a checkpoint, a second one
+        at once. `restore` goes back to an epoch by number or to a savepoint by name first.
+        """
+        return run(
+            self.graph(),
+            checkpoint=checkpoint,
+            registry=self.registry,
+            master=master,
+            session=session,
+            restore=restore,
+            allow_dropped_state=allow_dropped_state,
+            on_status=on_status,
+            shows_logs=shows_logs,
+        )
 
     def run_in_process(
         self,
@@ -124,3 +156,9 @@ class Pipeline:
             )
         rendered = render(graph, {name: shown.fields for name, shown in displays.items()})
         return to_mermaid(rendered) if format == "mermaid" else to_json(rendered)
+
+
+def _to_spec(source: SourceOperator | OperatorSpec | Readable) -> OperatorSpec:
+    if isinstance(source, OperatorSpec):
+        return source
+    return source.source_spec() if isinstance(source, Readable) else source_spec(source)

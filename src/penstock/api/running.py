@@ -1,12 +1,13 @@
-"""Running a pipeline in this process: without a cluster, on any checkpoint store.
+"""Running a pipeline: on Spark, or in this process.
 
-The same supersteps, state and protocol as everywhere; only the tasks run one after the other
-right here. For tests, notebooks and small jobs.
+The same supersteps, state and protocol either way. In process the tasks run one after the
+other right here: for tests, notebooks and small jobs.
 """
 
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.ids import Epoch, SavepointName
@@ -24,6 +25,9 @@ from penstock.state.protocol.pinning import Epochs
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.probe import probe_store
 from penstock.state.storage.urls import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _REMOTE_EPOCH_MICROS = 10_000_000
 _LOCAL_EPOCH_MICROS = 1_000_000
@@ -73,6 +77,42 @@ def run_in_process(
         )
         driver = JobDriver(environment, on_status=on_status)
         return driver.run(restore=which_epoch(restore))
+
+
+def run(
+    graph: LogicalGraph,
+    *,
+    checkpoint: str | ObjectStore,
+    registry: Registry,
+    master: str | None = None,
+    session: "SparkSession | None" = None,
+    restore: int | str | None = None,
+    allow_dropped_state: bool = False,
+    on_status: Callable[[JobStatus], None] | None = None,
+    settings: DriverSettings | None = None,
+    shows_logs: bool = False,
+) -> JobStatus:
+    """Run a job on Spark; embedded in this process unless `master` or `session` says otherwise."""
+    # Late: whoever runs in process needs neither Spark nor the seconds it takes to load.
+    from penstock.runtime.spark.running import run_on_spark
+    from penstock.runtime.spark.session import DEFAULT_MASTER
+
+    store = open_store(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    probe_store(store, graph.job, new_token())
+    chosen = current()
+    return run_on_spark(
+        graph,
+        store,
+        registry,
+        settings=chosen,
+        driver_settings=settings
+        or driver_settings(chosen, checkpoint, allow_dropped_state=allow_dropped_state),
+        session=session,
+        master=master or DEFAULT_MASTER,
+        restore=which_epoch(restore),
+        on_status=on_status,
+        shows_logs=shows_logs,
+    )
 
 
 def driver_settings(

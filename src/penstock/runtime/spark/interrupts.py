@@ -1,0 +1,41 @@
+"""Ctrl-C on a running job: once stops it after a checkpoint, twice stops it now.
+
+Installed after the Spark context exists, because PySpark's own handler cancels all jobs.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from penstock.runtime.driver import JobDriver
+from penstock.runtime.epoch import StopMode
+
+
+@contextmanager
+def stopped_by_ctrl_c(driver: JobDriver, session: SparkSession) -> Iterator[None]:
+    """Let Ctrl-C stop the driver for as long as the body runs; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    presses = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal presses
+        del number, frame
+        presses += 1
+        if presses == 1:
+            driver.request_stop(StopMode.CHECKPOINT)
+            return
+        driver.request_stop(StopMode.IMMEDIATE)
+        session.sparkContext.cancelAllJobs()
+
+    before: Any = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

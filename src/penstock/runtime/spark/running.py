@@ -1,0 +1,109 @@
+"""Running a job on Spark: session, executor, driver, and Ctrl-C, put together."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock.core.settings import Settings
+from penstock.core.tokens import new_token
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import LogicalGraph
+from penstock.operators.registry import Registry
+from penstock.operators.user_functions import pickle_function
+from penstock.runtime.driver import JobDriver
+from penstock.runtime.environment import DriverSettings, JobEnvironment
+from penstock.runtime.spark.executor import SparkExecutor
+from penstock.runtime.spark.interrupts import stopped_by_ctrl_c
+from penstock.runtime.spark.session import DEFAULT_MASTER, adopt_session, open_session
+from penstock.runtime.spark.task import WorkerSpec
+from penstock.runtime.status import JobStatus
+from penstock.state.files.cache import FileCache
+from penstock.state.protocol.pinning import Epochs
+from penstock.state.storage.memory import MemoryStore
+from penstock.state.storage.object_store import ObjectStore
+
+
+def run_on_spark(
+    graph: LogicalGraph,
+    store: ObjectStore,
+    registry: Registry,
+    *,
+    settings: Settings,
+    driver_settings: DriverSettings,
+    session: SparkSession | None = None,
+    master: str = DEFAULT_MASTER,
+    restore: Epochs | None = None,
+    on_status: Callable[[JobStatus], None] | None = None,
+    shows_logs: bool = False,
+) -> JobStatus:
+    """Run a job until its data ends or somebody stops it.
+
+    With the user's own `session` theirs is left as it is; otherwise Spark is started, and
+    stopped again unless it ran before.
+    """
+    if isinstance(store, MemoryStore):
+        raise UserError(
+            f"job {graph.job!r} cannot keep its checkpoints in memory on Spark: workers are "
+            "other processes. Give a folder, s3://…, gs://… or az://…",
+            code=ErrorCode.INVALID_URL,
+        )
+    with (
+        _session(session, master, str(graph.job), shows_logs=shows_logs) as spark,
+        _cache_root(settings, spark) as cache_root,
+    ):
+        spec = WorkerSpec(
+            new_token(), store, cache_root, settings, pickle_function(registry, "registry")
+        )
+        environment = JobEnvironment(
+            graph,
+            store,
+            FileCache(Path(cache_root), limit_bytes=settings.cache_limit_bytes),
+            SparkExecutor(spark, spec),
+            registry,
+            settings=driver_settings,
+        )
+        driver = JobDriver(environment, on_status=on_status)
+        with stopped_by_ctrl_c(driver, spark):
+            return driver.run(restore=restore)
+
+
+@contextmanager
+def _session(
+    given: SparkSession | None, master: str, name: str, *, shows_logs: bool
+) -> Iterator[SparkSession]:
+    if given is not None:
+        yield adopt_session(given)
+        return
+    was_running = SparkSession.getActiveSession() is not None
+    session = open_session(master, name=name, shows_logs=shows_logs)
+    try:
+        yield session
+    finally:
+        if not was_running:
+            session.stop()
+
+
+@contextmanager
+def _cache_root(settings: Settings, session: SparkSession) -> Iterator[str]:
+    """Return where workers cache state files: on each of their machines.
+
+    Embedded Spark gets a folder of its own that goes with the run. On a cluster the folder
+    stays, below `spark.local.dir`, so that the next run finds it warm.
+    """
+    if settings.cache_root is not None:
+        yield settings.cache_root
+        return
+    conf = session.sparkContext.getConf()
+    local = conf.get("spark.local.dir", tempfile.gettempdir()) or tempfile.gettempdir()
+    if not (conf.get("spark.master") or "").startswith("local"):
+        yield str(Path(local) / "penstock-cache")
+        return
+    folder = tempfile.mkdtemp(prefix="penstock-cache-", dir=local)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

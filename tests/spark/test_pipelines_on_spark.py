@@ -1,0 +1,144 @@
+"""Whole pipelines on an embedded Spark: run, stop, go on, rescale, restore, fail."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.api.running import run
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.environment import DriverSettings
+from tests.builders.spark_session import shared_session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
+SMALL = DriverSettings(
+    budget=SourceBudget(rows=100), adapts_budget=False, target_epoch_micros=1
+)
+
+
+class RunningCount(ps.ArrowOperator):
+    """Counts rows per key and emits the new counts."""
+
+    def name(self) -> str:
+        return "running-count"
+
+    def output_schema(self, inputs: Any) -> ps.StreamSchema:
+        return ps.StreamSchema(COUNTS)
+
+    def tables(self) -> Any:
+        return [ps.keyed_table("counts", COUNTS, key_columns=["key"])]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+    ) -> None:
+        counts = ctx.get_keyed_state("counts")
+        frame = pl.DataFrame(pl.from_arrow(batch))
+        new = frame.group_by("key", maintain_order=True).agg(count=pl.len().cast(pl.Int64))
+        known = pl.DataFrame(pl.from_arrow(counts.get(new).rows))["count"].fill_null(0)
+        changed = new.with_columns(count=pl.col("count") + known)
+        counts.put(changed)
+        collector.collect(changed)
+
+
+def a_pipeline(name: str, *, parallelism: int = 2, rows: int = 1_000) -> Any:
+    pipeline = ps.Pipeline(name, parallelism=parallelism)
+    out = ps.list_sink(name)
+    (
+        pipeline.read("numbers", ps.impulse(count=rows, splits=3))
+        .with_columns(key=pl.col("counter") % 10)
+        .key_by("key")
+        .process("count", RunningCount())
+        .write("out", out)
+    )
+    return pipeline, out
+
+
+def start(
+    pipeline: ps.Pipeline,
+    folder: Path,
+    on_status: Callable[[ps.JobStatus], None] | None = None,
+    **options: Any,
+) -> ps.JobStatus:
+    return run(
+        pipeline.graph(),
+        checkpoint=str(folder / "checkpoints"),
+        registry=pipeline.registry,
+        session=shared_session(),
+        settings=SMALL,
+        on_status=on_status,
+        **options,
+    )
+
+
+def assert_every_row_was_counted_once(out: Any, rows: int) -> None:
+    found = [(row["key"], row["count"]) for row in out.rows()]
+    assert len(found) == len(set(found))
+    assert dict(sorted(found)) == dict.fromkeys(range(10), rows // 10)
+
+
+def test_a_job_runs_to_its_end_and_is_over_then(tmp_path: Path) -> None:
+    pipeline, out = a_pipeline("spark-whole")
+    status = start(pipeline, tmp_path)
+    assert status.phase is ps.JobPhase.FINISHED
+    assert status.rows_read == 1_000
+    assert_every_row_was_counted_once(out, 1_000)
+    again = start(pipeline, tmp_path)
+    assert again.phase is ps.JobPhase.FINISHED
+    assert again.epochs_run == 0
+
+
+def test_a_job_that_stopped_goes_on_at_another_parallelism(tmp_path: Path) -> None:
+    pipeline, out = a_pipeline("spark-rescaled", parallelism=2)
+    stops: list[ps.JobPhase] = []
+
+    def stop_early(status: ps.JobStatus) -> None:
+        if status.epochs_published == 3 and not stops:
+            stops.append(status.phase)
+            raise StopNowError
+
+    with pytest.raises(StopNowError):
+        start(pipeline, tmp_path, stop_early)
+    wider, _ = a_pipeline("spark-rescaled", parallelism=3)
+    assert start(wider, tmp_path).phase is ps.JobPhase.FINISHED
+    assert_every_row_was_counted_once(out, 1_000)
+
+
+class StopNowError(Exception):
+    """Stands for a driver that dies between two epochs."""
+
+
+class Fragile(RunningCount):
+    """Cannot bear what it is given."""
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+    ) -> None:
+        raise ValueError("too much")
+
+
+def test_what_user_code_raises_reaches_the_user_without_retries(tmp_path: Path) -> None:
+    pipeline = ps.Pipeline("spark-fragile")
+    read = pipeline.read("numbers", ps.impulse(count=5)).with_columns(key=pl.col("counter"))
+    read.key_by("key").process("fragile", Fragile()).write("out", ps.list_sink("fragile"))
+    with pytest.raises(
+        ps.PenstockError, match="operator 'fragile' raised ValueError"
+    ) as raised:
+        start(pipeline, tmp_path)
+    assert "'counter': 0" in raised.value.__notes__[0]
+
+
+def test_checkpoints_in_memory_are_refused() -> None:
+    pipeline, _ = a_pipeline("spark-memory")
+    with pytest.raises(ps.PenstockError, match="workers are other processes"):
+        run(
+            pipeline.graph(),
+            checkpoint="memory:",
+            registry=pipeline.registry,
+            session=shared_session(),
+        )
