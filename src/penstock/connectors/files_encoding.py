@@ -92,7 +92,7 @@ def find_format_problems(form: Format, schema: pa.Schema) -> list[str]:
     ]
 
 
-def _find_parquet_problem(field: pa.Field[Any]) -> str | None:
+def _find_parquet_problem(field: "pa.Field[Any]") -> str | None:
     schema = pa.schema([field])
     try:
         with _parquet_writer(pa.BufferOutputStream(), schema) as writer:

@@ -1,6 +1,7 @@
 """Partitions of output files: which columns may be one, and rows by the folder they go to."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -57,10 +58,10 @@ def split_rows(
     keys = pl.DataFrame(pa.Table.from_arrays(values, names)).with_row_index(_ROW)
     groups = keys.group_by(names, maintain_order=True).agg(_ROW)
     rows = groups[_ROW]
-    firsts = pa.array(rows.list.first().to_numpy(), pa.int64())
+    firsts: Any = pa.array(rows.list.first().to_numpy(), pa.int64())
     texts = [pc.cast(value.take(firsts), pa.string()).to_pylist() for value in values]
+    whole = len(rows) == 1
     for index, partition in enumerate(zip(*texts, strict=True)):
-        whole = len(rows) == 1
         yield partition, rest if whole else rest.take(pa.array(rows[index].to_numpy()))
 
 

@@ -25,24 +25,42 @@ from penstock.state.storage.object_store import ObjectStore
 ROW_GROUP_BYTES = 16 * 1024**2
 """How many bytes of rows, as Arrow holds them, become a row group."""
 
+BATCH_BYTES = 1024
+"""About what a batch costs besides its rows: it counts when there are many partitions."""
+
 
 @dataclass(slots=True)
 class _OpenPart:
     """The file of one partition that is being written, and the rows that wait for it."""
 
-    writer: PartWriter
+    form: Format
+    schema: pa.Schema
+    writer: PartWriter | None = None
+    """None before the first row group: an open Parquet file costs memory of its own."""
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
     rows: int = 0
 
     @property
-    def held_bytes(self) -> int:
-        return self.waiting_bytes + self.writer.size_bytes
+    def encoded_bytes(self) -> int:
+        return 0 if self.writer is None else self.writer.size_bytes
 
-    def encode(self) -> None:
+    @property
+    def held_bytes(self) -> int:
+        return self.waiting_bytes + self.encoded_bytes
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self.waiting.append(rows)
+        self.waiting_bytes += rows.nbytes + BATCH_BYTES
+        self.rows += rows.num_rows
+
+    def encode(self) -> PartWriter:
+        if self.writer is None:
+            self.writer = open_part(self.form, self.schema)
         waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
         if waiting:
             self.writer.write(pa.Table.from_batches(waiting))
+        return self.writer
 
 
 class EpochParts:
@@ -90,18 +108,13 @@ class EpochParts:
     def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
         part = self._open.get(partition)
         if part is None:
-            part = self._open[partition] = _OpenPart(
-                open_part(self._format, self._file_schema)
-            )
-            self._held_bytes += part.held_bytes
+            part = self._open[partition] = _OpenPart(self._format, self._file_schema)
         before = part.held_bytes
-        part.waiting.append(rows)
-        part.waiting_bytes += rows.nbytes
-        part.rows += rows.num_rows
+        part.add(rows)
         if part.waiting_bytes >= self._group_bytes:
             part.encode()
         self._held_bytes += part.held_bytes - before
-        if part.writer.size_bytes >= self._target_bytes:
+        if part.encoded_bytes >= self._target_bytes:
             self._upload(partition)
         while self._held_bytes > self._target_bytes + self._group_bytes:
             self._upload(max(self._open, key=lambda name: self._open[name].held_bytes))
@@ -109,8 +122,7 @@ class EpochParts:
     def _upload(self, partition: Partition) -> None:
         part = self._open.pop(partition)
         self._held_bytes -= part.held_bytes
-        part.encode()
-        data = part.writer.close()
+        data = part.encode().close()
         seq = len(self._files)
         staged = self.names.staged(seq)
         checksum = checksum_text(data)
