@@ -37,7 +37,7 @@ $(PROTO_READY): requirements/proto.txt
 	bash scripts/make_venv.sh $(PROTO_VENV) requirements/proto.txt
 	touch $@
 
-# Nothing in the project needs Java before the Spark layer does, so a machine where it cannot
+# Only the Spark layer needs Java, so a machine where it cannot
 # be installed still gets a working environment: the last lines then say what is missing.
 .PHONY: setup
 setup: $(READY) ## Build .venv from the lock file; install a JRE where no Java 17+ is found
