@@ -1,0 +1,140 @@
+"""CSV as RFC 4180 has it: a header, commas, quotes that may hold newlines. Parsed by Arrow.
+
+An empty field is null, except in a column of text, where it is empty text. A quote that
+begins or ends no field is against the rule: it makes the row bad, and rows up to the next
+such quote with it.
+"""
+
+import csv
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from penstock.connectors.files_formats import SourceFile
+from penstock.connectors.files_text import (
+    NEWLINE,
+    SAMPLE_BYTES,
+    Ends,
+    Heading,
+    TextFormat,
+    mark_length,
+    widen_inferred,
+)
+from penstock.errors import ErrorCode, SchemaError, UserError
+
+_QUOTE = ord('"')
+
+
+class CsvFormat(TextFormat):
+    """Reads CSV files with a header."""
+
+    def find_row_ends(self, text: bytes) -> Ends:
+        """Return where the rows end: newlines that an even number of quotes precedes."""
+        return find_row_ends(text)
+
+    def parse(self, text: bytes, heading: Heading) -> pa.Table:
+        """Parse all rows at once."""
+        if text.count(b'"') % 2:
+            raise ValueError("a quote is not closed")
+        types = {field.name: field.type for field in self.schema}
+        return _read(text, heading.columns, types)
+
+    def read_heading(self, file: SourceFile) -> Heading:
+        """Return the header, once its columns were compared with the schema's."""
+        heading = _read_heading(file, self._max_row_bytes)
+        problems = [
+            f"column {name!r} occurs more than once"
+            for name in dict.fromkeys(heading.columns)
+            if heading.columns.count(name) > 1
+        ]
+        if problems:
+            raise SchemaError(
+                f"the header of {file} cannot be used: {'; '.join(problems)}. Rename them",
+                path=file.path,
+            )
+        fields = {field.name: field for field in self.schema}
+        found = [fields.get(name, pa.field(name, pa.string())) for name in heading.columns]
+        self.check_columns(file, pa.schema(found))
+        return heading
+
+
+def infer_csv(file: SourceFile) -> pa.Schema:
+    """Return the columns that the header and the first rows of a file suggest."""
+    heading = _read_heading(file, SAMPLE_BYTES)
+    length = min(SAMPLE_BYTES, file.size_bytes - heading.length)
+    text = file.read_range(heading.length, length)
+    ends = find_row_ends(text)
+    if heading.length + length < file.size_bytes and len(ends):
+        text = text[: ends[-1]]
+    try:
+        return widen_inferred(file, _read(text, heading.columns, None).schema)
+    except pa.ArrowException as error:
+        raise UserError(
+            f"the columns of {file} cannot be told from its first rows: {error}. Pass "
+            "schema=",
+            code=ErrorCode.INVALID_CONFIG,
+            path=file.path,
+        ) from error
+
+
+def find_row_ends(text: bytes) -> Ends:
+    """Return where the complete rows of a text end that begins with a row."""
+    characters = np.frombuffer(text, dtype=np.uint8)
+    ends = np.flatnonzero(characters == NEWLINE) + 1
+    quotes = np.flatnonzero(characters == _QUOTE)
+    if not len(quotes):
+        return ends
+    is_outside = np.searchsorted(quotes, ends) % 2 == 0
+    return np.compress(is_outside, ends)
+
+
+def _read_heading(file: SourceFile, max_bytes: int) -> Heading:
+    length = min(64 << 10, max_bytes)
+    while True:
+        text = file.read_range(0, min(length, file.size_bytes))
+        mark = mark_length(text)
+        ends = find_row_ends(text[mark:])
+        if len(ends) or len(text) == file.size_bytes:
+            break
+        if length >= max_bytes:
+            raise UserError(
+                f"{file} has no header: its first {length} bytes are one line. Correct the "
+                "file, or move it away",
+                code=ErrorCode.UNREADABLE_INPUT,
+                path=file.path,
+            )
+        length *= 2
+    end = mark + int(ends[0]) if len(ends) else len(text)
+    line = text[mark:end]
+    try:
+        columns = next(csv.reader(io.StringIO(line.decode(), newline="")), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"the header of {file} cannot be read: {error}",
+            code=ErrorCode.UNREADABLE_INPUT,
+            path=file.path,
+        ) from error
+    return Heading(end, line.count(b"\n"), tuple(columns))
+
+
+def _read(
+    text: bytes, columns: tuple[str, ...], types: dict[str, pa.DataType] | None
+) -> pa.Table:
+    if not text.strip():
+        fields = [pa.field(name, (types or {}).get(name, pa.null())) for name in columns]
+        return pa.schema(fields).empty_table()
+    return pa_csv.read_csv(
+        io.BytesIO(text),
+        read_options=pa_csv.ReadOptions(
+            use_threads=False, block_size=len(text) + 1, column_names=list(columns)
+        ),
+        parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=types,
+            include_columns=None if types is None else list(types),
+            null_values=[""],
+            strings_can_be_null=False,
+        ),
+    )

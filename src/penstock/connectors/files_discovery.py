@@ -1,0 +1,135 @@
+"""Which files a path or glob names, on any store.
+
+| pattern         | names                                                             |
+|-----------------|-------------------------------------------------------------------|
+| `a/b.csv`       | that file; if it is a folder, all files below it                  |
+| `a/`            | all files below that folder                                       |
+| `*`, `?`, `[…]` | any characters, one, one of a set (`[!…]`: none of it); never `/` |
+| `**`            | any number of folders                                             |
+
+Wildcards do not match a leading `.` or `_`, neither of files nor of folders: such names are
+for what is not, or not yet, data. A store is opened at the folder before the first wildcard
+and files are named by their path below it.
+"""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from penstock.errors import ErrorCode, UserError
+from penstock.state.storage.object_store import ObjectInfo, ObjectStore
+from penstock.state.storage.urls import absolute_url
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)(//[^/]*)?(.*)", re.DOTALL)
+_WILD = re.compile(r"[*?[]")
+_VISIBLE = r"(?![._])"
+_FOLDERS = rf"(?:{_VISIBLE}[^/]+/)*"
+_ANY_FILE = rf"{_FOLDERS}{_VISIBLE}[^/]+"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePattern:
+    """A store and the files in it that are meant. Plain data; `parse_pattern` makes it."""
+
+    root: str
+    """The URL of the store."""
+    pattern: str
+    """Relative to the root."""
+
+    def __str__(self) -> str:
+        return f"{self.root.rstrip('/')}/{self.pattern}"
+
+    def list_files(self, store: ObjectStore) -> list[ObjectInfo]:
+        """Return all files that the pattern names, in order of path."""
+        folder, is_wild = _static_folder(self.pattern)
+        matches = re.compile(to_regex(self.pattern)).fullmatch
+        found = [info for info in store.list(folder) if matches(info.path)]
+        if not is_wild:
+            size_bytes = store.size(self.pattern)
+            if size_bytes is not None:
+                found.append(ObjectInfo(self.pattern, size_bytes))
+        return sorted(found, key=lambda info: info.path)
+
+
+def parse_pattern(path: str) -> FilePattern:
+    """Part a path or URL into the store to open and the pattern of names in it.
+
+    A relative path is made absolute: whoever reads may have another working folder.
+
+    >>> parse_pattern("s3://lake/bids/2026-*/part-?.parquet")
+    FilePattern(root='s3://lake/bids', pattern='2026-*/part-?.parquet')
+    """
+    match = _URL.fullmatch(path)
+    scheme, authority, rest = match.groups() if match else ("", None, path)
+    segments = rest.split("/")
+    if not rest.strip("/") and not authority:
+        raise UserError(
+            f"{path!r} names no files: give a path or a glob, such as 'bids/*.parquet'",
+            code=ErrorCode.INVALID_URL,
+        )
+    if segments[-1] == "":
+        segments[-1] = "**"
+    if scheme.lower() == "memory:":
+        # A store in memory has no folders of its own: its name is the first segment.
+        name, segments = (
+            (authority, segments[1:]) if authority else (segments[0], segments[1:])
+        )
+        return FilePattern(f"memory:{name.removeprefix('//')}", "/".join(segments))
+    count = _static_count(segments)
+    root = "/".join(segments[:count])
+    if not root:
+        root = "/" if count else ("" if authority else ".")
+    pattern = "/".join(segments[count:])
+    if scheme.lower() == "file:":
+        pattern = unquote(pattern)
+    url = absolute_url(f"{scheme}{authority or ''}{root}")
+    return FilePattern(url.rstrip("/"), pattern)
+
+
+def to_regex(pattern: str) -> str:
+    """Return the regular expression that a path must match as a whole."""
+    if _WILD.search(pattern) is None:
+        return rf"{re.escape(pattern)}(?:/{_ANY_FILE})?"
+    *folders, last = pattern.split("/")
+    parts = [
+        _FOLDERS if segment == "**" else f"{_segment_regex(segment)}/"
+        for segment in folders
+    ]
+    return "".join(parts) + (_ANY_FILE if last == "**" else _segment_regex(last))
+
+
+def _segment_regex(segment: str) -> str:
+    found = _VISIBLE if segment[:1] in ("*", "?") else ""
+    index = 0
+    while index < len(segment):
+        character = segment[index]
+        end = segment.find("]", index + 2) if character == "[" else -1
+        if end > 0:
+            found += _set_regex(segment[index + 1 : end])
+            index = end
+        else:
+            found += {"*": "[^/]*", "?": "[^/]"}.get(character) or re.escape(character)
+        index += 1
+    return found
+
+
+def _set_regex(members: str) -> str:
+    negation = "^" if members[:1] == "!" else ""
+    escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", members[len(negation) :])
+    return f"[{negation}{escaped}]"
+
+
+def _static_count(segments: list[str]) -> int:
+    """Return how many leading segments are folders without wildcards."""
+    for index, segment in enumerate(segments[:-1]):
+        if _WILD.search(segment):
+            return index
+    return len(segments) - 1
+
+
+def _static_folder(pattern: str) -> tuple[str, bool]:
+    """Return the folder that has all files of a pattern, and whether that has wildcards."""
+    if _WILD.search(pattern) is None:
+        return pattern, False
+    segments = pattern.split("/")
+    return "/".join(segments[: _static_count(segments)]), True

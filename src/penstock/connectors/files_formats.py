@@ -1,0 +1,156 @@
+"""What the files source asks of a file format, and what it gets.
+
+A format measures a file, so that the driver can say how far an epoch reads, and reads such
+a part of it in pieces. It decides nothing about epochs, splits or discovery.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from penstock.core.batch import find_differences
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.state.storage.object_store import ObjectStore
+
+FormatName = Literal["parquet", "jsonl", "csv"]
+
+
+class FileOffset(NamedTuple):
+    """How far a file was read. Stored as a list, so fields are only ever appended."""
+
+    size_bytes: int
+    """The size of the whole file: another one later means that it was changed."""
+    position: int = 0
+    """The next row group of a Parquet file; in text, the byte at which the next row begins."""
+    lines: int = 0
+    """Rows read of a Parquet file; lines of text before the position, a header included."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file on its store."""
+
+    store: ObjectStore
+    path: str
+    size_bytes: int
+
+    def read_range(self, start: int, length: int) -> bytes:
+        """Return bytes of the file; they are there, or the file has gone."""
+        data = self.store.read_range(self.path, start, length)
+        if data is None:
+            raise changed_error(self, None)
+        if len(data) != min(length, self.size_bytes - start):
+            raise changed_error(self, start + len(data))
+        return data
+
+    def check_size(self) -> None:
+        """Refuse a file that has gone or is not as large as when it was first seen."""
+        found = self.store.size(self.path)
+        if found != self.size_bytes:
+            raise changed_error(self, found)
+
+    def __str__(self) -> str:
+        return f"{self.store.url.rstrip('/')}/{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How much of a file fits into what is left of an epoch."""
+
+    rows: int
+    size_bytes: int
+    is_first: bool
+    """Nothing else is read: the smallest possible piece is, however large it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far an epoch may read a file, and about how much that is."""
+
+    end: int
+    """A position: rows that begin before it are read."""
+    rows: float
+    size_bytes: int
+    is_whole: bool
+    """Nothing is left after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """Text that is no row of the schema."""
+
+    line: int
+    """Its line in the file, from 1; its first, if it has several."""
+    text: bytes
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a file, in order, and where the next ones begin."""
+
+    rows: Sequence[pa.RecordBatch | pa.Table]
+    bad: Sequence[BadRow]
+    next: FileOffset | None
+    """None in the midst of what can only be read whole: reading must not stop here."""
+    is_last: bool
+    """The file has no more rows."""
+
+
+class FileFormat(ABC):
+    """How files of one format are measured and read, for rows of one schema."""
+
+    def __init__(self, schema: pa.Schema, *, ignores_extra: bool) -> None:
+        self.schema = schema
+        self.ignores_extra = ignores_extra
+        """Columns that the schema does not name are skipped; otherwise they are an error."""
+
+    @abstractmethod
+    def reach(
+        self, file: SourceFile, start: FileOffset, allowance: Allowance
+    ) -> Reach | None:
+        """Say how far to read; None if not even one row fits. Called on the driver."""
+
+    @abstractmethod
+    def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
+        """Read the rows that begin in `[start, end)`; at least one piece, perhaps empty."""
+
+    def check_columns(self, file: SourceFile, found: pa.Schema) -> None:
+        """Refuse a file whose columns are not those of the schema; say all differences."""
+        if self.ignores_extra:
+            found = pa.schema([field for field in found if field.name in self.schema.names])
+        problems = find_differences(found, self.schema)
+        if problems:
+            raise SchemaError(
+                f"{file} has other columns than the schema it is read with: "
+                f"{'; '.join(problems)}. Pass the schema that fits all files as schema=, or "
+                "move this file elsewhere",
+                path=file.path,
+            )
+
+
+def changed_error(file: SourceFile, found_bytes: int | None) -> UserError:
+    """Make the error of a file that is not what it was when it was listed."""
+    now = "has gone" if found_bytes is None else f"now has {found_bytes} bytes"
+    return UserError(
+        f"{file} {now}; it had {file.size_bytes} bytes when it was first listed. Files must "
+        "not change once they are there: write new rows to new files, and put whole files "
+        "in place by renaming them. To go on, bring the file back as it was",
+        code=ErrorCode.INPUT_CHANGED,
+        path=file.path,
+    )
+
+
+def to_plain_layout(kind: pa.DataType) -> pa.DataType:
+    """Return the usual layout of a type: writers choose others for the same values."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return to_plain_layout(kind.value_type)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    if types.is_large_binary(kind) or types.is_binary_view(kind):
+        return pa.binary()
+    return kind

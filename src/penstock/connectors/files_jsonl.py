@@ -1,0 +1,79 @@
+"""JSON lines: an object a line; a key that is absent is null. Parsed by Arrow."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+
+from penstock.connectors.files_formats import SourceFile
+from penstock.connectors.files_text import (
+    NEWLINE,
+    SAMPLE_BYTES,
+    Ends,
+    Heading,
+    TextFormat,
+    mark_length,
+    widen_inferred,
+)
+from penstock.errors import ErrorCode, UserError
+
+
+class JsonLinesFormat(TextFormat):
+    """Reads JSON lines. Dates and times are text of ISO form, which Arrow reads only as such."""
+
+    def find_row_ends(self, text: bytes) -> Ends:
+        """Return where the lines end."""
+        return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE) + 1
+
+    def parse(self, text: bytes, heading: Heading) -> pa.Table:
+        """Parse all lines at once."""
+        del heading
+        carried = pa.schema(
+            [field.with_type(_carrier(field.type)) for field in self.schema]
+        )
+        unexpected = "ignore" if self.ignores_extra else "error"
+        table = _read(text, carried, unexpected).select(self.schema.names)
+        return table if carried == self.schema else table.cast(_nullable(self.schema))
+
+    def read_heading(self, file: SourceFile) -> Heading:
+        """Return nothing, or a byte order mark."""
+        return Heading(mark_length(file.read_range(0, min(3, file.size_bytes))))
+
+
+def infer_json_lines(file: SourceFile) -> pa.Schema:
+    """Return the columns that the first lines of a file suggest."""
+    text = file.read_range(0, min(SAMPLE_BYTES, file.size_bytes))
+    text = text[mark_length(text) :]
+    if len(text) < file.size_bytes:
+        text = text[: text.rfind(b"\n") + 1] or text
+    try:
+        return widen_inferred(file, _read(text, None, "infer").schema)
+    except pa.ArrowException as error:
+        raise UserError(
+            f"the columns of {file} cannot be told from its first lines: {error}. Pass "
+            "schema=",
+            code=ErrorCode.INVALID_CONFIG,
+            path=file.path,
+        ) from error
+
+
+def _read(text: bytes, schema: pa.Schema | None, unexpected: Any) -> pa.Table:
+    return pa_json.read_json(
+        io.BytesIO(text),
+        read_options=pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        parse_options=pa_json.ParseOptions(
+            explicit_schema=schema, unexpected_field_behavior=unexpected
+        ),
+    )
+
+
+def _carrier(kind: pa.DataType) -> pa.DataType:
+    """Return the type to parse a column as before it is cast."""
+    types = pa.types
+    return pa.string() if types.is_date(kind) or types.is_time(kind) else kind
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
