@@ -80,6 +80,8 @@ class ErrorCode(StrEnum):
     NOT_UNPICKLABLE = "not-unpicklable"
     NAME_TAKEN = "name-taken"
     PLUGIN_FAILED = "plugin-failed"
+    INPUT_CHANGED = "input-changed"
+    UNREADABLE_INPUT = "unreadable-input"
 
 
 class PenstockError(Exception):

@@ -16,7 +16,7 @@ from penstock.api.graph_builder import GraphBuilder, Port
 from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
 from penstock.errors import ErrorCode, UserError
-from penstock.graph.logical import MAIN, Exchange, OperatorSpec
+from penstock.graph.logical import MAIN, Exchange, OperatorSpec, Writable
 from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.process import process_spec
@@ -131,10 +131,13 @@ class Stream:
             )
         return Stream(self.builder, self.builder.port(operator, name))
 
-    def write(self, name: str, sink: Step, *, parallelism: int | None = None) -> None:
+    def write(
+        self, name: str, sink: Step | Writable, *, parallelism: int | None = None
+    ) -> None:
         """End here: put a sink behind this stream."""
+        spec = sink.sink_spec() if isinstance(sink, Writable) else _to_spec(sink)
         self.builder.add_step(
-            name, _to_spec(sink), [self.port], parallelism=parallelism, is_sink=True
+            name, spec, [self.port], parallelism=parallelism, is_sink=True
         )
 
     def _then(self, spec: OperatorSpec, *others: "Stream") -> "Stream":

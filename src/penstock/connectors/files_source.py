@@ -44,10 +44,13 @@ from penstock.state.storage.urls import open_store
 LISTING = "#listing"
 """The split whose offset is the list of files; no object path holds a `#`."""
 
-_TEXT = pa.string()
-BAD_ROWS = StreamSchema(
-    pa.schema([("path", _TEXT), ("line", pa.int64()), ("text", _TEXT), ("error", _TEXT)])
-)
+_BAD_COLUMNS: list[tuple[str, pa.DataType]] = [
+    ("path", pa.string()),
+    ("line", pa.int64()),
+    ("text", pa.string()),
+    ("error", pa.string()),
+]
+BAD_ROWS = StreamSchema(pa.schema(_BAD_COLUMNS))
 
 _FORMATS = {"parquet": ParquetFormat, "jsonl": JsonLinesFormat, "csv": CsvFormat}
 _INFERENCES = {"parquet": infer_parquet, "jsonl": infer_json_lines, "csv": infer_csv}

@@ -14,7 +14,7 @@ any number of edges, or none.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias, Union
+from typing import Protocol, TypeAlias, Union, runtime_checkable
 
 from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
@@ -68,6 +68,24 @@ class OperatorSpec:
 
     kind: str
     config: Mapping[str, Plain] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """What a connector's function returns if it can be read from."""
+
+    def source_spec(self) -> OperatorSpec:
+        """Return what builds the source."""
+        ...
+
+
+@runtime_checkable
+class Writable(Protocol):
+    """What a connector's function returns if it can be written to."""
+
+    def sink_spec(self) -> OperatorSpec:
+        """Return what builds the sink."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class SourceBudget:
     wall_micros: int = 1_000_000
     overrun_micros: int = 60_000_000
     """How long past its wall time a source that does not come back is left alone."""
+    subtasks: int = 1
+    """How many subtasks have as much each; told to `plan_splits`, which deals to all of them."""
 
 
 class BudgetMeter:

@@ -5,7 +5,7 @@ the splits comes from the source's table once, at the start; then from the tasks
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.ids import OperatorId
@@ -110,9 +110,8 @@ class SourcePlanner:
         operator = planned.node.operator
         plan: Any
         try:
-            plan = planned.source.plan_splits(
-                dict(planned.known), planned.budget, now_micros
-            )
+            budget = replace(planned.budget, subtasks=planned.node.parallelism)
+            plan = planned.source.plan_splits(dict(planned.known), budget, now_micros)
         except PenstockError as error:
             error.context.setdefault("operator", operator)
             raise
