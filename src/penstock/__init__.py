@@ -15,6 +15,11 @@ if typing.TYPE_CHECKING:
     from penstock.api.pipeline import Pipeline as Pipeline
     from penstock.api.stream import KeyedStream as KeyedStream
     from penstock.api.stream import Stream as Stream
+    from penstock.connectors.blackhole import blackhole as blackhole
+    from penstock.connectors.committed_files import CommittedFile as CommittedFile
+    from penstock.connectors.committed_files import committed_files as committed_files
+    from penstock.connectors.committed_files import read_committed as read_committed
+    from penstock.connectors.files import files as files
     from penstock.connectors.impulse import impulse as impulse
     from penstock.connectors.memory import list_sink as list_sink
     from penstock.connectors.memory import list_source as list_source
@@ -67,6 +72,13 @@ _HOMES = {
     "penstock.api.stream": (
         "KeyedStream",
         "Stream",
+    ),
+    "penstock.connectors.files": ("files",),
+    "penstock.connectors.blackhole": ("blackhole",),
+    "penstock.connectors.committed_files": (
+        "CommittedFile",
+        "committed_files",
+        "read_committed",
     ),
     "penstock.connectors.impulse": ("impulse",),
     "penstock.connectors.memory": (
@@ -166,6 +178,7 @@ __all__ = [
     "ArrowOperator",
     "CheckpointBarrier",
     "CommitContext",
+    "CommittedFile",
     "ConstructedOperator",
     "DisplayableOperator",
     "DueTimers",
@@ -197,7 +210,10 @@ __all__ = [
     "TimeDomain",
     "__version__",
     "async_udf",
+    "blackhole",
     "call_udf",
+    "committed_files",
+    "files",
     "global_table",
     "impulse",
     "keyed_table",
@@ -205,6 +221,7 @@ __all__ = [
     "list_source",
     "native_udf",
     "nexmark",
+    "read_committed",
     "stdout",
     "time_keyed_table",
     "udf",

@@ -1,5 +1,8 @@
 """The catalog: every kind of operator and connector that a graph can name out of the box."""
 
+from penstock.connectors.blackhole import BlackholeConstructor
+from penstock.connectors.files_sink import FilesSinkConstructor
+from penstock.connectors.files_source import FilesSourceConstructor
 from penstock.connectors.impulse import ImpulseConstructor
 from penstock.connectors.memory import ListSinkConstructor, ListSourceConstructor
 from penstock.connectors.nexmark import NexmarkConstructor
@@ -36,9 +39,12 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add("watermark", WatermarkConstructor())
     registry.add("list_source", ListSourceConstructor())
     registry.add("list_sink", ListSinkConstructor())
+    registry.add("files_source", FilesSourceConstructor())
     registry.add("impulse", ImpulseConstructor())
     registry.add("nexmark", NexmarkConstructor())
     registry.add("stdout", StdoutConstructor())
+    registry.add("files_sink", FilesSinkConstructor())
+    registry.add("blackhole", BlackholeConstructor())
     register_udfs(registry)
     if load_plugins:
         registry.load_entry_points()
