@@ -1,0 +1,89 @@
+from penstock.connectors.counted_splits import CountedSplits
+from penstock.operators.source import SourcePlan
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+
+SECOND = 1_000_000
+
+
+def in_turn(number: int, index: int, split_count: int) -> int:
+    return len(range(index, number, split_count))
+
+
+def plan(
+    splits: CountedSplits, known: dict[str, SplitState], *, rows: int = 100, now: int = 0
+) -> SourcePlan:
+    return splits.plan(known, SourceBudget(rows=rows), now, row_bytes=1)
+
+
+def test_the_first_epoch_names_all_splits_even_without_rows() -> None:
+    first = plan(CountedSplits(None, 1.0, 2, in_turn), {}, now=5)
+
+    assert first == SourcePlan(
+        (
+            SplitPlan("0-of-2", (0, 5), (0, 5), 0),
+            SplitPlan("1-of-2", (0, 5), (0, 5), 0),
+        ),
+        is_complete=True,
+    )
+
+
+def test_splits_share_the_budget() -> None:
+    first = plan(CountedSplits(None, None, 4, in_turn), {}, rows=10)
+
+    assert [split.end for split in first.splits] == [(2, 0)] * 4
+    assert first.has_more
+
+
+def test_a_budget_smaller_than_the_number_of_splits_still_moves_all() -> None:
+    first = plan(CountedSplits(None, None, 4, in_turn), {}, rows=1)
+
+    assert [split.end for split in first.splits] == [(1, 0)] * 4
+
+
+def test_a_budget_of_bytes_counts_rows_by_their_size() -> None:
+    splits = CountedSplits(None, None, 1, in_turn)
+
+    planned = splits.plan({}, SourceBudget(size_bytes=1_000), 0, row_bytes=100)
+
+    assert planned.splits[0].end == (10, 0)
+
+
+def test_the_rate_is_counted_from_the_stored_start() -> None:
+    known = {"0-of-1": SplitState(offset=(7, 2 * SECOND))}
+
+    planned = plan(CountedSplits(None, 10.0, 1, in_turn), known, now=3 * SECOND)
+
+    assert planned.splits == (SplitPlan("0-of-1", (7, 2 * SECOND), (10, 2 * SECOND), 3),)
+    assert not planned.has_more
+
+
+def test_a_split_with_nothing_due_rests() -> None:
+    known = {"0-of-1": SplitState(offset=(10, 0))}
+
+    assert plan(CountedSplits(None, 10.0, 1, in_turn), known, now=SECOND).splits == ()
+
+
+def test_a_clock_that_went_back_takes_no_rows_back() -> None:
+    known = {"0-of-1": SplitState(offset=(10, 5 * SECOND))}
+
+    assert plan(CountedSplits(None, 10.0, 1, in_turn), known, now=0).splits == ()
+
+
+def test_splits_that_have_ended_are_left_alone() -> None:
+    known = {
+        "0-of-2": SplitState(offset=(2, 0), ended=True),
+        "1-of-2": SplitState(offset=(0, 0)),
+    }
+
+    planned = plan(CountedSplits(4, None, 2, in_turn), known)
+
+    assert [split.name for split in planned.splits] == ["1-of-2"]
+    assert not planned.has_more
+
+
+def test_a_state_of_other_splits_keeps_their_number() -> None:
+    known = {f"{index}-of-3": SplitState(offset=(0, 0)) for index in range(3)}
+
+    planned = plan(CountedSplits(9, None, 5, in_turn), known)
+
+    assert [split.name for split in planned.splits] == ["0-of-3", "1-of-3", "2-of-3"]
