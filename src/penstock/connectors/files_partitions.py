@@ -71,6 +71,6 @@ def add_partition(
     """Return rows of one partition with its columns back in their places, as they were typed."""
     for column, value in zip(columns, partition, strict=True):
         value_array = pc.cast(pa.array([value], pa.string()), schema.field(column).type)
-        filled = value_array.take(pa.array(np.zeros(table.num_rows, np.int64)))
+        filled = value_array.take(np.zeros(table.num_rows, np.int64))
         table = table.append_column(column, filled)
     return table.select(schema.names)

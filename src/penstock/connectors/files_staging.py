@@ -82,7 +82,8 @@ class EpochParts:
         self._format: Format = form
         self._partition_by = tuple(partition_by)
         self._target_bytes = target_bytes
-        self._group_bytes = min(ROW_GROUP_BYTES, target_bytes)
+        # Text may be some times larger than its rows; a file should not exceed its size by much.
+        self._group_bytes = min(ROW_GROUP_BYTES, max(1, target_bytes // 4))
         kept = [field for field in schema if field.name not in self._partition_by]
         self._file_schema = pa.schema(kept)
         self._open: dict[Partition, _OpenPart] = {}
