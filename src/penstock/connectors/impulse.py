@@ -1,20 +1,18 @@
 """A source that counts: rows with a counter and an event time, as many or as fast as asked.
 
 Row number c of all splits together has `counter` c, goes to split `c % splits` and has the
-event time `start + c * step`, so the rows are the same in every run. The driver plans how
-far each split counts in an epoch; a second run of the epoch gives the same rows.
-
-How many splits there are is fixed by the first epoch: later runs keep what the state knows.
+event time `start + c * step`, so the rows are the same in every run.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.connectors.counted_splits import CountedSplits
 from penstock.core.duration import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
@@ -24,7 +22,7 @@ from penstock.operators.context import SourceContext
 from penstock.operators.display import DisplayableOperator
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 from penstock.operators.source import SourceOperator, SourcePlan
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import SourceBudget, SplitState
 
 IMPULSES = StreamSchema(
     pa.schema(
@@ -38,11 +36,7 @@ IMPULSES = StreamSchema(
 )
 
 _ROW_BYTES = 20
-_BATCH_ROWS = 65_536
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-_Offset: TypeAlias = tuple[int, int]
-"""Rows emitted by a split, and the processing time at which the source was started."""
 
 
 def impulse(
@@ -104,10 +98,11 @@ class ImpulseConfig:
 
 
 class ImpulseSource(SourceOperator):
-    """Counts. The offset of a split is how many rows it has emitted, and since when."""
+    """Counts. The offset of a split is how many rows it has emitted."""
 
     def __init__(self, config: ImpulseConfig) -> None:
         self._config = config
+        self._splits = CountedSplits(config.count, config.rate, config.splits, _rows_below)
 
     def name(self) -> str:
         """Return the kind."""
@@ -126,52 +121,12 @@ class ImpulseSource(SourceOperator):
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        """Let every split count as far as count, rate and its share of the budget allow.
-
-        In the first epoch all splits are named, also those with nothing to do yet: from then
-        on their number is in the state.
-        """
-        split_count = _split_count(known) or self._config.splits
-        plans = []
-        has_more = False
-        for index in range(split_count):
-            name = _split_name(index, split_count)
-            state = known.get(name, SplitState())
-            if state.ended:
-                continue
-            done, since = _offset_of(state, now_micros)
-            due = self._due(index, split_count, now_micros - since)
-            end = min(done + _share(budget, split_count), due)
-            has_more |= end < due
-            if end > done or state.offset is None or self._is_last(index, split_count, end):
-                plans.append(SplitPlan(name, (done, since), (end, since), end - done))
-        return SourcePlan(tuple(plans), is_complete=True, has_more=has_more)
+        """Let every split count as far as count, rate and its share of the budget allow."""
+        return self._splits.plan(known, budget, now_micros, row_bytes=_ROW_BYTES)
 
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
-        """Count as planned; a split ends with its last row."""
-        for split in ctx.splits:
-            index, split_count = _parse(split.name)
-            (done, since), (end, _) = split.start, split.end
-            ctx.advance(split.name, (done, since))
-            while done < end and not ctx.budget.is_spent:
-                upto = min(done + _BATCH_ROWS, end)
-                batch = self._rows(index, split_count, done, upto)
-                collector.collect(batch, split=split.name)
-                ctx.advance(split.name, (upto, since))
-                done = upto
-            if self._is_last(index, split_count, done):
-                ctx.end_split(split.name)
-
-    def _due(self, index: int, split_count: int, elapsed_micros: int) -> int:
-        """Return how many rows a split may have emitted after so much time."""
-        limits = [] if self._config.count is None else [self._config.count]
-        if self._config.rate is not None:
-            limits.append(int(self._config.rate * max(0, elapsed_micros) / 1_000_000))
-        return _rows_below(min(limits), index, split_count) if limits else 1 << 62
-
-    def _is_last(self, index: int, split_count: int, done: int) -> bool:
-        count = self._config.count
-        return count is not None and done >= _rows_below(count, index, split_count)
+        """Count as planned."""
+        self._splits.run(ctx, collector, self._rows)
 
     def _rows(self, index: int, split_count: int, start: int, end: int) -> pa.RecordBatch:
         counters = np.arange(start, end, dtype=np.int64) * split_count + index
@@ -187,30 +142,6 @@ class ImpulseSource(SourceOperator):
 def _rows_below(counter: int, index: int, split_count: int) -> int:
     """Return how many counters below `counter` go to a split."""
     return max(0, -(-(counter - index) // split_count))
-
-
-def _share(budget: SourceBudget, split_count: int) -> int:
-    return max(1, min(budget.rows, budget.size_bytes // _ROW_BYTES) // split_count)
-
-
-def _offset_of(state: SplitState, now_micros: int) -> _Offset:
-    if state.offset is None:
-        return 0, now_micros
-    done, since = state.offset
-    return done, since
-
-
-def _split_name(index: int, split_count: int) -> str:
-    return f"{index}-of-{split_count}"
-
-
-def _parse(name: str) -> tuple[int, int]:
-    index, _, split_count = name.partition("-of-")
-    return int(index), int(split_count)
-
-
-def _split_count(known: Mapping[str, SplitState]) -> int | None:
-    return next((_parse(name)[1] for name in known), None)
 
 
 class ImpulseConstructor(OperatorConstructor[ImpulseConfig]):
