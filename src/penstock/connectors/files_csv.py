@@ -9,6 +9,7 @@ import csv
 import io
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
@@ -24,7 +25,9 @@ from penstock.connectors.files_text import (
 )
 from penstock.errors import ErrorCode, SchemaError, UserError
 
-_QUOTE = ord('"')
+_QUOTE, _CARRIAGE_RETURN = b'"\r'
+_BESIDE_FIELDS = np.frombuffer(b',\r\n"', dtype=np.uint8)
+"""What may precede an opening quote or follow a closing one; a quote, if it is doubled."""
 
 
 class CsvFormat(TextFormat):
@@ -34,10 +37,19 @@ class CsvFormat(TextFormat):
         """Return where the rows end: newlines that an even number of quotes precedes."""
         return find_row_ends(text)
 
+    def count_rows(self, text: bytes) -> int:
+        """Return how many rows are not empty; quotes must be where the rule has them.
+
+        Then quotes that are open at a newline are open for Arrow too.
+        """
+        characters = np.frombuffer(text, dtype=np.uint8)
+        _check_quotes(characters)
+        starts = np.concatenate([[0], find_row_ends(text)])
+        firsts = characters[starts[starts < len(text)]]
+        return int(np.count_nonzero((firsts != NEWLINE) & (firsts != _CARRIAGE_RETURN)))
+
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
         """Parse all rows at once."""
-        if text.count(b'"') % 2:
-            raise ValueError("a quote is not closed")
         types = {field.name: field.type for field in self.schema}
         return _read(text, heading.columns, types)
 
@@ -88,6 +100,20 @@ def find_row_ends(text: bytes) -> Ends:
         return ends
     is_outside = np.searchsorted(quotes, ends) % 2 == 0
     return np.compress(is_outside, ends)
+
+
+def _check_quotes(characters: npt.NDArray[np.uint8]) -> None:
+    """Refuse quotes that neither stand around a field nor are doubled inside of one."""
+    quotes = np.flatnonzero(characters == _QUOTE)
+    if not len(quotes):
+        return
+    if len(quotes) % 2:
+        raise ValueError("a quote is not closed")
+    # As if the text had newlines around it, so that every character has neighbours.
+    padded = np.concatenate([[NEWLINE], characters, [NEWLINE]])
+    before, after = padded[quotes[0::2]], padded[quotes[1::2] + 2]
+    if not (np.isin(before, _BESIDE_FIELDS).all() and np.isin(after, _BESIDE_FIELDS).all()):
+        raise ValueError("a quote stands inside of a field, and is not doubled")
 
 
 def _read_heading(file: SourceFile, max_bytes: int) -> Heading:

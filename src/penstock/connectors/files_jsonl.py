@@ -19,6 +19,8 @@ from penstock.connectors.files_text import (
 )
 from penstock.errors import ErrorCode, UserError
 
+_OPENING, _CLOSING, _CARRIAGE_RETURN = b"{}\r"
+
 
 class JsonLinesFormat(TextFormat):
     """Reads JSON lines. Dates and times are text of ISO form, which Arrow reads only as such."""
@@ -26,6 +28,28 @@ class JsonLinesFormat(TextFormat):
     def find_row_ends(self, text: bytes) -> Ends:
         """Return where the lines end."""
         return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE) + 1
+
+    def count_rows(self, text: bytes) -> int:
+        """Return how many lines are not blank; each must look like an object.
+
+        Arrow takes a newline for any other white space, but after an object that is not
+        closed no line can begin with a brace. So as many rows as such lines means one each.
+        """
+        characters = np.frombuffer(text, dtype=np.uint8)
+        newlines = np.flatnonzero(characters == NEWLINE)
+        starts = np.concatenate([[0], newlines + 1])
+        lasts = np.append(newlines, len(text)) - 1
+        if starts[-1] == len(text):
+            starts, lasts = starts[:-1], lasts[:-1]
+        lasts -= characters[lasts] == _CARRIAGE_RETURN
+        is_odd = (characters[starts] != _OPENING) | (characters[lasts] != _CLOSING)
+        blank = 0
+        for index in np.flatnonzero(is_odd | (lasts < starts)):
+            line = text[starts[index] : lasts[index] + 1].strip()
+            blank += not line
+            if line and not (line.startswith(b"{") and line.endswith(b"}")):
+                raise ValueError("it is not one JSON object")
+        return len(starts) - blank
 
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
         """Parse all lines at once."""

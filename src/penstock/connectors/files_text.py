@@ -73,6 +73,14 @@ class TextFormat(FileFormat):
         """Return where the complete rows of a text end that begins with a row."""
 
     @abstractmethod
+    def count_rows(self, text: bytes) -> int:
+        """Return how many rows there are in whole lines; blank ones are none.
+
+        Raises ValueError for text that a parser would read as other rows than those between
+        row ends: then a bad row could be made good by the rows beside it.
+        """
+
+    @abstractmethod
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
         """Return the rows of a text; raise an Arrow error or ValueError if one is bad."""
 
@@ -154,7 +162,7 @@ class TextFormat(FileFormat):
             first, stop = waiting.pop()
             stretch = text[starts[first] : ends[stop - 1]]
             try:
-                good.append(self._parse_stretch(stretch, stop - first, heading))
+                good.append(self._parse_stretch(stretch, heading))
             except (pa.ArrowException, ValueError) as error:
                 if stop - first > 1:
                     middle = (first + stop) // 2
@@ -165,25 +173,16 @@ class TextFormat(FileFormat):
                 bad.append(BadRow(line, stretch.rstrip(b"\r\n"), reason))
         return [table for table in good if table.num_rows], bad
 
-    def _parse_stretch(self, stretch: bytes, row_count: int, heading: Heading) -> pa.Table:
-        if not stretch.strip():
-            return self.schema.empty_table()
+    def _parse_stretch(self, stretch: bytes, heading: Heading) -> pa.Table:
         stretch.decode()  # a parser would pass wrong UTF-8 on
+        row_count = self.count_rows(stretch)
+        if row_count == 0:
+            return self.schema.empty_table()
         table = self.parse(stretch, heading)
-        if table.num_rows != row_count and table.num_rows != self._count_rows(stretch):
+        if table.num_rows != row_count:
             raise ValueError(f"it holds {table.num_rows} rows instead of one")
         _check_nulls(table, self.schema)
         return table.cast(self.schema) if table.schema != self.schema else table
-
-    def _count_rows(self, text: bytes) -> int:
-        """Return how many rows a text has that are more than white space."""
-        ends = self.find_row_ends(text)
-        if not (len(ends) and ends[-1] == len(text)):
-            ends = np.append(ends, len(text))
-        starts = np.concatenate([[0], ends[:-1]])
-        return sum(
-            bool(text[start:end].strip()) for start, end in zip(starts, ends, strict=True)
-        )
 
 
 def _check_nulls(table: pa.Table, schema: pa.Schema) -> None:

@@ -1,0 +1,46 @@
+import pytest
+
+from penstock.connectors.files import files
+from penstock.errors import ErrorCode, UserError
+from tests.builders.source_files import SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a.parquet", "parquet"), ("*.ndjson", "jsonl"), ("x/**/*.csv", "csv"), ("x", None)],
+)
+def test_the_ending_tells_the_format(path: str, expected: str | None) -> None:
+    assert files(path).format == expected
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        files("a.gz", format="cvs", discover="soon", on_bad="drop")  # type: ignore[arg-type]
+
+    assert caught.value.code is ErrorCode.INVALID_CONFIG
+    message = str(caught.value)
+    for part in ("did you mean 'csv'", "compressed text", "'soon'", "on_bad is 'drop'"):
+        assert part in message
+
+
+def test_files_of_an_unknown_format_cannot_be_read() -> None:
+    with pytest.raises(UserError, match="pass format="):
+        files("folder").source_spec()
+
+
+def test_csv_cannot_be_written() -> None:
+    with pytest.raises(UserError, match="CSV is only read"):
+        files("a.csv").sink_spec()
+
+
+def test_one_name_serves_for_reading_and_for_writing() -> None:
+    named = files("memory:out/", format="jsonl", schema=SCHEMA, target_bytes=100)
+
+    assert named.source_spec().kind == "files_source"
+    sink = named.sink_spec()
+    assert (sink.kind, sink.config["target_bytes"]) == ("files_sink", 100)
+
+
+def test_nothing_is_looked_for_too_often() -> None:
+    with pytest.raises(UserError, match="at least 1ms"):
+        files("*.csv", discover=1)
