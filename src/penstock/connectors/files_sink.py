@@ -221,7 +221,7 @@ def _record(
     )
     return CommittedEpoch(
         job=str(ctx.task.job),
-        identity=ctx.identity,
+        identity=str(ctx.identity),
         operator=str(ctx.task.operator),
         epoch=int(epoch),
         format=first.format,

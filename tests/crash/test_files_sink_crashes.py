@@ -1,0 +1,166 @@
+"""The files sink under every failure of its output and of the checkpoints: each row once.
+
+A job runs and meets one fault at one call. It dies there or goes on. Another process,
+perhaps at another parallelism, finishes it. All the time a reader follows the lists of
+committed files, and must see whole epochs only.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+
+import penstock as ps
+from penstock.errors import PenstockError
+from penstock.testing import (
+    STORAGE_FAULTS,
+    Call,
+    CrashError,
+    Fault,
+    FaultMode,
+    FaultyStore,
+    Lands,
+    assert_job_is_whole,
+)
+from tests.builders.files_job import FilesJob
+
+CASES = {"default": 30, "ci": 60, "nightly": 1_000_000}
+"""How many cases of a sweep are run, by profile: another part each time, the same in CI."""
+STEPS = {"default": 3, "ci": 2, "nightly": 1}
+"""Of how many calls in turn one is tried."""
+OPTIONS = {"partition_by": ["day"], "format": "jsonl"}
+PARALLELISMS = (2, 1, 3)
+
+
+def profile() -> str:
+    """Return how much is to be tried."""
+    return hypothesis_settings.get_current_profile_name()
+
+
+def let_land(store: FaultyStore, call: Call) -> None:
+    """Let the writes of a dead process land now."""
+    store.deliver_late()
+
+
+@cache
+def calls_of_a_run() -> tuple[int, int]:
+    """Count the calls of an undisturbed run: to the output, and to the checkpoints."""
+    job = FilesJob(OPTIONS)
+    job.run()
+    job.check()
+    return len(job.output.calls), len(job.job.calls)
+
+
+def cases(calls: int) -> Iterator[tuple[int, Fault]]:
+    """Yield, by number, every fault at every call, or as many as the profile allows."""
+    every = [
+        replace(fault, at=at) for at in range(1, calls + 1) for fault in STORAGE_FAULTS
+    ]
+    step = max(1, len(every) // CASES[profile()])
+    step |= 1  # odd: in turn every one of the eight faults has its share
+    start = 0 if profile() == "ci" else random.randrange(step)
+    for number in range(start, len(every), step):
+        yield number, every[number]
+
+
+def finish(job: FilesJob, number: int) -> None:
+    """Let another process run the job to its end, and check everything."""
+    status = job.run(parallelism=PARALLELISMS[number % len(PARALLELISMS)])
+    assert status.phase is ps.JobPhase.FINISHED
+    job.check()
+    assert_job_is_whole(job.job.checkpoints)
+
+
+@pytest.mark.slow
+def test_whatever_call_to_the_output_fails_every_row_is_committed_once() -> None:
+    died = survived = 0
+    for number, fault in cases(calls_of_a_run()[0]):
+        job = FilesJob(OPTIONS)
+        try:
+            job.run(output_faults=[fault])
+            survived += 1
+        except CrashError:
+            died += 1
+        job.output.deliver_late()
+        job.look()
+        finish(job, number)
+    assert died > 3
+    assert survived > 3
+
+
+@pytest.mark.slow
+def test_whatever_call_to_the_checkpoints_fails_every_row_is_committed_once() -> None:
+    died = 0
+    for number, fault in cases(calls_of_a_run()[1]):
+        job = FilesJob(OPTIONS)
+        try:
+            job.run(fault)
+        except CrashError:
+            died += 1
+        finish(job, number)
+    assert died > 3
+
+
+@pytest.mark.slow
+def test_a_job_that_dies_at_every_call_to_its_output_gets_to_its_end() -> None:
+    # Each process dies at a call of another number than the one before: recoveries, too.
+    job = FilesJob(OPTIONS)
+    deaths = 0
+    for at in [*range(1, 12), *range(12, 1000, 3)]:
+        mode = (FaultMode.CRASH_BEFORE, FaultMode.CRASH_AFTER)[at % 2]
+        try:
+            job.run(
+                output_faults=[Fault(mode, at=at)],
+                parallelism=PARALLELISMS[at % len(PARALLELISMS)],
+            )
+            break
+        except CrashError:
+            deaths += 1
+    assert deaths > 5
+    job.check()
+
+
+@pytest.mark.slow
+def test_a_dead_process_may_still_write_while_its_successor_commits() -> None:
+    late = Fault(FaultMode.LOSE_RESPONSE, lands=Lands.LATER)
+    died = 0
+    for at in range(1, calls_of_a_run()[0], STEPS[profile()]):
+        job = FilesJob(OPTIONS)
+        die = Fault(FaultMode.CRASH_BEFORE, at=at + 1)
+        try:
+            job.run(output_faults=[replace(late, at=at), die])
+        except CrashError:
+            died += 1
+        dying = job.output
+        deliver = Fault(FaultMode.DELAY, at=1 + at % 7, hook=partial(let_land, dying))
+        job.run(output_faults=[deliver])
+        dying.deliver_late()
+        job.check()
+    assert died > 3
+
+
+def test_an_output_that_is_away_for_good_stops_the_job_and_loses_nothing() -> None:
+    job = FilesJob()
+    for operation in ("create", "copy"):
+        away = Fault(FaultMode.FAIL_BEFORE, at=None, operation=operation)
+        with pytest.raises(PenstockError):
+            job.run(output_faults=[away])
+        job.look()
+    finish(job, 0)
+
+
+def test_dying_between_acknowledgement_and_commit_commits_at_the_next_start() -> None:
+    job = FilesJob()
+    with pytest.raises(CrashError):
+        job.run(Fault(FaultMode.CRASH_AFTER, operation="create", path="*/epochs/*"))
+    job.look()
+    assert job.seen == 0
+    with pytest.raises(CrashError):
+        job.run(output_faults=[Fault(FaultMode.CRASH_AFTER, operation="create")])
+    job.look()
+    # The first epoch's list is the first thing the next process created.
+    assert job.seen == 1
+    finish(job, 1)
