@@ -2,7 +2,8 @@
 
 A file per partition is open at a time. Rows wait until they make a row group, row groups are
 encoded into the open file, and a file that has reached its size is uploaded. What all open
-files hold is bounded, too: above the bound the largest is uploaded, however small it is.
+files hold is bounded, too: above the bound the largest is encoded early, and uploaded early
+if that is not enough.
 """
 
 from collections.abc import Iterator, Sequence
@@ -118,7 +119,17 @@ class EpochParts:
         if part.encoded_bytes >= self._target_bytes:
             self._upload(partition)
         while self._held_bytes > self._target_bytes + self._group_bytes:
-            self._upload(max(self._open, key=lambda name: self._open[name].held_bytes))
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Let the largest of the open files take less: encode its rows, or else upload it."""
+        partition, part = max(self._open.items(), key=lambda item: item[1].held_bytes)
+        if part.waiting_bytes > part.encoded_bytes:
+            before = part.held_bytes
+            part.encode()
+            self._held_bytes += part.held_bytes - before
+        else:
+            self._upload(partition)
 
     def _upload(self, partition: Partition) -> None:
         part = self._open.pop(partition)

@@ -1,4 +1,5 @@
 import json
+import random
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -270,17 +271,30 @@ def test_one_large_batch_is_cut() -> None:
 
 def test_what_open_partitions_hold_is_bounded() -> None:
     store = MemoryStore()
-    schema = pa.schema([("n", pa.int64()), ("key", pa.int64())])
+    noise = random.Random(1)
+    schema = a_schema(data=pa.binary(), key=pa.int64())
     with a_sink(store, schema, partition_by=["key"], target_bytes=100_000) as sink:
+        for _ in range(8):
+            keys = [n % 50 for n in range(500)]
+            sink.push({"data": [noise.randbytes(200) for _ in keys], "key": keys})
+        sink.barrier()
+        sink.commit()
+    files = committed_files(store)
+    # 50 open partitions hold 800 kB in the end: some were closed before it.
+    assert len(files) > 50
+    assert sum(file.row_count for file in files) == 4000
+    assert len({file.path for file in files}) == len(files)
+
+
+def test_many_small_partitions_have_one_file_each() -> None:
+    store = MemoryStore()
+    schema = a_schema(n=pa.int64(), key=pa.int64())
+    with a_sink(store, schema, partition_by=["key"], target_bytes=1_000_000) as sink:
         for _ in range(4):
             sink.push({"n": range(1000), "key": [n % 200 for n in range(1000)]})
         sink.barrier()
         sink.commit()
-    files = committed_files(store)
-    # 200 open partitions hold more than allowed: some were closed before the end.
-    assert len(files) > 200
-    assert sum(file.row_count for file in files) == 4000
-    assert len({file.path for file in files}) == len(files)
+    assert [file.row_count for file in committed_files(store)] == [20] * 200
 
 
 def test_subtasks_write_files_of_their_own_at_any_parallelism() -> None:
