@@ -29,7 +29,7 @@ _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 _STAGED = re.compile(
     rf"{STAGING}/[^/]+/\d+/(?P<epoch>\d+)/[0-9a-f]{{32}}-(?P<operator>.+)-\d+-\d+\.\w+"
 )
-_RECORD = re.compile(rf"{COMMITTED}/(?P<epoch>\d{{10,}})-(?P<operator>[^/]+)\.json")
+_RECORD = re.compile(rf"{COMMITTED}/(?P<epoch>\d{{10}})-(?P<operator>[^/]+)\.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,57 @@
+from urllib.parse import unquote
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.connectors.files_layout import (
+    PartNames,
+    partition_folder,
+    read_record_name,
+    read_staged_name,
+    record_path,
+    staging_folder,
+)
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo, Token
+from penstock.state.storage.object_path import is_object_path
+
+TASK = TaskInfo(JobId("shop"), OperatorId("hot-items.v2"), Subtask(7, 8))
+NAMES = PartNames(TASK, Generation(3), Epoch(12), Token("0f" * 16), "parquet")
+
+
+def test_a_staged_name_tells_whose_it_is() -> None:
+    staged = NAMES.staged(4)
+    assert staged == (
+        f"_staging/shop/3/0000000012/{'0f' * 16}-hot-items.v2-007-004.parquet"
+    )
+    assert staged.startswith(f"{staging_folder(TASK.job)}/")
+    assert read_staged_name(staged) == (12, "hot-items.v2")
+
+
+def test_a_final_name_is_the_same_for_every_attempt() -> None:
+    other = PartNames(TASK, Generation(4), Epoch(12), Token("ab" * 16), "parquet")
+    final = NAMES.final(4, "day=1")
+    assert final == "day=1/part-0000000012-hot-items.v2-007-004.parquet"
+    assert other.final(4, "day=1") == final
+    assert NAMES.final(4, "") == "part-0000000012-hot-items.v2-007-004.parquet"
+    assert other.staged(4) != NAMES.staged(4)
+
+
+def test_other_objects_are_not_taken_for_ours() -> None:
+    assert read_staged_name(NAMES.final(0, "")) is None
+    assert read_staged_name("_staging/shop/notes.txt") is None
+    assert read_record_name("_committed/notes.json") is None
+    assert read_record_name(NAMES.final(0, "")) is None
+
+
+@given(st.integers(1, Epoch.largest))
+def test_a_list_is_found_by_its_name(epoch: int) -> None:
+    path = record_path(Epoch(epoch), TASK.operator)
+    assert read_record_name(path) == (epoch, TASK.operator)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_every_value_makes_a_folder_that_tells_it(value: str) -> None:
+    folder = partition_folder(["day"], (value,))
+    assert is_object_path(folder[:200])
+    assert "/" not in folder
+    assert unquote(folder.removeprefix("day=")) == value

@@ -1,0 +1,40 @@
+"""The files sink in whole jobs: several sinks, folders of this machine, restarts."""
+
+from pathlib import Path
+
+import polars as pl
+
+import penstock as ps
+from penstock.testing import ABORT, CUT, LocalJob, ScriptedSource
+
+
+def numbers_in(out: str) -> list[int]:
+    return sorted(row["n"] for row in ps.read_committed(out).to_pylist())
+
+
+def test_two_sinks_of_one_job_may_share_a_folder(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    pipeline = ps.Pipeline("shared")
+    rows = pipeline.read("rows", ps.list_source([{"n": n} for n in range(6)]))
+    rows.filter(pl.col("n") % 2 == 0).write("even", ps.files(out, format="parquet"))
+    rows.filter(pl.col("n") % 2 == 1).write("odd", ps.files(out, format="jsonl"))
+    LocalJob(pipeline).run(parallelism=2)
+
+    assert numbers_in(out) == list(range(6))
+    operators = {file.operator: file.path for file in ps.committed_files(out)}
+    assert operators["even"].endswith(".parquet")
+    assert operators["odd"].endswith(".jsonl")
+    assert not (tmp_path / "out" / "_staging").exists()
+
+
+def test_a_job_that_dies_and_is_rescaled_writes_each_row_once(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    script = [[{"n": 1}, {"n": 2}], CUT, [{"n": 3}], ABORT, [{"n": 4}], CUT, [{"n": 5}]]
+    pipeline = ps.Pipeline("dies")
+    pipeline.read("rows", ScriptedSource(script)).write("out", ps.files(out))
+    job = LocalJob(pipeline)
+    job.run_until_done(parallelism=2)
+    assert numbers_in(out) == [1, 2, 3, 4, 5]
+    assert job.run(parallelism=3).phase is ps.JobPhase.FINISHED
+    assert ps.read_committed(out).num_rows == 5
+    assert pl.read_parquet(tmp_path / "out" / "part-*").height == 5
