@@ -40,6 +40,7 @@ def files(
     *,
     schema: StreamSchema | pa.Schema | None = None,
     discover: bool | DurationLike = False,
+    in_time_order: bool = False,
     on_bad: Literal["fail", "side"] = "fail",
     partition_by: Sequence[str] = (),
     target_bytes: int | None = None,
@@ -53,7 +54,8 @@ def files(
     Reading: without `schema` the columns are those of the first file by name; then all files
     must have exactly these. With it, other columns are skipped. `discover=True` looks for
     new files for ever, every second, or as often as it says ("10s"); otherwise the files are
-    those there at the first epoch and the job ends with them. A row of text that
+    those there at the first epoch and the job ends with them; event time waits until the last
+    of them is begun, unless they are `in_time_order` of their names. A row of text that
     cannot be read fails the job, or with `on_bad="side"` goes to the side output `BAD`, with
     the columns path, line, text and error.
 
@@ -75,6 +77,7 @@ def files(
         format or _format_of(path),
         schema=schema,
         discover_micros=_discover_micros(discover),
+        in_time_order=in_time_order,
         bad_to_side=on_bad == "side",
         partition_by=partition_by,
         target_bytes=target_bytes,
@@ -91,6 +94,7 @@ class FilesSpec:
     """None if it is not known: an error only if they are read."""
     schema: StreamSchema | pa.Schema | None = None
     discover_micros: int | None = None
+    in_time_order: bool = False
     bad_to_side: bool = False
     partition_by: Sequence[str] = ()
     target_bytes: int | None = None
@@ -122,6 +126,7 @@ class FilesSpec:
                 "schema": stream.to_bytes(),
                 "ignores_extra": self.schema is not None,
                 "discover_micros": self.discover_micros,
+                "in_time_order": self.in_time_order,
                 "bad_to_side": self.bad_to_side,
                 "store_options": dict(self.store_options),
             },

@@ -7,16 +7,19 @@ as is one that went before its end. One that was read to its end may go.
 
 Without discovery the files are those of the first epoch. Their list is kept in the state,
 as the offset of a split that no file can be named like: so a job that is started again
-reads the same files and ends, whatever came since.
+reads the same files and ends, whatever came since. Until the last of them is begun this
+split holds the watermark back, because a file that waits may have the oldest rows; unless
+the user says that files are in order of time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.connectors.files_bad_rows import BAD_ROWS, bad_row_error, to_table
 from penstock.connectors.files_csv import CsvFormat, infer_csv
 from penstock.connectors.files_discovery import FilePattern
 from penstock.connectors.files_formats import (
@@ -44,17 +47,8 @@ from penstock.state.storage.urls import open_store
 LISTING = "#listing"
 """The split whose offset is the list of files; no object path holds a `#`."""
 
-_BAD_COLUMNS: list[tuple[str, pa.DataType]] = [
-    ("path", pa.string()),
-    ("line", pa.int64()),
-    ("text", pa.string()),
-    ("error", pa.string()),
-]
-BAD_ROWS = StreamSchema(pa.schema(_BAD_COLUMNS))
-
 _FORMATS = {"parquet": ParquetFormat, "jsonl": JsonLinesFormat, "csv": CsvFormat}
 _INFERENCES = {"parquet": infer_parquet, "jsonl": infer_json_lines, "csv": infer_csv}
-_SAMPLE_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +67,8 @@ class FilesSourceConfig:
     """How often to look for new files; None: never."""
     bad_to_side: bool = False
     """Rows that cannot be read go to the output `BAD`, instead of failing the job."""
+    in_time_order: bool = False
+    """Files that wait to be read do not hold event time back."""
     store_options: Mapping[str, Any] = field(default_factory=dict)
     """What `open_store` takes for the store's kind."""
 
@@ -131,7 +127,6 @@ class FilesSource(SourceOperator):
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Read on in the files that were begun, then in others, as far as the budget goes."""
-        listing: tuple[SplitPlan, ...] = ()
         discovers = self._config.discover_micros is not None
         if discovers:
             self._discover(known, now_micros)
@@ -139,10 +134,11 @@ class FilesSource(SourceOperator):
             self._listed = self._restore_listing(known[LISTING])
         else:
             self._list_once()
-            files = tuple(self._listed.items())
-            listing = (SplitPlan(LISTING, None, (self._config.pattern, files)),)
         plans, has_more = plan_files(self._candidates(known), budget, self._format)
-        return SourcePlan((*listing, *plans), is_complete=not discovers, has_more=has_more)
+        if not discovers and not known.get(LISTING, SplitState()).ended:
+            begun = known.keys() | {split.name for split in plans}
+            plans = (self._plan_listing(known, begun), *plans)
+        return SourcePlan(plans, is_complete=not discovers, has_more=has_more)
 
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         """Read what was planned, so that a second run of the epoch gives the same rows.
@@ -151,10 +147,14 @@ class FilesSource(SourceOperator):
         before the runtime gives the source up.
         """
         files = [split for split in ctx.splits if split.name != LISTING]
-        for split in ctx.splits:
-            ctx.advance(split.name, split.end if split.name == LISTING else split.start)
-            if split.name == LISTING:
+        for split in (split for split in ctx.splits if split.name == LISTING):
+            listing, is_all_begun = split.end
+            if listing is not None:
+                ctx.advance(LISTING, listing)
+            if is_all_begun:
                 ctx.end_split(LISTING)
+        for split in files:
+            ctx.advance(split.name, split.start)
         for split in files:
             if self._is_too_late(ctx):
                 return
@@ -186,15 +186,9 @@ class FilesSource(SourceOperator):
         collector: SourceCollector,
     ) -> None:
         if not self._config.bad_to_side:
-            raise _bad_row_error(file, bad[0])
-        columns = {
-            "path": [file.path] * len(bad),
-            "line": [row.line for row in bad],
-            "text": [row.text.decode(errors="replace") for row in bad],
-            "error": [row.error for row in bad],
-        }
+            raise bad_row_error(file, bad[0])
         ctx.count("bad_rows", len(bad))
-        collector.collect(pa.table(columns, schema=BAD_ROWS.schema), BAD)
+        collector.collect(to_table(file, bad), BAD)
 
     @property
     def _store(self) -> ObjectStore:
@@ -210,6 +204,14 @@ class FilesSource(SourceOperator):
             self._listed = self._list()
         if not self._listed:
             raise _no_files(self._files)
+
+    def _plan_listing(self, known: Mapping[str, SplitState], begun: Set[str]) -> SplitPlan:
+        """Have the list kept, in the first epoch, and say when all its files are begun."""
+        listing = None
+        if LISTING not in known:
+            listing = (self._config.pattern, tuple(self._listed.items()))
+        is_all_begun = self._config.in_time_order or self._listed.keys() <= begun
+        return SplitPlan(LISTING, None, (listing, is_all_begun))
 
     def _restore_listing(self, state: SplitState) -> dict[str, int]:
         pattern, files = state.offset
@@ -261,19 +263,6 @@ def _no_files(files: FilePattern) -> UserError:
         "schema= and discover=True",
         code=ErrorCode.INVALID_CONFIG,
         path=str(files),
-    )
-
-
-def _bad_row_error(file: SourceFile, row: BadRow) -> UserError:
-    text = row.text[: 4 * _SAMPLE_CHARACTERS].decode(errors="replace")
-    if len(text) > _SAMPLE_CHARACTERS:
-        text = text[:_SAMPLE_CHARACTERS] + "…"
-    return UserError(
-        f"{file}, line {row.line}, cannot be read: {row.error}. The row is {text!r}. Correct "
-        'the schema, or pass on_bad="side" to have such rows in the side output "bad"',
-        code=ErrorCode.UNREADABLE_INPUT,
-        path=file.path,
-        line=row.line,
     )
 
 

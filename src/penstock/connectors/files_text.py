@@ -37,6 +37,7 @@ _ROW_OF_STRETCH = re.compile(r"Row #\d+: |\.? in row \d+")
 """Arrow counts from where it was told to begin: this is no line of the file."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FEW_ROWS_BYTES = 64 << 10
+_BAD_ROWS_OF_PIECE = 256
 
 Ends: TypeAlias = npt.NDArray[np.int64]
 """For every row of some text, the place behind it."""
@@ -113,10 +114,9 @@ class TextFormat(FileFormat):
         yield Piece((), (), at, is_last=at.position == file.size_bytes)
         while at.position < end:
             text, ends = self._read_rows(file, at.position, end)
-            rows, bad = self._parse_rows(text, ends, heading, at.lines)
-            lines = at.lines + text.count(b"\n")
-            at = FileOffset(file.size_bytes, at.position + len(text), lines)
-            yield Piece(rows, bad, at, is_last=at.position == file.size_bytes)
+            for piece in self._parse_rows(text, ends, heading, at):
+                yield piece
+                at = piece.next or at
 
     def _estimate_row_bytes(self, file: SourceFile, start: FileOffset) -> float:
         if start.lines > 1:
@@ -150,12 +150,17 @@ class TextFormat(FileFormat):
             length *= 2
 
     def _parse_rows(
-        self, text: bytes, ends: Ends, heading: Heading, lines_before: int
-    ) -> tuple[list[pa.Table], list[BadRow]]:
-        """Parse rows; those that cannot be are named, with the reason."""
-        good: list[pa.Table] = []
-        bad: list[BadRow] = []
+        self, text: bytes, ends: Ends, heading: Heading, at: FileOffset
+    ) -> Iterator[Piece]:
+        """Parse rows; those that cannot be are named, with the reason.
+
+        A stretch costs a fraction of a millisecond however short it is, so where most rows
+        are bad this takes seconds: it gives what it has from time to time.
+        """
         starts = np.concatenate([[0], ends[:-1]])
+        newlines = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE)
+        good: list[pa.Table] = [self.schema.empty_table()]
+        bad: list[BadRow] = []
         # Stretches of rows still to be parsed, the next one last.
         waiting = [(0, len(ends))]
         while waiting:
@@ -168,10 +173,20 @@ class TextFormat(FileFormat):
                     middle = (first + stop) // 2
                     waiting += [(middle, stop), (first, middle)]
                     continue
-                line = lines_before + text.count(b"\n", 0, int(starts[first])) + 1
+                line = at.lines + int(np.searchsorted(newlines, starts[first])) + 1
                 reason = _ROW_OF_STRETCH.sub("", str(error))
                 bad.append(BadRow(line, stretch.rstrip(b"\r\n"), reason))
-        return [table for table in good if table.num_rows], bad
+            if not waiting or len(bad) >= _BAD_ROWS_OF_PIECE:
+                end = ends[stop - 1]
+                position = at.position + int(end)
+                lines = at.lines + int(np.searchsorted(newlines, end))
+                yield Piece(
+                    (pa.concat_tables(good),),
+                    tuple(bad),
+                    FileOffset(at.size_bytes, position, lines),
+                    is_last=position == at.size_bytes,
+                )
+                good, bad = [self.schema.empty_table()], []
 
     def _parse_stretch(self, stretch: bytes, heading: Heading) -> pa.Table:
         stretch.decode()  # a parser would pass wrong UTF-8 on

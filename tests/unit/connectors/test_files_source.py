@@ -1,4 +1,5 @@
 import json
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ from penstock.connectors.files import files
 from penstock.connectors.files_formats import FileOffset
 from penstock.connectors.files_source import LISTING
 from penstock.connectors.memory import list_sink
+from penstock.core.schema import StreamSchema
+from penstock.core.signals import EventTime
 from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import OperatorSpec
 from penstock.operators.splits import SourceBudget
 from penstock.testing import SourceHarness
 from tests.builders.driven_operators import DrivenSource, a_source
@@ -309,20 +313,56 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.UNREADABLE_INPUT
 
 
-def test_every_file_has_a_watermark_of_its_own(tmp_path: Path) -> None:
-    schema = pa.schema([("ts", pa.timestamp("us"))])
-    for name, minute in (("a", 10), ("b", 5)):
-        lines = [json.dumps({"ts": f"2026-01-01T00:{minute:02}:{s:02}"}) for s in range(30)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    given = files(f"{tmp_path}/*.jsonl", schema=schema).source_spec()
-    pipeline = Pipeline("job")
-    stream = pipeline.read("in", given, event_time="ts")
-    out = list_sink("every-file-has-a-watermark")
-    stream.write("out", out)
+def files_of_times(folder: Path, minutes: dict[str, int], **options: Any) -> OperatorSpec:
+    """Return files with a row for every second of a minute."""
+    for name, minute in minutes.items():
+        lines = [json.dumps({"ts": f"2026-01-01T00:{minute:02}:{s:02}"}) for s in range(60)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    schema = StreamSchema(pa.schema([("ts", pa.timestamp("us"))]), "ts")
+    return files(f"{folder}/*.jsonl", schema=schema, **options).source_spec()
 
-    pipeline.run_in_process("memory:")
 
-    assert len(out.rows()) == 60
+def latest(rows: list[dict[str, Any]], minute: int) -> EventTime:
+    times = [row["ts"] for row in rows if row["ts"].minute == minute]
+    return EventTime(int(max(times).replace(tzinfo=UTC).timestamp()) * 1_000_000)
+
+
+def test_the_file_that_is_behind_tells_event_time(tmp_path: Path) -> None:
+    spec = files_of_times(tmp_path, {"a": 10, "b": 5})
+
+    with SourceHarness(spec, parallelism=2) as harness:
+        output = harness.read(rows=10)
+        assert output.watermark == latest(output.rows(), 5)
+
+        harness.rescale(1)
+        later = harness.read(rows=10)
+        assert later.watermark == latest(output.rows(), 5)
+
+
+def test_files_that_wait_hold_event_time_back(tmp_path: Path) -> None:
+    spec = files_of_times(tmp_path, {"a": 10, "b": 5, "c": 0})
+
+    with SourceHarness(spec, idle_timeout="1s") as harness:
+        watermarks = []
+        output = harness.read(rows=20)
+        while "c.jsonl" not in harness.splits:
+            watermarks.append(output.watermark)
+            harness.advance("10s")
+            harness.rescale(len(watermarks) % 2 + 1)
+            output = harness.read(rows=20)
+
+        assert len(watermarks) > 1
+        assert set(watermarks) == {None}
+        assert output.watermark == latest(output.rows(), 0)
+
+
+def test_files_in_time_order_do_not_wait_for_those_to_come(tmp_path: Path) -> None:
+    spec = files_of_times(tmp_path, {"a": 0, "b": 5, "c": 10}, in_time_order=True)
+
+    with SourceHarness(spec) as harness:
+        output = harness.read(rows=20)
+
+        assert output.watermark == latest(output.rows(), 0)
 
 
 def test_a_pipeline_reads_files_as_they_are_named(tmp_path: Path) -> None:

@@ -77,6 +77,24 @@ def test_bad_rows_of_csv_go_aside_and_lines_in_quotes_count(tmp_path: Path) -> N
     assert bad[2]["error"] == "a quote is not closed"
 
 
+def test_many_bad_rows_are_given_in_several_pieces_that_leave_none_out() -> None:
+    text = b"".join(b'{"n": %d}\n{"n": x}\n' % n for n in range(300))
+    file = SourceFile(MemoryStore({"a.jsonl": text}), "a.jsonl", len(text))
+    format_ = JsonLinesFormat(SCHEMA, ignores_extra=False)
+
+    pieces = list(format_.read(file, FileOffset(len(text)), len(text)))
+
+    assert [len(piece.bad) for piece in pieces] == [0, 256, 44]
+    assert [row.line for p in pieces for row in p.bad] == list(range(2, 601, 2))
+    good = [row["n"] for p in pieces for t in p.rows for row in t.to_pylist()]
+    assert good == list(range(300))
+    for piece in pieces[1:-1]:
+        assert piece.next is not None
+        rest = list(format_.read(file, piece.next, len(text)))
+        bad = [row.line for p in rest for row in p.bad]
+        assert bad == [line for line in range(2, 601, 2) if line > piece.next.lines]
+
+
 def test_a_bad_row_fails_the_job_unless_told_otherwise(tmp_path: Path) -> None:
     content = b'{"n": 1}\n{"n": 2}\n{"n": oops}\n'
 
