@@ -77,6 +77,7 @@ def test_bad_rows_of_csv_go_aside_and_lines_in_quotes_count(tmp_path: Path) -> N
     assert bad[2]["error"] == "a quote is not closed"
 
 
+@pytest.mark.slow
 def test_many_bad_rows_are_given_in_several_pieces_that_leave_none_out() -> None:
     text = b"".join(b'{"n": %d}\n{"n": x}\n' % n for n in range(300))
     file = SourceFile(MemoryStore({"a.jsonl": text}), "a.jsonl", len(text))
