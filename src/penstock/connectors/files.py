@@ -104,7 +104,7 @@ class FilesSpec:
     def source_spec(self) -> OperatorSpec:
         """Return what reads them; looks at the first file if there is no schema."""
         from penstock.connectors.files_discovery import parse_pattern
-        from penstock.connectors.files_source import infer_schema
+        from penstock.connectors.files_source import check_types, infer_schema
 
         if self.format is None:
             raise UserError(
@@ -117,6 +117,7 @@ class FilesSpec:
         if schema is None:
             schema = infer_schema(pattern, self.format, self.store_options)
         stream = schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
+        check_types(stream.schema, self.format)
         return OperatorSpec(
             "files_source",
             {

@@ -33,6 +33,10 @@ _BESIDE_FIELDS = np.frombuffer(b',\r\n"', dtype=np.uint8)
 class CsvFormat(TextFormat):
     """Reads CSV files with a header."""
 
+    def row_without_values(self) -> bytes:
+        """Return empty fields; quoted, so that a single one is no empty line."""
+        return b",".join([b'""'] * len(self.schema)) + b"\n"
+
     def find_row_ends(self, text: bytes) -> Ends:
         """Return where the rows end: newlines that an even number of quotes precedes."""
         return find_row_ends(text)

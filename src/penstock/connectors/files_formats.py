@@ -109,6 +109,10 @@ class FileFormat(ABC):
         """Columns that the schema does not name are skipped; otherwise they are an error."""
 
     @abstractmethod
+    def check_types(self) -> None:
+        """Refuse a schema with types that have no form in this format; called when building."""
+
+    @abstractmethod
     def reach(
         self, file: SourceFile, start: FileOffset, allowance: Allowance
     ) -> Reach | None:

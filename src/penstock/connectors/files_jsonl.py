@@ -4,6 +4,7 @@ import io
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.json as pa_json
 
@@ -19,11 +20,20 @@ from penstock.connectors.files_text import (
 )
 from penstock.errors import ErrorCode, UserError
 
+_TIME_OF_DAY = "%H:%M:%S%.f"
 _OPENING, _CLOSING, _CARRIAGE_RETURN = b"{}\r"
 
 
 class JsonLinesFormat(TextFormat):
-    """Reads JSON lines. Dates and times are text of ISO form, which Arrow reads only as such."""
+    """Reads JSON lines, in the forms that the files sink writes.
+
+    Dates, times and timestamps are text of ISO form, decimals may be text, binary values are
+    base64, durations whole numbers of their unit.
+    """
+
+    def row_without_values(self) -> bytes:
+        """Return an object without keys."""
+        return b"{}\n"
 
     def find_row_ends(self, text: bytes) -> Ends:
         """Return where the lines end."""
@@ -59,7 +69,10 @@ class JsonLinesFormat(TextFormat):
         )
         unexpected = "ignore" if self.ignores_extra else "error"
         table = _read(text, carried, unexpected).select(self.schema.names)
-        return table if carried == self.schema else table.cast(_nullable(self.schema))
+        if carried == self.schema:
+            return table
+        columns = [_to_type(table.column(f.name), f.type) for f in self.schema]
+        return pa.table(columns, schema=_nullable(self.schema))
 
     def read_heading(self, file: SourceFile) -> Heading:
         """Return nothing, or a byte order mark."""
@@ -94,9 +107,27 @@ def _read(text: bytes, schema: pa.Schema | None, unexpected: Any) -> pa.Table:
 
 
 def _carrier(kind: pa.DataType) -> pa.DataType:
-    """Return the type to parse a column as before it is cast."""
+    """Return the type to parse a column as before it is brought into its own."""
     types = pa.types
-    return pa.string() if types.is_date(kind) or types.is_time(kind) else kind
+    if types.is_date(kind) or types.is_time(kind) or types.is_binary(kind):
+        return pa.string()
+    return pa.int64() if types.is_duration(kind) else kind
+
+
+def _to_type(column: Any, kind: pa.DataType) -> Any:
+    """Bring a column from what carried it into its type; binary values are base64."""
+    if not (pa.types.is_binary(kind) or pa.types.is_time(kind)):
+        return column.cast(kind)
+    text = pl.Series(column, dtype=pl.String).str
+    try:
+        values = (
+            text.decode("base64")
+            if pa.types.is_binary(kind)
+            else text.to_time(_TIME_OF_DAY)
+        )
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"a text is no {kind}: {error}") from error
+    return pa.chunked_array([values.to_arrow().cast(kind)])
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:

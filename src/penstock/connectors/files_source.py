@@ -85,6 +85,11 @@ def infer_schema(
     return _INFERENCES[format_](SourceFile(store, first.path, first.size_bytes))
 
 
+def check_types(schema: pa.Schema, format_: FormatName) -> None:
+    """Refuse columns that files of a format cannot have."""
+    _FORMATS[format_](schema, ignores_extra=True).check_types()
+
+
 class FilesSource(SourceOperator):
     """Reads the files of a pattern. Opens its store when it first needs it."""
 

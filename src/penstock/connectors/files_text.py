@@ -27,7 +27,7 @@ from penstock.connectors.files_formats import (
     Reach,
     SourceFile,
 )
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError
 
 PIECE_BYTES = 4 << 20
 MAX_ROW_BYTES = 64 << 20
@@ -68,6 +68,22 @@ class TextFormat(FileFormat):
         """What a row takes on average, as far as known."""
         self._piece_bytes = piece_bytes
         self._max_row_bytes = max_row_bytes
+
+    @abstractmethod
+    def row_without_values(self) -> bytes:
+        """Return a row in which all columns are null."""
+
+    def check_types(self) -> None:
+        """Refuse a schema with types that have no form in this kind of text."""
+        try:
+            self.parse(self.row_without_values(), Heading(columns=tuple(self.schema.names)))
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(
+                f"the schema has a type that text is not read as: {error}. Read the column as "
+                "text and convert it in a later step, or use Parquet"
+            ) from error
+        except pa.ArrowInvalid:
+            return  # a column that may not be null; its type is known
 
     @abstractmethod
     def find_row_ends(self, text: bytes) -> Ends:

@@ -1,6 +1,7 @@
 """Rows of text: what is a row, what is a bad one, and what types a file suggests."""
 
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.api.pipeline import Pipeline
 from penstock.connectors.files import files
 from penstock.connectors.files_csv import CsvFormat, find_row_ends
 from penstock.connectors.files_formats import FileOffset, SourceFile
 from penstock.connectors.files_jsonl import JsonLinesFormat
+from penstock.connectors.memory import list_source
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD
@@ -188,6 +191,57 @@ def test_dates_and_times_are_read_from_json_text(tmp_path: Path) -> None:
     instant = datetime.fromisoformat("2026-01-02T03:04:05.500000")
     assert good == [{"d": date(2026, 1, 2), "t": instant}]
     assert [row["line"] for row in bad] == [2]
+
+
+def test_json_lines_are_read_in_the_forms_that_the_sink_writes(tmp_path: Path) -> None:
+    columns: list[tuple[str, pa.DataType]] = [
+        ("zoned", pa.timestamp("us", "UTC")),
+        ("money", pa.decimal128(10, 2)),
+        ("bytes", pa.binary()),
+        ("time", pa.time64("us")),
+        ("took", pa.duration("ms")),
+        ("list", pa.list_(pa.int32())),
+    ]
+    schema = pa.schema(columns)
+    row = {
+        "zoned": datetime.fromisoformat("2026-01-01T00:00:00+00:00"),
+        "money": Decimal("1.50"),
+        "bytes": b"\xff\x00",
+        "time": time(1, 2, 3, 4),
+        "took": timedelta(seconds=5),
+        "list": [1, 2],
+    }
+    rows = [row, dict.fromkeys(schema.names)]
+    writing = Pipeline("writing")
+    sink = files(f"{tmp_path}/out", format="jsonl")
+    writing.read("in", list_source(rows, schema)).write("out", sink)
+    writing.run_in_process("memory:")
+    spec = files(f"{tmp_path}/out", format="jsonl", schema=schema).source_spec()
+
+    with SourceHarness(spec) as harness:
+        harness.read_all()
+        assert harness.rows() == rows
+
+
+@pytest.mark.parametrize(
+    ("column", "line"),
+    [(pa.binary(), b'{"n": "?"}'), (pa.time64("us"), b'{"n": "25:00:00"}')],
+)
+def test_text_that_is_not_of_its_form_is_bad(
+    tmp_path: Path, column: pa.DataType, line: bytes
+) -> None:
+    good, bad = read(tmp_path / "a.jsonl", line, schema=pa.schema([("n", column)]))
+
+    assert good == []
+    assert bad[0]["error"].startswith(f"a text is no {column}")
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "csv"])
+def test_types_that_text_has_no_form_for_are_refused_at_once(format_: Any) -> None:
+    schema = pa.schema([("n", pa.map_(pa.string(), pa.int64()))])
+
+    with pytest.raises(SchemaError, match="a type that text is not read as"):
+        files("memory:none/", format=format_, schema=schema).source_spec()
 
 
 def test_quotes_inside_of_fields_make_rows_bad_up_to_the_next_one(tmp_path: Path) -> None:
