@@ -160,8 +160,8 @@ class FilesSource(SourceOperator):
                 ctx.end_split(LISTING)
         for split in files:
             ctx.advance(split.name, split.start)
-        for split in files:
-            if self._is_too_late(ctx):
+        for index, split in enumerate(files):
+            if index and self._is_too_late(ctx):
                 return
             self._read(split, ctx, collector)
 
@@ -180,7 +180,7 @@ class FilesSource(SourceOperator):
                 ctx.advance(split.name, tuple(piece.next))
                 if piece.is_last:
                     ctx.end_split(split.name)
-                elif self._is_too_late(ctx):
+                elif piece.next != start and self._is_too_late(ctx):
                     return
 
     def _handle_bad(

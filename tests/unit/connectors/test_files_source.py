@@ -102,6 +102,23 @@ def test_a_planned_epoch_reads_the_same_rows_again(tmp_path: Path) -> None:
     assert 0 < len(first) < 20
 
 
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_source_without_time_gets_on_piece_by_piece(tmp_path: Path, ending: str) -> None:
+    for index in range(2):
+        rows = some_rows(20 * index, 20 * index + 20)
+        write_file(tmp_path / f"{index}.{ending}", rows)
+    spec = files(f"{tmp_path}/*.{ending}").source_spec()
+    # Half of the overrun is over when it begins; the other half keeps it from being stopped.
+    no_time = SourceBudget(wall_micros=-30_000_000, overrun_micros=60_000_000)
+
+    with SourceHarness(spec, budget=no_time) as harness:
+        harness.read()
+        assert len(harness.rows()) < 40
+        harness.read_all()
+
+        assert numbers(harness) == list(range(40))
+
+
 def test_a_row_group_larger_than_the_budget_is_read_alone(tmp_path: Path) -> None:
     write_file(tmp_path / "a.parquet", some_rows(0, 100), row_group_size=50)
 
