@@ -14,6 +14,7 @@ and files are named by their path below it.
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote
 
 from penstock.errors import ErrorCode, UserError
@@ -38,6 +39,11 @@ class FilePattern:
 
     def __str__(self) -> str:
         return f"{self.root.rstrip('/')}/{self.pattern}"
+
+    def has_folder(self) -> bool:
+        """Tell whether the folder to look in is there; opening its store would make it."""
+        scheme, _, path = self.root.partition("://")
+        return scheme != "file" or Path(unquote(path)).is_dir()
 
     def list_files(self, store: ObjectStore) -> list[ObjectInfo]:
         """Return all files that the pattern names, in order of path."""

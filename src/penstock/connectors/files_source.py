@@ -77,6 +77,8 @@ def infer_schema(
     files: FilePattern, format_: FormatName, store_options: Mapping[str, Any]
 ) -> pa.Schema:
     """Return the columns of the first file, in order of name."""
+    if not files.has_folder():
+        raise _no_files(files)
     store = open_store(files.root, **store_options)
     found = files.list_files(store)
     if not found:
@@ -202,6 +204,8 @@ class FilesSource(SourceOperator):
         return self._opened
 
     def _list(self) -> dict[str, int]:
+        if not self._files.has_folder():
+            return {}
         return {info.path: info.size_bytes for info in self._files.list_files(self._store)}
 
     def _list_once(self) -> None:

@@ -261,6 +261,21 @@ def test_no_files_are_an_error_not_an_empty_success(tmp_path: Path) -> None:
         harness.read()
 
 
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    path = f"{tmp_path}/none at all/*.csv"
+    with pytest.raises(UserError, match="names no file"):
+        files(path).source_spec()
+    with a_harness(path, schema=SCHEMA, discover=True) as harness:
+        harness.read()
+        assert list(tmp_path.iterdir()) == []
+
+        write_file(tmp_path / "none at all" / "a.csv", some_rows(0, 2))
+        harness.advance("1s")
+        harness.read()
+
+        assert numbers(harness) == [0, 1]
+
+
 @pytest.mark.parametrize("ending", FORMATS)
 def test_files_without_rows_end_at_once(tmp_path: Path, ending: str) -> None:
     write_file(tmp_path / f"a.{ending}", [])
