@@ -1,0 +1,38 @@
+"""A pipeline in a process of its own, to be killed: numbers, written to files on a real disk.
+
+python killed_files_program.py FOLDER PARALLELISM
+"""
+
+import sys
+from pathlib import Path
+
+import polars as pl
+
+import penstock as ps
+from penstock.api.running import run_in_process
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.environment import DriverSettings
+
+ROWS = 12_000
+
+
+def main(folder: str, parallelism: int) -> None:
+    pipeline = ps.Pipeline("numbers", parallelism=parallelism)
+    out = str(Path(folder) / "out")
+    (
+        pipeline.read("numbers", ps.impulse(count=ROWS, splits=3, step="1ms"))
+        .with_columns(part=pl.col("counter") % 3)
+        .write("out", ps.files(out, format="parquet", partition_by=["part"]))
+    )
+    run_in_process(
+        pipeline.graph(),
+        checkpoint=str(Path(folder) / "checkpoints"),
+        registry=pipeline.registry,
+        settings=DriverSettings(
+            budget=SourceBudget(rows=300), adapts_budget=False, keep_epochs=3
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
