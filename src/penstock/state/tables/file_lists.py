@@ -37,7 +37,13 @@ def _file_of(data: bytes) -> StateFile:
 
 def message_of(kind: type[MessageT], files: Iterable[StateFile]) -> MessageT:
     """Return a message of `kind` that holds `files`."""
-    return kind(files=[file.to_proto() for file in files])
+    return kind(files=[_entry_of(file) for file in files])
+
+
+@lru_cache(maxsize=16_384)
+def _entry_of(file: StateFile) -> state_pb2.StateFile:
+    """Encode one entry; making a message copies it, so nobody changes this one."""
+    return file.to_proto()
 
 
 def groups_of(outputs: Sequence[StateFile]) -> list[list[StateFile]]:
