@@ -1,8 +1,10 @@
 """Assembling a chain: operators from the registry, their tables, and the wires between them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
+
+import pyarrow as pa
 
 from penstock.core.clock import Clock
 from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo
@@ -75,15 +77,19 @@ class AssembledChain:
         watermarks: Mapping[OperatorId, Sequence[InputWatermark]],
         assignments: Mapping[OperatorId, SourceAssignment],
         outlets: Mapping[OperatorId, Outlets],
+        fed: Iterable[pa.RecordBatch] | None = None,
     ) -> None:
-        """Begin an epoch in every node, last first: rows may be emitted as soon as one begins."""
+        """Begin an epoch in every node, last first: rows may be emitted as soon as one begins.
+
+        `fed` is for the chain's source; a chain has one at most.
+        """
         self._failures.clear()
         for node in reversed(self.nodes):
             operator = node.task.operator
             leaves = outlets.get(operator, {})
             if isinstance(node, SourceNode):
                 assignment = assignments.get(operator, SourceAssignment())
-                node.begin(terms, assignment, leaves)
+                node.begin(terms, assignment, leaves, fed)
             else:
                 node.begin(terms, watermarks.get(operator, ()), leaves)
 

@@ -5,8 +5,10 @@ epoch again sees the same instants.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import pyarrow as pa
 
 from penstock.core.ids import Epoch, Generation, TaskInfo, Token
 from penstock.core.schema import StreamSchema
@@ -129,11 +131,20 @@ class SourceContext(OperatorContext):
         """How much may still be read."""
         self.split_states: dict[str, SplitState] = {}
         """The state of every split of this subtask, as changed so far in this epoch."""
+        self.fed: Iterable[pa.RecordBatch] | None = None
+        """Rows that the executor brings, to be read once; None unless the plan asked for it."""
 
     def advance(self, split: str, offset: Any) -> None:
         """Note that everything before `offset` was emitted: the next epoch goes on there."""
         state = self.split_state(split)
         self.split_states[split] = change(state, offset=offset)
+
+    def note_event_time(self, split: str, micros: int) -> None:
+        """Note that event time has come at least that far in a split, whatever it was read of it."""
+        state = self.split_state(split)
+        known = state.max_event_time_micros
+        latest = micros if known is None else max(known, micros)
+        self.split_states[split] = change(state, max_event_time_micros=latest)
 
     def end_split(self, split: str) -> None:
         """Note that a split has ended for good."""

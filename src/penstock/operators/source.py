@@ -117,6 +117,12 @@ class SourcePlan:
     """True if no split will ever be added: when all known ones have ended, so has the source."""
     has_more: bool = False
     """True if more is known to be there than this plan reads."""
+    fed: str | None = None
+    """Names what the executor brings the rows from, as `SourceContext.fed`; None: `run` reads.
+
+    Executors know only what belongs to their engine, such as a Spark DataFrame. Every subtask
+    of a fed source is given a part of the rows, so each needs a split to read.
+    """
 
 
 def splits_table() -> TableSpec:

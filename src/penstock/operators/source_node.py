@@ -1,5 +1,9 @@
 """SourceNode: a source as the first node of a chain, with its splits and their watermark."""
 
+from collections.abc import Iterable
+
+import pyarrow as pa
+
 from penstock.core.clock import Clock
 from penstock.core.signals import IDLE, MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, PenstockError, UserError
@@ -39,9 +43,13 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         self._changed: dict[str, SplitState] = {}
 
     def begin(
-        self, terms: EpochTerms, assignment: SourceAssignment, outlets: Outlets
+        self,
+        terms: EpochTerms,
+        assignment: SourceAssignment,
+        outlets: Outlets,
+        fed: Iterable[pa.RecordBatch] | None = None,
     ) -> None:
-        """Start an epoch with what the driver dealt to this subtask."""
+        """Start an epoch with what the driver dealt to this subtask, and what it is fed."""
         self._assignment = assignment
         self._finish = None
         self._changed = {}
@@ -50,6 +58,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         )
         self.begin_epoch(terms, frontier, outlets)
         self.context.splits = assignment.splits
+        self.context.fed = fed
         self.context.budget = BudgetMeter(assignment.budget, self._clock)
         self.collector.budget = self.context.budget
         self.context.split_states = self._known(assignment)

@@ -57,6 +57,10 @@ class SourceBudget:
     """How many subtasks have as much each; told to `plan_splits`, which deals to all of them."""
 
 
+FED_BUDGET = SourceBudget(rows=1 << 50, size_bytes=1 << 50, wall_micros=1 << 50)
+"""What a fed subtask may take: all that it is brought, however long that takes to come."""
+
+
 class BudgetMeter:
     """What is left of a budget while a source runs. Asks the clock, so a slow source stops too."""
 
@@ -125,6 +129,8 @@ class SourceAssignment:
     resting: tuple[str, ...] = ()
     """Not to be read in this epoch, but this subtask speaks for their watermarks."""
     budget: SourceBudget = field(default_factory=SourceBudget)
+    fed: str | None = None
+    """What the executor brings the rows from, as the plan names it; None: the source reads."""
 
 
 def have_ended(known: Mapping[str, SplitState], *, is_complete: bool) -> bool:

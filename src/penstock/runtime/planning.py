@@ -16,6 +16,7 @@ from penstock.operators.nodes import OperatorReport
 from penstock.operators.registry import Registry
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import (
+    FED_BUDGET,
     SourceAssignment,
     SourceBudget,
     SourcePhase,
@@ -187,7 +188,8 @@ def _deal(
             phase,
             tuple(split for split in part if split.name in reads),
             tuple(split.name for split in part if split.name not in reads),
-            planned.budget,
+            planned.budget if plan.fed is None else FED_BUDGET,
+            plan.fed,
         )
         for part in dealt
     )

@@ -10,6 +10,8 @@ them at once. Failures of storage are raised, so that the engine may try the tas
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from penstock.core.ids import OperatorId, Subtask, TaskInfo
 from penstock.core.tokens import new_token
 from penstock.errors import PenstockError, StorageError, UnknownOutcomeError
@@ -59,13 +61,17 @@ def run_task(
     *,
     level: int,
     task: int,
+    fed: Iterable[pa.RecordBatch] | None = None,
 ) -> Iterator[Record]:
-    """Run one task; what it yields goes to the next level, or from the last to the driver."""
+    """Run one task; what it yields goes to the next level, or from the last to the driver.
+
+    `fed` are rows for the task's source, where the plan says that the executor brings them.
+    """
     chain, subtask = job.plan.task(level, task)
     attempt = Attempt(level, task, new_token())
     mailbox = Mailbox(job.plan, attempt)
     inlet = ExchangeInput(job.plan, chain, subtask, records, mailbox)
-    work = _TaskWork(job, epoch, chain, subtask, attempt, worker)
+    work = _TaskWork(job, epoch, chain, subtask, attempt, worker, fed)
     outlets = outlets_of(
         job.plan, chain, mailbox, subtask=subtask.index, epoch=epoch.terms.barrier.epoch
     )
@@ -88,6 +94,7 @@ class _TaskWork:
     subtask: Subtask
     attempt: Attempt
     worker: Worker
+    fed: Iterable[pa.RecordBatch] | None = None
 
     def run(
         self, inlet: ExchangeInput, outlets: dict[OperatorId, dict[str, list[Outlet]]]
@@ -135,6 +142,7 @@ class _TaskWork:
                 if operator in self.chain.operators
             },
             outlets=outlets,
+            fed=self.fed,
         )
         reports, passed_on = chain_processing(
             assembled.nodes, assembled.links, inlet, self.epoch.terms

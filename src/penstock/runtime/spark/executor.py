@@ -23,6 +23,7 @@ from penstock.runtime.reports import TaskReport, decode_report
 from penstock.runtime.spark.compaction import RESULT_SCHEMA, CompactionTask, read_results
 from penstock.runtime.spark.exchange import SPARK_SCHEMA, from_batches
 from penstock.runtime.spark.failures import describe_job_failure
+from penstock.runtime.spark.first_superstep import first_superstep
 from penstock.runtime.spark.task import SuperstepTask, WorkerSpec
 from penstock.runtime.superstep import CompiledJob
 from penstock.state.protocol.records import CheckpointManifest
@@ -82,10 +83,10 @@ class SparkExecutor:
             task = SuperstepTask(graph, epoch, superstep.level, self._worker)
             count = superstep.task_count
             if frame is None:
-                frame = self._session.range(0, count, 1, count).toDF("id")
+                frame = first_superstep(self._session, job.plan, task)
             else:
                 frame = frame.repartitionById(count, F.col("route"))
-            frame = frame.mapInArrow(task, SPARK_SCHEMA)
+                frame = frame.mapInArrow(task, SPARK_SCHEMA)
         if frame is None:
             raise InternalError(f"the plan of job {job.graph.job!r} has no superstep")
         return frame

@@ -5,6 +5,7 @@
 | AQE off | it cuts an epoch into several jobs |
 | shuffle files are cleaned up with their job | else they pile up until the JVM's next collection |
 | no limit of records per Arrow batch | a record is a whole batch already |
+| unions keep all partitions | else single ones of several sources would become one task |
 | checksums and full retry of shuffles | the first line of defence; receipts are the second |
 | Unix sockets to Python (own session) | TCP costs about 40 ms more per stage |
 | `local[*,4]` (own session) | plain `local[*]` never tries a task again |
@@ -30,6 +31,7 @@ _EPOCH_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "0",
+    "spark.sql.unionOutputPartitioning": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }

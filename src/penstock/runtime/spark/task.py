@@ -52,11 +52,16 @@ class SuperstepTask:
     epoch: EpochPlan
     level: int
     worker: WorkerSpec
+    is_fed: bool = False
+    """Whether the batches are rows for the source of the task, in the first level."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task that this partition is."""
         worker = worker_of(self.worker)
-        if self.level == 0:
+        fed = iter(batches) if self.is_fed else None
+        if fed is not None:
+            batches = ()
+        elif self.level == 0:
             # These rows only make the tasks; they carry nothing.
             for _ in batches:
                 pass
@@ -69,8 +74,12 @@ class SuperstepTask:
                 worker,
                 level=self.level,
                 task=partition_number(),
+                fed=fed,
             )
         )
+        # A task that failed left rows unread; Spark reuses only a worker that has read all.
+        for _ in fed or ():
+            pass
 
 
 def partition_number() -> int:
