@@ -1,7 +1,7 @@
 """Penstock: stateful stream processing in Python, on Spark, with open state.
 
 Public names only. The layers, from the bottom: `errors`, `core`, `graph` and `state`,
-`operators`, `connectors`, `runtime`, `api`, `testing`.
+`operators`, `connectors`, `runtime`, `api`, `console` beside `testing`.
 
 A name is imported when it is first used: a worker, the command line or a test of one layer
 must not pay for the libraries of all of them.
@@ -25,6 +25,9 @@ if typing.TYPE_CHECKING:
     from penstock.connectors.memory import list_source as list_source
     from penstock.connectors.nexmark import nexmark as nexmark
     from penstock.connectors.stdout import stdout as stdout
+    from penstock.console.program import exit_code as exit_code
+    from penstock.console.program import main as main
+    from penstock.console.progress import Progress as Progress
     from penstock.core.schema import StreamSchema as StreamSchema
     from penstock.core.signals import IDLE as IDLE
     from penstock.core.signals import CheckpointBarrier as CheckpointBarrier
@@ -87,6 +90,11 @@ _HOMES = {
     ),
     "penstock.connectors.nexmark": ("nexmark",),
     "penstock.connectors.stdout": ("stdout",),
+    "penstock.console.program": (
+        "exit_code",
+        "main",
+    ),
+    "penstock.console.progress": ("Progress",),
     "penstock.core.schema": ("StreamSchema",),
     "penstock.core.signals": (
         "CheckpointBarrier",
@@ -194,6 +202,7 @@ __all__ = [
     "OperatorSpec",
     "PenstockError",
     "Pipeline",
+    "Progress",
     "Registry",
     "SourceBudget",
     "SourceCollector",
@@ -213,12 +222,14 @@ __all__ = [
     "blackhole",
     "call_udf",
     "committed_files",
+    "exit_code",
     "files",
     "global_table",
     "impulse",
     "keyed_table",
     "list_sink",
     "list_source",
+    "main",
     "native_udf",
     "nexmark",
     "read_committed",

@@ -1,18 +1,21 @@
 """Every exception Penstock raises, grouped by what a handler should do about it.
 
     PenstockError
-    ├── UserError            fix the pipeline, the settings or the call
+    ├── UserError             2  fix the pipeline, the settings or the call
     │   ├── SettingsError        a setting has a value that cannot work
     │   ├── SchemaError          data and declared schema do not fit
     │   └── GraphError           a pipeline's graph cannot run (all problems listed)
-    ├── UserCodeError        the user's function raised (cause chained)
-    ├── ExternalError        a system outside failed, says user code → retry with back-off
-    ├── FencedError          another generation owns the job → stop, never retry
-    ├── StorageError         I/O failed, outcome known → retry
-    ├── UnknownOutcomeError  I/O failed, the write may have landed → read back first
-    ├── CorruptStateError    durable bytes break an invariant → stop, keep files, tell a human
-    ├── StateError           a table was used or restored in a way its state does not allow
-    └── InternalError        our bug → stop, report
+    ├── UserCodeError         3  the user's function raised (cause chained)
+    ├── ExternalError         4  a system outside failed, says user code → retry with back-off
+    ├── FencedError           5  another generation owns the job → stop, never retry
+    ├── StorageError          6  I/O failed, outcome known → retry
+    ├── UnknownOutcomeError   7  I/O failed, the write may have landed → read back first
+    ├── CorruptStateError     8  durable bytes break an invariant → stop, keep files, tell a human
+    ├── StateError            9  a table was used or restored in a way its state does not allow
+    └── InternalError        10  our bug → stop, report
+
+The number is the exit code of a program that ends with the error (`penstock.main`). Those
+worth starting again are 4, 6 and 7; the driver has then tried several times by itself.
 
 Leaf detail is an append-only `ErrorCode`, not another class. A message says what happened,
 where, and what to do next; `context` carries the same facts for programs. All of them
@@ -88,6 +91,7 @@ class PenstockError(Exception):
     """Base of all of them: a message, a code, and named facts."""
 
     default_code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
+    exit_code: ClassVar[int] = 1
 
     def __init__(
         self, message: str, *, code: ErrorCode | None = None, **context: object
@@ -113,6 +117,7 @@ class UserError(PenstockError):
     """The call, the pipeline or its settings cannot work; the message says what to change."""
 
     default_code = ErrorCode.INVALID_NAME
+    exit_code = 2
 
 
 class SettingsError(UserError):
@@ -137,43 +142,52 @@ class UserCodeError(PenstockError):
     """The user's function raised; the original exception is chained as the cause."""
 
     default_code = ErrorCode.USER_CODE_RAISED
+    exit_code = 3
 
 
 class ExternalError(PenstockError):
     """A system outside failed. Raised by sources, sinks and user code whose epoch may be retried."""
 
     default_code = ErrorCode.EXTERNAL_FAILED
+    exit_code = 4
 
 
 class FencedError(PenstockError):
     """Another generation owns the job. Whoever sees this stops for good."""
 
     default_code = ErrorCode.FENCED
+    exit_code = 5
 
 
 class StorageError(PenstockError):
     """A storage call failed and is known to have changed nothing. It may be retried."""
 
     default_code = ErrorCode.STORAGE_FAILED
+    exit_code = 6
 
 
 class UnknownOutcomeError(PenstockError):
     """A write failed without an answer: it may have landed, or may still land later."""
 
     default_code = ErrorCode.UNKNOWN_OUTCOME
+    exit_code = 7
 
 
 class CorruptStateError(PenstockError):
     """Durable bytes break an invariant. Nothing is repaired and nothing is deleted."""
 
     default_code = ErrorCode.UNDECODABLE
+    exit_code = 8
 
 
 class StateError(PenstockError):
     """State cannot be used as asked: unknown table, wrong kind, version or migration."""
 
     default_code = ErrorCode.NO_REGISTERED_TABLE
+    exit_code = 9
 
 
 class InternalError(PenstockError):
     """Penstock contradicted itself: a bug worth reporting."""
+
+    exit_code = 10

@@ -38,6 +38,8 @@ class OperatorStatus:
     is_idle: bool = False
     state_bytes: int = 0
     state_files: int = 0
+    is_sink: bool = False
+    """Nothing reads from it: what it took has left the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ class StatusKeeper:
                     bool(inputs) and all(known.idle for known in inputs),
                     sum(files.values()),
                     len(files),
+                    is_sink=not self._environment.graph.edges_out_of(node.operator),
                 )
             )
         return tuple(found)
