@@ -10,7 +10,8 @@ wanted=17
 # Print the major version of a java program: 17 for "17.0.9", 8 for "1.8.0_392".
 major_of() {
     local version
-    version=$("$1" -version 2>&1 | sed -n 's/.* version "\([^"]*\)".*/\1/p' | head -n 1) || true
+    # Without performance data, which Java would leave a folder for in /tmp.
+    version=$("$1" -XX:-UsePerfData -version 2>&1 | sed -n 's/.* version "\([^"]*\)".*/\1/p' | head -n 1) || true
     version=${version#1.}
     echo "${version%%[!0-9]*}"
 }

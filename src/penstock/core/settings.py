@@ -177,6 +177,11 @@ def _loaded() -> Settings:
     return load_settings()
 
 
+def variable(name: str) -> str | None:
+    """Return a variable that belongs to another program, such as JAVA_HOME; empty counts as none."""
+    return os.environ.get(name) or None
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """A value somebody wrote, and where; its key may be unknown."""

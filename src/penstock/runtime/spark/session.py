@@ -9,20 +9,26 @@
 | checksums and full retry of shuffles | the first line of defence; receipts are the second |
 | Unix sockets to Python (own session) | TCP costs about 40 ms more per stage |
 | `local[*,4]` (own session) | plain `local[*]` never tries a task again |
+| a temporary folder for the JVM (own session) | Spark leaves sockets behind, and Java does not heed TMPDIR |
 """
 
+import atexit
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import IO, Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.errors import ErrorCode, UserError
+from penstock.runtime.spark.preflight import check_can_start
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +55,8 @@ _OWN_SETTINGS = {
     "spark.executorEnv.POLARS_MAX_THREADS": "1",
 }
 """Only a context of our own can have them."""
+_LONGEST_SOCKET_FOLDER = 55
+"""Of the 104 bytes that a Unix socket's whole path may have; Spark's names take 42."""
 
 
 def adopt_session(session: SparkSession) -> SparkSession:
@@ -73,15 +81,15 @@ def open_session(
 ) -> SparkSession:
     """Start Spark, or join the one that runs in this process already.
 
-    Its messages go to a file instead of the terminal unless `shows_logs`; what they say is
-    part of the error if Spark does not start.
+    Its messages go to a nameless file instead of the terminal unless `shows_logs`; what they
+    say is part of the error if Spark does not start.
     """
+    if SparkSession.getActiveSession() is None:
+        check_can_start(master)
     builder: Any = SparkSession.builder.master(master).appName(name)
-    for key, value in {**_EPOCH_SETTINGS, **_OWN_SETTINGS}.items():
+    for key, value in {**_EPOCH_SETTINGS, **_OWN_SETTINGS, **_folder_settings()}.items():
         builder = builder.config(key, value)
-    with tempfile.NamedTemporaryFile(
-        "w+", prefix="penstock-spark-", suffix=".log", delete=False
-    ) as log:
+    with tempfile.TemporaryFile("w+") as log:
         try:
             with _redirected(log, shows_logs=shows_logs):
                 session: SparkSession = builder.getOrCreate()
@@ -90,7 +98,27 @@ def open_session(
     if master.startswith("local"):
         # Workers are children of this process: they need its environment, not the system's.
         session.sparkContext.pythonExec = sys.executable
+        session.sparkContext.environment["PYTHONPATH"] = os.pathsep.join(
+            str(Path(entry).resolve()) for entry in sys.path
+        )
     return session
+
+
+@cache
+def _folder_settings() -> dict[str, str]:
+    """Return settings that keep what the JVM writes in a folder that goes with this process.
+
+    Where TMPDIR says, which Java does not heed. Spark leaves its sockets behind, and a JVM
+    its performance data in /tmp whatever it is told.
+    """
+    folder = tempfile.mkdtemp(prefix="penstock-spark-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # "default" ones: the user's own are the "extra" Java options, and both count.
+    options = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData'
+    settings = {"spark.driver.defaultJavaOptions": options}
+    if len(os.fsencode(folder)) > _LONGEST_SOCKET_FOLDER:
+        settings["spark.python.unix.domain.socket.enabled"] = "false"
+    return settings
 
 
 @contextmanager
