@@ -14,9 +14,13 @@ READY := $(VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 
+# The JVM that starts Spark's JVM would leave a folder in /tmp.
+export SPARK_LAUNCHER_OPTS ?= -XX:-UsePerfData
+
 # Knobs: make test PYTEST_ARGS='-k fence -x'; make bench BENCH_ARGS='--quick --suite keyed_lookup'
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+DEMO_ARGS ?=
 LOCK_ARGS ?=
 
 .PHONY: help
@@ -50,6 +54,11 @@ java: ## Find Java 17+ or install a JRE; fails where it can do neither
 .PHONY: lock
 lock: $(READY) ## Pin requirements/*.txt again (LOCK_ARGS=--upgrade for newer versions)
 	bash scripts/lock.sh $(LOCK_ARGS)
+
+.PHONY: demo
+demo: $(READY) ## Run a stateful job on Spark, kill it half-way, go on, prove nothing was lost
+	@bash scripts/ensure_java.sh
+	@$(BIN)/python -m examples.demo $(DEMO_ARGS)
 
 # ---- checks
 
@@ -108,6 +117,6 @@ bench: $(READY) ## Run the benchmarks; JSON lines (BENCH_ARGS='--quick --suite N
 
 .PHONY: clean
 clean: ## Remove environments, caches and build results
-	rm -rf $(VENV) $(PROTO_VENV) build dist htmlcov .coverage .hypothesis benchmarks/results
+	rm -rf $(VENV) $(PROTO_VENV) build dist htmlcov .coverage .hypothesis benchmarks/results demo-output
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
-	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,178 @@
+"""The demo: a stateful job on Spark is killed half-way, goes on, and has lost nothing.
+
+    python -m examples.demo [--events N] [--folder FOLDER]
+
+Runs the job in a process of its own, which kills itself and its JVM with SIGKILL half-way;
+runs it again, which goes on from the last checkpoint; then computes the same answer in batch
+and compares. Ends with 0 only if both are equal. Writes below one folder of the checkout.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+
+import penstock as ps
+from examples.demo.job import read_output, recompute, rows_of
+from examples.demo.proof import Comparison, compare
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "demo-output"
+EVENTS = 12_000_000
+_OURS = ("parquet", "checkpoints", "tmp")
+"""All that is ever written to the folder."""
+
+
+class DemoFailedError(Exception):
+    """A run ended in another way than the story wants; carries the exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def main() -> int:
+    """Tell the story; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser.add_argument("--events", type=int, default=EVENTS)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGHUP, _leave)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        return tell(console, options.folder.resolve(), options.events)
+    except DemoFailedError as failed:
+        return failed.code
+
+
+def tell(console: Console, folder: Path, events: int) -> int:
+    """Run, kill, run again, compare."""
+    began = perf_counter()
+    _clean(folder)
+    rows = rows_of(events)
+    console.print(
+        f"\n[bold]{rows:,} Nexmark bids → totals per auction, with state, on Spark → Parquet, "
+        "exactly once[/bold]"
+    )
+    console.print(f"[dim]Everything is written below {_shown(folder)}/.[/dim]")
+
+    console.print("\n[bold]1  Run the job. It is killed half-way.[/bold]")
+    code = _run_job(folder, events, "--die-after", str(rows // 2))
+    console.show_cursor()
+    if code != -signal.SIGKILL:
+        console.print(f"The job was to be killed, and ended by itself with {code}.")
+        raise DemoFailedError(code or 1)
+    _tell_of_death(console, folder)
+
+    console.print("\n[bold]2  Run it again. It goes on from the last checkpoint.[/bold]")
+    code = _run_job(folder, events)
+    if code != 0:
+        raise DemoFailedError(code)
+
+    console.print("\n[bold]3  Compute the same in batch, and compare.[/bold]")
+    comparisons = compare(read_output(folder / "parquet"), recompute(events))
+    _tell_of_proof(console, comparisons)
+    shutil.rmtree(folder / "tmp", ignore_errors=True)
+    is_equal = all(comparison.is_equal for comparison in comparisons)
+    if is_equal:
+        console.print(
+            "\n[bold green]Nothing was lost, and nothing was doubled.[/bold green]"
+        )
+    else:
+        console.print(
+            "\n[bold red]The answers differ: this is a bug of Penstock.[/bold red]"
+        )
+    console.print(
+        f"[dim]{perf_counter() - began:.0f} s. The result is in {_shown(folder)}/parquet, the "
+        f"state in {_shown(folder)}/checkpoints: Parquet as well.[/dim]"
+    )
+    return 0 if is_equal else 1
+
+
+def _clean(folder: Path) -> None:
+    """Remove what an earlier demo left, and nothing else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _OURS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "tmp").mkdir()
+
+
+def _run_job(folder: Path, events: int, *options: str) -> int:
+    """Run the job in a process group of its own, and return how it ended.
+
+    Ctrl-C is passed on: the job stops after a checkpoint. Whatever ends this program ends
+    the job with it.
+    """
+    command = [sys.executable, "-m", "examples.demo.run_job", str(folder)]
+    job = subprocess.Popen(
+        [*command, "--events", str(events), *options],
+        cwd=ROOT,
+        # What Spark and Python leave behind when they are killed goes with the folder.
+        env={**os.environ, "TMPDIR": str(folder / "tmp")},
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+    )
+    try:
+        while True:
+            try:
+                return job.wait()
+            except KeyboardInterrupt:
+                job.send_signal(signal.SIGINT)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del frame
+    sys.exit(128 + number)
+
+
+def _tell_of_death(console: Console, folder: Path) -> None:
+    files = ps.committed_files(str(folder / "parquet"))
+    rows = sum(file.row_count for file in files)
+    staged = [
+        path for path in (folder / "parquet" / "_staging").rglob("*") if path.is_file()
+    ]
+    if console.is_terminal:
+        console.print()
+    console.print(
+        "[bold red]kill -9[/bold red]: the driver and its JVM are gone. "
+        f"Committed until now: {rows:,} rows of {len({file.epoch for file in files})} epochs. "
+        f"Left half done: {len(staged)} files."
+    )
+
+
+def _tell_of_proof(console: Console, comparisons: list[Comparison]) -> None:
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("")
+    table.add_column("committed", justify="right")
+    table.add_column("in batch", justify="right")
+    table.add_column("")
+    for found in comparisons:
+        verdict = "[green]equal[/green]"
+        if not found.is_equal:
+            verdict = f"[red]{found.differing:,} auctions differ[/red]"
+        table.add_row(
+            found.question, f"{found.written:,}", f"{found.recomputed:,}", verdict
+        )
+    console.print(table)
+
+
+def _shown(folder: Path) -> str:
+    """Return a folder as people here would name it."""
+    return str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else str(folder)
+
+
+if __name__ == "__main__":
+    ps.main(main)
