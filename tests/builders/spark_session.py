@@ -1,5 +1,6 @@
 """One Spark for the whole run of the tests: it takes seconds to start."""
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -8,11 +9,14 @@ from pyspark.sql import SparkSession
 from penstock.runtime.spark.session import open_session
 
 ROOT = Path(__file__).resolve().parents[2]
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that lives for minutes at most: compiling less takes half of the processor time."""
 
 
 @cache
 def shared_session() -> SparkSession:
     """Return a session with two cores whose workers can import the tests' modules."""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
     session = open_session("local[2,4]", name="penstock-tests")
     path = f"{ROOT}:{ROOT / 'src'}"
     session.sparkContext.environment["PYTHONPATH"] = path

@@ -1,0 +1,142 @@
+"""A job to be hurt on Spark: every row gets its number within its key and goes to files once.
+
+A row lost, doubled or counted on the wrong state changes the numbers of all later rows of
+its key, so comparing them with a batch computation finds it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+import penstock as ps
+from penstock.api.running import run
+from penstock.core.ids import JobId
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.environment import DriverSettings
+from penstock.runtime.restarts import RestartPolicy
+from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.storage.urls import open_store
+from penstock.testing import assert_job_is_whole
+
+COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
+KEYS = 20
+SETTINGS = DriverSettings(
+    budget=SourceBudget(rows=100),
+    adapts_budget=False,
+    target_epoch_micros=1,
+    collect_every=2,
+    keep_epochs=3,
+    restarts=RestartPolicy(first_delay_micros=1_000),
+)
+
+
+class NumberRows(ps.ArrowOperator):
+    """Gives each row its number among the rows of its key, from 1."""
+
+    def name(self) -> str:
+        return "number-rows"
+
+    def output_schema(self, inputs: Sequence[ps.StreamSchema]) -> ps.StreamSchema:
+        numbered = inputs[0].schema.append(pa.field("number", pa.int64()))
+        return ps.StreamSchema(numbered)
+
+    def tables(self) -> Any:
+        return [ps.keyed_table("counts", COUNTS, key_columns=["key"])]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+    ) -> None:
+        counts = ctx.get_keyed_state("counts")
+        frame = pl.DataFrame(pl.from_arrow(batch))
+        new = frame.group_by("key", maintain_order=True).agg(new=pl.len().cast(pl.Int64))
+        known = pl.DataFrame(pl.from_arrow(counts.get(new.select("key")).rows))
+        before = new.with_columns(before=known["count"].fill_null(0))
+        counts.put(before.select("key", count=pl.col("before") + pl.col("new")))
+        in_batch = pl.int_range(1, pl.len() + 1).over("key")
+        collector.collect(
+            frame.join(before, on="key", how="left", maintain_order="left").select(
+                *frame.columns, number=pl.col("before") + in_batch
+            )
+        )
+
+
+@dataclass(frozen=True)
+class CountingJob:
+    """The job in a folder of its own: checkpoints, output, and marks of what befell it."""
+
+    folder: Path
+    rows: int = 800
+    parallelism: int = 2
+    harm: ps.ArrowOperator | None = None
+    """An operator that passes rows on and does damage, beside the counting one."""
+    is_harm_last: bool = False
+    """Whether the harm has a level of its own, behind the counting one."""
+
+    @property
+    def out(self) -> Path:
+        """Where the output goes."""
+        return self.folder / "out"
+
+    @property
+    def store(self) -> ObjectStore:
+        """The checkpoints, opened anew."""
+        return open_store(str(self.folder / "checkpoints"))
+
+    @property
+    def checkpoints(self) -> JobCheckpoints:
+        """What the job has acknowledged."""
+        return JobCheckpoints(self.store, JobId("counting"))
+
+    def pipeline(self) -> ps.Pipeline:
+        """Return the job as a user would write it."""
+        pipeline = ps.Pipeline("counting", parallelism=self.parallelism)
+        stream = pipeline.read(
+            "numbers", ps.impulse(count=self.rows, splits=3, step="1ms")
+        ).with_columns(key=pl.col("counter") % KEYS)
+        if self.harm is not None and not self.is_harm_last:
+            stream = stream.key_by("key").process("harm", self.harm)
+        stream = stream.key_by("key").process("count", NumberRows())
+        if self.harm is not None and self.is_harm_last:
+            stream = stream.key_by("counter").process("harm", self.harm)
+        stream.write("out", ps.files(str(self.out), format="parquet"))
+        return pipeline
+
+    def run(
+        self,
+        *,
+        session: Any = None,
+        store: ObjectStore | None = None,
+        settings: DriverSettings = SETTINGS,
+        on_status: Callable[[ps.JobStatus], None] | None = None,
+    ) -> ps.JobStatus:
+        """Run it on Spark until it ends."""
+        pipeline = self.pipeline()
+        return run(
+            pipeline.graph(),
+            checkpoint=self.store if store is None else store,
+            registry=pipeline.registry,
+            session=session,
+            settings=settings,
+            on_status=on_status,
+        )
+
+    def check(self) -> None:
+        """Check that the output is the batch computation's, once, and the checkpoints are whole."""
+        found = pl.DataFrame(pl.from_arrow(ps.read_committed(str(self.out))))
+        rows = pl.DataFrame({"counter": pl.int_range(self.rows, eager=True)})
+        expected = rows.with_columns(key=pl.col("counter") % KEYS)
+        read = found.select(pl.col("counter").cast(pl.Int64), pl.col("key").cast(pl.Int64))
+        assert read.sort("counter").equals(expected)
+        numbers = found.select(pl.col("key").cast(pl.Int64), "number")
+        in_batch = pl.int_range(1, pl.len() + 1).over("key")
+        counted = expected.select("key", number=in_batch)
+        assert numbers.sort("key", "number").equals(counted.sort("key", "number"))
+        listed = {file.path for file in ps.committed_files(str(self.out))}
+        written = {str(path.relative_to(self.out)) for path in self.out.rglob("part-*")}
+        assert written == listed
+        assert_job_is_whole(self.checkpoints)
