@@ -1,0 +1,48 @@
+"""The golden cases there are: a function that builds each, and how its output compares."""
+
+import polars as pl
+
+import penstock as ps
+from tests.builders.golden_case import GoldenCase
+from tests.builders.golden_data import GoldenInputs
+from tests.golden_cases.changelog_operators import LatestOrders, RunningTotals
+
+
+def cast_to_sink_type(inputs: GoldenInputs) -> ps.Stream:
+    """Two columns of cars, one of them cast to text by whichever subtask gets the row."""
+    cars = inputs.cars().rebalance()
+    return cars.select("timestamp", pl.col("driver_id").cast(pl.String))
+
+
+def union(inputs: GoldenInputs) -> ps.Stream:
+    """One file read by two sources."""
+    first, second = (
+        inputs.impulse(name).select("counter", source=pl.lit(name))
+        for name in ("first", "second")
+    )
+    return first.union(second)
+
+
+def grouped_aggregates(inputs: GoldenInputs) -> ps.Stream:
+    """Totals by remainder, emitted again whenever they change."""
+    numbers = inputs.impulse().with_columns(counter_mod=pl.col("counter") % 5)
+    return numbers.key_by("counter_mod").process("totals", RunningTotals())
+
+
+def debezium_pass_through(inputs: GoldenInputs) -> ps.Stream:
+    """A changelog in and out; what was before is told by state, not by the input."""
+    row_id = pl.coalesce(pl.col(side).struct.field("id") for side in ("after", "before"))
+    changes = inputs.order_changes().with_columns(id=row_id)
+    return changes.key_by("id").process("orders-by-id", LatestOrders())
+
+
+CASES = (
+    GoldenCase("cast_to_sink_type", cast_to_sink_type, instants=["timestamp"]),
+    GoldenCase("union", union, "impulse"),
+    GoldenCase(
+        "grouped_aggregates", grouped_aggregates, "impulse", fold_by=["counter_mod"]
+    ),
+    GoldenCase(
+        "debezium_pass_through", debezium_pass_through, "aggregate_updates", fold_by=["id"]
+    ),
+)
