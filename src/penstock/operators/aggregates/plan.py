@@ -1,0 +1,74 @@
+"""AggregatePlan: several aggregates over one stream, compiled and ready to be computed.
+
+    rows ─ partials_of ─▶ partials ─ merge ─▶ partials ─ results_of ─▶ results
+
+Merging is associative and commutative, so partials may be made and merged anywhere, in any
+order and any number of times.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledAggregate:
+    """One aggregate over columns that are known to exist and to fit it."""
+
+    result: pa.Field
+    """The column it ends in."""
+    reads: tuple[str, ...]
+    """The columns of the rows that it looks at."""
+    partials: tuple[pa.Field, ...]
+    """The columns of its partials; each begins with the name of the result."""
+    from_rows: tuple[pl.Expr, ...]
+    """Computes the partials of a group of rows; one expression per column, in that order."""
+    from_partials: tuple[pl.Expr, ...]
+    """Computes the partials of a group of partials."""
+    finish: pl.Expr
+    """Computes the result from the partials of one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatePlan:
+    """All aggregates of one step."""
+
+    aggregates: tuple[CompiledAggregate, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of the rows that any of them looks at, each once."""
+        return tuple(dict.fromkeys(name for a in self.aggregates for name in a.reads))
+
+    @property
+    def partials(self) -> tuple[pa.Field, ...]:
+        """The columns of the partials."""
+        return tuple(field for a in self.aggregates for field in a.partials)
+
+    @property
+    def results(self) -> tuple[pa.Field, ...]:
+        """The columns of the results."""
+        return tuple(a.result for a in self.aggregates)
+
+    def partials_of(self, rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+        """Return one row per group: the columns `by`, then the partials."""
+        return _grouped(rows, by, [e for a in self.aggregates for e in a.from_rows])
+
+    def merge(self, partials: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+        """Return one row per group of partials: the columns `by`, then their partials."""
+        return _grouped(partials, by, [e for a in self.aggregates for e in a.from_partials])
+
+    def results_of(self, partials: pl.DataFrame, keep: Sequence[str]) -> pl.DataFrame:
+        """Return one row per row: the columns `keep`, then the results."""
+        return partials.select(*keep, *(a.finish for a in self.aggregates))
+
+
+def _grouped(
+    frame: pl.DataFrame, by: Sequence[str], computed: Sequence[pl.Expr]
+) -> pl.DataFrame:
+    if by:
+        return frame.group_by(*by).agg(*computed)
+    # One group, if there is a row at all: a group of no rows is no group.
+    return frame.select(*computed) if frame.height else frame.clear().select(*computed)
