@@ -86,7 +86,10 @@ def show_bytes(size_bytes: int) -> str:
 
 def show_seconds(micros: int) -> str:
     """Return a duration: with hundredths below ten seconds, else as minutes and seconds."""
-    if micros < 10_000_000:
-        return f"{micros / 1_000_000:.2f} s"
+    return f"{micros / 1_000_000:.2f} s" if micros < 10_000_000 else show_elapsed(micros)
+
+
+def show_elapsed(micros: int) -> str:
+    """Return a duration that is still growing, as minutes and seconds."""
     minutes, seconds = divmod(micros // 1_000_000, 60)
     return f"{minutes}:{seconds:02}"

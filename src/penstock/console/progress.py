@@ -9,7 +9,7 @@ to standard error: standard output belongs to the data.
 
 import contextlib
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -20,6 +20,7 @@ from penstock.console.figures import (
     RowRate,
     rows_written,
     show_bytes,
+    show_elapsed,
     show_instant,
     show_seconds,
     state_bytes,
@@ -43,6 +44,25 @@ _COLOURS = {
 _REDRAWS_PER_SECOND = 4
 
 
+class _Forgiving:
+    """A file that may break, as a pipe does whose reader is gone: never the job's problem."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class Progress:
     """Shows one run of a job; give it as `on_status`. Begins and ends by itself."""
 
@@ -55,9 +75,8 @@ class Progress:
         clock: Clock | None = None,
     ) -> None:
         """Choose where it is shown; `is_live` overrides whether that looks like a terminal."""
-        self._console = Console(
-            file=file or sys.stderr, highlight=False, force_terminal=is_live
-        )
+        shown_on: Any = _Forgiving(file or sys.stderr)
+        self._console = Console(file=shown_on, highlight=False, force_terminal=is_live)
         self._is_live = self._console.is_terminal if is_live is None else is_live
         self._line_every_micros = line_every_micros
         self._clock = clock or SystemClock()
@@ -68,11 +87,7 @@ class Progress:
         self._live: Live | None = None
 
     def __call__(self, status: JobStatus) -> None:
-        """Show a status. What the display's file does is never the job's problem."""
-        with contextlib.suppress(OSError, ValueError):
-            self._show(status)
-
-    def _show(self, status: JobStatus) -> None:
+        """Show a status."""
         now = self._clock.now_micros()
         if self._started_micros is None:
             self._started_micros = now
@@ -151,14 +166,14 @@ class Progress:
         return block
 
     def _headline(self, status: JobStatus) -> Text:
-        headline = Text(str(status.phase), style=_COLOURS.get(status.phase, ""))
+        headline = Text()
+        headline.append(str(status.phase), _COLOURS.get(status.phase, ""))
         if status.epoch is not None:
-            headline.append(f"   epoch {status.epoch}", style="bold")
+            headline.append(f"   epoch {status.epoch}", "bold")
         if status.last is not None:
-            headline.append(
-                f"   {show_seconds(status.last.duration_micros)} per epoch", "dim"
-            )
+            duration = show_seconds(status.last.duration_micros)
+            headline.append(f"   {duration} per epoch", "dim")
         if self._started_micros is not None:
             elapsed = self._clock.now_micros() - self._started_micros
-            headline.append(f"   {show_seconds(elapsed)} elapsed", style="dim")
+            headline.append(f"   {show_elapsed(elapsed)} elapsed", "dim")
         return headline

@@ -42,9 +42,10 @@ def unpickle_function(function: UserFunction) -> Any:
     try:
         return pickle.loads(function.pickled)
     except Exception as error:
+        is_missing = isinstance(error, ModuleNotFoundError)
         raise UserError(
             f"{function.name!r} cannot be loaded here: {_advice(error)}",
-            code=ErrorCode.NOT_UNPICKLABLE,
+            code=ErrorCode.MISSING_PACKAGE if is_missing else ErrorCode.NOT_UNPICKLABLE,
             function=function.name,
         ) from error
 

@@ -120,7 +120,7 @@ def test_a_module_that_a_worker_lacks_is_named(tmp_path: Path) -> None:
     ).stdout
     with pytest.raises(UserError, match=r"no module 'only_here'\. Install it") as caught:
         unpickle_function(UserFunction("found", pickled))
-    assert caught.value.code is ErrorCode.NOT_UNPICKLABLE
+    assert caught.value.code is ErrorCode.MISSING_PACKAGE
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 

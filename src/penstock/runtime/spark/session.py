@@ -140,10 +140,14 @@ def _no_spark(error: Exception, master: str, log: IO[str]) -> UserError:
     log.seek(0)
     said = [line for line in log.read().splitlines() if line.strip()]
     failure = UserError(
-        f"Spark did not start with master {master!r}: {str(error).splitlines()[0]}. It needs "
-        "Java 17 or newer (`java -version`), and a master that can be reached",
+        f"Spark did not start with master {master!r}: {_first_line(error)}. Check the master and "
+        "what Spark said, below; shows_logs=True shows all of it",
         code=ErrorCode.ENGINE_MISSING,
         master=master,
     )
     failure.add_note("Spark said:\n" + "\n".join(said[-20:]))
     return failure
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
