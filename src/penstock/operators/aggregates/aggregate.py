@@ -23,6 +23,6 @@ class Aggregate(ABC):
         """Return how it is written: `sum(price)`."""
 
 
-def partial_field(result: str, part: str, data_type: pa.DataType) -> pa.Field:
+def partial_field(result: str, part: str, data_type: pa.DataType) -> pa.Field[pa.DataType]:
     """Return a column of partials; the name tells whose it is when somebody reads the state."""
     return pa.field(f"{result}.{part}", data_type)

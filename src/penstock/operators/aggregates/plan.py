@@ -17,11 +17,11 @@ import pyarrow as pa
 class CompiledAggregate:
     """One aggregate over columns that are known to exist and to fit it."""
 
-    result: pa.Field
+    result: pa.Field[pa.DataType]
     """The column it ends in."""
     reads: tuple[str, ...]
     """The columns of the rows that it looks at."""
-    partials: tuple[pa.Field, ...]
+    partials: tuple[pa.Field[pa.DataType], ...]
     """The columns of its partials; each begins with the name of the result."""
     from_rows: tuple[pl.Expr, ...]
     """Computes the partials of a group of rows; one expression per column, in that order."""
@@ -43,12 +43,12 @@ class AggregatePlan:
         return tuple(dict.fromkeys(name for a in self.aggregates for name in a.reads))
 
     @property
-    def partials(self) -> tuple[pa.Field, ...]:
+    def partials(self) -> tuple[pa.Field[pa.DataType], ...]:
         """The columns of the partials."""
         return tuple(field for a in self.aggregates for field in a.partials)
 
     @property
-    def results(self) -> tuple[pa.Field, ...]:
+    def results(self) -> tuple[pa.Field[pa.DataType], ...]:
         """The columns of the results."""
         return tuple(a.result for a in self.aggregates)
 
