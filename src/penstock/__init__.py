@@ -62,6 +62,11 @@ if typing.TYPE_CHECKING:
     from penstock.operators.udfs.specs import native_udf as native_udf
     from penstock.operators.udfs.specs import udf as udf
     from penstock.runtime.epoch import StopMode as StopMode
+    from penstock.runtime.spark.attach import AttachedJob as AttachedJob
+    from penstock.runtime.spark.dataframe_sink import for_each_epoch as for_each_epoch
+    from penstock.runtime.spark.dataframe_source import dataframe as dataframe
+    from penstock.runtime.spark.dataframe_source import dataframes as dataframes
+    from penstock.runtime.spark.handoff import attached as attached
     from penstock.runtime.status import JobPhase as JobPhase
     from penstock.runtime.status import JobStatus as JobStatus
     from penstock.state.files.migration import MigratableState as MigratableState
@@ -147,6 +152,13 @@ _HOMES = {
         "udf",
     ),
     "penstock.runtime.epoch": ("StopMode",),
+    "penstock.runtime.spark.attach": ("AttachedJob",),
+    "penstock.runtime.spark.dataframe_sink": ("for_each_epoch",),
+    "penstock.runtime.spark.dataframe_source": (
+        "dataframe",
+        "dataframes",
+    ),
+    "penstock.runtime.spark.handoff": ("attached",),
     "penstock.runtime.status": (
         "JobPhase",
         "JobStatus",
@@ -184,6 +196,7 @@ __all__ = [
     "MAIN",
     "ArrowCollector",
     "ArrowOperator",
+    "AttachedJob",
     "CheckpointBarrier",
     "CommitContext",
     "CommittedFile",
@@ -219,11 +232,15 @@ __all__ = [
     "TimeDomain",
     "__version__",
     "async_udf",
+    "attached",
     "blackhole",
     "call_udf",
     "committed_files",
+    "dataframe",
+    "dataframes",
     "exit_code",
     "files",
+    "for_each_epoch",
     "global_table",
     "impulse",
     "keyed_table",

@@ -8,8 +8,9 @@ clicks.filter(pl.col("page") > 0).key_by("user").process("count", Counter()).wri
 print(p.explain())
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.api.graph_builder import GraphBuilder
 from penstock.api.running import run, run_in_process
@@ -29,7 +30,9 @@ from penstock.runtime.status import JobStatus
 from penstock.state.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.runtime.spark.attach import AttachedJob
 
 _FORMATS = ("text", "mermaid", "json")
 
@@ -120,6 +123,79 @@ class Pipeline:
             on_status=on_status,
             shows_logs=shows_logs,
         )
+
+    def attach(
+        self,
+        streams: "DataFrame | Mapping[str, DataFrame]",
+        *,
+        checkpoint: str | ObjectStore,
+        query_checkpoint: str,
+        trigger: Mapping[str, Any] | None = None,
+        restore: int | str | None = None,
+        allow_dropped_state: bool = False,
+        on_status: Callable[[JobStatus], None] | None = None,
+    ) -> "AttachedJob":
+        """Feed its `attached` source from a streaming DataFrame, one epoch per micro-batch.
+
+        The job runs beside the query that this starts, in a thread of its own, until
+        `await_termination` or `stop` of what is returned. `checkpoint` is the job's; the
+        query keeps its own below `query_checkpoint`, in a folder named after the source.
+        `trigger` is as in `DataStreamWriter.trigger`, such as `{"availableNow": True}`.
+        Several sources take a dictionary of streams by the sources' names.
+        """
+        from penstock.runtime.spark.attach import check_streams
+
+        named = streams if isinstance(streams, Mapping) else {"": streams}
+        by_source = {name or None: stream for name, stream in named.items()}
+        check_streams(by_source)
+        job = self.foreach_batch(
+            checkpoint,
+            session=next(iter(by_source.values())).sparkSession,
+            restore=restore,
+            allow_dropped_state=allow_dropped_state,
+            on_status=on_status,
+        )
+        try:
+            for source, stream in by_source.items():
+                job.attach(
+                    stream,
+                    source=source,
+                    query_checkpoint=query_checkpoint,
+                    trigger=trigger,
+                )
+        except BaseException:
+            job.stop()
+            raise
+        return job
+
+    def foreach_batch(
+        self,
+        checkpoint: str | ObjectStore,
+        *,
+        session: "SparkSession",
+        restore: int | str | None = None,
+        allow_dropped_state: bool = False,
+        on_status: Callable[[JobStatus], None] | None = None,
+    ) -> "AttachedJob":
+        """Start it in a thread of its own, to be fed by `foreachBatch` of a query of one's own.
+
+        `job.feed(source)` is the function for `DataStreamWriter.foreachBatch`. Leaving the
+        job, which is a context manager, stops it.
+        """
+        from penstock.runtime.spark.attach import AttachedJob
+
+        graph = self.graph()
+        run_job = partial(
+            run,
+            graph,
+            checkpoint=checkpoint,
+            registry=self.registry,
+            session=session,
+            restore=restore,
+            allow_dropped_state=allow_dropped_state,
+            on_status=on_status,
+        )
+        return AttachedJob(graph, self.registry, run_job).start()
 
     def run_in_process(
         self,

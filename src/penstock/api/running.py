@@ -18,6 +18,7 @@ from penstock.operators.registry import Registry
 from penstock.runtime.driver import JobDriver
 from penstock.runtime.environment import DriverSettings, JobEnvironment
 from penstock.runtime.in_process import InProcessExecutor
+from penstock.runtime.outcomes import EpochRan
 from penstock.runtime.status import JobStatus
 from penstock.runtime.worker import Worker
 from penstock.state.files.cache import FileCache
@@ -91,6 +92,8 @@ def run(
     on_status: Callable[[JobStatus], None] | None = None,
     settings: DriverSettings | None = None,
     shows_logs: bool = False,
+    on_driver: Callable[[JobDriver], None] | None = None,
+    on_epoch: Callable[[EpochRan], None] | None = None,
 ) -> JobStatus:
     """Run a job on Spark; embedded in this process unless `master` or `session` says otherwise."""
     # Late: whoever runs in process needs neither Spark nor the seconds it takes to load.
@@ -112,6 +115,8 @@ def run(
         restore=which_epoch(restore),
         on_status=on_status,
         shows_logs=shows_logs,
+        on_driver=on_driver,
+        on_epoch=on_epoch,
     )
 
 

@@ -79,6 +79,11 @@ class OperatorContext:
         """The claim of the driver that this attempt runs for."""
         return self._tables.environment.generation
 
+    @property
+    def store(self) -> ObjectStore:
+        """The store of the checkpoints, for sinks that stage beside them."""
+        return self._tables.environment.store
+
     def insert_committing_data(self, table: str, data: bytes) -> None:
         """Keep what `handle_commit` needs once the epoch is acknowledged; once per epoch."""
         self._tables.insert_committing_data(table, data)

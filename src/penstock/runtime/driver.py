@@ -3,6 +3,7 @@
     driver = JobDriver(environment)
     status = driver.run()              until the data ends, a stop, or a failure that stays
     driver.request_stop(StopMode…)     from another thread or a signal handler
+    driver.wake_up()                   from another thread that has data for a source
 
 Every restart, also in one process, is a new session: it claims a new generation and goes on
 from the last acknowledged epoch, whatever the failed one left behind.
@@ -46,13 +47,16 @@ class JobDriver:
         *,
         pacer: Pacer | None = None,
         on_status: Callable[[JobStatus], None] | None = None,
+        on_epoch: Callable[[EpochRan], None] | None = None,
     ) -> None:
         self._environment = environment
+        self._on_epoch = on_epoch
         self._pacer = pacer or ClockPacer(environment.clock)
         self._keeper = StatusKeeper(environment, on_status)
         self._session: JobSession | None = None
         self._stop: StopMode | None = None
         self._has_stopped = False
+        self._is_woken = False
         self._failures = 0
         self._torn_in_a_row = 0
         self._retry_at_micros: int | None = None
@@ -70,6 +74,11 @@ class JobDriver:
         """Ask the job to stop; a later, more urgent request replaces an earlier one."""
         if self._stop is not StopMode.IMMEDIATE:
             self._stop = mode
+        self._pacer.interrupt()
+
+    def wake_up(self) -> None:
+        """Ask for an epoch now: somebody has data that no source could know of."""
+        self._is_woken = True
         self._pacer.interrupt()
 
     def run(self, *, restore: Epochs | None = None) -> JobStatus:
@@ -128,6 +137,8 @@ class JobDriver:
         session = self._session
         assert session is not None  # noqa: S101 (facts only lead here with one)
         self._last_started_micros = self._environment.clock.now_micros()
+        # Before the plan is made: who wakes the driver from now on may be too late for it.
+        self._is_woken = False
         self._keeper.note_phase(JobPhase.RUNNING)
         outcome = session.run_epoch(stop=stop)
         match outcome:
@@ -159,6 +170,8 @@ class JobDriver:
         elif ran.finish is SourceFinishType.GRACEFUL and self._stop is None:
             self._stop = StopMode.GRACEFUL
         self._keeper.note_epoch(ran, session)
+        if self._on_epoch is not None:
+            self._on_epoch(ran)
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """Do a step; a failure that may pass is tried again later, any other is raised."""
@@ -190,7 +203,7 @@ class JobDriver:
             is_finished=self._finished is not None
             or (session is not None and session.is_finished),
             retry_at_micros=self._retry_at_micros,
-            has_work=last is None or _has_work(last),
+            has_work=last is None or self._is_woken or _has_work(last),
             wake_up_micros=None if last is None else _wake_up(last),
             next_epoch_micros=self._last_started_micros
             + self._environment.settings.target_epoch_micros,

@@ -16,6 +16,8 @@ from penstock.operators.registry import Registry
 from penstock.operators.user_functions import pickle_function
 from penstock.runtime.driver import JobDriver
 from penstock.runtime.environment import DriverSettings, JobEnvironment
+from penstock.runtime.outcomes import EpochRan
+from penstock.runtime.spark.driving import driving_with
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.interrupts import stopped_by_ctrl_c
 from penstock.runtime.spark.session import DEFAULT_MASTER, adopt_session, open_session
@@ -39,11 +41,14 @@ def run_on_spark(
     restore: Epochs | None = None,
     on_status: Callable[[JobStatus], None] | None = None,
     shows_logs: bool = False,
+    on_driver: Callable[[JobDriver], None] | None = None,
+    on_epoch: Callable[[EpochRan], None] | None = None,
 ) -> JobStatus:
     """Run a job until its data ends or somebody stops it.
 
     With the user's own `session` theirs is left as it is; otherwise Spark is started, and
-    stopped again unless it ran before.
+    stopped again unless it ran before. `on_driver` is given the driver before it starts,
+    `on_epoch` every epoch that counts, committed.
     """
     if isinstance(store, MemoryStore):
         raise UserError(
@@ -66,8 +71,10 @@ def run_on_spark(
             registry,
             settings=driver_settings,
         )
-        driver = JobDriver(environment, on_status=on_status)
-        with stopped_by_ctrl_c(driver, spark):
+        driver = JobDriver(environment, on_status=on_status, on_epoch=on_epoch)
+        if on_driver is not None:
+            on_driver(driver)
+        with stopped_by_ctrl_c(driver, spark), driving_with(session or spark):
             return driver.run(restore=restore)
 
 

@@ -1,0 +1,252 @@
+"""The source behind DataFrames: a frame is dealt to all subtasks, its offset kept by each.
+
+A frame is read whole in one epoch, a part of it by every subtask. So that each subtask can
+speak for the event time of its part, there are as many splits as subtasks, and all of them
+hold the same offset: the one of the next frame. At another parallelism new splits begin
+where the old ones end.
+
+All splits are one stream: from the epoch after a frame was read, event time has come as far
+in each of them as in the latest row of that frame, also where few rows went.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.operators.collector import SourceCollector
+from penstock.operators.context import SourceContext
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.runtime.spark.fed_frames import offer_frame, withdraw_frame
+from penstock.runtime.spark.row_schemas import find_frame_problems
+
+
+@dataclass(frozen=True, slots=True)
+class NextFrame:
+    """A DataFrame to read in the next epoch."""
+
+    frame: DataFrame
+    offset: Any
+    """What to ask with for the frame after it; kept in the checkpoint."""
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoFrame:
+    """There is nothing to read now."""
+
+
+@dataclass(frozen=True, slots=True)
+class FramesEnd:
+    """There will never be another frame."""
+
+
+FrameStep: TypeAlias = NextFrame | NoFrame | FramesEnd
+
+
+class FrameFeed(Protocol):
+    """Where frames come from. Lives in the driver's process and is used by its thread."""
+
+    def next_step(self, offset: Any) -> FrameStep:
+        """Say what follows after the frame that left this offset; None before the first one."""
+        ...
+
+
+_FEEDS: dict[str, FrameFeed] = {}
+"""By the token that the graph names: a feed holds what cannot be pickled."""
+
+
+def keep_feed(token: str, feed: FrameFeed) -> None:
+    """Let sources of this process find a feed by its token."""
+    _FEEDS[token] = feed
+
+
+class FrameSource(SourceOperator):
+    """Reads DataFrames that the executor brings. What it is pickled with is plain data."""
+
+    def __init__(
+        self, kind: str, token: str, stream: StreamSchema, *, poll: timedelta
+    ) -> None:
+        self._kind = kind
+        self._token = token
+        self._stream = stream.to_bytes()
+        self._poll = poll
+
+    def name(self) -> str:
+        """Return the kind."""
+        return self._kind
+
+    def display(self) -> DisplayableOperator:
+        """Show the columns."""
+        columns = ", ".join(self.output_schema().schema.names)
+        return DisplayableOperator(self._kind, {"columns": columns})
+
+    def output_schema(self) -> StreamSchema:
+        """Return what was declared."""
+        return StreamSchema.from_bytes(self._stream)
+
+    def poll_interval(self) -> timedelta:
+        """Return how long to wait before asking for a frame again."""
+        return self._poll
+
+    @property
+    def feed(self) -> FrameFeed:
+        """Where its frames come from; only the process that built the pipeline knows."""
+        feed = _FEEDS.get(self._token)
+        if feed is None:
+            raise UserError(
+                f"the DataFrames of a {self._kind!r} source are not known in this process: run "
+                "the pipeline in the process that builds it",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        return feed
+
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        """Ask for the next frame, and let every subtask read its part of it."""
+        splits = _Splits(known)
+        withdraw_frame(self._token)
+        step = self.feed.next_step(splits.offset)
+        if isinstance(step, NoFrame):
+            return SourcePlan((), is_complete=False)
+        if isinstance(step, FramesEnd):
+            return SourcePlan(splits.ending(splits.live), is_complete=True)
+        offer_frame(self._token, self._checked(step.frame))
+        plans = splits.reading(budget.subtasks, now_micros, step)
+        return SourcePlan(plans, is_complete=step.is_last, fed=self._token)
+
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
+        """Emit what was brought; end splits that are not to be read any more."""
+        for split in ctx.splits:
+            if split.end is None:
+                ctx.end_split(split.name)
+                continue
+            part: _Part = split.end
+            for batch in self._rows(ctx):
+                collector.collect(batch, split=split.name)
+            ctx.advance(split.name, part.offset)
+            if part.event_time_micros is not None:
+                ctx.note_event_time(split.name, part.event_time_micros)
+            if part.is_last:
+                ctx.end_split(split.name)
+
+    def _rows(self, ctx: SourceContext) -> Iterator[pa.RecordBatch]:
+        if ctx.fed is None:
+            raise UserError(
+                f"a {self._kind!r} source reads DataFrames, and this job runs without Spark: "
+                "start it with Pipeline.run or Pipeline.attach",
+                code=ErrorCode.ENGINE_MISSING,
+            )
+        required = [f.name for f in self.output_schema().schema if not f.nullable]
+        for batch in ctx.fed:
+            _check_nulls(batch, required)
+            yield batch
+
+    def _checked(self, frame: object) -> DataFrame:
+        """Return the declared columns of a frame, or say what is wrong with it."""
+        if not isinstance(frame, DataFrame):
+            raise UserError(
+                f"a {self._kind!r} source was given {type(frame).__name__}: it reads Spark "
+                "DataFrames",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        if frame.isStreaming:
+            raise streaming_refusal(self._kind)
+        declared = self.output_schema().schema
+        problems = find_frame_problems(frame.schema, declared)
+        if problems:
+            raise SchemaError(
+                f"a {self._kind!r} source was given a DataFrame that does not fit its schema:"
+                "\n  " + "\n  ".join(problems),
+                problems=tuple(problems),
+            )
+        return frame.select(*(f"`{name.replace('`', '``')}`" for name in declared.names))
+
+
+def streaming_refusal(kind: str) -> UserError:
+    """Return the error for a streaming DataFrame where one that ends is needed."""
+    return UserError(
+        f"a {kind!r} source was given a streaming DataFrame: read ps.attached(schema=…) "
+        "instead, and start the pipeline with Pipeline.attach(stream, …)",
+        code=ErrorCode.INVALID_CONFIG,
+    )
+
+
+def plain_offset(offset: Any) -> Any:
+    """Return an offset as it will come back from a checkpoint, or refuse what cannot be kept."""
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(offset))
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        raise UserError(
+            f"the offset {offset!r} cannot be kept in a checkpoint ({error}): use numbers, "
+            "texts, bytes, timestamps, lists and dictionaries of them",
+            code=ErrorCode.INVALID_CONFIG,
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one subtask does with its part of a frame."""
+
+    offset: Any
+    event_time_micros: int | None
+    """How far event time had come in all earlier frames."""
+    is_last: bool
+
+
+class _Splits:
+    """The splits as the last epoch left them: `{when their parallelism began}-{index}`."""
+
+    def __init__(self, known: Mapping[str, SplitState]) -> None:
+        self._known = known
+        self.live = sorted(name for name, state in known.items() if not state.ended)
+        newest = max(known, key=_began, default=None)
+        stored = None if newest is None else known[newest].offset
+        self.offset = None if stored is None else stored[0]
+
+    def reading(
+        self, parallelism: int, now_micros: int, step: NextFrame
+    ) -> tuple[SplitPlan, ...]:
+        """Plan a split per subtask; those of another parallelism end."""
+        retired = []
+        names = self.live
+        if len(names) != parallelism:
+            retired = names
+            names = [f"{now_micros}-{index:05}" for index in range(parallelism)]
+        times = [state.max_event_time_micros for state in self._known.values()]
+        latest = max((micros for micros in times if micros is not None), default=None)
+        # In a list: None is an offset, too.
+        part = _Part([plain_offset(step.offset)], latest, step.is_last)
+        reading = [SplitPlan(name, self.offset, part) for name in names]
+        return (*reading, *self.ending(retired))
+
+    def ending(self, names: list[str]) -> tuple[SplitPlan, ...]:
+        """Plan splits that end without being read."""
+        return tuple(SplitPlan(name, self.offset, None, weight=0) for name in names)
+
+
+def _began(name: str) -> int:
+    return int(name.partition("-")[0])
+
+
+def _check_nulls(batch: pa.RecordBatch, required: list[str]) -> None:
+    problems = [
+        f"column {name!r} has {batch.column(name).null_count} nulls"
+        for name in required
+        if batch.column(name).null_count
+    ]
+    if problems:
+        raise SchemaError(
+            f"a DataFrame has nulls where its schema declares none: {'; '.join(problems)}. "
+            "Filter such rows out, or declare the columns as nullable",
+            problems=tuple(problems),
+        )

@@ -1,0 +1,133 @@
+"""Schemas between Spark and Arrow: what a DataFrame's rows are here, and the other way round.
+
+| Spark | here |
+|---|---|
+| TIMESTAMP | an instant: a timestamp in UTC; one without a zone may be declared instead |
+| TIMESTAMP_NTZ | a timestamp without a zone |
+| the rest | as Spark itself maps it to Arrow |
+"""
+
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock.core.batch import find_differences
+from penstock.core.schema import StreamSchema
+from penstock.errors import SchemaError
+
+SchemaLike: TypeAlias = StreamSchema | pa.Schema | StructType
+"""What users give: a stream's schema, an Arrow schema, or that of a DataFrame."""
+
+_WIDER: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.date64(): pa.date32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
+_PLAIN = frozenset(
+    {
+        pa.bool_(),
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.string(),
+        pa.binary(),
+        pa.date32(),
+    }
+)
+
+
+def to_stream_schema(schema: SchemaLike) -> StreamSchema:
+    """Return what users gave as the schema of a stream."""
+    if isinstance(schema, StreamSchema):
+        return schema
+    if isinstance(schema, StructType):
+        return StreamSchema(arrow_schema_of(schema))
+    return StreamSchema(schema)
+
+
+def arrow_schema_of(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema in which the rows of a DataFrame arrive."""
+    try:
+        found = to_arrow_schema(schema, timezone="UTC")
+    except PySparkException as error:
+        raise SchemaError(
+            f"a DataFrame of {schema.simpleString()} cannot be read: {error}. Drop or cast the "
+            "column that has no Arrow type"
+        ) from error
+    return pa.schema([pa.field(f.name, f.type, f.nullable) for f in found])
+
+
+def find_frame_problems(frame: StructType, declared: pa.Schema) -> list[str]:
+    """Say what keeps the rows of a DataFrame from being read; its other columns do not count.
+
+    Whether a column has nulls is checked row by row: Spark says "nullable" of nearly all.
+    """
+    wanted = [field for field in frame.fields if field.name in declared.names]
+    return find_differences(arrow_schema_of(StructType(wanted)), declared)
+
+
+def spark_form_of(schema: pa.Schema) -> tuple[pa.Schema, StructType]:
+    """Return how rows are given to Spark: as Arrow, and as what Spark makes of it."""
+    problems: list[str] = []
+    fields = []
+    for field in schema:
+        try:
+            fields.append(pa.field(field.name, _spark_type(field.type), field.nullable))
+        except TypeError as error:
+            problems.append(f"column {field.name!r} is {field.type}: {error}")
+    if problems:
+        raise SchemaError(
+            "the rows cannot become a DataFrame:\n  " + "\n  ".join(problems),
+            problems=tuple(problems),
+        )
+    arrow = pa.schema(fields)
+    return arrow, from_arrow_schema(arrow)
+
+
+def _spark_type(kind: Any) -> pa.DataType:
+    """Return the type that holds the same values and that Spark knows; TypeError if none does."""
+    types = pa.types
+    if kind in _PLAIN or kind in _WIDER:
+        return _WIDER.get(kind) or pa.field("", kind).type
+    if types.is_timestamp(kind) or types.is_duration(kind):
+        return _spark_time(kind)
+    if types.is_decimal(kind) and kind.precision <= pa.decimal128(38).precision:
+        return pa.decimal128(kind.precision, kind.scale)
+    if types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if types.is_dictionary(kind):
+        return _spark_type(kind.value_type)
+    return _spark_container(kind)
+
+
+def _spark_time(kind: Any) -> pa.DataType:
+    if kind.unit == "ns":
+        raise TypeError("Spark counts microseconds; cast it")
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    return pa.timestamp("us", None if kind.tz is None else "UTC")
+
+
+def _spark_container(kind: Any) -> pa.DataType:
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        item = kind.value_field
+        return pa.list_(pa.field(item.name, _spark_type(item.type), item.nullable))
+    if types.is_struct(kind):
+        return pa.struct(
+            [pa.field(part.name, _spark_type(part.type), part.nullable) for part in kind]
+        )
+    if types.is_map(kind):
+        return pa.map_(_spark_type(kind.key_type), _spark_type(kind.item_type))
+    raise TypeError("Spark has no such type; cast it or leave it out")
