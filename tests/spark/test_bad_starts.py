@@ -1,0 +1,99 @@
+"""A job whose Spark cannot start says why, soon, with an exit code, and leaves nothing behind."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+import polars as pl
+import pytest
+
+import penstock as ps
+from penstock.errors import ErrorCode
+from tests.builders.spark_session import ROOT, shared_session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+LONGEST_SECONDS = 20
+SHELL = shutil.which("sh")
+
+
+def run_program(
+    tmp_path: Path, master: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in its own process; every case ends before a JVM is started."""
+    (tmp_path / "tmp").mkdir()
+    known = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    began = monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.bad_start_program", str(tmp_path / "checkpoints"), master],
+        cwd=ROOT,
+        env={**known, "TMPDIR": str(tmp_path / "tmp"), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )  # fmt: skip
+    assert monotonic() - began < LONGEST_SECONDS
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()] == []
+    assert done.stdout == ""
+    return done
+
+
+def test_an_unreachable_master_is_told_within_seconds(tmp_path: Path) -> None:
+    done = run_program(tmp_path, "spark://127.0.0.1:1")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: the Spark master 'spark://127.0.0.1:1' cannot be reached (127.0.0.1:1: "
+    )
+    assert done.stderr.endswith("[engine-missing]\n")
+
+
+def test_an_old_java_is_told_with_what_was_found_and_what_is_needed(tmp_path: Path) -> None:
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        f"#!{SHELL}\necho 'openjdk version \"11.0.21\" 2023-10-17' >&2\n", encoding="utf-8"
+    )
+    java.chmod(0o755)
+    done = run_program(tmp_path, "local[2,4]", JAVA_HOME=str(tmp_path / "jdk"))
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: Spark cannot start: it needs Java 17 or newer, and {java} is Java 11.0.21. "
+        "Install Java 17 or newer, or point JAVA_HOME to one (in a checkout: `make java`) "
+        "[engine-missing]\n"
+    )
+
+
+def test_no_java_is_told(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    done = run_program(tmp_path, "local[2,4]", PATH=str(tmp_path / "bin"))
+    assert done.returncode == 2
+    assert "no Java was found (not on PATH)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_module_that_workers_lack_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "only_on_the_driver.py").write_text(
+        "def same(batch):\n    return batch\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    module = importlib.import_module("only_on_the_driver")
+    pipeline = ps.Pipeline("spark-missing-module")
+    numbers = pipeline.read("numbers", ps.impulse(count=5))
+    numbers.filter(pl.col("counter") > 1).map_batches(module.same).write(
+        "out", ps.blackhole()
+    )
+    with pytest.raises(ps.PenstockError, match="no module 'only_on_the_driver'") as raised:
+        pipeline.run(str(tmp_path / "checkpoints"), session=shared_session())
+    assert raised.value.code is ErrorCode.MISSING_PACKAGE
+    assert ps.exit_code(raised.value) == 2
+    records = list((tmp_path / "checkpoints").rglob("*.record"))
+    assert records == []
