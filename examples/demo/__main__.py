@@ -57,7 +57,7 @@ def main() -> int:
 def tell(console: Console, folder: Path, events: int) -> int:
     """Run, kill, run again, compare."""
     began = perf_counter()
-    _clean(folder)
+    clean(folder)
     rows = rows_of(events)
     console.print(
         f"\n[bold]{rows:,} Nexmark bids → totals per auction, with state, on Spark → Parquet, "
@@ -80,7 +80,7 @@ def tell(console: Console, folder: Path, events: int) -> int:
 
     console.print("\n[bold]3  Compute the same in batch, and compare.[/bold]")
     comparisons = compare(read_output(folder / "parquet"), recompute(events))
-    _tell_of_proof(console, comparisons)
+    tell_of_proof(console, comparisons)
     shutil.rmtree(folder / "tmp", ignore_errors=True)
     is_equal = all(comparison.is_equal for comparison in comparisons)
     if is_equal:
@@ -98,7 +98,7 @@ def tell(console: Console, folder: Path, events: int) -> int:
     return 0 if is_equal else 1
 
 
-def _clean(folder: Path) -> None:
+def clean(folder: Path) -> None:
     """Remove what an earlier demo left, and nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in _OURS:
@@ -153,7 +153,8 @@ def _tell_of_death(console: Console, folder: Path) -> None:
     )
 
 
-def _tell_of_proof(console: Console, comparisons: list[Comparison]) -> None:
+def tell_of_proof(console: Console, comparisons: list[Comparison]) -> None:
+    """Show what was compared, and what came of it."""
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     table.add_column("")
     table.add_column("committed", justify="right")
