@@ -9,6 +9,7 @@ import re
 from penstock.errors import ErrorCode, ExternalError, PenstockError, UserError
 
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'")
+_OWN_ERROR = re.compile(r"^\s*penstock\.errors\.\w+: (?P<message>.+)$", re.MULTILINE)
 _TEXT_LIMIT = 4_000
 
 
@@ -26,7 +27,7 @@ def describe_job_failure(error: Exception, job: str) -> PenstockError:
             module=name,
         )
     failure = ExternalError(
-        f"Spark could not run an epoch of job {job!r}: {_first_line(text)}. Nothing of it was "
+        f"Spark could not run an epoch of job {job!r}: {_reason_in(text)}. Nothing of it was "
         "published; it is tried again",
         code=ErrorCode.ENGINE_FAILED,
         job=job,
@@ -35,6 +36,10 @@ def describe_job_failure(error: Exception, job: str) -> PenstockError:
     return failure
 
 
-def _first_line(text: str) -> str:
+def _reason_in(text: str) -> str:
+    """Return what a task of ours raised, or else how Spark begins: its text is long."""
+    own = _OWN_ERROR.search(text)
+    if own is not None:
+        return own["message"].strip().rstrip(".")[:300]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else "it gave no reason"
