@@ -5,7 +5,7 @@ its key, so comparing them with a batch computation finds it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import assert_job_is_whole
+from tests.builders.marks import claim, wait_for_mark
 
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 KEYS = 20
@@ -65,6 +66,24 @@ class NumberRows(ps.ArrowOperator):
         )
 
 
+class SpreadNumberRows(NumberRows):
+    """Makes sure that both subtasks run at the same time, so on different executors of one core."""
+
+    def __init__(self, marks: str | Path) -> None:
+        self.marks = str(marks)
+
+    def handle_checkpoint(
+        self,
+        barrier: ps.CheckpointBarrier,
+        ctx: ps.OperatorContext,
+        collector: ps.ArrowCollector,
+    ) -> None:
+        subtask = ctx.task.subtask
+        claim(self.marks, f"met-{barrier.epoch}-{subtask.index}")
+        for index in range(subtask.parallelism):
+            wait_for_mark(self.marks, f"met-{barrier.epoch}-{index}")
+
+
 @dataclass(frozen=True)
 class CountingJob:
     """The job in a folder of its own: checkpoints, output, and marks of what befell it."""
@@ -76,6 +95,7 @@ class CountingJob:
     """An operator that passes rows on and does damage, beside the counting one."""
     is_harm_last: bool = False
     """Whether the harm has a level of its own, behind the counting one."""
+    counting: ps.ArrowOperator = field(default_factory=NumberRows)
 
     @property
     def out(self) -> Path:
@@ -100,7 +120,7 @@ class CountingJob:
         ).with_columns(key=pl.col("counter") % KEYS)
         if self.harm is not None and not self.is_harm_last:
             stream = stream.key_by("key").process("harm", self.harm)
-        stream = stream.key_by("key").process("count", NumberRows())
+        stream = stream.key_by("key").process("count", self.counting)
         if self.harm is not None and self.is_harm_last:
             stream = stream.key_by("counter").process("harm", self.harm)
         stream.write("out", ps.files(str(self.out), format="parquet"))

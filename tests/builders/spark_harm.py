@@ -15,16 +15,7 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.errors import StorageError
-
-
-def claim(folder: str | Path, name: str) -> bool:
-    """Tell whether this call was the first to make a mark."""
-    try:
-        handle = os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL)
-    except FileExistsError:
-        return False
-    os.close(handle)
-    return True
+from tests.builders.marks import claim, wait_for_mark
 
 
 class Harm(ps.ArrowOperator):
@@ -63,6 +54,47 @@ class DiesOnce(Harm):
     def strike(self, ctx: ps.OperatorContext) -> None:
         if claim(self.marks, "died"):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillsItsExecutor(Harm):
+    """The executor of the worker is killed, with all it holds."""
+
+    def strike(self, ctx: ps.OperatorContext) -> None:
+        if claim(self.marks, "killed"):
+            os.kill(executor_of_this_worker(), signal.SIGKILL)
+
+
+class WaitsForItsDeath(Harm):
+    """One subtask tells which executor it runs on, and waits there to be killed."""
+
+    def strike(self, ctx: ps.OperatorContext) -> None:
+        if claim(self.marks, "waiting"):
+            claim(self.marks, f"victim-{executor_of_this_worker()}")
+            wait_for_mark(self.marks, "killed")
+
+
+class Straggles(Harm):
+    """One attempt of a subtask waits until another attempt has overtaken it."""
+
+    def strike(self, ctx: ps.OperatorContext) -> None:
+        subtask = ctx.task.subtask.index
+        if subtask != 0 or ctx.epoch != self.epoch:
+            return
+        if claim(self.marks, "straggling"):
+            wait_for_mark(self.marks, "overtaken")
+        else:
+            claim(self.marks, "overtaken")
+
+
+def executor_of_this_worker() -> int:
+    """Return the process of the JVM above this Python worker; only ever an executor's."""
+    daemon = os.getppid()
+    state = Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()
+    executor = int(state[1])
+    command = Path(f"/proc/{executor}/cmdline").read_text()
+    if "CoarseGrainedExecutorBackend" not in command:
+        raise AssertionError(f"process {executor} is not an executor: {command[:200]}")
+    return executor
 
 
 class DiesHalfWay(Harm):
