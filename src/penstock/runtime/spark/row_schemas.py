@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from penstock.core.batch import find_differences
 from penstock.core.schema import StreamSchema
+from penstock.core.suggestion import did_you_mean
 from penstock.errors import SchemaError
 
 SchemaLike: TypeAlias = StreamSchema | pa.Schema | StructType
@@ -73,8 +74,14 @@ def find_frame_problems(frame: StructType, declared: pa.Schema) -> list[str]:
 
     Whether a column has nulls is checked row by row: Spark says "nullable" of nearly all.
     """
+    missing = [
+        f"column {field.name!r} is missing{did_you_mean(field.name, set(frame.names))}"
+        for field in declared
+        if field.name not in frame.names
+    ]
     wanted = [field for field in frame.fields if field.name in declared.names]
-    return find_differences(arrow_schema_of(StructType(wanted)), declared)
+    given = pa.schema([field for field in declared if field.name in frame.names])
+    return missing + find_differences(arrow_schema_of(StructType(wanted)), given)
 
 
 def spark_form_of(schema: pa.Schema) -> tuple[pa.Schema, StructType]:

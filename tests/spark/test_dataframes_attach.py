@@ -1,0 +1,173 @@
+"""Streaming queries that feed a job: every batch once, wherever either of them dies."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+
+import penstock as ps
+from tests.builders.spark_frames import (
+    NUMBERS,
+    CrashError,
+    Ledger,
+    as_query,
+    attached_pipeline,
+    numbers,
+)
+from tests.builders.spark_session import shared_session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def a_stream(folder: Path) -> DataFrame:
+    """Return the numbers of JSON files, one file per batch."""
+    folder.mkdir(exist_ok=True)
+    reader = shared_session().readStream.schema("number BIGINT, other STRING")
+    return reader.option("maxFilesPerTrigger", 1).json(str(folder))
+
+
+def write_batch(folder: Path, number: int, rows: range) -> None:
+    folder.mkdir(exist_ok=True)
+    lines = "".join(json.dumps({"number": row}) + "\n" for row in rows)
+    (folder / f"{number}.json").write_text(lines)
+
+
+class Batches:
+    """One job that is fed by hand as Spark would do it, started as often as it dies."""
+
+    def __init__(self, name: str, folder: Path, ledger: Any) -> None:
+        self.pipeline = attached_pipeline(name, ledger)
+        self._checkpoint = str(folder / "checkpoints")
+
+    def start(self, on_status: Any = None) -> ps.AttachedJob:
+        return self.pipeline.foreach_batch(
+            self._checkpoint, session=shared_session(), on_status=on_status
+        )
+
+    def feed(self, *batches: int, query: str = "q", on_status: Any = None) -> None:
+        """Start the job, hand batches over, ten numbers each, and stop it."""
+        with as_query(query), self.start(on_status) as job:
+            feed = job.feed("numbers")
+            for batch in batches:
+                feed(numbers(batch * 10, batch * 10 + 10), batch)
+
+
+def test_a_query_that_is_started_again_goes_on_with_its_next_batch(tmp_path: Path) -> None:
+    ledger = Ledger()
+    incoming = tmp_path / "incoming"
+    pipeline = attached_pipeline("attach-query", ledger)
+    for batch in range(4):
+        write_batch(incoming, batch, range(batch * 10, batch * 10 + 10))
+        if batch == 2:
+            continue
+        job = pipeline.attach(
+            a_stream(incoming),
+            checkpoint=str(tmp_path / "checkpoints"),
+            query_checkpoint=str(tmp_path / "query"),
+            trigger={"availableNow": True},
+        )
+        status = job.await_termination()
+        assert status.phase is ps.JobPhase.STOPPED
+        assert ledger.numbers == list(range(batch * 10 + 10))
+    # One epoch per batch: a batch is never cut, nor put together with another one.
+    assert sorted(sorted(rows) for rows in ledger.rows.values()) == [
+        list(range(batch * 10, batch * 10 + 10)) for batch in range(4)
+    ]
+
+
+def test_a_batch_whose_return_was_lost_is_not_doubled(tmp_path: Path) -> None:
+    """The job dies after it committed the batch and before Spark knows."""
+    ledger = Ledger()
+    batches = Batches("attach-after", tmp_path, ledger)
+
+    def crash_after_second(status: ps.JobStatus) -> None:
+        if status.epochs_published == 2:
+            raise CrashError("dies")
+
+    with pytest.raises(ps.PenstockError, match="failed: dies"):
+        batches.feed(0, 1, on_status=crash_after_second)
+    assert ledger.numbers == list(range(20))
+    batches.feed(1, 2)
+    assert ledger.numbers == list(range(30))
+    assert ledger.calls == [1, 2, 3]
+
+
+def test_a_batch_that_was_published_but_not_committed_is_committed_then(
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger()
+    batches = Batches("attach-commit", tmp_path, ledger)
+
+    def crash_once(epoch: int) -> None:
+        if len(ledger.calls) == 2:
+            raise CrashError("dies")
+
+    ledger.after = crash_once
+    with pytest.raises(ps.PenstockError, match="operator 'ledger' raised CrashError"):
+        batches.feed(0, 1)
+    batches.feed(1)
+    assert ledger.calls == [1, 2, 2]
+    assert ledger.numbers == list(range(20))
+
+
+def test_a_batch_that_was_not_published_is_read_again(tmp_path: Path) -> None:
+    flag = tmp_path / "has-failed"
+    ledger = Ledger()
+    batches = Batches("attach-before", tmp_path, ledger)
+    batches.pipeline = pipeline = ps.Pipeline("attach-before", parallelism=2)
+
+    def fail_once(batch: Any) -> Any:
+        if batch.column("number").to_pylist()[0] >= 10 and not flag.exists():
+            flag.touch()
+            raise CrashError("dies")
+        return batch
+
+    read = pipeline.read("numbers", ps.attached(schema=NUMBERS))
+    read.map_batches(fail_once).write("ledger", ps.for_each_epoch(ledger))
+    with pytest.raises(ps.PenstockError, match="raised CrashError"):
+        batches.feed(0, 1)
+    assert ledger.numbers == list(range(10))
+    batches.feed(1, 2)
+    assert ledger.numbers == list(range(30))
+
+
+def test_an_empty_batch_is_remembered_and_others_are_refused(tmp_path: Path) -> None:
+    ledger = Ledger()
+    batches = Batches("attach-refused", tmp_path, ledger)
+    with as_query("q"), batches.start() as job:
+        feed = job.feed()
+        feed(numbers(0, 10), 4)
+        feed(numbers(0, 0), 5)
+        feed(numbers(10, 20), 6)
+    with pytest.raises(
+        ps.PenstockError, match="batch 6 of query r cannot follow batch 6 of query q"
+    ):
+        batches.feed(6, query="r")
+    with pytest.raises(
+        ps.PenstockError, match="batch 8 of query q cannot follow batch 6 of query q"
+    ):
+        batches.feed(8)
+    assert ledger.numbers == list(range(20))
+    assert ledger.calls == [1, 3]
+
+
+def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
+    pipeline = attached_pipeline("attach-bad", Ledger())
+    options: Any = {
+        "checkpoint": str(tmp_path / "c"),
+        "query_checkpoint": str(tmp_path / "q"),
+    }
+    with pytest.raises(
+        ps.PenstockError, match=r"this one ends: read it with ps\.dataframe"
+    ):
+        pipeline.attach(numbers(0, 1), **options)
+    with pytest.raises(ps.PenstockError, match="'other' is none of them"):
+        pipeline.attach({"other": a_stream(tmp_path / "in")}, **options)
+    with pytest.raises(ps.PenstockError, match=r"none is attached"):
+        pipeline.run(str(tmp_path / "c"), session=shared_session())
+    with pipeline.foreach_batch(str(tmp_path / "c"), session=shared_session()) as job:
+        feed = job.feed()
+        with pytest.raises(ps.PenstockError, match="came from no streaming query"):
+            feed(numbers(0, 1), 0)
