@@ -8,7 +8,7 @@ forgotten, because the next epochs order it again.
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -23,12 +23,15 @@ from penstock.runtime.reports import TaskReport, decode_report
 from penstock.runtime.spark.compaction import RESULT_SCHEMA, CompactionTask, read_results
 from penstock.runtime.spark.exchange import SPARK_SCHEMA, from_batches
 from penstock.runtime.spark.failures import describe_job_failure
-from penstock.runtime.spark.first_superstep import first_superstep
+from penstock.runtime.spark.first_superstep import first_superstep, is_fed
+from penstock.runtime.spark.job_threads import COMPACTIONS, EPOCHS, job_thread
+from penstock.runtime.spark.plan_delivery import send_beside
 from penstock.runtime.spark.task import SuperstepTask, WorkerSpec
 from penstock.runtime.superstep import CompiledJob
 from penstock.state.protocol.records import CheckpointManifest
 
 _log = logging.getLogger(__name__)
+_EPOCH = "epoch"
 
 
 class SparkExecutor:
@@ -37,14 +40,22 @@ class SparkExecutor:
     def __init__(self, session: SparkSession, worker: WorkerSpec) -> None:
         self._session = session
         self._worker = worker
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="penstock-compaction")
+        self.tag = f"penstock-{worker.name}"
+        """What all its Spark jobs can be cancelled by."""
+        self._epochs = job_thread(session, EPOCHS, self.tag)
+        self._compactions = job_thread(session, COMPACTIONS, self.tag)
         self._compacting: list[Future[Sequence[CompactionResult]]] = []
+        self._standing: tuple[str, DataFrame] | None = None
+        """The DataFrame that runs every epoch of a graph, and the graph's fingerprint."""
 
     def run_epoch(
         self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
     ) -> Sequence[TaskReport]:
         """Run all supersteps as one job and return every report that came back."""
         del parent  # workers read it themselves: in each closure it would be P times P
+        return self._epochs.submit(self._run_epoch, job, epoch).result()
+
+    def _run_epoch(self, job: CompiledJob, epoch: EpochPlan) -> Sequence[TaskReport]:
         try:
             table = self._frame(job, epoch).toArrow()
         except (PySparkException, Py4JError) as error:
@@ -56,7 +67,7 @@ class SparkExecutor:
     def compact(self, orders: Sequence[CompactionOrder]) -> None:
         """Start a job with a task per order; never waits for it."""
         task = CompactionTask(tuple(orders), self._worker)
-        self._compacting.append(self._threads.submit(self._compact, task))
+        self._compacting.append(self._compactions.submit(self._compact, task))
 
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
         """Return, once, what was compacted; `wait` for all that is started."""
@@ -72,21 +83,36 @@ class SparkExecutor:
             future.cancel()
         self._compacting = []
 
+    def cancel(self) -> None:
+        """Cancel the jobs under way; for any thread. Whoever waits for one is told."""
+        self._session.sparkContext.cancelJobsWithTag(self.tag)
+
     def close(self) -> None:
         """Wait for the compaction under way, if any, and start no other."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._compactions.shutdown(wait=True, cancel_futures=True)
+        self._epochs.shutdown()
 
     def _frame(self, job: CompiledJob, epoch: EpochPlan) -> DataFrame:
+        """Return what runs an epoch: the standing DataFrame again, or one of its own."""
+        if is_fed(job.plan, epoch) or not send_beside(self._session, epoch):
+            return self._build(job, epoch, epoch)
+        if self._standing is None or self._standing[0] != job.fingerprint:
+            self._standing = (job.fingerprint, self._build(job, epoch, None))
+        # Under a new name it is planned and run anew; the same again would reuse its shuffle.
+        return self._standing[1].alias(_EPOCH)
+
+    def _build(
+        self, job: CompiledJob, epoch: EpochPlan, carried: EpochPlan | None
+    ) -> DataFrame:
         graph = encode_graph(job.graph)
         frame: DataFrame | None = None
         for superstep in job.plan.supersteps:
-            task = SuperstepTask(graph, epoch, superstep.level, self._worker)
-            count = superstep.task_count
+            task = SuperstepTask(graph, carried, superstep.level, self._worker)
             if frame is None:
-                frame = first_superstep(self._session, job.plan, task)
+                frame = first_superstep(self._session, job.plan, epoch, task)
             else:
-                frame = frame.repartitionById(count, F.col("route"))
-                frame = frame.mapInArrow(task, SPARK_SCHEMA)
+                routed = frame.repartitionById(superstep.task_count, F.col("route"))
+                frame = routed.mapInArrow(task, SPARK_SCHEMA)
         if frame is None:
             raise InternalError(f"the plan of job {job.graph.job!r} has no superstep")
         return frame

@@ -19,13 +19,19 @@ from penstock.runtime.spark.fed_frames import fed_frame
 from penstock.runtime.spark.task import SuperstepTask
 
 
+def is_fed(plan: PhysicalPlan, epoch: EpochPlan) -> bool:
+    """Tell whether any source is brought a DataFrame in this epoch."""
+    chains = (plan.chains[number] for number in plan.supersteps[0].chains)
+    return any(_fed_by(chain, epoch) is not None for chain in chains)
+
+
 def first_superstep(
-    session: SparkSession, plan: PhysicalPlan, task: SuperstepTask
+    session: SparkSession, plan: PhysicalPlan, epoch: EpochPlan, task: SuperstepTask
 ) -> DataFrame:
     """Return what runs the tasks of level 0."""
-    parts = list(_parts(session, plan, task))
+    parts = list(_parts(session, plan, epoch, task))
     whole = parts[0]
-    if _fed_by(plan.chains[plan.supersteps[0].chains[0]], task.epoch) is not None:
+    if _fed_by(plan.chains[plan.supersteps[0].chains[0]], epoch) is not None:
         # A union is planned by the session of what it begins with, and that must be ours:
         # another one may cut the epoch into several jobs. Spark removes what has no rows.
         nothing = session.range(0, 1, 1, 1).where("false").toDF("id")
@@ -36,13 +42,13 @@ def first_superstep(
 
 
 def _parts(
-    session: SparkSession, plan: PhysicalPlan, task: SuperstepTask
+    session: SparkSession, plan: PhysicalPlan, epoch: EpochPlan, task: SuperstepTask
 ) -> Iterator[DataFrame]:
     """Yield the parts of the union; chains side by side that read by themselves are one."""
     waiting = 0
     for number in plan.supersteps[0].chains:
         chain = plan.chains[number]
-        name = _fed_by(chain, task.epoch)
+        name = _fed_by(chain, epoch)
         if name is None:
             waiting += chain.parallelism
             continue

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from penstock.runtime.driver import JobDriver
 from penstock.runtime.epoch import StopMode
+from penstock.runtime.spark.executor import SparkExecutor
 
 
 @contextmanager
-def stopped_by_ctrl_c(driver: JobDriver, session: SparkSession) -> Iterator[None]:
+def stopped_by_ctrl_c(driver: JobDriver, executor: SparkExecutor) -> Iterator[None]:
     """Let Ctrl-C stop the driver for as long as the body runs; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,7 +31,7 @@ def stopped_by_ctrl_c(driver: JobDriver, session: SparkSession) -> Iterator[None
             driver.request_stop(StopMode.CHECKPOINT)
             return
         driver.request_stop(StopMode.IMMEDIATE)
-        session.sparkContext.cancelAllJobs()
+        executor.cancel()
 
     before: Any = signal.signal(signal.SIGINT, handle)
     try:

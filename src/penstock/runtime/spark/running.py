@@ -63,18 +63,19 @@ def run_on_spark(
         spec = WorkerSpec(
             new_token(), store, cache_root, settings, pickle_function(registry, "registry")
         )
+        executor = SparkExecutor(spark, spec)
         environment = JobEnvironment(
             graph,
             store,
             FileCache(Path(cache_root), limit_bytes=settings.cache_limit_bytes),
-            SparkExecutor(spark, spec),
+            executor,
             registry,
             settings=driver_settings,
         )
         driver = JobDriver(environment, on_status=on_status, on_epoch=on_epoch)
         if on_driver is not None:
             on_driver(driver)
-        with stopped_by_ctrl_c(driver, spark), driving_with(session or spark):
+        with stopped_by_ctrl_c(driver, executor), driving_with(session or spark):
             return driver.run(restore=restore)
 
 

@@ -8,6 +8,8 @@
 | unions keep all partitions | else single ones of several sources would become one task |
 | checksums and full retry of shuffles | the first line of defence; receipts are the second |
 | Unix sockets to Python (own session) | TCP costs about 40 ms more per stage |
+| FAIR pools (own session) | a compaction must not hold an epoch up |
+| tasks wait for no particular executor (own session) | an epoch is shorter than the wait |
 | `local[*,4]` (own session) | plain `local[*]` never tries a task again |
 | a temporary folder for the JVM (own session) | Spark leaves sockets behind, and Java does not heed TMPDIR |
 """
@@ -28,6 +30,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.errors import ErrorCode, UserError
+from penstock.runtime.spark.job_threads import POOLS_FILE
 from penstock.runtime.spark.preflight import check_can_start
 
 _log = logging.getLogger(__name__)
@@ -50,6 +53,8 @@ _OWN_SETTINGS = {
     "spark.ui.retainedStages": "50",
     "spark.sql.ui.retainedExecutions": "50",
     "spark.scheduler.mode": "FAIR",
+    "spark.scheduler.allocation.file": POOLS_FILE.as_uri(),
+    "spark.locality.wait": "0s",
     "spark.log.level": "ERROR",
     # Spark owns the cores: one thread per Python worker.
     "spark.executorEnv.POLARS_MAX_THREADS": "1",

@@ -4,6 +4,7 @@ Small whatever the job's size: the checkpoint is named, not contained. A process
 worker, and with it the chains it remembers, for as long as Spark reuses it.
 """
 
+import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +24,7 @@ from penstock.operators.user_functions import unpickle_function
 from penstock.runtime.epoch_plan import EpochPlan
 from penstock.runtime.physical import compile_graph
 from penstock.runtime.spark.exchange import from_batches, to_batches
+from penstock.runtime.spark.plan_delivery import plan_beside
 from penstock.runtime.superstep import CompiledJob, run_task
 from penstock.runtime.worker import Worker
 from penstock.state.files.cache import FileCache
@@ -49,7 +51,8 @@ class SuperstepTask:
     """One superstep of one epoch, as a function over Arrow batches for `mapInArrow`."""
 
     graph: bytes
-    epoch: EpochPlan
+    epoch: EpochPlan | None
+    """None if it is sent beside the job; see `plan_delivery`."""
     level: int
     worker: WorkerSpec
     is_fed: bool = False
@@ -69,7 +72,7 @@ class SuperstepTask:
         yield from to_batches(
             run_task(
                 _job_of(self.graph),
-                self.epoch,
+                self.epoch or plan_beside(),
                 from_batches(batches),
                 worker,
                 level=self.level,
@@ -80,6 +83,24 @@ class SuperstepTask:
         # A task that failed left rows unread; Spark reuses only a worker that has read all.
         for _ in fed or ():
             pass
+        _settle_memory()
+
+
+_tasks_run = 0
+_SETTLED_AFTER_TASKS = (1, 8)
+
+
+def _settle_memory() -> None:
+    """Take what the first tasks loaded out of the sight of Python's garbage collector.
+
+    Spark's worker processes collect after every task, which with all modules in sight takes
+    longer than the task itself.
+    """
+    global _tasks_run  # noqa: PLW0603 (a process is what is counted in)
+    _tasks_run += 1
+    if _tasks_run in _SETTLED_AFTER_TASKS:
+        gc.collect()
+        gc.freeze()
 
 
 def partition_number() -> int:
