@@ -20,8 +20,8 @@ from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import CrashError, Fault, FaultyStore, assert_job_is_whole
 from tests.builders.golden_case import GoldenCase
 
-COMPACTING = CompactionSettings(min_files=2, max_runs=3)
-"""Compaction whenever two files can be merged, and epochs that wait for it."""
+EAGER_COMPACTION = CompactionSettings(min_files=2, max_runs=3)
+"""Whenever two files can be merged; epochs wait for it."""
 PARTS = 5
 """Into so many epochs at least is an input cut that must be stopped and killed half-way."""
 
@@ -87,6 +87,7 @@ class GoldenJob:
         parallelism: int,
         rows: int | None = None,
         stop_after: int | None = None,
+        compacts: bool = False,
     ) -> GoldenRun:
         """Run the job to its end, or until it is stopped after an epoch, or dies.
 
@@ -100,7 +101,7 @@ class GoldenJob:
             self._cache,
             self.place.executor(store, self._store, pipeline.registry),
             pipeline.registry,
-            settings=_settings(rows),
+            settings=_settings(rows, compacts=compacts),
         )
         epochs: dict[int, EpochProgress] = {}
 
@@ -126,11 +127,13 @@ class GoldenJob:
         assert_job_is_whole(JobCheckpoints(self._store, job))
 
 
-def _settings(rows: int | None) -> DriverSettings:
+def _settings(rows: int | None, *, compacts: bool) -> DriverSettings:
     if rows is None:
         return DriverSettings()
     return DriverSettings(
-        budget=SourceBudget(rows=rows), adapts_budget=False, compaction=COMPACTING
+        budget=SourceBudget(rows=rows),
+        adapts_budget=False,
+        compaction=EAGER_COMPACTION if compacts else CompactionSettings(),
     )
 
 
@@ -139,7 +142,7 @@ def run_uninterrupted(job: GoldenJob) -> None:
 
 
 def run_in_small_epochs(job: GoldenJob) -> None:
-    run = job.run(parallelism=2, rows=job.rows_per_epoch)
+    run = job.run(parallelism=2, rows=job.rows_per_epoch, compacts=True)
     # Sources of text count rows by their size, so one more may be in an epoch.
     assert run.epochs_with_rows >= job.row_count // (job.rows_per_epoch + 1)
     assert run.compactions > 0
