@@ -40,6 +40,17 @@ if typing.TYPE_CHECKING:
     from penstock.graph.logical import LATE as LATE
     from penstock.graph.logical import MAIN as MAIN
     from penstock.graph.logical import OperatorSpec as OperatorSpec
+    from penstock.operators.aggregates.aggregate import Aggregate as Aggregate
+    from penstock.operators.aggregates.functions import avg as avg
+    from penstock.operators.aggregates.functions import count as count
+    from penstock.operators.aggregates.functions import count_distinct as count_distinct
+    from penstock.operators.aggregates.functions import first as first
+    from penstock.operators.aggregates.functions import last as last
+    from penstock.operators.aggregates.functions import max as max  # noqa: A004
+    from penstock.operators.aggregates.functions import min as min  # noqa: A004
+    from penstock.operators.aggregates.functions import stddev as stddev
+    from penstock.operators.aggregates.functions import sum as sum  # noqa: A004
+    from penstock.operators.aggregates.functions import var as var
     from penstock.operators.collector import ArrowCollector as ArrowCollector
     from penstock.operators.collector import SourceCollector as SourceCollector
     from penstock.operators.context import CommitContext as CommitContext
@@ -118,6 +129,19 @@ _HOMES = {
         "MAIN",
         "OperatorSpec",
     ),
+    "penstock.operators.aggregates.aggregate": ("Aggregate",),
+    "penstock.operators.aggregates.functions": (
+        "avg",
+        "count",
+        "count_distinct",
+        "first",
+        "last",
+        "max",
+        "min",
+        "stddev",
+        "sum",
+        "var",
+    ),
     "penstock.operators.collector": (
         "ArrowCollector",
         "SourceCollector",
@@ -194,6 +218,7 @@ __all__ = [
     "IDLE",
     "LATE",
     "MAIN",
+    "Aggregate",
     "ArrowCollector",
     "ArrowOperator",
     "AttachedJob",
@@ -233,24 +258,34 @@ __all__ = [
     "__version__",
     "async_udf",
     "attached",
+    "avg",
     "blackhole",
     "call_udf",
     "committed_files",
+    "count",
+    "count_distinct",
     "dataframe",
     "dataframes",
     "exit_code",
     "files",
+    "first",
     "for_each_epoch",
     "global_table",
     "impulse",
     "keyed_table",
+    "last",
     "list_sink",
     "list_source",
     "main",
+    "max",
+    "min",
     "native_udf",
     "nexmark",
     "read_committed",
+    "stddev",
     "stdout",
+    "sum",
     "time_keyed_table",
     "udf",
+    "var",
 ]

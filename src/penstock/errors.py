@@ -85,6 +85,7 @@ class ErrorCode(StrEnum):
     PLUGIN_FAILED = "plugin-failed"
     INPUT_CHANGED = "input-changed"
     UNREADABLE_INPUT = "unreadable-input"
+    VALUE_OUT_OF_RANGE = "value-out-of-range"
 
 
 class PenstockError(Exception):

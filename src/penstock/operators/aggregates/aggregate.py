@@ -1,28 +1,207 @@
-"""Aggregate: what a user asks for, such as `ps.sum("price")`; compiled against a stream."""
+"""Aggregate: what a user asks for, such as `ps.sum("price")`; compiled against a stream.
+
+An aggregate is three expressions: what a group of rows comes to (partials), what a group of
+partials comes to (partials again), and what is the result of partials.
+
+    class WeightedMean(ps.Aggregate):
+        def partial(self):
+            weight = pl.col("weight")
+            return {"total": (pl.col("value") * weight).sum(), "weight": weight.sum()}
+
+        def merge(self, total, weight):
+            return {"total": total.sum(), "weight": weight.sum()}
+
+        def final(self, total, weight):
+            return total / weight
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import polars as pl
 import pyarrow as pa
 
 from penstock.core.schema import StreamSchema
+from penstock.core.suggestion import did_you_mean
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.operators.aggregates.frames import frame_schema
 from penstock.operators.aggregates.plan import CompiledAggregate
+from penstock.operators.expression_types import to_arrow_field
+
+_GROUP = "_penstock_group"
 
 
 class Aggregate(ABC):
     """One aggregate. Immutable, pickles; knows no stream until it is compiled."""
 
     @abstractmethod
+    def partial(self) -> Mapping[str, pl.Expr]:
+        """Return by name what a group of rows comes to; expressions over columns of the rows.
+
+        Each gives one value per group. One that gives several is kept as a list of them.
+        """
+
+    @abstractmethod
+    def merge(self, *args: Any, **kwargs: Any) -> Mapping[str, pl.Expr]:
+        """Return by name what a group of partials comes to; the columns are the arguments.
+
+        It must not matter in which order partials are merged, nor how often.
+        """
+
+    @abstractmethod
+    def final(self, *args: Any, **kwargs: Any) -> pl.Expr:
+        """Return the result of one row of partials; the columns are the arguments."""
+
+    def display(self) -> str:
+        """Return how it is written: `sum(price)`."""
+        return type(self).__name__
+
+    def for_stream(self, stream: StreamSchema) -> "Aggregate":
+        """Return the form of it that fits the types of a stream; itself unless overridden.
+
+        Raises `SchemaError` for a column that is missing or of a type that does not fit.
+        """
+        del stream
+        return self
+
+    def result_type(self, stream: StreamSchema) -> pa.DataType | None:
+        """Return the type of the result if it is not simply what `final` gives."""
+        del stream
+        return None
+
     def compile(self, name: str, stream: StreamSchema) -> CompiledAggregate:
         """Return how to compute it over rows of a stream; `name` is the column of the result.
 
         Raises `SchemaError` for a column that is missing or of a type that does not fit.
         """
-
-    @abstractmethod
-    def display(self) -> str:
-        """Return how it is written: `sum(price)`."""
+        return _Compiler(name, self.display(), self.for_stream(stream), stream).compile()
 
 
-def partial_field(result: str, part: str, data_type: pa.DataType) -> pa.Field[pa.DataType]:
-    """Return a column of partials; the name tells whose it is when somebody reads the state."""
-    return pa.field(f"{result}.{part}", data_type)
+class _Compiler:
+    """Compiles one aggregate; its expressions are checked on frames without rows."""
+
+    def __init__(
+        self, result: str, shown: str, aggregate: Aggregate, stream: StreamSchema
+    ) -> None:
+        self._result = result
+        self._shown = shown
+        self._aggregate = aggregate
+        self._stream = stream
+
+    def compile(self) -> CompiledAggregate:
+        rows = frame_schema(self._stream.schema)
+        partial = self._checked("partial", self._aggregate.partial())
+        from_rows = [e.alias(self._column(part)) for part, e in partial.items()]
+        types = self._types_of(rows, from_rows)
+        columns = {part: pl.col(self._column(part)) for part in partial}
+        by_part = self._checked("merge", self._call("merge", columns))
+        if by_part.keys() != partial.keys():
+            raise self._refusal(
+                f"merge gives {sorted(by_part)} and partial {sorted(partial)}: both must give "
+                "the same"
+            )
+        from_partials = self._merging(types, {part: by_part[part] for part in partial})
+        merged_types = self._types_of(types, from_partials)
+        if merged_types != types:
+            raise self._refusal(
+                f"merging gives {_shown_types(merged_types)}, but its partials are "
+                f"{_shown_types(types)}"
+            )
+        (final,) = self._checked("final", {"": self._call("final", columns)}).values()
+        finish = final.alias(self._result)
+        return CompiledAggregate(
+            self._result_field(types, finish),
+            tuple(dict.fromkeys(n for e in from_rows for n in e.meta.root_names())),
+            tuple(to_arrow_field(self._shown, n, dtype) for n, dtype in types.items()),
+            tuple(from_rows),
+            tuple(from_partials),
+            finish,
+            self._shown,
+        )
+
+    def _merging(self, types: pl.Schema, merged: Mapping[str, pl.Expr]) -> list[pl.Expr]:
+        """Return what merges partials of some types into partials of the same types."""
+        given = [e.alias(self._column(part)) for part, e in merged.items()]
+        found = self._types_of(types, given)
+        # Sums of short integers are longer: what is merged keeps the type of what was made.
+        return [
+            e if found[name] == types[name] else e.cast(types[name])
+            for name, e in zip(found, given, strict=True)
+        ]
+
+    def _column(self, part: str) -> str:
+        """Return a column of partials; the name tells whose it is when somebody reads the state."""
+        return f"{self._result}.{part}"
+
+    def _call(self, method: str, columns: Mapping[str, pl.Expr]) -> Any:
+        try:
+            return getattr(self._aggregate, method)(**columns)
+        except TypeError as error:
+            raise self._refusal(
+                f"{method} must take the partials {sorted(columns)} as arguments ({error})"
+            ) from error
+
+    def _checked(self, method: str, given: Any) -> dict[str, pl.Expr]:
+        expressions = dict(given) if isinstance(given, Mapping) else {}
+        if expressions and all(isinstance(e, pl.Expr) for e in expressions.values()):
+            return expressions
+        wanted = (
+            "a Polars expression" if method == "final" else "Polars expressions by name"
+        )
+        raise self._refusal(f"{method} must return {wanted}")
+
+    def _types_of(self, given: pl.Schema, expressions: Sequence[pl.Expr]) -> pl.Schema:
+        """Return what a group comes to, or say why it cannot be computed."""
+        empty = pl.LazyFrame(schema=given).with_columns(pl.lit(0).alias(_GROUP))
+        return self._schema_of(given, empty.group_by(_GROUP).agg(expressions).drop(_GROUP))
+
+    def _result_field(self, types: pl.Schema, finish: pl.Expr) -> "pa.Field[pa.DataType]":
+        found = self._schema_of(types, pl.LazyFrame(schema=types).select(finish))
+        if not finish.meta.is_row_separable() or not finish.meta.root_names():
+            raise self._refusal("final must compute one result from each row of partials")
+        declared = self._aggregate.result_type(self._stream)
+        if declared is not None:
+            return pa.field(self._result, declared)
+        field: pa.Field[pa.DataType] = to_arrow_field(
+            self._shown, self._result, found[self._result]
+        )
+        return field
+
+    def _schema_of(self, given: pl.Schema, frame: pl.LazyFrame) -> pl.Schema:
+        try:
+            frame.collect()  # some mistakes show only when something is computed
+            return frame.collect_schema()
+        except pl.exceptions.ColumnNotFoundError as error:
+            name = str(error).split("\n", maxsplit=1)[0].strip("\"'")
+            raise self._refusal(
+                f"there is no column {name!r}{did_you_mean(name, given.names())}"
+            ) from error
+        except pl.exceptions.PolarsError as error:
+            reason = str(error).split("\n", maxsplit=1)[0]
+            raise self._refusal(f"it cannot be computed: {reason}") from error
+
+    def _refusal(self, problem: str) -> SchemaError:
+        return SchemaError(f"{self._shown}: {problem}", column=self._result)
+
+
+def refuse_non_aggregate(name: str, given: object) -> UserError:
+    """Return the error for something that is not an aggregate."""
+    hint = "write a function of penstock such as ps.sum('price')"
+    if isinstance(given, type) and issubclass(given, Aggregate):
+        hint = f"write {given.__name__}(…), an instance, instead of the class"
+    elif callable(given):
+        hint = "call the function"
+    elif isinstance(given, pl.Expr):
+        hint = (
+            "partials of Polars expressions cannot be merged in general: use ps.sum, "
+            "ps.count, … or an Aggregate of your own"
+        )
+    shown = getattr(given, "__name__", None) or repr(given)
+    return UserError(
+        f"{name}={shown} is not an aggregate: {hint}", code=ErrorCode.INVALID_CONFIG
+    )
+
+
+def _shown_types(types: pl.Schema) -> str:
+    return ", ".join(f"{name} {dtype}" for name, dtype in types.items())

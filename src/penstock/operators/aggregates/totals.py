@@ -1,0 +1,164 @@
+"""sum, avg, var and stddev: of no values null, as in SQL."""
+
+from collections.abc import Mapping
+
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.schema import StreamSchema
+from penstock.operators.aggregates.aggregate import Aggregate
+from penstock.operators.aggregates.columns import AggregatedColumn, is_number
+
+_LONG = pl.Int64()
+_NARROW = (pl.Int8(), pl.Int16(), pl.Int32(), pl.UInt8(), pl.UInt16(), pl.UInt32())
+
+
+class Sum(Aggregate):
+    """The sum of a column. A sum of integers that 64 bits cannot hold is an error."""
+
+    def __init__(
+        self, column: str, where: pl.Expr | None, dtype: pl.DataType = _LONG
+    ) -> None:
+        self._column = AggregatedColumn(column, where)
+        self._where = where
+        self._dtype = dtype
+        """The column's type, as soon as a stream is known."""
+
+    def display(self) -> str:
+        """Return `sum(price)`."""
+        return self._column.shown("sum")
+
+    def for_stream(self, stream: StreamSchema) -> Aggregate:
+        """Return the sum of the column's type."""
+        dtype = self._column.check(
+            stream, "sum", _is_summable, "numbers or durations; count true with where="
+        )
+        return Sum(self._column.name, self._where, dtype)
+
+    def partial(self) -> Mapping[str, pl.Expr]:
+        """Add values."""
+        values = self._column.values()
+        if self._dtype in _NARROW:
+            # 64 bits hold the sum of any number of them that fits into one batch.
+            return {"sum": _null_if_none(values, values.cast(self._wide()).sum())}
+        return {"sum": self._total(values)}
+
+    def merge(self, sum: pl.Expr) -> Mapping[str, pl.Expr]:  # noqa: A002 (as users read it)
+        """Add sums; those of nothing are null."""
+        return {"sum": self._total(sum)}
+
+    def final(self, sum: pl.Expr) -> pl.Expr:  # noqa: A002 (as users read it)
+        """Return the sum."""
+        return sum
+
+    def result_type(self, stream: StreamSchema) -> pa.DataType | None:
+        """Return decimals of the greatest precision, and durations in their own unit."""
+        declared = self._column.type_in(stream)
+        if pa.types.is_decimal(declared):
+            return pa.decimal128(38, declared.scale)
+        return declared if pa.types.is_duration(declared) else None
+
+    def _wide(self) -> pl.DataType:
+        return pl.UInt64() if self._dtype.is_unsigned_integer() else _LONG
+
+    def _total(self, values: pl.Expr) -> pl.Expr:
+        if self._dtype.is_integer():
+            # The cast back refuses what does not fit, where 64-bit sums would wrap silently.
+            total = values.cast(pl.Int128).sum().cast(self._wide())
+        elif self._dtype.is_float():
+            total = values.cast(pl.Float64).sum()
+        else:
+            total = values.sum()
+        return _null_if_none(values, total)
+
+
+class Avg(Aggregate):
+    """The mean of a column, a float; integers are added as floats, so nothing overflows."""
+
+    def __init__(self, column: str, where: pl.Expr | None) -> None:
+        self._column = AggregatedColumn(column, where)
+
+    def display(self) -> str:
+        """Return `avg(price)`."""
+        return self._column.shown("avg")
+
+    def for_stream(self, stream: StreamSchema) -> Aggregate:
+        """Return itself, if the column has numbers."""
+        self._column.check(stream, "avg", is_number, "numbers")
+        return self
+
+    def partial(self) -> Mapping[str, pl.Expr]:
+        """Add and count values."""
+        values = self._column.values()
+        return {
+            "sum": values.cast(pl.Float64).sum(),
+            "count": values.count().cast(pl.Int64),
+        }
+
+    def merge(self, sum: pl.Expr, count: pl.Expr) -> Mapping[str, pl.Expr]:  # noqa: A002
+        """Add sums and counts."""
+        return {"sum": sum.sum(), "count": count.sum()}
+
+    def final(self, sum: pl.Expr, count: pl.Expr) -> pl.Expr:  # noqa: A002
+        """Divide."""
+        return pl.when(count > 0).then(sum / count)
+
+
+class Variance(Aggregate):
+    """The sample variance or deviation of a column; null of fewer than two values.
+
+    Kept are count, mean and the sum of squared distances from it, merged by Chan's formula:
+    unlike sums of squares they stay exact when the mean is large.
+    """
+
+    def __init__(
+        self, column: str, where: pl.Expr | None, *, is_deviation: bool = False
+    ) -> None:
+        self._column = AggregatedColumn(column, where)
+        self._is_deviation = is_deviation
+
+    def display(self) -> str:
+        """Return `var(price)` or `stddev(price)`."""
+        return self._column.shown(self._function())
+
+    def for_stream(self, stream: StreamSchema) -> Aggregate:
+        """Return itself, if the column has numbers."""
+        self._column.check(stream, self._function(), is_number, "numbers")
+        return self
+
+    def partial(self) -> Mapping[str, pl.Expr]:
+        """Count, mean and squared distances of values."""
+        values = self._column.values().cast(pl.Float64)
+        count = values.count().cast(pl.Int64)
+        return {
+            "count": count,
+            "mean": values.mean(),
+            "m2": pl.when(count > 0).then(values.var(ddof=0) * count).otherwise(0.0),
+        }
+
+    def merge(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> Mapping[str, pl.Expr]:
+        """Add what each is apart from its own mean, and how far those lie from the common one."""
+        total = count.sum()
+        common = pl.when(total > 0).then((mean * count).sum() / total)
+        return {
+            "count": total,
+            "mean": common,
+            "m2": m2.sum() + (count * (mean - common) ** 2).sum(),
+        }
+
+    def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
+        """Divide by one less than the count."""
+        del mean
+        variance = pl.when(count > 1).then(m2 / (count - 1))
+        return variance.sqrt() if self._is_deviation else variance
+
+    def _function(self) -> str:
+        return "stddev" if self._is_deviation else "var"
+
+
+def _is_summable(dtype: pl.DataType) -> bool:
+    return is_number(dtype) or isinstance(dtype, pl.Duration)
+
+
+def _null_if_none(values: pl.Expr, total: pl.Expr) -> pl.Expr:
+    return pl.when(values.count() > 0).then(total)
