@@ -25,6 +25,7 @@ from penstock.operators.splits import (
     deal_splits,
     have_ended,
 )
+from penstock.runtime.budgets import Pace
 from penstock.runtime.input_watermarks import known_inputs
 from penstock.state.protocol.records import CheckpointManifest
 
@@ -52,6 +53,8 @@ class PlannedSource:
     source: SourceOperator
     budget: SourceBudget
     known: dict[str, SplitState] = field(default_factory=dict)
+    pace: Pace | None = None
+    """Of the epoch before, if it read anything."""
 
 
 class SourcePlanner:

@@ -21,7 +21,7 @@ from penstock.errors import (
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, splits_table
 from penstock.operators.splits import SplitState
-from penstock.runtime.budgets import adapt_budget
+from penstock.runtime.budgets import Pace, adapt_budget, do_rows_matter
 from penstock.runtime.commits import commit_sinks
 from penstock.runtime.compactions import PendingCompactions
 from penstock.runtime.environment import JobEnvironment
@@ -289,12 +289,15 @@ class JobSession:
             return
         for operator, planned in self.planner.sources.items():
             reports = [r for (name, _), r in ran.reports.items() if name == operator]
+            pace = Pace(sum(r.rows_taken for r in reports), ran.duration_micros)
             planned.budget = adapt_budget(
                 planned.budget,
                 duration_micros=ran.duration_micros,
                 target_micros=settings.target_epoch_micros,
                 was_spent=any(r.has_more for r in reports) or ran.reading.has_more,
+                rows_matter=do_rows_matter(planned.pace, pace),
             )
+            planned.pace = pace
 
     def _read_splits(self, operator: OperatorId) -> Mapping[str, SplitState]:
         restored = self.state.metadata.get(operator, {})
