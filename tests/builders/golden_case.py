@@ -30,6 +30,8 @@ from penstock.state.storage.urls import open_store
 from tests.builders.golden_data import GoldenInputs
 from tests.builders.golden_rows import Row, fold_changes, parse_lines, to_multiset
 
+SHOWN = 3
+
 
 @dataclass(frozen=True, slots=True)
 class GoldenCase:
@@ -64,4 +66,10 @@ class GoldenCase:
         if self.fold_by:
             found = fold_changes(found, self.fold_by)
             expected = fold_changes(expected, self.fold_by)
-        assert to_multiset(found, self.instants) == to_multiset(expected, self.instants)
+        wanted, there = (to_multiset(rows, self.instants) for rows in (expected, found))
+        missing, surplus = wanted - there, there - wanted
+        assert not missing and not surplus, (
+            f"{self.name}: of {wanted.total()} rows {missing.total()} are missing, such as "
+            f"{list(missing)[:SHOWN]}, and {surplus.total()} are too many, such as "
+            f"{list(surplus)[:SHOWN]}"
+        )

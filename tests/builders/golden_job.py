@@ -121,7 +121,7 @@ class GoldenJob:
 
     def check(self, last: GoldenRun) -> None:
         """The job is over, its output is the expected one, and what is kept is whole."""
-        assert last.status.phase is ps.JobPhase.FINISHED
+        assert last.status.phase is ps.JobPhase.FINISHED, last
         self.case.check(self.data, self._output)
         job = self.case.pipeline(self.data, self._output, parallelism=1).graph().job
         assert_job_is_whole(JobCheckpoints(self._store, job))
@@ -144,17 +144,17 @@ def run_uninterrupted(job: GoldenJob) -> None:
 def run_in_small_epochs(job: GoldenJob) -> None:
     run = job.run(parallelism=2, rows=job.rows_per_epoch, compacts=True)
     # Sources of text count rows by their size, so one more may be in an epoch.
-    assert run.epochs_with_rows >= job.row_count // (job.rows_per_epoch + 1)
-    assert run.compactions > 0
+    assert run.epochs_with_rows >= job.row_count // (job.rows_per_epoch + 1), run.epochs
+    assert run.compactions > 0, run.epochs
     job.check(run)
 
 
 def run_stopped_and_rescaled(job: GoldenJob) -> None:
     stopped = job.run(parallelism=2, rows=job.rows_per_epoch, stop_after=3)
-    assert stopped.status.phase is ps.JobPhase.STOPPED
-    assert stopped.epochs_with_rows == 3
+    assert stopped.status.phase is ps.JobPhase.STOPPED, stopped
+    assert stopped.epochs_with_rows == 3, stopped
     rest = job.run(parallelism=3, rows=job.rows_once_restored)
-    assert rest.epochs_with_rows > 0
+    assert rest.epochs_with_rows > 0, rest
     job.check(rest)
 
 
@@ -162,7 +162,7 @@ def run_killed_and_restored(job: GoldenJob) -> None:
     for fault in job.place.deaths:
         job.die(fault, parallelism=2)
     rest = job.run(parallelism=2, rows=job.rows_once_restored)
-    assert rest.epochs_with_rows > 0
+    assert rest.epochs_with_rows > 0, rest
     job.check(rest)
 
 
