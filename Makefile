@@ -12,7 +12,7 @@ PROTO_VENV := .venv-proto
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
-PYTEST := $(BIN)/python -m pytest
+PYTEST := bash scripts/in_scratch.sh $(BIN)/python -m pytest
 
 # The JVM that starts Spark's JVM would leave a folder in /tmp.
 export SPARK_LAUNCHER_OPTS ?= -XX:-UsePerfData
@@ -90,7 +90,7 @@ test-hash8: $(READY) ## The tests with the key hash cut to 8 bits: collisions ar
 
 .PHONY: coverage
 coverage: $(READY) ## Branch coverage of all tests; the protocol's must be complete
-	$(BIN)/coverage run -m pytest $(PYTEST_ARGS)
+	bash scripts/in_scratch.sh $(BIN)/coverage run -m pytest $(PYTEST_ARGS)
 	$(BIN)/coverage report --skip-covered --show-missing --fail-under=95
 	$(BIN)/coverage report --skip-covered --include='*/state/protocol/*' --fail-under=100
 
@@ -117,6 +117,7 @@ bench: $(READY) ## Run the benchmarks; JSON lines (BENCH_ARGS='--quick --suite N
 
 .PHONY: clean
 clean: ## Remove environments, caches and build results
-	rm -rf $(VENV) $(PROTO_VENV) build dist htmlcov .coverage .hypothesis benchmarks/results demo-output
+	rm -rf $(VENV) $(PROTO_VENV) build dist htmlcov .coverage .hypothesis benchmarks/results
+	rm -rf demo-output .scratch
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find src tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +

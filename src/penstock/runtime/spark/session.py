@@ -92,7 +92,8 @@ def open_session(
     if SparkSession.getActiveSession() is None:
         check_can_start(master)
     builder: Any = SparkSession.builder.master(master).appName(name)
-    for key, value in {**_EPOCH_SETTINGS, **_OWN_SETTINGS, **_folder_settings()}.items():
+    folders = _folder_settings(is_local=master.startswith("local"))
+    for key, value in {**_EPOCH_SETTINGS, **_OWN_SETTINGS, **folders}.items():
         builder = builder.config(key, value)
     with tempfile.TemporaryFile("w+") as log:
         try:
@@ -110,7 +111,7 @@ def open_session(
 
 
 @cache
-def _folder_settings() -> dict[str, str]:
+def _folder_settings(*, is_local: bool) -> dict[str, str]:
     """Return settings that keep what the JVM writes in a folder that goes with this process.
 
     Where TMPDIR says, which Java does not heed. Spark leaves its sockets behind, and a JVM
@@ -121,6 +122,8 @@ def _folder_settings() -> dict[str, str]:
     # "default" ones: the user's own are the "extra" Java options, and both count.
     options = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData'
     settings = {"spark.driver.defaultJavaOptions": options}
+    if is_local:
+        settings["spark.executor.defaultJavaOptions"] = options
     if len(os.fsencode(folder)) > _LONGEST_SOCKET_FOLDER:
         settings["spark.python.unix.domain.socket.enabled"] = "false"
     return settings
