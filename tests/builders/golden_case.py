@@ -68,8 +68,9 @@ class GoldenCase:
             expected = fold_changes(expected, self.fold_by)
         wanted, there = (to_multiset(rows, self.instants) for rows in (expected, found))
         missing, surplus = wanted - there, there - wanted
-        assert not missing and not surplus, (
-            f"{self.name}: of {wanted.total()} rows {missing.total()} are missing, such as "
-            f"{list(missing)[:SHOWN]}, and {surplus.total()} are too many, such as "
-            f"{list(surplus)[:SHOWN]}"
-        )
+        if missing or surplus:
+            raise AssertionError(
+                f"{self.name}: of {wanted.total()} rows {missing.total()} are missing, such "
+                f"as {list(missing)[:SHOWN]}, and {surplus.total()} are too many, such as "
+                f"{list(surplus)[:SHOWN]}"
+            )
