@@ -31,19 +31,24 @@ def commit_sinks(
     store: ObjectStore,
     *,
     identity: str,
+    metadata: Mapping[OperatorId, Mapping[int, Metadata]] | None = None,
 ) -> int:
     """Call `handle_commit` of every operator that staged something; return how many did.
 
+    `metadata` is that of the epoch, for who has just written it; otherwise it is read.
     Raises at the first failure: the epoch stays open and is committed again at the next
     start, all sinks of it.
     """
     backend = ParquetBackend(store)
     committed = 0
     for entry in permit.manifest.operators:
-        metadata = [
-            backend.read_operator_checkpoint_metadata(ref) for ref in entry.subtasks
-        ]
-        data = _commit_data(metadata)
+        if metadata is None:
+            parts = [
+                backend.read_operator_checkpoint_metadata(ref) for ref in entry.subtasks
+            ]
+        else:
+            parts = [part for _, part in sorted(metadata.get(entry.operator, {}).items())]
+        data = _commit_data(parts)
         if data:
             subtask = Subtask(0, max(1, entry.parallelism))
             task = TaskInfo(permit.ref.job, entry.operator, subtask)

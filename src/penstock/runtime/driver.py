@@ -96,6 +96,7 @@ class JobDriver:
             self._keeper.note_phase(phase, error=error)
             raise
         finally:
+            self._environment.side_work.close()
             self._environment.executor.close()
         self._keeper.note_phase(action.phase)
         return self.status
@@ -124,6 +125,7 @@ class JobDriver:
         if self._finished is not None:
             self._keeper.note_finished(self._finished)
             return
+        self._environment.side_work.settle()
         if self._session is not None:
             # Who failed and was replaced meanwhile must not take the job back.
             self._session.check_ownership()

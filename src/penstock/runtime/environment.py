@@ -15,6 +15,7 @@ from penstock.operators.splits import SourceBudget
 from penstock.runtime.executor import Executor
 from penstock.runtime.physical import compile_graph
 from penstock.runtime.restarts import RestartPolicy
+from penstock.runtime.side_work import SideWork
 from penstock.runtime.superstep import CompiledJob
 from penstock.state.files.cache import FileCache
 from penstock.state.protocol.rules import RULES, ProtocolRules
@@ -53,6 +54,7 @@ class JobEnvironment:
     registry: Registry
     clock: Clock = field(default_factory=SystemClock)
     settings: DriverSettings = field(default_factory=DriverSettings)
+    side_work: SideWork = field(default_factory=SideWork)
 
     @cached_property
     def job(self) -> CompiledJob:

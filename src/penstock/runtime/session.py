@@ -131,6 +131,7 @@ class JobSession:
 
     def _run_epoch(self, stop: StopMode | None) -> EpochOutcome:
         environment, clock = self.environment, self.environment.clock
+        environment.side_work.check()
         waited = self.compactions.wait_if_needed(self.state)
         started = clock.now_micros()
         plan, reading = self._plan(started, stop)
@@ -250,6 +251,7 @@ class JobSession:
             environment.registry,
             environment.store,
             identity=self._identity,
+            metadata=self.state.metadata,
         )
         self.state.base = self.checkpoints.complete_commit(permit)
 
@@ -262,7 +264,7 @@ class JobSession:
         self._published_since_collection += 1
         if self._published_since_collection >= self.environment.settings.collect_every:
             self._published_since_collection = 0
-            self._collect()
+            self.environment.side_work.start(self._collect)
 
     def _collect(self) -> None:
         """Delete what nothing kept needs; a store that cannot is no reason to stop the job."""

@@ -17,6 +17,7 @@ from penstock.operators.user_functions import pickle_function
 from penstock.runtime.driver import JobDriver
 from penstock.runtime.environment import DriverSettings, JobEnvironment
 from penstock.runtime.outcomes import EpochRan
+from penstock.runtime.side_work import SideWork
 from penstock.runtime.spark.driving import driving_with
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.interrupts import stopped_by_ctrl_c
@@ -27,6 +28,9 @@ from penstock.state.files.cache import FileCache
 from penstock.state.protocol.pinning import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
+
+_WRITERS = 8
+"""How many metadata objects of an epoch are written side by side."""
 
 
 def run_on_spark(
@@ -71,6 +75,7 @@ def run_on_spark(
             executor,
             registry,
             settings=driver_settings,
+            side_work=SideWork(_WRITERS),
         )
         driver = JobDriver(environment, on_status=on_status, on_epoch=on_epoch)
         if on_driver is not None:
