@@ -1,0 +1,162 @@
+"""What an epoch costs before it has anything to do: ten rows, two supersteps, durable state.
+
+Both sides count ten rows per key in every epoch and keep the counts: Penstock in a
+`KeyedTable`, Structured Streaming in RocksDB with changelog checkpoints. They take turns in
+one JVM, so that both find it equally warm and the machine equally busy.
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+import penstock as ps
+from benchmarks.sides import run_side
+from benchmarks.structured_streaming import ROCKSDB, prepare
+from benchmarks.suites import Row
+from penstock.core.settings import current
+from penstock.core.tokens import new_token
+from penstock.operators.splits import SourceBudget
+from penstock.operators.user_functions import pickle_function
+from penstock.runtime.environment import DriverSettings, JobEnvironment
+from penstock.runtime.session import JobSession
+from penstock.runtime.spark.executor import SparkExecutor
+from penstock.runtime.spark.session import open_session
+from penstock.runtime.spark.task import WorkerSpec
+from penstock.state.files.cache import FileCache
+from penstock.state.storage.urls import open_store
+
+RATIO_LIMIT = 0.5
+ROWS = 10
+COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
+
+
+class RunningCount(ps.ArrowOperator):
+    """Counts rows per key."""
+
+    def name(self) -> str:
+        return "running-count"
+
+    def output_schema(self, inputs: Any) -> ps.StreamSchema:
+        return ps.StreamSchema(COUNTS)
+
+    def tables(self) -> Any:
+        return [ps.keyed_table("counts", COUNTS, key_columns=["key"])]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+    ) -> None:
+        counts = ctx.get_keyed_state("counts")
+        new = pl.DataFrame(batch).group_by("key").agg(count=pl.len().cast(pl.Int64))
+        known = pl.DataFrame(counts.get(new).rows)["count"].fill_null(0)
+        changed = new.with_columns(count=pl.col("count") + known)
+        counts.put(changed)
+        collector.collect(changed)
+
+
+def run(*, quick: bool) -> Row:
+    rounds, epochs = (2, 20) if quick else (4, 75)
+    row = run_side(compare, rounds, epochs)
+    return {
+        "name": "empty stateful epoch of two supersteps on Spark",
+        **row,
+        "target": f"at most {RATIO_LIMIT} times Structured Streaming's trigger",
+        "ok": row["ratio"] <= RATIO_LIMIT,
+    }
+
+
+def compare(rounds: int, epochs: int) -> Row:
+    """Take turns; the first turn of each side is its warm-up."""
+    spark = open_session("local[2,4]", name="benchmark")
+    with tempfile.TemporaryDirectory() as folder:
+        job = small_job(spark, Path(folder), epochs=(rounds + 1) * epochs)
+        own, peer = [], []
+        for turn in range(rounds + 1):
+            mine = [_timed(job) for _ in range(epochs)]
+            theirs = triggers(spark, Path(folder) / f"peer-{turn}", epochs)
+            if turn:
+                own += mine
+                peer += theirs
+        job.environment.executor.close()
+    median, peer_median = statistics.median(own), statistics.median(peer)
+    return {
+        "penstock_millis": round(median, 1),
+        "penstock_p90_millis": round(_p90(own), 1),
+        "structured_streaming_millis": round(peer_median, 1),
+        "structured_streaming_p90_millis": round(_p90(peer), 1),
+        "ratio": round(median / peer_median, 3),
+        "epochs": len(own),
+    }
+
+
+def small_job(spark: SparkSession, folder: Path, *, epochs: int) -> JobSession:
+    """Return a job that reads ten rows an epoch."""
+    pipeline = ps.Pipeline("epochs", parallelism=2)
+    source = ps.impulse(count=ROWS * (epochs + 10) * 2, splits=2)
+    (
+        pipeline.read("numbers", source)
+        .with_columns(key=pl.col("counter") % ROWS)
+        .key_by("key")
+        .process("count", RunningCount())
+        .write("out", ps.blackhole())
+    )
+    store = open_store(str(folder / "checkpoints"))
+    cache = folder / "cache"
+    registry = pickle_function(pipeline.registry, "registry")
+    worker = WorkerSpec(new_token(), store, str(cache), current(), registry)
+    environment = JobEnvironment(
+        pipeline.graph(),
+        store,
+        FileCache(cache, limit_bytes=1 << 30),
+        SparkExecutor(spark, worker),
+        pipeline.registry,
+        settings=DriverSettings(
+            budget=SourceBudget(rows=ROWS), adapts_budget=False, target_epoch_micros=1
+        ),
+    )
+    return JobSession.start(environment)
+
+
+def triggers(spark: SparkSession, folder: Path, count: int) -> list[float]:
+    """Return what triggers of Structured Streaming took, the first of a query left out."""
+    session = prepare(spark, ROCKSDB)
+    source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
+    keyed = (
+        source.option("numPartitions", 2).load().withColumn("key", F.col("value") % ROWS)
+    )
+    query = (
+        keyed.groupBy("key")
+        .count()
+        .writeStream.outputMode("update")
+        .format("noop")
+        .option("checkpointLocation", str(folder))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    skipped = 5
+    try:
+        while (last := query.lastProgress) is None or last["batchId"] < count + skipped:
+            time.sleep(0.1)
+            failure = query.exception()
+            if failure is not None:
+                raise failure
+        done = query.recentProgress[skipped : count + skipped]
+        return [progress["durationMs"]["triggerExecution"] for progress in done]
+    finally:
+        query.stop()
+
+
+def _timed(job: JobSession) -> float:
+    started = time.perf_counter()
+    job.run_epoch()
+    return (time.perf_counter() - started) * 1e3
+
+
+def _p90(values: list[float]) -> float:
+    return statistics.quantiles(values, n=10)[-1]

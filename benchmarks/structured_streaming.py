@@ -1,0 +1,126 @@
+"""Structured Streaming as the peer: the same files, cores, rows per epoch and durability."""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from benchmarks.bids import ROWS_PER_FILE
+from benchmarks.sides import folder_bytes
+from benchmarks.suites import Row
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+DEFAULT = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+FILES_PER_TRIGGER = 2
+CORES = 2
+SETTLED_AFTER = 4
+"""Triggers that are not timed: the JVM warms up and state gets its first size."""
+_SCHEMA = "auction LONG, bidder LONG, price LONG, ts TIMESTAMP"
+
+
+def open_peer(store: str) -> SparkSession:
+    """Start Spark for the peer alone, as its users would."""
+    builder = SparkSession.builder.master(f"local[{CORES}]").appName("peer")
+    spark = (
+        builder.config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    return prepare(spark, store)
+
+
+def prepare(spark: SparkSession, store: str) -> SparkSession:
+    """Return a session of its own that keeps state in a store."""
+    session = spark.newSession()
+    for name, value in {
+        "spark.sql.shuffle.partitions": CORES,
+        "spark.sql.streaming.stateStore.providerClass": store,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.numRecentProgressUpdates": "10000",
+        "spark.sql.session.timeZone": "UTC",
+    }.items():
+        session.conf.set(name, str(value))
+    return session
+
+
+def read_bids(session: SparkSession, folder: Path) -> DataFrame:
+    """Return the bids as a stream, two files (a million rows) a trigger."""
+    stream = session.readStream.schema(_SCHEMA)
+    return stream.option("maxFilesPerTrigger", FILES_PER_TRIGGER).parquet(str(folder))
+
+
+def tumbling(bids: DataFrame) -> DataFrame:
+    """Count, sum and max by auction per 10 s."""
+    windows = bids.withWatermark("ts", "1 second").groupBy(
+        F.window("ts", "10 seconds"), "auction"
+    )
+    aggregated = windows.agg(
+        F.count("*").alias("bids"),
+        F.sum("price").alias("total"),
+        F.max("price").alias("top"),
+    )
+    return aggregated.select(
+        "auction", F.col("window.end").alias("window_end"), "bids", "total", "top"
+    )
+
+
+def sliding(bids: DataFrame) -> DataFrame:
+    """Count and sum by auction, 10 s sliding by 2 s."""
+    window = F.window("ts", "10 seconds", "2 seconds")
+    windows = bids.withWatermark("ts", "1 second").groupBy(window, "auction")
+    aggregated = windows.agg(F.count("*").alias("bids"), F.sum("price").alias("total"))
+    return aggregated.select(
+        "auction", F.col("window.end").alias("window_end"), "bids", "total"
+    )
+
+
+def updating(bids: DataFrame) -> DataFrame:
+    """Count and sum by bidder, as changes."""
+    return bids.groupBy("bidder").agg(
+        F.count("*").alias("bids"), F.sum("price").alias("total")
+    )
+
+
+def run_query(
+    query: Callable[[DataFrame], DataFrame], store: str, bids: Path, folder: Path, mode: str
+) -> Row:
+    """Run a query over all bids; results go to Parquet below `folder`."""
+    session = open_peer(store)
+    frame = query(read_bids(session, bids))
+    checkpoint, out = folder / "checkpoint", folder / "out"
+    writer = frame.writeStream.outputMode(mode).option(
+        "checkpointLocation", str(checkpoint)
+    )
+    if mode == "append":
+        writer = writer.format("parquet").option("path", str(out))
+    else:
+        writer = writer.foreachBatch(
+            lambda changes, batch: changes.write.mode("overwrite").parquet(
+                f"{out}/batch={batch}"
+            )
+        )
+    started = time.perf_counter()
+    running = writer.trigger(availableNow=True).start()
+    running.awaitTermination()
+    seconds = time.perf_counter() - started
+    triggers = [progress for progress in running.recentProgress if progress["numInputRows"]]
+    settled = [t["durationMs"]["triggerExecution"] / 1e3 for t in triggers[SETTLED_AFTER:]]
+    rows = sum(t["numInputRows"] for t in triggers[SETTLED_AFTER:])
+    session.stop()
+    return {
+        "seconds": round(sum(settled), 3),
+        "rows": rows,
+        "rows_per_second": round(rows / sum(settled)),
+        "seconds_per_trigger": round(statistics.median(settled), 3),
+        "seconds_with_start": round(seconds, 2),
+        "bytes_checkpointed": folder_bytes(checkpoint),
+    }
+
+
+def rows_per_trigger() -> int:
+    """Return how many rows a trigger, and an epoch, takes."""
+    return FILES_PER_TRIGGER * ROWS_PER_FILE
