@@ -11,17 +11,22 @@ from typing import Any, TypeAlias, Union
 
 import pyarrow as pa
 
+from penstock.api.aggregating import add_updating_aggregate
 from penstock.api.expressions import ExpressionLike, to_expression, to_expressions
 from penstock.api.graph_builder import GraphBuilder, Port
+from penstock.core.duration import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import MAIN, Exchange, OperatorSpec, Writable
+from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.process import process_spec
 from penstock.operators.stateless import flat_map_spec, map_batches_spec, union_spec
 from penstock.operators.udfs.specs import ResultSpec
+from penstock.operators.updating.debezium import to_debezium_spec
+from penstock.state.tables.specs import TimeDomain
 
 AnyStream: TypeAlias = Union["Stream", "KeyedStream"]
 Step: TypeAlias = ArrowOperator | OperatorSpec
@@ -84,6 +89,10 @@ class Stream:
         It has a name because calls that wait for an answer are kept in state.
         """
         return self.process(name, declared.to_operator_spec())
+
+    def to_debezium(self) -> "Stream":
+        """Turn a changelog into Debezium's records `{before, after, op}`, keys inside of both."""
+        return self._then(to_debezium_spec())
 
     def union(self, *others: "Stream") -> "Stream":
         """Bring streams with the same columns together, in no particular order."""
@@ -166,6 +175,32 @@ class KeyedStream:
     def schema(self) -> StreamSchema:
         """The columns of its rows, which one is their event time, and which are their key."""
         return self.port.schema
+
+    def aggregate(
+        self,
+        name: str,
+        /,
+        *,
+        ttl: DurationLike | None = None,
+        ttl_domain: TimeDomain | None = None,
+        parallelism: int | None = None,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Keep results per key and emit their changes: a changelog of inserts and updates.
+
+        A key without rows for `ttl` is deleted, by event time if the stream has it. A change is
+        emitted per key and epoch, none if the results are as before.
+        """
+        changelog = add_updating_aggregate(
+            self.builder,
+            self.port,
+            name,
+            aggregates,
+            ttl=ttl,
+            ttl_domain=ttl_domain,
+            parallelism=parallelism,
+        )
+        return Stream(self.builder, changelog)
 
     def process(
         self, name: str, operator: Step, *others: AnyStream, parallelism: int | None = None

@@ -18,6 +18,7 @@ from penstock.operators.stateless import (
     UnionConstructor,
 )
 from penstock.operators.udfs.kinds import register_udfs
+from penstock.operators.updating.kinds import register_updating
 from penstock.operators.watermark_generator import WatermarkConstructor
 
 
@@ -46,6 +47,7 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add("files_sink", FilesSinkConstructor())
     registry.add("blackhole", BlackholeConstructor())
     register_udfs(registry)
+    register_updating(registry)
     if load_plugins:
         registry.load_entry_points()
     return registry

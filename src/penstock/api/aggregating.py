@@ -1,0 +1,54 @@
+"""How `key_by(…).aggregate(…)` becomes operators: rows are combined, sent by key and kept."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.api.graph_builder import GraphBuilder, Port
+from penstock.core.duration import DurationLike, to_micros
+from penstock.errors import SchemaError
+from penstock.graph.logical import Exchange
+from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.operators.aggregates.plan import AggregatePlan
+from penstock.operators.updating.changelog import AFTER, BEFORE, OP
+from penstock.operators.updating.combine import combine_spec
+from penstock.operators.updating.expiry import Expiry
+from penstock.operators.updating.kinds import updating_aggregate_spec
+from penstock.state.tables.specs import TimeDomain
+
+
+def add_updating_aggregate(
+    builder: GraphBuilder,
+    keyed: Port,
+    name: str,
+    aggregates: Mapping[str, Any],
+    *,
+    ttl: DurationLike | None,
+    ttl_domain: TimeDomain | None,
+    parallelism: int | None,
+) -> Port:
+    """Add both operators behind a keyed stream; return the changelog."""
+    stream, keys = keyed.schema, keyed.schema.key_columns
+    expiry = None
+    if ttl is not None:
+        expiry = Expiry.of(to_micros(ttl, "ttl"), ttl_domain, stream)
+    taken = (*keys, OP, BEFORE, AFTER)
+    plan = compile_aggregates(name, aggregates, stream, taken=taken)
+    if expiry is not None:
+        hidden = compile_aggregates(name, expiry.hidden_aggregates(stream), stream)
+        plan = AggregatePlan((*plan.aggregates, *hidden.aggregates))
+    clashes = set(keys) & {field.name for field in plan.partials}
+    if clashes:
+        raise SchemaError(
+            f"{name!r}: key columns {sorted(clashes)} are called like columns of its state: "
+            "rename the results",
+            operator=name,
+        )
+    whole = replace(keyed, exchange=Exchange.FORWARD, schema=stream.keyed_by())
+    combined = builder.add_step(
+        builder.name_for("combine"), combine_spec(plan, keys), [whole]
+    )
+    partials = builder.port(combined).sent_by(keys)
+    spec = updating_aggregate_spec(plan, partials.schema, expiry)
+    operator = builder.add_step(name, spec, [partials], parallelism=parallelism)
+    return builder.port(operator)

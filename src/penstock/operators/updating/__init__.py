@@ -1,0 +1,6 @@
+"""Updating aggregates: results per key that are emitted again whenever they change.
+
+    rows ─ combine ─▶ partials ─ by key ─▶ updating_aggregate ─▶ changelog ─ to_debezium ─▶
+
+`combine` holds nothing longer than an epoch; the partials of every key are in a `KeyedTable`.
+"""
