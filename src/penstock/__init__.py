@@ -15,6 +15,8 @@ if typing.TYPE_CHECKING:
     from penstock.api.pipeline import Pipeline as Pipeline
     from penstock.api.stream import KeyedStream as KeyedStream
     from penstock.api.stream import Stream as Stream
+    from penstock.api.windowing import sliding as sliding
+    from penstock.api.windowing import tumbling as tumbling
     from penstock.connectors.blackhole import blackhole as blackhole
     from penstock.connectors.committed_files import CommittedFile as CommittedFile
     from penstock.connectors.committed_files import committed_files as committed_files
@@ -91,6 +93,10 @@ _HOMES = {
     "penstock.api.stream": (
         "KeyedStream",
         "Stream",
+    ),
+    "penstock.api.windowing": (
+        "sliding",
+        "tumbling",
     ),
     "penstock.connectors.files": ("files",),
     "penstock.connectors.blackhole": ("blackhole",),
@@ -282,10 +288,12 @@ __all__ = [
     "native_udf",
     "nexmark",
     "read_committed",
+    "sliding",
     "stddev",
     "stdout",
     "sum",
     "time_keyed_table",
+    "tumbling",
     "udf",
     "var",
 ]

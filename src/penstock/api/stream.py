@@ -6,7 +6,7 @@ automatic names; operators, sources and sinks are named by the user, because a n
 identity of state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, Union
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.api.aggregating import add_updating_aggregate
 from penstock.api.expressions import ExpressionLike, to_expression, to_expressions
 from penstock.api.graph_builder import GraphBuilder, Port
+from penstock.api.windowing import BadTimes, Window, WindowedStream
 from penstock.core.duration import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
@@ -36,11 +37,15 @@ Step: TypeAlias = ArrowOperator | OperatorSpec
 class Stream:
     """Rows on their way from one step to the next. Made by `Pipeline.read` and by steps."""
 
-    def __init__(self, builder: GraphBuilder, port: Port) -> None:
+    def __init__(
+        self, builder: GraphBuilder, port: Port, sides: Mapping[str, Port] | None = None
+    ) -> None:
         self.builder = builder
         """What steps are added to; for those who add steps of their own."""
         self.port = port
         """What the next step reads."""
+        self._sides = dict(sides or {})
+        """Side outputs of the step that another operator makes on its behalf."""
 
     @property
     def schema(self) -> StreamSchema:
@@ -118,6 +123,29 @@ class Stream:
             )
         return KeyedStream(self.builder, self.port.sent_by(columns))
 
+    def window(
+        self,
+        name: str,
+        window: Window,
+        *,
+        bad_times: BadTimes = "fail",
+        parallelism: int | None = None,
+    ) -> "WindowedStream[Stream]":
+        """Cut all rows into windows by event time; `aggregate` says what to compute.
+
+        Rows whose event time is null or outside of the years 1 to 9999 fail the job, or go
+        to the side output `BAD` if `bad_times` is "divert".
+        """
+        return WindowedStream(
+            self.builder,
+            self.port,
+            name,
+            window,
+            bad_times=bad_times,
+            parallelism=parallelism,
+            to_stream=Stream,
+        )
+
     def process(
         self, name: str, operator: Step, *others: AnyStream, parallelism: int | None = None
     ) -> "Stream":
@@ -129,7 +157,9 @@ class Stream:
     def side_output(self, name: str) -> "Stream":
         """Return another output of the step that this stream comes from, such as `LATE`."""
         operator = self.port.operator
-        sides = self.builder.outputs_of(operator).keys() - {MAIN}
+        if name in self._sides:
+            return Stream(self.builder, self._sides[name])
+        sides = {*self.builder.outputs_of(operator), *self._sides} - {MAIN}
         if name not in sides:
             raise UserError(
                 f"operator {operator!r} has no side output {name!r}"
@@ -175,6 +205,29 @@ class KeyedStream:
     def schema(self) -> StreamSchema:
         """The columns of its rows, which one is their event time, and which are their key."""
         return self.port.schema
+
+    def window(
+        self,
+        name: str,
+        window: Window,
+        *,
+        bad_times: BadTimes = "fail",
+        parallelism: int | None = None,
+    ) -> WindowedStream[Stream]:
+        """Cut the rows of each key into windows by event time; `aggregate` says what to compute.
+
+        Rows whose event time is null or outside of the years 1 to 9999 fail the job, or go
+        to the side output `BAD` if `bad_times` is "divert".
+        """
+        return WindowedStream(
+            self.builder,
+            self.port,
+            name,
+            window,
+            bad_times=bad_times,
+            parallelism=parallelism,
+            to_stream=Stream,
+        )
 
     def aggregate(
         self,

@@ -20,6 +20,7 @@ from penstock.operators.stateless import (
 from penstock.operators.udfs.kinds import register_udfs
 from penstock.operators.updating.kinds import register_updating
 from penstock.operators.watermark_generator import WatermarkConstructor
+from penstock.operators.windows.kinds import register_windows
 
 
 def default_registry(*, load_plugins: bool = True) -> Registry:
@@ -48,6 +49,7 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add("blackhole", BlackholeConstructor())
     register_udfs(registry)
     register_updating(registry)
+    register_windows(registry)
     if load_plugins:
         registry.load_entry_points()
     return registry

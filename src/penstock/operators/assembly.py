@@ -86,6 +86,7 @@ class AssembledChain:
         self._failures.clear()
         for node in reversed(self.nodes):
             operator = node.task.operator
+            node.context.known_inputs = watermarks
             leaves = outlets.get(operator, {})
             if isinstance(node, SourceNode):
                 assignment = assignments.get(operator, SourceAssignment())

@@ -5,17 +5,19 @@ epoch again sees the same instants.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.core.ids import Epoch, Generation, TaskInfo, Token
+from penstock.core.ids import Epoch, Generation, OperatorId, TaskInfo, Token
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import EventTime
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.splits import BudgetMeter, SplitPlan, SplitState, change
 from penstock.operators.timers import Timers
+from penstock.operators.watermarks import event_time_of
+from penstock.state.protocol.records import InputWatermark
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
@@ -50,8 +52,18 @@ class OperatorContext:
         """How far it has come: from `handle_watermark` on; equal to the previous one before."""
         self.counters: Counter[str] = Counter()
         self.wake_up_micros: int | None = None
+        self.known_inputs: Mapping[OperatorId, Sequence[InputWatermark]] = {}
+        """How far the inputs of all operators of the job had come after the epoch before."""
         self._tables = tables
         self._timers = dict(timers or {})
+
+    def previous_watermark_of(self, operator: str) -> EventTime | None:
+        """Return how far event time had come in another operator after the epoch before.
+
+        The same in all subtasks of all operators. A step that prepares rows for another one
+        goes by it, where the other would go by its own `previous_watermark`.
+        """
+        return event_time_of(self.known_inputs.get(OperatorId(operator), ()))
 
     def get_global_keyed_state(self, table: str) -> GlobalKeyedView[Any, Any]:
         """Return the view of a global table that `tables` declares."""

@@ -1,0 +1,175 @@
+"""Windows as users write them: tumbling, sliding, session, and a stream cut into them.
+
+    keyed.window("per-auction", ps.tumbling("10s")).aggregate(bids=ps.count())
+
+A window is a value without a name; the step that uses it has one, and its errors say which.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from penstock.api.graph_builder import GraphBuilder, Port
+from penstock.core.duration import DurationLike, to_micros
+from penstock.core.schema import StreamSchema
+from penstock.core.suggestion import did_you_mean
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import BAD, LATE, Exchange
+from penstock.operators.aggregates.aggregate import Aggregate
+from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.operators.windows.aggregation import (
+    OWN_COLUMNS,
+    WindowAggregation,
+    find_stream_problems,
+)
+from penstock.operators.windows.assignment import WindowGrid, find_grid_problems
+from penstock.operators.windows.kinds import pane_window_specs
+
+BadTimes: TypeAlias = Literal["fail", "divert"]
+"""What becomes of rows whose event time is null or absurd."""
+
+_BAD_TIMES = ("fail", "divert")
+StreamT = TypeVar("StreamT")
+
+
+@dataclass(frozen=True, slots=True)
+class PaneWindow:
+    """Tumbling or sliding windows, as they were asked for."""
+
+    width: DurationLike
+    slide: DurationLike | None = None
+    """None: as wide as the window."""
+    offset: DurationLike = 0
+
+    def __str__(self) -> str:
+        kind = "tumbling" if self.slide is None else "sliding"
+        asked = [self.width] if self.slide is None else [self.width, self.slide]
+        shown = ", ".join(map(str, asked))
+        return f"{kind}({shown})" if not self.offset else f"{kind}({shown}, {self.offset})"
+
+
+Window: TypeAlias = PaneWindow
+
+
+def tumbling(width: DurationLike, *, offset: DurationLike = 0) -> PaneWindow:
+    """Cut time into windows that follow each other without a gap.
+
+    They are aligned to 1970-01-01 UTC, shifted by `offset`.
+    """
+    return PaneWindow(width, offset=offset)
+
+
+def sliding(
+    width: DurationLike, slide: DurationLike, *, offset: DurationLike = 0
+) -> PaneWindow:
+    """Let a window of `width` begin every `slide`; a row is in all that hold its event time.
+
+    They are aligned to 1970-01-01 UTC, shifted by `offset`. With a slide above the width
+    some rows are in no window; they are counted as `rows_outside_windows`.
+    """
+    return PaneWindow(width, slide, offset)
+
+
+class WindowedStream(Generic[StreamT]):
+    """A stream cut into windows, waiting to be told what to compute. Made by `window`."""
+
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        port: Port,
+        name: str,
+        window: Window,
+        *,
+        bad_times: BadTimes,
+        parallelism: int | None,
+        to_stream: Callable[[GraphBuilder, Port, Mapping[str, Port]], StreamT],
+    ) -> None:
+        if bad_times not in _BAD_TIMES:
+            raise UserError(
+                f"window {name!r}: bad_times is {bad_times!r}"
+                f"{did_you_mean(bad_times, _BAD_TIMES)}: use 'fail' or 'divert'",
+                code=ErrorCode.INVALID_CONFIG,
+                operator=name,
+            )
+        self._builder = builder
+        self._port = port
+        self._name = name
+        self._window = window
+        self._grid = _to_grid(name, window)
+        self._diverts_bad_times = bad_times == "divert"
+        self._parallelism = parallelism
+        self._to_stream = to_stream
+
+    def aggregate(self, **aggregates: Aggregate) -> StreamT:
+        """Compute results per key and window; each is named by its keyword.
+
+        A row has the key columns, `window_start`, `window_end`, `window_time` (the last
+        instant of the window, and the event time of the row) and the results. Rows that
+        came when all their windows had closed are in the side output `LATE`.
+        """
+        builder, name, stream = self._builder, self._name, self._port.schema
+        aggregation = _compile(name, stream, aggregates)
+        combiner, window = pane_window_specs(
+            self._grid,
+            aggregation,
+            consumer=name,
+            shown=str(self._window),
+            diverts_bad_times=self._diverts_bad_times,
+        )
+        made = builder.add_step(f"{name}-combiner", combiner, [_unkeyed(self._port)])
+        parallelism = self._parallelism
+        if parallelism is None and not stream.key_columns:
+            parallelism = 1
+        partials = builder.port(made).sent_by(aggregation.keys)
+        operator = builder.add_step(name, window, [partials], parallelism=parallelism)
+        names = (LATE, BAD) if self._diverts_bad_times else (LATE,)
+        sides = {side: builder.port(made, side) for side in names}
+        return self._to_stream(builder, builder.port(operator), sides)
+
+
+def _unkeyed(port: Port) -> Port:
+    """Return rows before they are sent by key: their partials are sent instead."""
+    return port.sent(Exchange.FORWARD) if port.exchange is Exchange.BY_KEY else port
+
+
+def _compile(
+    name: str, stream: StreamSchema, aggregates: Mapping[str, Aggregate]
+) -> WindowAggregation:
+    """Bind aggregates to a stream, or raise with all that is wrong with either."""
+    problems = find_stream_problems(stream)
+    plan = None
+    try:
+        taken = (*stream.key_columns, *OWN_COLUMNS)
+        plan = compile_aggregates(name, aggregates, stream, taken=taken)
+    except SchemaError as error:
+        problems.append(error.message)
+    if plan is None or problems:
+        raise SchemaError(
+            f"window {name!r} cannot be computed:\n  " + "\n  ".join(problems),
+            operator=name,
+        )
+    return WindowAggregation(stream, plan)
+
+
+def _to_grid(name: str, window: Window) -> WindowGrid:
+    numbers: dict[str, int] = {}
+    problems: list[str] = []
+    asked = {"width": window.width, "slide": window.slide, "offset": window.offset}
+    for what, duration in asked.items():
+        if duration is not None:
+            try:
+                numbers[what] = to_micros(duration, what)
+            except UserError as error:
+                problems.append(error.message)
+    if not problems:
+        numbers.setdefault("slide", numbers["width"])
+        problems = find_grid_problems(numbers["width"], numbers["slide"], numbers["offset"])
+    if problems:
+        listed = "\n  ".join(dict.fromkeys(problems))
+        raise UserError(
+            f"window {name!r} cannot be {window}:\n  {listed}",
+            code=ErrorCode.INVALID_NUMBER,
+            operator=name,
+            problems=tuple(problems),
+        )
+    return WindowGrid(numbers["width"], numbers["slide"], numbers["offset"])

@@ -1,0 +1,139 @@
+"""What a window step computes: keys, aggregates, and the columns of partials and results."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.schema import StreamSchema
+from penstock.core.suggestion import did_you_mean
+from penstock.operators.aggregates.plan import AggregatePlan
+
+WINDOW_START = "window_start"
+WINDOW_END = "window_end"
+WINDOW_TIME = "window_time"
+PANE = "pane_start"
+ALL_ROWS = "all_rows"
+"""The key column of a stream without a key: every row has the same."""
+KEY_OF_ALL_ROWS = 0x61C8864680B583EB
+"""Its value. It hashes to 0, so the first subtask owns it at any parallelism."""
+MICROS = pa.timestamp("us")
+
+OWN_COLUMNS = (WINDOW_START, WINDOW_END, WINDOW_TIME, PANE, ALL_ROWS)
+"""Columns that windows add: no key and no result may have their names."""
+
+
+@dataclass(frozen=True)
+class WindowAggregation:
+    """Aggregates over the windows of one stream. Valid by construction."""
+
+    stream: StreamSchema
+    """The rows, with their event time and perhaps a key."""
+    plan: AggregatePlan
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns of partials; there is always one."""
+        return self.stream.key_columns or (ALL_ROWS,)
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of the rows that are looked at, besides their event time."""
+        return tuple(dict.fromkeys((*self.stream.key_columns, *self.plan.reads)))
+
+    @cached_property
+    def key_fields(self) -> tuple["pa.Field[Any]", ...]:
+        """The key columns in their plain form."""
+        if not self.stream.key_columns:
+            return (pa.field(ALL_ROWS, pa.int64()),)
+        return tuple(
+            pa.field(name, _plain_type(self.stream.schema.field(name).type))
+            for name in self.stream.key_columns
+        )
+
+    @cached_property
+    def partials(self) -> StreamSchema:
+        """What is sent to the owners of keys: partials per key and pane."""
+        columns = [*self.key_fields, pa.field(PANE, MICROS), *self.plan.partials]
+        return StreamSchema(pa.schema(columns), PANE)
+
+    @cached_property
+    def results(self) -> StreamSchema:
+        """What comes out: a row per key and window."""
+        instant = pa.timestamp("us", self._zone)
+        columns = [
+            *(field for field in self.key_fields if field.name != ALL_ROWS),
+            *(pa.field(name, instant) for name in (WINDOW_START, WINDOW_END, WINDOW_TIME)),
+            *self.plan.results,
+        ]
+        return StreamSchema(pa.schema(columns), WINDOW_TIME)
+
+    @property
+    def _zone(self) -> str | None:
+        field: Any = self.stream.schema.field(self.stream.time_column or "")
+        zone: str | None = field.type.tz
+        return zone
+
+    def with_key(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return rows or partials with the key column that a stream without a key lacks."""
+        if self.stream.key_columns:
+            return frame
+        return frame.with_columns(pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS))
+
+    def results_of(
+        self, partials: pl.DataFrame, starts: pl.Expr, ends: pl.Expr
+    ) -> pa.Table:
+        """Return the results of merged partials, whose windows are instants in microseconds."""
+        windows = partials.with_columns(
+            starts.cast(pl.Datetime("us")).alias(WINDOW_START),
+            ends.cast(pl.Datetime("us")).alias(WINDOW_END),
+            (ends.cast(pl.Int64) - 1).cast(pl.Datetime("us")).alias(WINDOW_TIME),
+        )
+        kept = [*self.stream.key_columns, WINDOW_START, WINDOW_END, WINDOW_TIME]
+        return to_rows(self.plan.results_of(windows, kept), self.results.schema)
+
+
+def find_stream_problems(stream: StreamSchema) -> list[str]:
+    """Say what keeps a stream from being cut into windows."""
+    problems = [
+        f"key column {name!r} has the name of a column that the window adds: rename it"
+        for name in stream.key_columns
+        if name in OWN_COLUMNS
+    ]
+    if stream.time_column is None:
+        stamps = [f.name for f in stream.schema if pa.types.is_timestamp(f.type)]
+        hint = did_you_mean("event_time", stamps) if stamps else ""
+        problems.append(
+            "its rows have no event time: name their timestamp column as event_time when "
+            f"reading them, and keep it{hint}"
+        )
+    for name in stream.key_columns:
+        kind = stream.schema.field(name).type
+        try:
+            pl.from_arrow(pa.array([], _plain_type(kind)))
+        except Exception as error:  # noqa: BLE001 (Polars panics with many kinds)
+            problems.append(
+                f"key column {name!r} of type {kind} cannot be grouped: {error}"
+            )
+    return problems
+
+
+def _plain_type(kind: Any) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def to_frame(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
+    """Return rows as a frame, without copying what need not be."""
+    return pl.DataFrame(pl.from_arrow(rows, rechunk=False))
+
+
+def to_rows(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
+    """Return a frame in the declared types: Polars has fewer of them than Arrow."""
+    table = frame.to_arrow()
+    columns = [
+        column if column.type.equals(field.type) else column.cast(field.type)
+        for field, column in ((f, table.column(f.name)) for f in schema)
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

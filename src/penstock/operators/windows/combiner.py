@@ -1,0 +1,131 @@
+"""PaneCombiner: turns rows into partials per key and pane before they are exchanged.
+
+It keeps no state. It runs where the rows are, buffers the columns that are needed, and once
+per epoch (or whenever the buffer is full) groups them. It also decides which rows are late,
+because partials cannot be taken apart again: by the watermark that the window operator has
+reached, which is the one that decides what it still has open.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.schema import RESERVED_PREFIX, StreamSchema
+from penstock.core.signals import CheckpointBarrier
+from penstock.graph.logical import BAD, LATE
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import OperatorContext
+from penstock.operators.display import DisplayableOperator
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.windows.aggregation import (
+    PANE,
+    WindowAggregation,
+    to_frame,
+    to_rows,
+)
+from penstock.operators.windows.assignment import Flags, Micros, WindowGrid
+from penstock.operators.windows.event_times import read_event_times, refuse_bad_times
+from penstock.operators.windows.grouping import group_by_instant
+from penstock.operators.windows.placing import place_rows
+
+BUFFERED_ROWS = 1 << 20
+"""So many rows are grouped at once: more cost memory and save little."""
+_PANE = f"{RESERVED_PREFIX}_pane"
+"""The pane of a row, under a name that no column of a stream has."""
+
+
+class PaneCombiner(ArrowOperator):
+    """Makes partials of the rows that its subtask sees. Its output goes to a `PaneWindows`."""
+
+    def __init__(
+        self,
+        grid: WindowGrid,
+        aggregation: WindowAggregation,
+        *,
+        consumer: str,
+        diverts_bad_times: bool,
+    ) -> None:
+        self._grid = grid
+        self._aggregation = aggregation
+        self._consumer = consumer
+        self._diverts_bad_times = diverts_bad_times
+        self._batches: list[pa.RecordBatch] = []
+        self._times: list[Micros] = []
+        self._buffered_rows = 0
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "pane_combiner"
+
+    def display(self) -> DisplayableOperator:
+        """Show whose partials they are."""
+        return DisplayableOperator(self.name(), {"for": self._consumer})
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the partials."""
+        del inputs
+        return self._aggregation.partials
+
+    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
+        """Return late rows and, if they are wanted, bad ones: as they came."""
+        sides = {LATE: inputs[0]}
+        if self._diverts_bad_times:
+            sides[BAD] = StreamSchema(inputs[0].schema)
+        return sides
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Buffer the rows that some open window holds; send late and bad ones aside."""
+        name = self._aggregation.stream.time_column or ""
+        times = read_event_times(batch.column(name))
+        if times.bad is not None:
+            if not self._diverts_bad_times:
+                raise refuse_bad_times(times, batch.column(name), name)
+            ctx.count("bad_rows", int(times.bad.sum()))
+            collector.collect(batch.filter(pa.array(times.bad)), BAD)
+        reached = ctx.previous_watermark_of(self._consumer)
+        placed = place_rows(times, self._grid, None if reached is None else reached.micros)
+        if placed.outside is not None:
+            ctx.count("rows_outside_windows", int(placed.outside.sum()))
+        if placed.late is not None:
+            ctx.count("late_rows", int(placed.late.sum()))
+            collector.collect(batch.filter(pa.array(placed.late)), LATE)
+        self._buffer(batch, times.micros, placed.kept)
+        if self._buffered_rows >= BUFFERED_ROWS:
+            self._emit(collector)
+
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit the partials of the epoch's rows."""
+        del barrier, ctx
+        self._emit(collector)
+
+    def _buffer(self, batch: pa.RecordBatch, micros: Micros, kept: Flags | None) -> None:
+        rows = batch.select(list(self._aggregation.reads))
+        if kept is not None:
+            rows, micros = rows.filter(pa.array(kept)), micros[kept]
+        if len(micros):
+            self._batches.append(rows)
+            self._times.append(micros)
+            self._buffered_rows += len(micros)
+
+    def _emit(self, collector: ArrowCollector) -> None:
+        if not self._buffered_rows:
+            return
+        aggregation = self._aggregation
+        panes = self._grid.pane_starts(np.concatenate(self._times))
+        columns: dict[str, pl.Series] = {}
+        if aggregation.reads:
+            rows = pa.Table.from_batches(self._batches)
+            columns = {series.name: series for series in to_frame(rows)}
+        frame = pl.DataFrame({**columns, _PANE: pl.Series(panes)})
+        self._batches, self._times, self._buffered_rows = [], [], 0
+        keys = aggregation.stream.key_columns
+        compute = aggregation.plan.partials_of
+        for partials in group_by_instant(frame, _PANE, keys, compute):
+            keyed = aggregation.with_key(partials).rename({_PANE: PANE})
+            collector.collect(to_rows(keyed, aggregation.partials.schema))

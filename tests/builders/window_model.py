@@ -1,0 +1,74 @@
+"""A model of tumbling and sliding windows in plain Python: one row and one window at a time."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from penstock.core.signals import MAX_MICROS
+
+Row: TypeAlias = Mapping[str, Any]
+"""Of `key`, `at` in microseconds and `value`."""
+Result: TypeAlias = tuple[Any, int, int, int, int]
+"""Key, start, end, count and sum."""
+
+
+@dataclass
+class WindowModel:
+    """What a window step should do, epoch by epoch."""
+
+    width: int
+    slide: int
+    offset: int = 0
+    watermark: int | None = None
+    late: list[Row] = field(default_factory=list)
+    outside: list[Row] = field(default_factory=list)
+    _open: dict[tuple[Any, int], list[int]] = field(default_factory=dict)
+
+    def windows_of(self, at: int) -> list[int]:
+        """Return where the windows that hold an instant start, looking at each in turn."""
+        start = (at - self.offset) // self.slide * self.slide + self.offset
+        found = []
+        while start > at - self.width:
+            found.append(start)
+            start -= self.slide
+        return found
+
+    def run_epoch(self, rows: Iterable[Row], watermark: int | None) -> list[Result]:
+        """Take an epoch's rows, then its watermark; return what closes, sorted."""
+        previous = self.watermark
+        for row in rows:
+            windows = self.windows_of(row["at"])
+            still_open = [
+                start
+                for start in windows
+                if previous is None or start + self.width > previous
+            ]
+            if not windows:
+                self.outside.append(row)
+            elif not still_open:
+                self.late.append(row)
+            for start in still_open:
+                self._open.setdefault((row["key"], start), []).append(row["value"])
+        if watermark is not None:
+            self.watermark = watermark
+        reached = self.watermark
+        if reached is None:
+            return []
+        closing = [kept for kept in self._open if kept[1] + self.width <= reached]
+        return sorted(
+            (key, start, start + self.width, len(values), sum(values))
+            for key, start in closing
+            for values in [self._open.pop((key, start))]
+        )
+
+    def end(self) -> list[Result]:
+        """Return what is left."""
+        return self.run_epoch([], MAX_MICROS)
+
+
+def batch_windows(
+    rows: Sequence[Row], width: int, slide: int, offset: int = 0
+) -> list[Result]:
+    """Return the windows of all rows, as if they had been known at once."""
+    model = WindowModel(width, slide, offset)
+    return sorted([*model.run_epoch(rows, None), *model.end()])

@@ -1,0 +1,125 @@
+"""Laws of tumbling and sliding windows: a plain model agrees, whatever happens in between."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.core.schema import StreamSchema
+from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.operators.windows.aggregation import WindowAggregation
+from penstock.operators.windows.assignment import WindowGrid
+from penstock.operators.windows.kinds import pane_window_specs
+from penstock.testing import Amnesia, OperatorHarness
+from tests.builders.window_model import Result, Row, WindowModel
+
+ROWS = StreamSchema(
+    pa.schema([("key", pa.int64()), ("at", pa.timestamp("us")), ("value", pa.int64())]),
+    "at",
+    ("key",),
+)
+PLAN = compile_aggregates("test", {"rows": ps.count(), "total": ps.sum("value")}, ROWS)
+
+instants = st.integers(-60, 60)
+rows = st.builds(
+    lambda key, at, value: {"key": key, "at": at, "value": value},
+    st.integers(0, 3),
+    instants,
+    st.integers(-5, 5),
+)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What happens in an epoch, and to the job after it."""
+
+    rows: Sequence[Row]
+    watermark: int | None
+    attempts: int
+    parallelism: int | None
+    """Go on with so many subtasks, in another process; None: in this one."""
+
+
+epochs = st.builds(
+    Epoch,
+    st.lists(rows, max_size=12),
+    st.none() | instants,
+    st.sampled_from([1, 1, 2]),
+    st.none() | st.integers(1, 3),
+)
+
+
+def results_of(emitted: Sequence[dict[str, Any]]) -> list[Result]:
+    return sorted(
+        (
+            row["key"],
+            _micros(row["window_start"]),
+            _micros(row["window_end"]),
+            row["rows"],
+            row["total"],
+        )
+        for row in emitted
+    )
+
+
+def _micros(instant: Any) -> int:
+    return int(pa.scalar(instant, pa.timestamp("us")).cast(pa.int64()).as_py())
+
+
+def as_keys(found: Sequence[Row]) -> list[tuple[int, int, int]]:
+    return sorted((row["key"], row["at"], row["value"]) for row in found)
+
+
+@given(
+    width=st.integers(1, 30),
+    slide=st.integers(1, 30),
+    offset=st.integers(0, 40),
+    life=st.lists(epochs, min_size=1, max_size=8),
+    amnesia=st.sampled_from(Amnesia),
+)
+def test_every_epoch_closes_what_a_plain_model_closes(
+    width: int, slide: int, offset: int, life: list[Epoch], amnesia: Amnesia
+) -> None:
+    model = WindowModel(width, slide, offset)
+    specs = pane_window_specs(
+        WindowGrid(width, slide, offset),
+        WindowAggregation(ROWS, PLAN),
+        consumer="operator-2",
+        shown="windows",
+        diverts_bad_times=False,
+    )
+    harness = OperatorHarness(specs, ROWS, amnesia=amnesia)
+    late: list[Row] = []
+    counted: Counter[str] = Counter()
+    reached: int | None = None
+    try:
+        for epoch in life:
+            harness.push(list(epoch.rows))
+            if epoch.watermark is not None:
+                reached = (
+                    epoch.watermark if reached is None else max(reached, epoch.watermark)
+                )
+                harness.watermark(ps.EventTime(reached))
+            out = harness.barrier(attempts=epoch.attempts)
+            counted.update(out.counters)
+            assert results_of(out.rows()) == model.run_epoch(epoch.rows, reached)
+            late += [{**row, "at": _micros(row["at"])} for row in out.rows(ps.LATE)]
+            if epoch.parallelism is not None:
+                checkpoint = harness.checkpoint()
+                harness.close()
+                harness = OperatorHarness.restore(
+                    checkpoint, parallelism=epoch.parallelism, amnesia=amnesia
+                )
+        assert results_of(harness.end().rows()) == model.end()
+        # Nothing is left behind that no window needs any more.
+        assert harness.state("panes").num_rows == 0
+    finally:
+        harness.close()
+    assert as_keys(late) == as_keys(model.late)
+    assert counted["late_rows"] == len(late)
+    assert counted["rows_outside_windows"] == len(model.outside)
