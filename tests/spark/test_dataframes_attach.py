@@ -83,7 +83,7 @@ def test_a_batch_whose_return_was_lost_is_not_doubled(tmp_path: Path) -> None:
     batches = Batches("attach-after", tmp_path, ledger)
 
     def crash_after_second(status: ps.JobStatus) -> None:
-        if status.epochs_published == 2:
+        if len(ledger.calls) == 2:
             raise CrashError("dies")
 
     with pytest.raises(ps.PenstockError, match="failed: dies"):
@@ -91,7 +91,7 @@ def test_a_batch_whose_return_was_lost_is_not_doubled(tmp_path: Path) -> None:
     assert ledger.numbers == list(range(20))
     batches.feed(1, 2)
     assert ledger.numbers == list(range(30))
-    assert ledger.calls == [1, 2, 3]
+    assert len(ledger.calls) == 3
 
 
 def test_a_batch_that_was_published_but_not_committed_is_committed_then(
@@ -108,7 +108,8 @@ def test_a_batch_that_was_published_but_not_committed_is_committed_then(
     with pytest.raises(ps.PenstockError, match="operator 'ledger' raised CrashError"):
         batches.feed(0, 1)
     batches.feed(1)
-    assert ledger.calls == [1, 2, 2]
+    assert len(ledger.calls) == 3
+    assert ledger.calls[1] == ledger.calls[2]
     assert ledger.numbers == list(range(20))
 
 
@@ -150,7 +151,7 @@ def test_an_empty_batch_is_remembered_and_others_are_refused(tmp_path: Path) -> 
     ):
         batches.feed(8)
     assert ledger.numbers == list(range(20))
-    assert ledger.calls == [1, 3]
+    assert len(ledger.calls) == 2
 
 
 def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:

@@ -146,22 +146,20 @@ class Pipeline:
         from penstock.runtime.spark.attach import check_streams
 
         named = streams if isinstance(streams, Mapping) else {"": streams}
-        by_source = {name or None: stream for name, stream in named.items()}
-        check_streams(by_source)
-        job = self.foreach_batch(
+        check_streams(named)
+        job = self._attached_job(
             checkpoint,
-            session=next(iter(by_source.values())).sparkSession,
+            session=next(iter(named.values())).sparkSession,
             restore=restore,
             allow_dropped_state=allow_dropped_state,
             on_status=on_status,
         )
+        by_source = {job.which_source(name or None): named[name] for name in named}
+        job.start()
         try:
             for source, stream in by_source.items():
                 job.attach(
-                    stream,
-                    source=source,
-                    query_checkpoint=query_checkpoint,
-                    trigger=trigger,
+                    source, stream, query_checkpoint=query_checkpoint, trigger=trigger
                 )
         except BaseException:
             job.stop()
@@ -182,20 +180,22 @@ class Pipeline:
         `job.feed(source)` is the function for `DataStreamWriter.foreachBatch`. Leaving the
         job, which is a context manager, stops it.
         """
-        from penstock.runtime.spark.attach import AttachedJob
-
-        graph = self.graph()
-        run_job = partial(
-            run,
-            graph,
-            checkpoint=checkpoint,
-            registry=self.registry,
+        return self._attached_job(
+            checkpoint,
             session=session,
             restore=restore,
             allow_dropped_state=allow_dropped_state,
             on_status=on_status,
+        ).start()
+
+    def _attached_job(self, checkpoint: str | ObjectStore, **options: Any) -> "AttachedJob":
+        from penstock.runtime.spark.attach import AttachedJob
+
+        graph = self.graph()
+        run_job = partial(
+            run, graph, checkpoint=checkpoint, registry=self.registry, **options
         )
-        return AttachedJob(graph, self.registry, run_job).start()
+        return AttachedJob(graph, self.registry, run_job)
 
     def run_in_process(
         self,

@@ -90,28 +90,41 @@ class AttachedJob:
 
     def feed(self, source: str | None = None) -> Feed:
         """Return the function to give to `foreachBatch` of the query that feeds a source."""
-        handoff = self._handoffs[which_source(source, self._handoffs, self._job)]
+        handoff = self._handoffs[self.which_source(source)]
 
         def feed(frame: DataFrame, batch_id: int) -> None:
             handoff.hand_over(BatchId(_query_of(frame), batch_id), frame)
 
         return feed
 
+    def which_source(self, name: str | None) -> str:
+        """Return which source is meant: the only one, or the one that is named."""
+        if name is None and len(self._handoffs) == 1:
+            return next(iter(self._handoffs))
+        if name is not None and name in self._handoffs:
+            return name
+        names = ", ".join(map(repr, self._handoffs))
+        reason = "name one of them" if name is None else f"{name!r} is none of them"
+        raise UserError(
+            f"queries can be attached to these sources of pipeline {self._job!r}: {names}; "
+            f"{reason}",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+
     def attach(
         self,
+        source: str,
         stream: DataFrame,
         *,
-        source: str | None,
         query_checkpoint: str,
-        trigger: Mapping[str, Any] | None,
+        trigger: Mapping[str, Any] | None = None,
     ) -> StreamingQuery:
-        """Start a query that feeds a source."""
-        name = which_source(source, self._handoffs, self._job)
-        writer = stream.writeStream.foreachBatch(self.feed(name))
-        writer = writer.option("checkpointLocation", f"{query_checkpoint}/{name}")
+        """Start a query that feeds a source; the job is running."""
+        writer = stream.writeStream.foreachBatch(self.feed(source))
+        writer = writer.option("checkpointLocation", f"{query_checkpoint}/{source}")
         if trigger:
             writer = writer.trigger(**trigger)
-        self.queries[name] = query = writer.start()
+        self.queries[source] = query = writer.start()
         return query
 
     def await_termination(self) -> JobStatus:
@@ -219,20 +232,6 @@ def find_handoffs(graph: LogicalGraph, registry: Registry) -> dict[str, Handoff]
             code=ErrorCode.INVALID_CONFIG,
         )
     return found
-
-
-def which_source(name: str | None, known: Mapping[str, object], job: str) -> str:
-    """Return which source is meant: the only one, or the one that is named."""
-    if name is None and len(known) == 1:
-        return next(iter(known))
-    if name in known and name is not None:
-        return name
-    names = ", ".join(map(repr, known))
-    reason = "name one of them" if name is None else f"{name!r} is none of them"
-    raise UserError(
-        f"queries can be attached to these sources of pipeline {job!r}: {names}; {reason}",
-        code=ErrorCode.INVALID_CONFIG,
-    )
 
 
 def check_streams(streams: Mapping[Any, Any]) -> None:
