@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +24,7 @@ from rich.table import Table
 import penstock as ps
 from examples.demo.job import read_output, recompute, rows_of
 from examples.demo.proof import Comparison, compare
+from examples.demo.run_job import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "demo-output"
@@ -69,14 +71,15 @@ def tell(console: Console, folder: Path, events: int) -> int:
     code = _run_job(folder, events, "--die-after", str(rows // 2))
     console.show_cursor()
     if code != -signal.SIGKILL:
-        console.print(f"The job was to be killed, and ended by itself with {code}.")
-        raise DemoFailedError(code or 1)
+        _give_up(
+            console, code, f"The job was to be killed, and ended by itself with {code}."
+        )
     _tell_of_death(console, folder)
 
     console.print("\n[bold]2  Run it again. It goes on from the last checkpoint.[/bold]")
     code = _run_job(folder, events)
     if code != 0:
-        raise DemoFailedError(code)
+        _give_up(console, code, f"The job did not finish: it ended with {code}.")
 
     console.print("\n[bold]3  Compute the same in batch, and compare.[/bold]")
     comparisons = compare(read_output(folder / "parquet"), recompute(events))
@@ -131,6 +134,12 @@ def _run_job(folder: Path, events: int, *options: str) -> int:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
+
+
+def _give_up(console: Console, code: int, why: str) -> NoReturn:
+    console.print("Stopped. `make demo` begins anew." if code == INTERRUPTED else why)
+    # A run that ended well too early is no success of the demo, and a signal has no code.
+    raise DemoFailedError(code if code > 0 else 1)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
