@@ -10,9 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,6 @@ import pyspark
 
 from penstock.core.tokens import new_token
 from tests.builders.spark_session import QUICK_JVM, ROOT
-
-ARCHIVE = "classes.jsa"
 
 
 class SparkProgram:
@@ -33,7 +29,6 @@ class SparkProgram:
         scratch: Path,
         *,
         conf: Mapping[str, str] | None = None,
-        leaves_classes: bool = False,
     ) -> None:
         self.errors = scratch / f"errors-{new_token()}"
         with self.errors.open("wb") as errors:
@@ -42,7 +37,7 @@ class SparkProgram:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=_environment(scratch, conf or {}, leaves_classes=leaves_classes),
+                env=_environment(scratch, conf or {}),
                 cwd=scratch,
                 start_new_session=True,
             )
@@ -77,31 +72,13 @@ class SparkProgram:
         self.process.wait()
         self._close()
 
-    def end(self) -> int:
-        """Let the program end by itself; return its exit code."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        code = self.process.wait()
-        # The JVM outlives the driver a little: it may have its classes to write.
-        with suppress(ProcessLookupError):
-            while True:
-                self.signal(0)
-                time.sleep(0.01)
-        self._close()
-        return code
-
     def _close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None and not stream.closed:
                 stream.close()
 
 
-def _environment(
-    scratch: Path, conf: Mapping[str, str], *, leaves_classes: bool
-) -> dict[str, str]:
-    archive = scratch / ARCHIVE
-    # A JVM that ends in order leaves its classes, made ready, for later ones to start faster.
-    sharing = "ArchiveClassesAtExit" if leaves_classes else "SharedArchiveFile"
+def _environment(scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:
     path = f"{ROOT}:{ROOT / 'src'}"
     settings = {
         "spark.executorEnv.PYTHONPATH": path,
@@ -115,7 +92,7 @@ def _environment(
         "SPARK_HOME": str(_spark_home(scratch)),
         "SPARK_LOCAL_DIRS": str(scratch),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_SUBMIT_OPTS": f"{QUICK_JVM} -Djava.io.tmpdir={scratch} -XX:{sharing}={archive}",
+        "SPARK_SUBMIT_OPTS": f"{QUICK_JVM} -Djava.io.tmpdir={scratch}",
         "PYSPARK_SUBMIT_ARGS": " ".join(
             [
                 *(f"--conf '{key}={value}'" for key, value in settings.items()),
