@@ -30,7 +30,7 @@ def _watched(function: Callable[..., Row], arguments: tuple[Any, ...]) -> Row:
 
     def sample() -> None:
         while not is_over.wait(1 / _SAMPLES_PER_SECOND):
-            peak[0] = max(peak[0], tree_memory_bytes(os.getpid()))
+            peak[0] = max(peak[0], treememory_bytes(os.getpid()))
 
     watcher = threading.Thread(target=sample, daemon=True)
     watcher.start()
@@ -45,9 +45,9 @@ def _watched(function: Callable[..., Row], arguments: tuple[Any, ...]) -> Row:
     }
 
 
-def tree_memory_bytes(root: int) -> int:
+def treememory_bytes(root: int) -> int:
     """Return the memory of a process and all below it."""
-    return sum(_memory_bytes(pid) for pid in tree_of(root))
+    return sum(memory_bytes(pid) for pid in tree_of(root))
 
 
 def tree_of(root: int) -> list[int]:
@@ -74,7 +74,8 @@ def _parent(entry: Path) -> int | None:
         return None  # it has ended meanwhile
 
 
-def _memory_bytes(pid: int) -> int:
+def memory_bytes(pid: int) -> int:
+    """Return the memory of one process; 0 if it has ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -1,0 +1,102 @@
+"""One query on both sides: run, compare the results, and put the figures into a row."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import duckdb
+from pyspark.sql import DataFrame
+
+from benchmarks.bids import bids_folder
+from benchmarks.penstock_side import Build, default_rows_per_epoch, run_pipeline
+from benchmarks.sides import run_side
+from benchmarks.structured_streaming import DEFAULT, ROCKSDB, run_query
+from benchmarks.suites import Row
+
+FIGURES = (
+    "rows",
+    "seconds",
+    "rows_per_second",
+    "seconds_per_epoch",
+    "seconds_per_trigger",
+    "peak_memory_bytes",
+    "bytes_checkpointed",
+)
+_FOLDER = Path(__file__).resolve().parent / "results"
+
+
+def compare(
+    name: str,
+    build: Build,
+    query: Callable[[DataFrame], DataFrame],
+    *,
+    mode: str,
+    agree: Callable[[Path, Path], str | None],
+    goal: float,
+    goal_default: float,
+    quick: bool,
+) -> Row:
+    """Run Penstock, then the peer on both of its stores, on the same files."""
+    bids = bids_folder(quick=quick)
+    _FOLDER.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_FOLDER))
+    try:
+        own = run_side(run_pipeline, build, bids, folder / "own", default_rows_per_epoch())
+        row: Row = {"name": name, **_figures("penstock", own)}
+        problems = []
+        for label, store in (("rocksdb", ROCKSDB), ("default", DEFAULT)):
+            theirs = folder / label
+            peer = run_side(run_query, query, store, bids, theirs, mode)
+            row |= _figures(label, peer)
+            ratio = own["rows_per_second"] / peer["rows_per_second"]
+            row["ratio" if label == "rocksdb" else "ratio_default"] = round(ratio, 2)
+            problems.append(agree(folder / "own" / "out", theirs / "out"))
+        found = [problem for problem in problems if problem is not None]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    row |= {
+        "agrees": not found,
+        "differences": found,
+        "target": f"at least {goal} and {goal_default} times Structured Streaming",
+        "versions": {package: version(package) for package in ("penstock", "pyspark")},
+    }
+    reached = row["ratio"] >= goal and row["ratio_default"] >= goal_default
+    return {**row, "ok": reached and row["agrees"]}
+
+
+def same_windows(columns: str) -> Callable[[Path, Path], str | None]:
+    """Return a check that all windows the peer closed are the same on both sides."""
+
+    def agree(own: Path, theirs: Path) -> str | None:
+        peer = f"SELECT {columns} FROM read_parquet('{theirs}/*.parquet')"
+        closed = f"window_end <= (SELECT max(window_end) FROM ({peer}))"
+        mine = f"SELECT {columns} FROM read_parquet('{own}/**/*.parquet') WHERE {closed}"
+        return difference(mine, peer)
+
+    return agree
+
+
+def difference(mine: str, peer: str) -> str | None:
+    """Say by how many rows two queries differ, as bags; None if they do not."""
+    with duckdb.connect() as database:
+        database.execute("SET TimeZone = 'UTC'")
+        database.execute(f"CREATE TABLE mine AS {mine}")
+        database.execute(f"CREATE TABLE peer AS {peer}")
+        counts = [
+            database.execute(text).fetchone()
+            for text in (
+                "SELECT count(*) FROM (FROM mine EXCEPT ALL FROM peer)",
+                "SELECT count(*) FROM (FROM peer EXCEPT ALL FROM mine)",
+                "SELECT count(*) FROM peer",
+            )
+        ]
+    extra, missing, total = (count[0] if count else 0 for count in counts)
+    if extra or missing or not total:
+        return f"{extra} rows are only ours and {missing} only the peer's, of {total}"
+    return None
+
+
+def _figures(side: str, row: Row) -> Row:
+    return {f"{side}_{name}": row[name] for name in FIGURES if name in row}

@@ -1,0 +1,82 @@
+"""Penstock's side of a comparison: a pipeline over the bids, on embedded Spark with two cores."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import penstock as ps
+from benchmarks.bids import ROWS_PER_FILE
+from benchmarks.sides import folder_bytes
+from benchmarks.structured_streaming import CORES, SETTLED_AFTER, rows_per_trigger
+from benchmarks.suites import Row
+from penstock.api.running import run
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.environment import DriverSettings
+
+Build = Callable[[ps.Stream], ps.Stream]
+
+
+def run_pipeline(
+    build: Build,
+    bids: Path,
+    folder: Path,
+    rows_per_epoch: int,
+    settled_after: int = SETTLED_AFTER,
+) -> Row:
+    """Run a pipeline over all bids; results go to Parquet below `folder`, exactly once."""
+    pipeline = ps.Pipeline("benchmark", parallelism=CORES)
+    source = ps.files(f"{bids}/*.parquet")
+    read = pipeline.read("bids", source, event_time="ts", lateness="1s")
+    build(read).write("out", ps.files(str(folder / "out"), format="parquet"))
+    epochs: list[tuple[float, int]] = []
+
+    def note(status: ps.JobStatus) -> None:
+        known = epochs[-1][1] if epochs else 0
+        if status.rows_read > known:
+            epochs.append((time.perf_counter(), status.rows_read))
+
+    checkpoint = folder / "checkpoint"
+    started = time.perf_counter()
+    status = run(
+        pipeline.graph(),
+        checkpoint=str(checkpoint),
+        registry=pipeline.registry,
+        master=f"local[{CORES},4]",
+        settings=DriverSettings(
+            budget=SourceBudget(
+                rows=rows_per_epoch // CORES, size_bytes=1 << 40, wall_micros=1 << 40
+            ),
+            adapts_budget=False,
+            target_epoch_micros=1,
+        ),
+        on_status=note,
+    )
+    if status.phase is not ps.JobPhase.FINISHED:
+        raise RuntimeError(f"the job ended as {status.phase}")
+    return {
+        **settled(epochs, settled_after),
+        "seconds_with_start": round(time.perf_counter() - started, 2),
+        "bytes_checkpointed": folder_bytes(checkpoint),
+    }
+
+
+def settled(epochs: list[tuple[float, int]], settled_after: int) -> Row:
+    """Return the pace after the first epochs, from when each of them ended."""
+    timed = epochs[settled_after - 1 :]
+    seconds = timed[-1][0] - timed[0][0]
+    rows = timed[-1][1] - timed[0][1]
+    each = [later[0] - earlier[0] for earlier, later in itertools.pairwise(timed)]
+    return {
+        "seconds": round(seconds, 3),
+        "rows": rows,
+        "rows_per_second": round(rows / seconds),
+        "seconds_per_epoch": round(statistics.median(each), 3),
+    }
+
+
+def default_rows_per_epoch() -> int:
+    """Return as many as the peer takes per trigger: files are read whole by both."""
+    assert rows_per_trigger() % ROWS_PER_FILE == 0
+    return rows_per_trigger()

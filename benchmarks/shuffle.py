@@ -1,0 +1,188 @@
+"""How fast rows change hands: 20 M rows of 16 bytes sent by key, against the same as Spark rows.
+
+Both sides make the same rows in the same way, send each to the owner of its key, and add
+them up there; the sums must agree. Penstock's figure is a whole epoch with receipts and a
+published checkpoint.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+import penstock as ps
+from benchmarks.sides import run_side
+from benchmarks.suites import Row
+from penstock.api.running import run as run_job
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.runtime.environment import DriverSettings
+from penstock.runtime.spark.session import open_session
+
+RATIO_LIMIT = 3.0
+BATCH_ROWS = 250_000
+TASKS = 2
+SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+ROUNDS = 3
+
+
+def batches_of(task: int, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one task, the same for both sides."""
+    for start in range(0, rows, BATCH_ROWS):
+        value = np.arange(start, min(start + BATCH_ROWS, rows), dtype=np.int64)
+        key = (value * 2_654_435_761 + task) & 0xFFFFF
+        yield pa.RecordBatch.from_arrays([pa.array(key), pa.array(value)], schema=SCHEMA)
+
+
+class Numbers(ps.SourceOperator):
+    """Emits the rows, all of them once per round."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def name(self) -> str:
+        return "numbers"
+
+    def output_schema(self) -> ps.StreamSchema:
+        return ps.StreamSchema(SCHEMA)
+
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> ps.SourcePlan:
+        states = {str(task): known.get(str(task), SplitState()) for task in range(TASKS)}
+        splits = [
+            SplitPlan(name, state.offset, (state.offset or 0) + 1)
+            for name, state in states.items()
+            if not state.ended
+        ]
+        return ps.SourcePlan(tuple(splits), is_complete=True, has_more=bool(splits))
+
+    def run(
+        self, ctx: ps.SourceContext, collector: ps.SourceCollector
+    ) -> ps.SourceFinishType | None:
+        for split in ctx.splits:
+            for batch in batches_of(int(split.name), self.rows // TASKS):
+                collector.collect(batch, split=split.name)
+            ctx.advance(split.name, split.end)
+            if split.end == ROUNDS:
+                ctx.end_split(split.name)
+        return None
+
+
+class AddUp(ps.ArrowOperator):
+    """Adds all values up, into a counter."""
+
+    def name(self) -> str:
+        return "add-up"
+
+    def output_schema(self, inputs: Any) -> None:
+        return None
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+    ) -> None:
+        ctx.count("rows", batch.num_rows)
+        ctx.count("sum", pc.sum(batch.column("value")).as_py())
+
+
+def run(*, quick: bool) -> Row:
+    rows = 4_000_000 if quick else 20_000_000
+    row = run_side(compare, rows)
+    return {
+        "name": f"shuffle of {rows // 1_000_000} M rows of 16 bytes",
+        **row,
+        "target": f"at least {RATIO_LIMIT} times Spark rows through mapInArrow",
+        "ok": row["ratio"] >= RATIO_LIMIT and row["agrees"],
+    }
+
+
+def compare(rows: int) -> Row:
+    spark = open_session(f"local[{TASKS},4]", name="benchmark")
+    own, counted = penstock_seconds(spark, rows)
+    theirs = [spark_seconds(spark, rows) for _ in range(ROUNDS)]
+    best, peer = min(own), min(seconds for seconds, _, _ in theirs)
+    expected = {"rows": theirs[0][1] * ROUNDS, "sum": theirs[0][2] * ROUNDS}
+    return {
+        "rows": rows,
+        "penstock_rows_per_second": round(rows / best),
+        "spark_rows_per_second": round(rows / peer),
+        "ratio": round(peer / best, 2),
+        "agrees": counted == expected,
+    }
+
+
+def penstock_seconds(spark: SparkSession, rows: int) -> tuple[list[float], dict[str, int]]:
+    """Return what each epoch of all rows took, and what was counted in all of them."""
+    pipeline = ps.Pipeline("shuffle", parallelism=TASKS)
+    read = pipeline.read("numbers", Numbers(rows))
+    read.key_by("key").process("all", Nothing()).write("out", AddUp())
+    durations: dict[int, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        status = run_job(
+            pipeline.graph(),
+            checkpoint=str(Path(folder) / "checkpoints"),
+            registry=pipeline.registry,
+            session=spark,
+            settings=DriverSettings(
+                budget=SourceBudget(rows=1 << 40, size_bytes=1 << 50, wall_micros=1 << 50),
+                adapts_budget=False,
+                target_epoch_micros=1,
+            ),
+            on_status=lambda status: _note(durations, status),
+        )
+    (sink,) = [operator for operator in status.operators if operator.operator == "out"]
+    counted = {name: sink.counters[name] for name in ("rows", "sum")}
+    return list(durations.values()), counted
+
+
+class Nothing(ps.ArrowOperator):
+    """Passes rows on."""
+
+    def name(self) -> str:
+        return "nothing"
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+    ) -> None:
+        collector.collect(batch)
+
+
+def _note(durations: dict[int, float], status: ps.JobStatus) -> None:
+    if status.last is not None and status.last.rows_read:
+        durations[status.last.epoch] = status.last.duration_micros / 1e6
+
+
+def spark_seconds(spark: SparkSession, rows: int) -> tuple[float, int, int]:
+    """Return what the same took as Spark rows, and what was counted."""
+
+    def make(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in ids:
+            tasks: list[Any] = batch.column("id").to_pylist()
+            for task in tasks:
+                yield from batches_of(task, rows // TASKS)
+
+    def add_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        count = total = 0
+        for batch in batches:
+            count += batch.num_rows
+            total += pc.sum(batch.column("value")).as_py()
+        yield pa.RecordBatch.from_pydict({"rows": [count], "sum": [total]})
+
+    session = spark.newSession()
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(BATCH_ROWS))
+    started = time.perf_counter()
+    made = (
+        session.range(0, TASKS, 1, TASKS)
+        .toDF("id")
+        .mapInArrow(make, "key LONG, value LONG")
+    )
+    summed = made.repartition(TASKS, "key").mapInArrow(add_up, "rows LONG, sum LONG")
+    results = summed.collect()
+    seconds = time.perf_counter() - started
+    return seconds, sum(row["rows"] for row in results), sum(row["sum"] for row in results)

@@ -1,0 +1,39 @@
+"""Updating aggregates: count and sum by bidder, a million of them, as changes."""
+
+from pathlib import Path
+
+import polars as pl
+
+import penstock as ps
+from benchmarks import structured_streaming
+from benchmarks.comparison import compare, difference
+from benchmarks.suites import Row
+
+
+def build(bids: ps.Stream) -> ps.Stream:
+    changes = bids.key_by("bidder").aggregate(
+        "per-bidder", bids=ps.count(), total=ps.sum("price")
+    )
+    after = pl.col("after").struct
+    return changes.select("bidder", bids=after.field("bids"), total=after.field("total"))
+
+
+def run(*, quick: bool) -> Row:
+    return compare(
+        "updating",
+        build,
+        structured_streaming.updating,
+        mode="update",
+        agree=same_totals,
+        goal=10,
+        goal_default=4,
+        quick=quick,
+    )
+
+
+def same_totals(own: Path, theirs: Path) -> str | None:
+    """Compare what all changes lead to: counts and sums only grow, so the last is the largest."""
+    last = "SELECT bidder, max(bids) AS bids, max(total) AS total FROM read_parquet('{}') GROUP BY 1"
+    return difference(
+        last.format(f"{own}/**/*.parquet"), last.format(f"{theirs}/**/*.parquet")
+    )
