@@ -26,7 +26,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.aggregates.frames import frame_schema
-from penstock.operators.aggregates.plan import CompiledAggregate
+from penstock.operators.aggregates.plan import CompiledAggregate, other_column
 from penstock.operators.expression_types import to_arrow_field
 
 _GROUP = "_penstock_group"
@@ -52,6 +52,16 @@ class Aggregate(ABC):
     @abstractmethod
     def final(self, *args: Any, **kwargs: Any) -> pl.Expr:
         """Return the result of one row of partials; the columns are the arguments."""
+
+    def merge_pair(
+        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr] | None:
+        """Return what `merge` makes of two rows of partials, computed side by side, if simple.
+
+        Faster where most groups are of two. The others are all null where there are none.
+        """
+        del partials, others
+        return None
 
     def display(self) -> str:
         """Return how it is written: `sum(price)`."""
@@ -118,6 +128,7 @@ class _Compiler:
             tuple(from_partials),
             finish,
             self._shown,
+            self._from_pair(types, columns),
         )
 
     def _merging(self, types: pl.Schema, merged: Mapping[str, pl.Expr]) -> list[pl.Expr]:
@@ -129,6 +140,18 @@ class _Compiler:
             e if found[name] == types[name] else e.cast(types[name])
             for name, e in zip(found, given, strict=True)
         ]
+
+    def _from_pair(
+        self, types: pl.Schema, columns: Mapping[str, pl.Expr]
+    ) -> tuple[pl.Expr, ...] | None:
+        others = {part: pl.col(other_column(self._column(part))) for part in columns}
+        by_part = self._aggregate.merge_pair(columns, others)
+        if by_part is None:
+            return None
+        return tuple(
+            by_part[part].cast(types[self._column(part)]).alias(self._column(part))
+            for part in columns
+        )
 
     def _column(self, part: str) -> str:
         """Return a column of partials; the name tells whose it is when somebody reads the state."""

@@ -63,6 +63,7 @@ class AggregateConfig:
     """What `Expr.meta.serialize` gives, each; also below."""
     from_partials: tuple[bytes, ...]
     finish: bytes
+    from_pair: tuple[bytes, ...] | None = None
 
 
 def plan_to_config(plan: AggregatePlan) -> tuple[Plain, ...]:
@@ -75,6 +76,7 @@ def plan_to_config(plan: AggregatePlan) -> tuple[Plain, ...]:
             "from_rows": tuple(e.meta.serialize() for e in a.from_rows),
             "from_partials": tuple(e.meta.serialize() for e in a.from_partials),
             "finish": a.finish.meta.serialize(),
+            "from_pair": _serialized(a.from_pair),
         }
         for a in plan.aggregates
     )
@@ -83,6 +85,12 @@ def plan_to_config(plan: AggregatePlan) -> tuple[Plain, ...]:
 def plan_from_config(configs: Sequence[AggregateConfig]) -> AggregatePlan:
     """Return the plan that went into a config."""
     return AggregatePlan(tuple(map(_read, configs)))
+
+
+def _serialized(expressions: Sequence[pl.Expr] | None) -> tuple[bytes, ...] | None:
+    if expressions is None:
+        return None
+    return tuple(e.meta.serialize() for e in expressions)
 
 
 def _read(config: AggregateConfig) -> CompiledAggregate:
@@ -96,6 +104,9 @@ def _read(config: AggregateConfig) -> CompiledAggregate:
             tuple(map(pl.Expr.deserialize, config.from_partials)),
             pl.Expr.deserialize(config.finish),
             config.shown,
+            None
+            if config.from_pair is None
+            else tuple(map(pl.Expr.deserialize, config.from_pair)),
         )
     except (pl.exceptions.PolarsError, pa.ArrowException, ValueError, TypeError) as error:
         raise UserError(

@@ -48,6 +48,12 @@ class Count(Aggregate):
         """Add counts."""
         return {"count": count.sum()}
 
+    def merge_pair(
+        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        """Add two counts."""
+        return {"count": partials["count"] + others["count"].fill_null(0)}
+
     def final(self, count: pl.Expr) -> pl.Expr:
         """Return the count."""
         return count

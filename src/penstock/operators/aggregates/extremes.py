@@ -43,6 +43,14 @@ class Extreme(Aggregate):
         """Take the extreme of extremes."""
         return {"value": self._extreme(value)}
 
+    def merge_pair(
+        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        """Take the extreme of two, or the one there is."""
+        mine, other = partials["value"], others["value"]
+        wins = other > mine if self._is_max else other < mine  # NaN is greatest here too
+        return {"value": pl.when(wins | mine.is_null()).then(other).otherwise(mine)}
+
     def final(self, value: pl.Expr) -> pl.Expr:
         """Return it."""
         return value

@@ -8,13 +8,15 @@ order and any number of times.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import polars as pl
 import pyarrow as pa
 
 from penstock.errors import ErrorCode, UserError
 
+_Engine: TypeAlias = Literal["streaming", "in-memory"]
+_PLACE = "_penstock_place"
 _STREAMING_ROWS = 20_000
 """From here on Polars' streaming engine is up to three times as fast, below it is slower."""
 
@@ -37,6 +39,13 @@ class CompiledAggregate:
     """Computes the result from the partials of one row."""
     shown: str = ""
     """How it is written: `sum(price)`."""
+    from_pair: tuple[pl.Expr, ...] | None = None
+    """As `from_partials` for two rows side by side, the second one's columns `other_column`s."""
+
+
+def other_column(name: str) -> str:
+    """Return what a column of partials is called in the second of two rows."""
+    return f"{name}|other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,23 @@ class AggregatePlan:
         merged = [e for a in self.aggregates for e in a.from_partials]
         return self._grouped(partials, by, merged)
 
+    def merge_pairs(self, partials: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+        """Return one row per row: partials merged with those of the other frame's same row.
+
+        A row of nulls stands for no partials; only `others` may have such rows.
+        """
+        names = [field.name for field in self.partials]
+        renamed = others.select(pl.col(n).alias(other_column(n)) for n in names)
+        pairs = [a.from_pair for a in self.aggregates if a.from_pair is not None]
+        if len(pairs) == len(self.aggregates):
+            both = partials.select(names).hstack(renamed)
+            return self._computed(both.lazy().select(e for pair in pairs for e in pair))
+        place = pl.int_range(pl.len(), dtype=pl.UInt32).alias(_PLACE)
+        is_there = pl.any_horizontal(pl.col(names).is_not_null())
+        known = others.select(*names, place).filter(is_there)
+        both = pl.concat([partials.select(*names, place), known])
+        return self.merge(both, [_PLACE]).sort(_PLACE).select(names)
+
     def results_of(self, partials: pl.DataFrame, keep: Sequence[str]) -> pl.DataFrame:
         """Return one row per row: the columns `keep`, then the results."""
         return partials.select(*keep, *(a.finish for a in self.aggregates))
@@ -80,16 +106,16 @@ class AggregatePlan:
     def _grouped(
         self, frame: pl.DataFrame, by: Sequence[str], computed: Sequence[pl.Expr]
     ) -> pl.DataFrame:
-        engine: Literal["streaming", "in-memory"] = (
-            "streaming" if frame.height >= _STREAMING_ROWS else "in-memory"
-        )
+        engine: _Engine = "streaming" if frame.height >= _STREAMING_ROWS else "in-memory"
+        if by:
+            return self._computed(frame.lazy().group_by(*by).agg(*computed), engine)
+        # One group, if there is a row at all: a group of no rows is no group.
+        whole = self._computed(frame.lazy().select(*computed), engine)
+        return whole if frame.height else whole.clear()
+
+    def _computed(self, frame: pl.LazyFrame, engine: _Engine = "in-memory") -> pl.DataFrame:
         try:
-            if by:
-                grouped = frame.lazy().group_by(*by).agg(*computed)
-                return grouped.collect(engine=engine)
-            # One group, if there is a row at all: a group of no rows is no group.
-            whole = frame.lazy().select(*computed).collect(engine=engine)
-            return whole if frame.height else whole.clear()
+            return frame.collect(engine=engine)
         except pl.exceptions.InvalidOperationError as error:
             raise self._overflow(error) from error
 

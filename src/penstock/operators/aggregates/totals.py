@@ -47,6 +47,17 @@ class Sum(Aggregate):
         """Add sums; those of nothing are null."""
         return {"sum": self._total(sum)}
 
+    def merge_pair(
+        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        """Add two sums, or take the one there is."""
+        mine, other = partials["sum"], others["sum"]
+        if self._dtype.is_integer():
+            both = (mine.cast(pl.Int128) + other.cast(pl.Int128)).cast(self._wide())
+        else:
+            both = mine + other
+        return {"sum": pl.coalesce(both, mine, other)}
+
     def final(self, sum: pl.Expr) -> pl.Expr:  # noqa: A002 (as users read it)
         """Return the sum."""
         return sum
@@ -99,6 +110,12 @@ class Avg(Aggregate):
         """Add sums and counts."""
         return {"sum": sum.sum(), "count": count.sum()}
 
+    def merge_pair(
+        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        """Add two sums and counts."""
+        return {part: partials[part] + others[part].fill_null(0) for part in partials}
+
     def final(self, sum: pl.Expr, count: pl.Expr) -> pl.Expr:  # noqa: A002
         """Divide."""
         return pl.when(count > 0).then(sum / count)
@@ -146,6 +163,20 @@ class Variance(Aggregate):
             "m2": m2.sum() + (count * (mean - common) ** 2).sum(),
         }
 
+    def merge_pair(
+        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        """Merge two by the same formula."""
+        mine, other = partials["count"], others["count"].fill_null(0)
+        total = mine + other
+        common = pl.when(total > 0).then(
+            (_weighed(partials["mean"], mine) + _weighed(others["mean"], other)) / total
+        )
+        apart = _weighed((partials["mean"] - common) ** 2, mine)
+        other_apart = _weighed((others["mean"] - common) ** 2, other)
+        both = partials["m2"] + others["m2"].fill_null(0.0)
+        return {"count": total, "mean": common, "m2": both + apart + other_apart}
+
     def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
         """Divide by one less than the count."""
         del mean
@@ -158,6 +189,11 @@ class Variance(Aggregate):
 
 def _is_summable(dtype: pl.DataType) -> bool:
     return is_number(dtype) or isinstance(dtype, pl.Duration)
+
+
+def _weighed(values: pl.Expr, count: pl.Expr) -> pl.Expr:
+    """Return values times their count; nothing where there are none."""
+    return (values * count).fill_null(0.0)
 
 
 def _null_if_none(values: pl.Expr, total: pl.Expr) -> pl.Expr:

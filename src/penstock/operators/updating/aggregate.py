@@ -28,11 +28,10 @@ from penstock.operators.operator import ArrowOperator
 from penstock.operators.timers import DueTimers, Timers
 from penstock.operators.updating.changelog import changelog_schema, to_changes
 from penstock.operators.updating.expiry import LAST_SEEN, RESULT, Expiry
-from penstock.state.tables.keyed_view import KeyedRows
+from penstock.state.tables.keyed_view import Flags
 from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table
 
 TABLE = "partials"
-_PLACE = "_penstock_place"
 
 
 class UpdatingAggregate(ArrowOperator):
@@ -134,47 +133,33 @@ class UpdatingAggregate(ArrowOperator):
         keys = to_batch(news, self._keys)
         table = ctx.get_keyed_state(TABLE)
         known = table.get(keys, columns=self._stored().names)
-        merged = self._merged(news, known)
+        state = to_frame([known.rows], self._partials.names)
+        merged = self._plan.merge_pairs(news, state)
         table.put(self._to_stored(keys, merged, ctx))
         if self._expiry is not None:
             self._arm(keys, merged, ctx, ~known.found)
-        self._emit(keys, known, merged, ctx, collector)
-
-    def _merged(self, news: pl.DataFrame, known: KeyedRows) -> pl.DataFrame:
-        """Return news merged with what is known of their keys, in the order of the news."""
-        names = self._partials.names
-        if not known.found.any():
-            return news.select(names)
-        places = pl.Series(_PLACE, np.arange(news.height, dtype=np.uint32))
-        state = to_frame([known.rows], names).with_columns(places)
-        if not known.found.all():
-            state = state.filter(pl.Series(known.found))
-        both = pl.concat([news.select(names).with_columns(places), state])
-        return self._plan.merge(both, [_PLACE]).sort(_PLACE).select(names)
+        self._emit(keys, (state, merged), known.found, ctx, collector)
 
     def _emit(
         self,
         keys: pa.RecordBatch,
-        known: KeyedRows,
-        merged: pl.DataFrame,
+        states: tuple[pl.DataFrame, pl.DataFrame],
+        found: Flags,
         ctx: OperatorContext,
         collector: ArrowCollector,
     ) -> None:
-        names = [field.name for field in self._results]
-        state = to_frame([known.rows], self._partials.names)
-        before = self._plan.results_of(state, ())
-        after = self._plan.results_of(merged, ())
-        found = pl.Series(known.found)
-        differs = [before.get_column(n).ne_missing(after.get_column(n)) for n in names]
-        changed = pl.select(~found | pl.any_horizontal(differs)).to_series()
-        if changed.all():
-            was, now = self._struct(before, known.found), self._struct(after, None)
-        else:
-            before, after = before.filter(changed), after.filter(changed)
-            keys = keys.filter(changed.to_arrow())
-            was = self._struct(before, known.found[changed.to_numpy()])
-            now = self._struct(after, None)
-        collector.collect(to_changes(_output(ctx), keys, was, now))
+        """Emit how results went from one state to the other; those of new keys from nothing."""
+        before, after = (self._plan.results_of(state, ()) for state in states)
+        changed = ~found
+        for field in self._results:
+            was, now = before.get_column(field.name), after.get_column(field.name)
+            changed |= was.ne_missing(now).to_numpy()
+        if not changed.all():
+            picked = pl.Series(changed)
+            before, after = before.filter(picked), after.filter(picked)
+            keys, found = keys.filter(picked.to_arrow()), found[changed]
+        rows = self._struct(before, found), self._struct(after, None)
+        collector.collect(to_changes(_output(ctx), keys, *rows))
 
     def _to_rows(self, state: pa.RecordBatch) -> "pa.StructArray":
         """Return the results of rows of the table."""
