@@ -19,6 +19,7 @@ from tests.architecture.project import (
     name_of,
     python_files,
 )
+from tests.builders.spark_session import shared_session
 
 BLOCKS = [block for path in markdown_files() for block in blocks_of(path)]
 PYTHON_BLOCKS = [
@@ -57,11 +58,28 @@ def test_a_python_block_is_marked_as_nothing_but_python(block: Block) -> None:
     )
 
 
-@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=lambda block: block.label)
+def needs_spark(block: Block) -> bool:
+    """Tell whether a block runs on Spark; all of them then share one JVM."""
+    return "from pyspark" in block.text
+
+
+RUN_BLOCKS = [
+    pytest.param(
+        block,
+        marks=[pytest.mark.spark, pytest.mark.slow] if needs_spark(block) else [],
+        id=block.label,
+    )
+    for block in PYTHON_BLOCKS
+]
+
+
+@pytest.mark.parametrize("block", RUN_BLOCKS)
 def test_a_python_block_runs_and_prints_what_it_claims(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if needs_spark(block):
+        shared_session()  # what the block's getOrCreate then finds
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(block.text, block.label, "exec"), {"__name__": "__main__"})  # noqa: S102
