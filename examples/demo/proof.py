@@ -34,19 +34,19 @@ def compare(written: pl.DataFrame, recomputed: pl.DataFrame) -> list[Comparison]
     return [
         Comparison("auctions", written.height, recomputed.height),
         Comparison(
-            "bids, adding up every committed row",
+            "bids in committed rows",
             total(written, "bids"),
             total(recomputed, "bids"),
             differing("bids", "bids_written"),
         ),
         Comparison(
-            "bids, by the last running count",
+            "bids by running count",
             total(written, "counted"),
             total(recomputed, "bids"),
             differing("bids", "counted"),
         ),
         Comparison(
-            "top prices, added up",
+            "sum of top prices",
             total(written, "top_price"),
             total(recomputed, "top_price"),
             differing("top_price", "top_price_written"),

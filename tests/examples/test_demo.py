@@ -111,4 +111,4 @@ def test_what_an_earlier_demo_left_is_removed_and_nothing_else(tmp_path: Path) -
 def test_a_wrong_answer_is_shown_as_one(written: pl.DataFrame) -> None:
     console = Console(record=True, width=100, file=io.StringIO())
     demo.tell_of_proof(console, compare(written[1:], recompute(EVENTS)))
-    assert "1 auctions differ" in console.export_text()
+    assert "1 differ" in console.export_text()
