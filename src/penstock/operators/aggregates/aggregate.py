@@ -176,11 +176,20 @@ class _Compiler:
 
     def _types_of(self, given: pl.Schema, expressions: Sequence[pl.Expr]) -> pl.Schema:
         """Return what a group comes to, or say why it cannot be computed."""
+        named = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
+        unknown = [name for name in named if name not in given]
+        if unknown:
+            raise self._refusal(
+                "; ".join(
+                    f"there is no column {name!r}{did_you_mean(name, given.names())}"
+                    for name in unknown
+                )
+            )
         empty = pl.LazyFrame(schema=given).with_columns(pl.lit(0).alias(_GROUP))
-        return self._schema_of(given, empty.group_by(_GROUP).agg(expressions).drop(_GROUP))
+        return self._schema_of(empty.group_by(_GROUP).agg(expressions).drop(_GROUP))
 
     def _result_field(self, types: pl.Schema, finish: pl.Expr) -> "pa.Field[pa.DataType]":
-        found = self._schema_of(types, pl.LazyFrame(schema=types).select(finish))
+        found = self._schema_of(pl.LazyFrame(schema=types).select(finish))
         if not finish.meta.is_row_separable() or not finish.meta.root_names():
             raise self._refusal("final must compute one result from each row of partials")
         declared = self._aggregate.result_type(self._stream)
@@ -191,15 +200,10 @@ class _Compiler:
         )
         return field
 
-    def _schema_of(self, given: pl.Schema, frame: pl.LazyFrame) -> pl.Schema:
+    def _schema_of(self, frame: pl.LazyFrame) -> pl.Schema:
         try:
             frame.collect()  # some mistakes show only when something is computed
             return frame.collect_schema()
-        except pl.exceptions.ColumnNotFoundError as error:
-            name = str(error).split("\n", maxsplit=1)[0].strip("\"'")
-            raise self._refusal(
-                f"there is no column {name!r}{did_you_mean(name, given.names())}"
-            ) from error
         except pl.exceptions.PolarsError as error:
             reason = str(error).split("\n", maxsplit=1)[0]
             raise self._refusal(f"it cannot be computed: {reason}") from error

@@ -107,11 +107,11 @@ class AggregatePlan:
         self, frame: pl.DataFrame, by: Sequence[str], computed: Sequence[pl.Expr]
     ) -> pl.DataFrame:
         engine: _Engine = "streaming" if frame.height >= _STREAMING_ROWS else "in-memory"
-        if by:
-            return self._computed(frame.lazy().group_by(*by).agg(*computed), engine)
-        # One group, if there is a row at all: a group of no rows is no group.
-        whole = self._computed(frame.lazy().select(*computed), engine)
-        return whole if frame.height else whole.clear()
+        # Without a key all rows are one group; no rows are none. A plain select would do for
+        # single values, but not for lists of them.
+        given = frame.lazy() if by else frame.lazy().with_columns(pl.lit(0).alias(_PLACE))
+        grouped = given.group_by(*(by or [_PLACE])).agg(*computed)
+        return self._computed(grouped if by else grouped.drop(_PLACE), engine)
 
     def _computed(self, frame: pl.LazyFrame, engine: _Engine = "in-memory") -> pl.DataFrame:
         try:
