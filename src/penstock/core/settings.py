@@ -62,6 +62,9 @@ class Settings:
     """How much of a keyed table one subtask may hold in memory at a time."""
     keep_epochs: int = 10
     """How many of the newest epochs stay restorable; savepoints stay besides."""
+    exchange_compression: str = "none"
+    """How rows are compressed between tasks: "none", or "lz4" for slow networks where the
+    engine does not compress what it shuffles; Spark does unless told otherwise."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
 
     def __post_init__(self) -> None:
@@ -104,6 +107,13 @@ def _read_directory(raw: object) -> str | None:
     return raw if isinstance(raw, str) and Path(raw).is_absolute() else None
 
 
+def _one_of(*allowed: str) -> _Rule:
+    def read(raw: object) -> str | None:
+        return raw if isinstance(raw, str) and raw in allowed else None
+
+    return _Rule(read, " or ".join(map(repr, allowed)))
+
+
 def _whole(least: int, most: int) -> _Rule:
     def read(raw: object) -> int | None:
         value = _read_whole(raw)
@@ -126,6 +136,7 @@ _RULES: dict[str, _Rule] = {
     "cache_limit_bytes": _size(1 << 20),
     "memory_budget_bytes": _size(1 << 20),
     "keep_epochs": _whole(1, 1_000_000),
+    "exchange_compression": _one_of("none", "lz4"),
     "compaction.min_files": _whole(2, 1_000),
     "compaction.max_runs": _whole(2, 10_000),
     "compaction.target_file_bytes": _size(1 << 16),

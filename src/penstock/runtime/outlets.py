@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.core.ids import OperatorId, Token
+from penstock.core.settings import current
 from penstock.core.signals import Watermark
 from penstock.runtime.physical import Chain, ExchangeEdge, PhysicalPlan
 from penstock.runtime.routing import consumers_of, route_rows
@@ -109,6 +110,8 @@ class Outlet:
         self._mailbox = mailbox
         self._subtask = subtask
         self._turn = first_turn
+        chosen = current().exchange_compression
+        self._compression = None if chosen == "none" else chosen
         speaks_to = consumers_of(exchange.exchange, consumer.parallelism, subtask)
         self._lanes = {index: Lane() for index in speaks_to}
 
@@ -155,7 +158,8 @@ class Outlet:
         lane.waiting, lane.waiting_bytes = [], 0
         for piece in (piece for batch in joined for piece in cut(batch)):
             header = self._header(index, lane.sent)
-            self._mailbox.send(RecordKind.DATA, header, encode_batch(piece))
+            payload = encode_batch(piece, self._compression)
+            self._mailbox.send(RecordKind.DATA, header, payload)
             lane.sent += 1
 
     def _send_barrier(self, index: int, barrier: BarrierPayload) -> None:

@@ -105,13 +105,14 @@ def decode_barrier(data: bytes) -> BarrierPayload:
     return BarrierPayload(count, is_aborted, IDLE if kind == _IDLE else None)
 
 
-def encode_batch(batch: pa.RecordBatch) -> Any:
+def encode_batch(batch: pa.RecordBatch, compression: Any = None) -> Any:
     """Return a batch as an Arrow IPC message; its schema is known from the edge."""
-    if not has_dictionaries(batch.schema):
+    if compression is None and not has_dictionaries(batch.schema):
         return batch.serialize()
-    # Dictionaries are messages of their own: only a whole stream carries them.
+    # Dictionaries are messages of their own, and only streams are compressed.
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     return sink.getvalue()
 
@@ -120,8 +121,9 @@ def decode_batch(payload: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Return the batch that `encode_batch` was given."""
     buffer = pa.py_buffer(payload)
     try:
-        if not has_dictionaries(schema):
-            return pa.ipc.read_record_batch(buffer, schema)
+        message = pa.ipc.read_message(buffer)
+        if message.type == "record batch":
+            return pa.ipc.read_record_batch(message, schema)
         return pa.ipc.open_stream(buffer).read_next_batch()
     except (pa.ArrowException, OSError, EOFError, StopIteration) as error:
         raise InternalError(

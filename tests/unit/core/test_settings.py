@@ -31,6 +31,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "PENSTOCK_CACHE_LIMIT_BYTES": "10GB",
             "PENSTOCK_MEMORY_BUDGET_BYTES": "512 MiB",
             "PENSTOCK_KEEP_EPOCHS": "3",
+            "PENSTOCK_EXCHANGE_COMPRESSION": "lz4",
             "PENSTOCK_COMPACTION_MIN_FILES": "5",
             "PENSTOCK_COMPACTION_MAX_RUNS": "20",
             "PENSTOCK_COMPACTION_TARGET_FILE_BYTES": "1048576",
@@ -44,6 +45,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
         cache_limit_bytes=10_000_000_000,
         memory_budget_bytes=512 << 20,
         keep_epochs=3,
+        exchange_compression="lz4",
         compaction=CompactionSettings(min_files=5, max_runs=20, target_file_bytes=1 << 20),
     )
 
@@ -57,6 +59,7 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         cache_limit_bytes = "10GB"
         memory_budget_bytes = 536870912
         keep_epochs = 3
+        exchange_compression = "lz4"
         [compaction]
         min_files = 5
         max_runs = 20
@@ -70,6 +73,7 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         cache_limit_bytes=10_000_000_000,
         memory_budget_bytes=512 << 20,
         keep_epochs=3,
+        exchange_compression="lz4",
         compaction=CompactionSettings(min_files=5, max_runs=20, target_file_bytes=1 << 20),
     )
 

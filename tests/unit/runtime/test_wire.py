@@ -110,3 +110,14 @@ def test_a_single_row_that_is_too_large_is_refused_with_advice() -> None:
         cut(huge, 100, 1_000)
     with pytest.raises(UserError, match="a single row has"):
         cut(pa.record_batch({"x": [b"", b"y" * 5_000, b""]}), 100, 1_000)
+
+
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_a_compressed_batch_is_smaller_and_the_same(*, is_dictionary: bool) -> None:
+    column = pa.array(["penstock"] * 10_000)
+    columns = [column.dictionary_encode() if is_dictionary else column]
+    batch = pa.RecordBatch.from_arrays(columns, names=["word"])
+    plain, packed = encode_batch(batch), encode_batch(batch, "lz4")
+    assert memoryview(packed).nbytes < memoryview(plain).nbytes / 2
+    assert decode_batch(packed, batch.schema).equals(batch)
+    assert decode_batch(plain, batch.schema).equals(batch)
