@@ -9,7 +9,11 @@ import re
 from penstock.errors import ErrorCode, ExternalError, PenstockError, UserError
 
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'")
-_OWN_ERROR = re.compile(r"^\s*penstock\.errors\.\w+: (?P<message>.+)$", re.MULTILINE)
+_RAISED = re.compile(
+    r"^(?:penstock\.errors\.\w+: (?P<own>.+)|(?P<other>[\w.]*(?:Error|Exception): .+))$",
+    re.MULTILINE,
+)
+"""The last line of a Python traceback; our own errors need no class to be understood."""
 _TEXT_LIMIT = 4_000
 
 
@@ -37,9 +41,10 @@ def describe_job_failure(error: Exception, job: str) -> PenstockError:
 
 
 def _reason_in(text: str) -> str:
-    """Return what a task of ours raised, or else how Spark begins: its text is long."""
-    own = _OWN_ERROR.search(text)
-    if own is not None:
-        return own["message"].strip().rstrip(".")[:300]
+    """Return what a Python task raised, or else how Spark begins: its text is long."""
+    _, traceback, rest = text.partition("Traceback (most recent call last)")
+    raised = _RAISED.search(rest) if traceback else None
+    if raised is not None:
+        return (raised["own"] or raised["other"]).strip().rstrip(".")[:300]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else "it gave no reason"

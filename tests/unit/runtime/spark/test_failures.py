@@ -23,6 +23,12 @@ def test_what_a_task_raised_is_the_reason_given() -> None:
     assert is_transient(failure)
 
 
+def test_what_other_code_raised_in_a_worker_is_named_with_its_class() -> None:
+    text = FROM_A_WORKER.replace("penstock.errors.StorageError", "pyarrow.lib.ArrowInvalid")
+    failure = describe_job_failure(RuntimeError(text.replace("Invalid", "Exception")), "c")
+    assert ": pyarrow.lib.ArrowException: cannot create 'a/b'" in str(failure)
+
+
 def test_without_such_a_reason_spark_is_quoted() -> None:
     failure = describe_job_failure(RuntimeError("\n\n  lost executor 3\n  at x"), "counts")
     assert "lost executor 3." in str(failure)
