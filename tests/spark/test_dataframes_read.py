@@ -37,10 +37,16 @@ def last_job() -> int:
 
 
 def test_frames_and_other_sources_share_one_job_per_epoch(tmp_path: Path) -> None:
-    """Single partitions on both sides of an ordinary source, none of which may be merged."""
+    """Single partitions on both sides of an ordinary source, none of which may be merged.
+
+    The first frame is of a session that would cut the epoch into several jobs.
+    """
     ledger = Ledger()
+    adaptive = shared_session().newSession()
+    adaptive.conf.set("spark.sql.adaptive.enabled", "true")
+    counts = adaptive.range(50).groupBy("id").count().selectExpr("id AS number")
     pipeline = ps.Pipeline("frames-among-others", parallelism=1)
-    first = pipeline.read("first", ps.dataframe(numbers(0, 50)))
+    first = pipeline.read("first", ps.dataframe(counts))
     counted = pipeline.read("counted", ps.impulse(count=50)).select(number="counter")
     shuffled = numbers(100, 200).groupBy("number").agg(F.count("*"))
     wide = pipeline.read("wide", ps.dataframe(shuffled, schema=NUMBERS), parallelism=2)
