@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from penstock.core.signals import MAX_MICROS
-from penstock.runtime.status import JobStatus
+from penstock.runtime.status import EpochProgress, JobStatus
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -57,6 +57,13 @@ def watermark_micros(status: JobStatus) -> int | None:
         if operator.watermark_micros is not None
     ]
     return min(known, default=None)
+
+
+def show_storage(epoch: EpochProgress) -> str:
+    """Return what an epoch asked of storage and cache."""
+    shown = f"{epoch.storage_requests} requests, {show_bytes(epoch.bytes_written)} written"
+    rate = epoch.cache_hit_rate
+    return shown if rate is None else f"{shown}, cache hits {rate:.0%}"
 
 
 def show_instant(micros: int | None) -> str:

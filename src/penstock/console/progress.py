@@ -23,6 +23,7 @@ from penstock.console.figures import (
     show_elapsed,
     show_instant,
     show_seconds,
+    show_storage,
     state_bytes,
     state_files,
     watermark_micros,
@@ -161,6 +162,8 @@ class Progress:
             block.add_row("watermark", show_instant(watermark_micros(status)))
             files = f"[dim]in {state_files(status)} files[/dim]"
             block.add_row("state", f"{show_bytes(state_bytes(status))}   {files}")
+        if status.last is not None:
+            block.add_row("storage", f"[dim]{show_storage(status.last)}[/dim]")
         if status.error is not None:
             block.add_row("trouble", Text(status.error.splitlines()[0], style="yellow"))
         return block

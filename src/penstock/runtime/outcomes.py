@@ -12,6 +12,7 @@ from penstock.runtime.planning import ReadingPlan
 from penstock.runtime.publishing import EpochResults
 from penstock.runtime.receipts import Failed
 from penstock.runtime.reports import from_error_part
+from penstock.runtime.watched_store import NO_USAGE, StoreUsage
 from penstock.state.protocol.records import CheckpointRef
 
 
@@ -29,6 +30,8 @@ class EpochRan:
     waited_for_compaction: bool
     finish: SourceFinishType | None
     """What a source asked for."""
+    usage: StoreUsage = NO_USAGE
+    """Of all tasks."""
 
 
 @dataclass(frozen=True, slots=True)

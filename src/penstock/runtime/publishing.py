@@ -18,6 +18,7 @@ from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.epoch_plan import EpochPlan
 from penstock.runtime.input_watermarks import known_inputs, label_inputs
 from penstock.runtime.job_state import JobState
+from penstock.runtime.watched_store import NO_USAGE, StoreUsage
 from penstock.runtime.worker import Metadata
 from penstock.state.checkpoints.backend import ParquetBackend
 from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
@@ -45,6 +46,8 @@ class EpochResults:
     """What all subtasks of all operators reported, of one agreed run."""
 
     reports: Mapping[tuple[OperatorId, int], OperatorReport]
+    usage: StoreUsage = NO_USAGE
+    """Of all tasks."""
 
 
 @dataclass(frozen=True, slots=True)

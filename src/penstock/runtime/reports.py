@@ -14,6 +14,7 @@ from penstock.errors import ErrorCode, InternalError, PenstockError
 from penstock.operators.nodes import OperatorReport
 from penstock.operators.source import SourceFinishType
 from penstock.operators.splits import SplitState
+from penstock.runtime.watched_store import NO_USAGE, StoreUsage
 from penstock.state.proto.state_pb2 import OperatorCheckpointMetadata
 from penstock.state.protocol.records import InputWatermark
 from penstock.state.tables.table_manager import SubtaskCheckpoint
@@ -78,6 +79,7 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
     """Why the input was not what one attempt of each producer sent."""
     is_skipped: bool = False
     """A producer failed, so nothing was done."""
+    usage: StoreUsage = NO_USAGE
 
     @property
     def is_whole(self) -> bool:

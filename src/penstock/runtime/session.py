@@ -51,6 +51,7 @@ from penstock.runtime.starting import (
     read_metadata,
     take_over_job,
 )
+from penstock.runtime.watched_store import NO_USAGE
 from penstock.state.protocol.collection import CollectionDone
 from penstock.state.protocol.pinning import Epochs
 from penstock.state.protocol.publication import (
@@ -218,7 +219,8 @@ class JobSession:
             for part in report.operators:
                 found = from_part(part)
                 reports[found.operator, subtask.index] = found
-        return EpochResults(reports)
+        usage = sum((report.usage for report in agreement.reports.values()), NO_USAGE)
+        return EpochResults(reports, usage)
 
     def _ran(
         self,
@@ -241,6 +243,7 @@ class JobSession:
             self.compactions.swapped,
             waited,
             finish,
+            results.usage,
         )
 
     def _commit(self, permit: CommitPermit) -> None:

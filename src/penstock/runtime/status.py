@@ -58,6 +58,17 @@ class EpochProgress:
     compactions: int
     """Results swapped in."""
     waited_for_compaction: bool = False
+    storage_requests: int = 0
+    """Of all tasks; the driver's own, a dozen or so to publish an epoch, come on top."""
+    cache_hits: int = 0
+    cache_misses: int = 0
+    """Pieces of state files that tasks looked up in their cache, in vain."""
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        """Hits among all lookups; None if there were none."""
+        lookups = self.cache_hits + self.cache_misses
+        return self.cache_hits / lookups if lookups else None
 
 
 @dataclass(frozen=True, slots=True)

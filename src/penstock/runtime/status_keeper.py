@@ -132,6 +132,9 @@ def _progress_of(ran: EpochRan, session: JobSession) -> EpochProgress:
         sum(report.checkpoint.bytes_written for report in ran.reports.values()),
         ran.compactions,
         ran.waited_for_compaction,
+        ran.usage.requests,
+        ran.usage.cache_hits,
+        ran.usage.cache_misses,
     )
 
 

@@ -10,6 +10,7 @@ them at once. Failures of storage are raised, so that the engine may try the tas
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
 
 from penstock.core.ids import OperatorId, Subtask, TaskInfo
@@ -103,6 +104,7 @@ class _TaskWork:
         level, task, token = self.attempt.level, self.attempt.task, str(self.attempt.token)
         assembled: AssembledChain | None = None
         self.worker.watched.failure = None
+        before = self.worker.usage
         try:
             assembled = self._open()
             report = self._process(assembled, inlet, outlets)
@@ -119,7 +121,7 @@ class _TaskWork:
             # Half-way through an epoch it is of no use to anybody.
             if assembled is not None:
                 assembled.close()
-        return report
+        return msgspec.structs.replace(report, usage=self.worker.usage - before)
 
     def every(self, outlets: dict[OperatorId, dict[str, list[Outlet]]]) -> Iterator[Outlet]:
         """Return all outlets of the chain."""

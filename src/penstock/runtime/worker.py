@@ -20,7 +20,7 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.ids import JobId, OperatorId
 from penstock.operators.assembly import AssembledChain
 from penstock.operators.registry import Registry
-from penstock.runtime.watched_store import WatchedStore
+from penstock.runtime.watched_store import StoreUsage, WatchedStore
 from penstock.state.checkpoints.backend import ParquetBackend
 from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
 from penstock.state.files.cache import FileCache
@@ -92,9 +92,19 @@ class Worker:
     metadata: Recent[ObjectRef, Metadata] = field(default_factory=lambda: Recent(4096))
     watched: WatchedStore = field(init=False)
     """The store as tables see it."""
+    _records: WatchedStore = field(init=False)
+    """The store as checkpoints are read from it; watched for the sake of counting."""
 
     def __post_init__(self) -> None:
         self.watched = WatchedStore(self.store)
+        self._records = WatchedStore(self.store)
+
+    @property
+    def usage(self) -> StoreUsage:
+        """What was asked of store and cache since the worker was made."""
+        cached = self.cache.statistics()
+        requests = self.watched.requests + self._records.requests
+        return StoreUsage(requests, cached.hits, cached.misses)
 
     def take_chain(self, key: ChainKey) -> KeptChain | None:
         """Take a chain out: whoever holds it may change it, nobody else can find it."""
@@ -116,7 +126,7 @@ class Worker:
         """Return a manifest, read once."""
         found = self.manifests.get(ref)
         if found is None:
-            found = JobCheckpoints(self.store, ref.job, self.clock).manifest(ref)
+            found = JobCheckpoints(self._records, ref.job, self.clock).manifest(ref)
             self.manifests.put(ref, found)
         return found
 
@@ -138,6 +148,6 @@ class Worker:
     def _read(self, ref: ObjectRef) -> Metadata:
         found = self.metadata.get(ref)
         if found is None:
-            found = ParquetBackend(self.store).read_operator_checkpoint_metadata(ref)
+            found = ParquetBackend(self._records).read_operator_checkpoint_metadata(ref)
             self.metadata.put(ref, found)
         return found

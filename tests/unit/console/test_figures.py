@@ -1,5 +1,7 @@
 """Figures are read at a glance, and odd ones do not break the display."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.console.figures import (
@@ -8,12 +10,13 @@ from penstock.console.figures import (
     show_bytes,
     show_instant,
     show_seconds,
+    show_storage,
     state_bytes,
     state_files,
     watermark_micros,
 )
 from penstock.core.signals import MAX_MICROS, MIN_MICROS
-from penstock.runtime.status import JobPhase, JobStatus, OperatorStatus
+from penstock.runtime.status import EpochProgress, JobPhase, JobStatus, OperatorStatus
 
 SECOND = 1_000_000
 STATUS = JobStatus(
@@ -34,6 +37,13 @@ def test_a_job_s_figures_add_up_its_operators() -> None:
     assert state_bytes(STATUS) == 12
     assert state_files(STATUS) == 4
     assert rows_written(STATUS) == 40
+
+
+def test_storage_is_told_with_the_cache_if_that_was_asked() -> None:
+    epoch = EpochProgress(3, True, 0, 0, 0, 0, 2_048, 0, storage_requests=4)
+    assert show_storage(epoch) == "4 requests, 2.0 KiB written"
+    cached = replace(epoch, cache_hits=99, cache_misses=1)
+    assert show_storage(cached) == "4 requests, 2.0 KiB written, cache hits 99%"
 
 
 def test_the_watermark_is_what_all_operators_have_reached() -> None:
