@@ -34,9 +34,9 @@ def add_updating_aggregate(
         expiry = Expiry.of(to_micros(ttl, "ttl"), ttl_domain, stream)
     taken = (*keys, OP, BEFORE, AFTER)
     plan = compile_aggregates(name, aggregates, stream, taken=taken)
-    if expiry is not None:
-        hidden = compile_aggregates(name, expiry.hidden_aggregates(stream), stream)
-        plan = AggregatePlan((*plan.aggregates, *hidden.aggregates))
+    if expiry is not None and (hidden := expiry.hidden_aggregates(stream)):
+        kept = compile_aggregates(name, hidden, stream)
+        plan = AggregatePlan((*plan.aggregates, *kept.aggregates))
     clashes = set(keys) & {field.name for field in plan.partials}
     if clashes:
         raise SchemaError(

@@ -27,7 +27,8 @@ def compile_aggregates(
 ) -> AggregatePlan:
     """Compile what a step computes, or raise with everything that is wrong with any of it.
 
-    Values that are no aggregates are among the problems. `taken` are columns of the output that are no results: no result may have their name.
+    Values that are no aggregates are among the problems. `taken` are columns of the output
+    that are no results: no result may have their name.
     """
     problems = []
     compiled = []

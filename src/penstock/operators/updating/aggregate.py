@@ -54,7 +54,10 @@ class UpdatingAggregate(ArrowOperator):
 
     def display(self) -> DisplayableOperator:
         """Show the key and the aggregates."""
-        shown = {"by": ", ".join(self._keys.names), "aggregates": self._plan.display()}
+        asked = AggregatePlan(
+            tuple(a for a in self._plan.aggregates if a.result.name != RESULT)
+        )
+        shown = {"by": ", ".join(self._keys.names), "aggregates": asked.display()}
         if self._expiry is not None:
             shown["ttl"] = f"{self._expiry.micros / 1e6:g}s by {self._expiry.domain.value}"
         return DisplayableOperator(self.name(), shown)

@@ -1,0 +1,85 @@
+"""Changelogs as Debezium's records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.errors import SchemaError
+from penstock.operators.updating.debezium import to_debezium_spec
+from penstock.testing import LocalJob, OperatorHarness, run_pipeline
+
+VALUES = pa.struct([("total", pa.int64())])
+_COLUMNS: dict[str, Any] = {
+    "user": pa.string(),
+    "op": pa.string(),
+    "before": VALUES,
+    "after": VALUES,
+}
+CHANGELOG = pa.schema(_COLUMNS)
+
+
+def test_keys_move_into_the_rows_and_ops_become_letters() -> None:
+    old, new = {"total": 1}, {"total": None}
+    with OperatorHarness(to_debezium_spec(), CHANGELOG) as harness:
+        harness.push(
+            [
+                {"user": "a", "op": "insert", "before": None, "after": new},
+                {"user": None, "op": "update", "before": old, "after": new},
+                {"user": "c", "op": "delete", "before": old, "after": None},
+            ]
+        )
+        assert harness.barrier().rows() == [
+            {"before": None, "after": {"user": "a", "total": None}, "op": "c"},
+            {
+                "before": {"user": None, "total": 1},
+                "after": {"user": None, "total": None},
+                "op": "u",
+            },
+            {"before": {"user": "c", "total": 1}, "after": None, "op": "d"},
+        ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        (CHANGELOG.remove(1).remove(1), "it has no column 'op'; it has no column 'before'"),
+        (CHANGELOG.set(2, pa.field("before", pa.int64())), "not one struct"),
+        (CHANGELOG.set(0, pa.field("total", pa.int64())), "beside and inside of 'before'"),
+    ],
+)
+def test_a_stream_that_is_no_changelog_is_refused(schema: pa.Schema, problem: str) -> None:
+    stream = ps.Pipeline("p").read("rows", ps.list_source([], schema=schema))
+    with pytest.raises(SchemaError, match="not a changelog") as caught:
+        stream.to_debezium()
+    assert problem in caught.value.message
+
+
+def test_json_lines_of_a_changelog_are_debezium_json(tmp_path: Path) -> None:
+    pipeline = ps.Pipeline("totals")
+    rows = pipeline.read(
+        "rows", ps.list_source([{"user": "a", "n": 1}, {"user": "a", "n": 2}])
+    )
+    totals = rows.key_by("user").aggregate("totals", total=ps.sum("n"))
+    totals.to_debezium().write("out", ps.files(str(tmp_path), format="jsonl"))
+    run_pipeline(pipeline)
+    (file,) = ps.committed_files(str(tmp_path))
+    lines = (tmp_path / file.path).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"before": None, "after": {"user": "a", "total": 3}, "op": "c"}
+    ]
+
+
+def test_changes_can_be_filtered_like_any_rows() -> None:
+    out = ps.list_sink("only-updates")
+    pipeline = ps.Pipeline("totals")
+    rows = pipeline.read("rows", ps.list_source([{"user": "a", "n": 1}]))
+    import polars as pl
+
+    totals = rows.key_by("user").aggregate("totals", total=ps.sum("n"))
+    totals.filter(pl.col("op") == "insert").to_debezium().write("out", out)
+    LocalJob(pipeline).run()
+    assert [row["after"] for row in out.rows()] == [{"user": "a", "total": 1}]
