@@ -18,6 +18,7 @@ from tests.builders.spark_session import ROOT, shared_session
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 LONGEST_SECONDS = 20
+"""Spark itself would try for a minute."""
 SHELL = shutil.which("sh")
 
 
@@ -27,7 +28,6 @@ def run_program(
     """Run a program in its own process; every case ends before a JVM is started."""
     (tmp_path / "tmp").mkdir()
     known = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
-    began = monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.bad_start_program", str(tmp_path / "checkpoints"), master],
         cwd=ROOT,
@@ -37,7 +37,6 @@ def run_program(
         check=False,
         timeout=120,
     )  # fmt: skip
-    assert monotonic() - began < LONGEST_SECONDS
     assert list((tmp_path / "tmp").iterdir()) == []
     assert [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()] == []
     assert done.stdout == ""
@@ -45,7 +44,9 @@ def run_program(
 
 
 def test_an_unreachable_master_is_told_within_seconds(tmp_path: Path) -> None:
+    began = monotonic()
     done = run_program(tmp_path, "spark://127.0.0.1:1")
+    assert monotonic() - began < LONGEST_SECONDS
     assert done.returncode == 2
     assert done.stderr.startswith(
         "error: the Spark master 'spark://127.0.0.1:1' cannot be reached (127.0.0.1:1: "
