@@ -286,7 +286,7 @@ class TimeKeyedTableConfig(_message.Message):
     def __init__(self, table_name: _Optional[str] = ..., description: _Optional[str] = ..., arrow_schema: _Optional[bytes] = ..., key_columns: _Optional[_Iterable[str]] = ..., time_column: _Optional[str] = ..., time_domain: _Optional[_Union[TimeDomain, str]] = ...) -> None: ...
 
 class KeyedTableConfig(_message.Message):
-    __slots__ = ("table_name", "description", "arrow_schema", "key_columns", "ttl_micros", "ttl_domain", "time_column")
+    __slots__ = ("table_name", "description", "arrow_schema", "key_columns", "ttl_micros", "ttl_domain", "time_column", "routing_columns")
     TABLE_NAME_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     ARROW_SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +294,7 @@ class KeyedTableConfig(_message.Message):
     TTL_MICROS_FIELD_NUMBER: _ClassVar[int]
     TTL_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     TIME_COLUMN_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     table_name: str
     description: str
     arrow_schema: bytes
@@ -301,7 +302,8 @@ class KeyedTableConfig(_message.Message):
     ttl_micros: int
     ttl_domain: TimeDomain
     time_column: str
-    def __init__(self, table_name: _Optional[str] = ..., description: _Optional[str] = ..., arrow_schema: _Optional[bytes] = ..., key_columns: _Optional[_Iterable[str]] = ..., ttl_micros: _Optional[int] = ..., ttl_domain: _Optional[_Union[TimeDomain, str]] = ..., time_column: _Optional[str] = ...) -> None: ...
+    routing_columns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, table_name: _Optional[str] = ..., description: _Optional[str] = ..., arrow_schema: _Optional[bytes] = ..., key_columns: _Optional[_Iterable[str]] = ..., ttl_micros: _Optional[int] = ..., ttl_domain: _Optional[_Union[TimeDomain, str]] = ..., time_column: _Optional[str] = ..., routing_columns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GlobalKeyedTableSubtaskCheckpointMetadata(_message.Message):
     __slots__ = ("files",)

@@ -59,6 +59,13 @@ def _find_other_keys(before: Any, after: Any) -> str | None:
             f"its key columns were {old} and are declared {new}; keys decide where state lives "
             "and cannot change"
         )
+    if isinstance(before, state_pb2.KeyedTableConfig):
+        was_routed, is_routed = list(before.routing_columns), list(after.routing_columns)
+        if was_routed != is_routed:
+            return (
+                f"its rows were routed by {was_routed or old} and are declared to be routed by "
+                f"{is_routed or new}; that decides where state lives and cannot change"
+            )
     columns_before, columns_after = _schema_of(before), _schema_of(after)
     for name in old:
         was, becomes = columns_before.field(name).type, columns_after.field(name).type

@@ -37,6 +37,8 @@ class KeyedSchema:
     declared: pa.Schema
     key_columns: tuple[str, ...]
     ttl: TimeToLive | None = None
+    routing_columns: tuple[str, ...] = ()
+    """Those of the key columns that are hashed; () for all of them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "declared", self.declared.remove_metadata())
@@ -49,6 +51,11 @@ class KeyedSchema:
             f"key column {name!r} is not in the schema"
             for name in self.key_columns
             if name not in self.declared.names
+        ]
+        problems += [
+            f"rows are routed by {name!r}, which is no key column"
+            for name in self.routing_columns
+            if name not in self.key_columns
         ]
         if len(set(self.key_columns)) != len(self.key_columns):
             problems.append("a key column is named twice")
@@ -81,6 +88,7 @@ class KeyedSchema:
             if self.ttl is None
             else self.ttl.domain,
             time_column="" if self.ttl is None else self.ttl.time_column or "",
+            routing_columns=self.routing_columns,
         )
 
     @cached_property
@@ -138,7 +146,10 @@ class KeyedSchema:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def hashes_of(self, keys: Sequence[Any], row_count: int) -> Hashes:
-        """Hash key columns."""
+        """Hash the key columns that decide where rows live."""
+        if self.routing_columns:
+            by_name = dict(zip(self.key_columns, keys, strict=True))
+            keys = [by_name[name] for name in self.routing_columns]
         return hash_keys(keys, row_count=row_count)
 
     def _check_round_trip(self) -> None:
@@ -202,4 +213,5 @@ def _decode_schema(data: bytes) -> KeyedSchema:
     if config.HasField("ttl_micros"):
         ttl = TimeToLive(config.ttl_micros, config.time_column or None)
     schema = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
-    return KeyedSchema(config.table_name, schema, tuple(config.key_columns), ttl)
+    keys, routing = tuple(config.key_columns), tuple(config.routing_columns)
+    return KeyedSchema(config.table_name, schema, keys, ttl, routing)

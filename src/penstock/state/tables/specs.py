@@ -130,19 +130,23 @@ def keyed_table(
     ttl: int | None = None,
     ttl_domain: TimeDomain = TimeDomain.EVENT_TIME,
     time_column: str | None = None,
+    routed_by: Sequence[str] = (),
     description: str = "",
 ) -> TableSpec:
     """Declare key → row state; see `KeyedView`.
 
     `ttl` in microseconds counts from the row's `time_column` by the watermark, or from the
-    epoch that put the row by processing time.
+    epoch that put the row by processing time. With `routed_by`, some of the key columns,
+    rows live with the subtask that owns those: several rows for each key of a stream.
     """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
     time_to_live = (
         None if ttl is None else _time_to_live(table, ttl, ttl_domain, time_column)
     )
-    declared = KeyedSchema(table, columns, tuple(key_columns), time_to_live)
+    declared = KeyedSchema(
+        table, columns, tuple(key_columns), time_to_live, tuple(routed_by)
+    )
     config = declared.to_config(description).SerializeToString(deterministic=True)
     version = state_version_of(state_type)
     return TableSpec(table, state_pb2.KEYED_TABLE, config, version, state_type)

@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.files.migration import MigratableState
 from penstock.state.proto import state_pb2
+from penstock.state.tables.compatibility import find_mismatch
 from penstock.state.tables.specs import (
     TimeDomain,
     global_table,
@@ -62,6 +63,25 @@ def test_a_keyed_table_becomes_a_config() -> None:
     )
     inner = state_pb2.KeyedTableConfig.FromString(by_clock.to_config().config)
     assert inner.ttl_domain == state_pb2.PROCESSING_TIME
+
+
+def test_rows_that_are_routed_by_a_part_of_their_key_say_so_in_the_config() -> None:
+    spec = keyed_table("t", EVENTS, key_columns=["user", "n"], routed_by=["user"])
+    config = state_pb2.KeyedTableConfig.FromString(spec.config)
+    assert list(config.routing_columns) == ["user"]
+    with pytest.raises(SchemaError, match="routed by 'at', which is no key column"):
+        keyed_table("t", EVENTS, key_columns=["user", "n"], routed_by=["at"])
+
+
+def test_rows_that_are_routed_otherwise_than_before_are_not_found_again() -> None:
+    before = keyed_table("t", EVENTS, key_columns=["user", "n"])
+    after = keyed_table("t", EVENTS, key_columns=["user", "n"], routed_by=["user"])
+    assert find_mismatch(before, before.to_config()) is None
+    mismatch = find_mismatch(after, before.to_config())
+    assert mismatch is not None
+    assert "routed by ['user', 'n'] and are declared to be routed by ['user']" in str(
+        mismatch
+    )
 
 
 def test_equal_declarations_give_equal_bytes_and_pickle() -> None:
