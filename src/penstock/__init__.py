@@ -15,6 +15,7 @@ if typing.TYPE_CHECKING:
     from penstock.api.pipeline import Pipeline as Pipeline
     from penstock.api.stream import KeyedStream as KeyedStream
     from penstock.api.stream import Stream as Stream
+    from penstock.api.windowing import session as session
     from penstock.api.windowing import sliding as sliding
     from penstock.api.windowing import tumbling as tumbling
     from penstock.connectors.blackhole import blackhole as blackhole
@@ -95,6 +96,7 @@ _HOMES = {
         "Stream",
     ),
     "penstock.api.windowing": (
+        "session",
         "sliding",
         "tumbling",
     ),
@@ -288,6 +290,7 @@ __all__ = [
     "native_udf",
     "nexmark",
     "read_committed",
+    "session",
     "sliding",
     "stddev",
     "stdout",

@@ -1,4 +1,4 @@
-"""A model of tumbling and sliding windows in plain Python: one row and one window at a time."""
+"""Models of windows in plain Python: one row and one window at a time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,3 +72,51 @@ def batch_windows(
     """Return the windows of all rows, as if they had been known at once."""
     model = WindowModel(width, slide, offset)
     return sorted([*model.run_epoch(rows, None), *model.end()])
+
+
+@dataclass
+class SessionModel:
+    """What a session step should do, epoch by epoch."""
+
+    gap: int
+    watermark: int | None = None
+    late: list[Row] = field(default_factory=list)
+    open: dict[Any, list[list[Row]]] = field(default_factory=dict)
+    """By key: the rows of each open session."""
+
+    def run_epoch(self, rows: Iterable[Row], watermark: int | None) -> list[Result]:
+        """Take an epoch's rows, then its watermark; return what closes, sorted."""
+        previous = self.watermark
+        for row in rows:
+            self._add(row)
+        if watermark is not None:
+            self.watermark = watermark
+        closed = []
+        for key, sessions in self.open.items():
+            still_open = []
+            for members in sessions:
+                times = [row["at"] for row in members]
+                end = max(times) + self.gap
+                if previous is not None and end < previous:
+                    self.late += members
+                elif self.watermark is not None and end < self.watermark:
+                    values = [row["value"] for row in members]
+                    closed.append((key, min(times), end, len(values), sum(values)))
+                else:
+                    still_open.append(members)
+            self.open[key] = still_open
+        return sorted(closed)
+
+    def _add(self, row: Row) -> None:
+        """Bring together what a row connects."""
+        apart, joined = [], [row]
+        for members in self.open.get(row["key"], []):
+            if any(abs(row["at"] - other["at"]) <= self.gap for other in members):
+                joined += members
+            else:
+                apart.append(members)
+        self.open[row["key"]] = [*apart, joined]
+
+    def end(self) -> list[Result]:
+        """Return what is left."""
+        return self.run_epoch([], MAX_MICROS)

@@ -6,6 +6,7 @@ import penstock as ps
 from tests.builders.golden_case import GoldenCase
 from tests.builders.golden_data import GoldenInputs
 from tests.golden_cases.changelog_operators import LatestOrders, RunningTotals
+from tests.golden_cases.windows import WINDOW_CASES
 
 
 def cast_to_sink_type(inputs: GoldenInputs) -> ps.Stream:
@@ -45,4 +46,5 @@ CASES = (
     GoldenCase(
         "debezium_pass_through", debezium_pass_through, "aggregate_updates", fold_by=["id"]
     ),
+    *WINDOW_CASES,
 )

@@ -31,7 +31,7 @@ class InThisProcess:
         Fault(FaultMode.CRASH_BEFORE, 2, "create", "*/0000000002/operator-*"),
         Fault(FaultMode.CRASH_BEFORE, 1, "create", "*/0000000003/manifest.pb"),
         # Epoch 3 is acknowledged, and its rows are not yet out.
-        Fault(FaultMode.CRASH_BEFORE, 1, "create", "*/0000000003/committed"),
+        Fault(FaultMode.CRASH_AFTER, 1, "create", "*/epochs/0000000003.record"),
     )
 
     def __init__(self, folder: Path) -> None:

@@ -32,7 +32,7 @@ class OnSpark:
         # All tasks of epoch 2 have done their work, and none of it counts.
         Fault(FaultMode.CRASH_BEFORE, 1, "create", "*/0000000002/manifest.pb"),
         # Epoch 3 is acknowledged, and its rows are not yet out.
-        Fault(FaultMode.CRASH_BEFORE, 1, "create", "*/0000000003/committed"),
+        Fault(FaultMode.CRASH_AFTER, 1, "create", "*/epochs/0000000003.record"),
     )
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Laws of tumbling and sliding windows: a plain model agrees, whatever happens in between."""
+"""Laws of windows: a plain model agrees in every epoch, whatever happens in between."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.core.schema import StreamSchema
+from penstock.graph.logical import OperatorSpec
 from penstock.operators.aggregates.compiling import compile_aggregates
 from penstock.operators.windows.aggregation import WindowAggregation
 from penstock.operators.windows.assignment import WindowGrid
-from penstock.operators.windows.kinds import pane_window_specs
+from penstock.operators.windows.kinds import pane_window_specs, session_window_spec
 from penstock.testing import Amnesia, OperatorHarness
-from tests.builders.window_model import Result, Row, WindowModel
+from tests.builders.window_model import Result, Row, SessionModel, WindowModel
 
 ROWS = StreamSchema(
     pa.schema([("key", pa.int64()), ("at", pa.timestamp("us")), ("value", pa.int64())]),
@@ -75,25 +76,14 @@ def as_keys(found: Sequence[Row]) -> list[tuple[int, int, int]]:
     return sorted((row["key"], row["at"], row["value"]) for row in found)
 
 
-@given(
-    width=st.integers(1, 30),
-    slide=st.integers(1, 30),
-    offset=st.integers(0, 40),
-    life=st.lists(epochs, min_size=1, max_size=8),
-    amnesia=st.sampled_from(Amnesia),
-)
-def test_every_epoch_closes_what_a_plain_model_closes(
-    width: int, slide: int, offset: int, life: list[Epoch], amnesia: Amnesia
-) -> None:
-    model = WindowModel(width, slide, offset)
-    specs = pane_window_specs(
-        WindowGrid(width, slide, offset),
-        WindowAggregation(ROWS, PLAN),
-        consumer="operator-2",
-        shown="windows",
-        diverts_bad_times=False,
-    )
-    harness = OperatorHarness(specs, ROWS, amnesia=amnesia)
+def run_against(
+    model: WindowModel | SessionModel,
+    operators: OperatorSpec | Sequence[OperatorSpec],
+    life: Sequence[Epoch],
+    amnesia: Amnesia,
+) -> Counter[str]:
+    """Let operators and a model live the same life; return what the operators counted."""
+    harness = OperatorHarness(operators, ROWS, amnesia=amnesia)
     late: list[Row] = []
     counted: Counter[str] = Counter()
     reached: int | None = None
@@ -109,6 +99,9 @@ def test_every_epoch_closes_what_a_plain_model_closes(
             counted.update(out.counters)
             assert results_of(out.rows()) == model.run_epoch(epoch.rows, reached)
             late += [{**row, "at": _micros(row["at"])} for row in out.rows(ps.LATE)]
+            if isinstance(model, SessionModel):
+                kept = sum(map(len, model.open.values()))
+                assert harness.state("sessions").num_rows == kept
             if epoch.parallelism is not None:
                 checkpoint = harness.checkpoint()
                 harness.close()
@@ -117,9 +110,46 @@ def test_every_epoch_closes_what_a_plain_model_closes(
                 )
         assert results_of(harness.end().rows()) == model.end()
         # Nothing is left behind that no window needs any more.
-        assert harness.state("panes").num_rows == 0
+        table = "sessions" if isinstance(model, SessionModel) else "panes"
+        assert harness.state(table).num_rows == 0
     finally:
         harness.close()
     assert as_keys(late) == as_keys(model.late)
     assert counted["late_rows"] == len(late)
+    return counted
+
+
+@given(
+    width=st.integers(1, 30),
+    slide=st.integers(1, 30),
+    offset=st.integers(0, 40),
+    life=st.lists(epochs, min_size=1, max_size=8),
+    amnesia=st.sampled_from(Amnesia),
+)
+def test_every_epoch_closes_the_windows_that_a_plain_model_closes(
+    width: int, slide: int, offset: int, life: list[Epoch], amnesia: Amnesia
+) -> None:
+    model = WindowModel(width, slide, offset)
+    specs = pane_window_specs(
+        WindowGrid(width, slide, offset),
+        WindowAggregation(ROWS, PLAN),
+        consumer="operator-2",
+        shown="windows",
+        diverts_bad_times=False,
+    )
+    counted = run_against(model, specs, life, amnesia)
     assert counted["rows_outside_windows"] == len(model.outside)
+
+
+@given(
+    gap=st.integers(1, 20),
+    life=st.lists(epochs, min_size=1, max_size=8),
+    amnesia=st.sampled_from(Amnesia),
+)
+def test_every_epoch_closes_the_sessions_that_a_plain_model_closes(
+    gap: int, life: list[Epoch], amnesia: Amnesia
+) -> None:
+    spec = session_window_spec(
+        gap, WindowAggregation(ROWS, PLAN), shown="sessions", diverts_bad_times=False
+    )
+    run_against(SessionModel(gap), spec, life, amnesia)

@@ -9,21 +9,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+import polars as pl
+
 from penstock.api.graph_builder import GraphBuilder, Port
 from penstock.core.duration import DurationLike, to_micros
+from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
 from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.graph.logical import BAD, LATE, Exchange
+from penstock.graph.logical import BAD, LATE, Exchange, OperatorSpec
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.operators.expressions import with_columns_spec
 from penstock.operators.windows.aggregation import (
+    ALL_ROWS,
+    KEY_OF_ALL_ROWS,
     OWN_COLUMNS,
     WindowAggregation,
     find_stream_problems,
 )
-from penstock.operators.windows.assignment import WindowGrid, find_grid_problems
-from penstock.operators.windows.kinds import pane_window_specs
+from penstock.operators.windows.assignment import (
+    WindowGrid,
+    find_grid_problems,
+    find_length_problems,
+)
+from penstock.operators.windows.kinds import pane_window_specs, session_window_spec
 
 BadTimes: TypeAlias = Literal["fail", "divert"]
 """What becomes of rows whose event time is null or absurd."""
@@ -48,7 +58,17 @@ class PaneWindow:
         return f"{kind}({shown})" if not self.offset else f"{kind}({shown}, {self.offset})"
 
 
-Window: TypeAlias = PaneWindow
+@dataclass(frozen=True, slots=True)
+class SessionWindow:
+    """Session windows, as they were asked for."""
+
+    gap: DurationLike
+
+    def __str__(self) -> str:
+        return f"session({self.gap})"
+
+
+Window: TypeAlias = PaneWindow | SessionWindow
 
 
 def tumbling(width: DurationLike, *, offset: DurationLike = 0) -> PaneWindow:
@@ -68,6 +88,14 @@ def sliding(
     some rows are in no window; they are counted as `rows_outside_windows`.
     """
     return PaneWindow(width, slide, offset)
+
+
+def session(gap: DurationLike) -> SessionWindow:
+    """Let a window last as long as each row of a key follows the one before by at most `gap`.
+
+    It starts at its first row and ends a gap after its last one.
+    """
+    return SessionWindow(gap)
 
 
 class WindowedStream(Generic[StreamT]):
@@ -95,7 +123,7 @@ class WindowedStream(Generic[StreamT]):
         self._port = port
         self._name = name
         self._window = window
-        self._grid = _to_grid(name, window)
+        self._lengths = _to_micros(name, window)
         self._diverts_bad_times = bad_times == "divert"
         self._parallelism = parallelism
         self._to_stream = to_stream
@@ -107,23 +135,58 @@ class WindowedStream(Generic[StreamT]):
         instant of the window, and the event time of the row) and the results. Rows that
         came when all their windows had closed are in the side output `LATE`.
         """
-        builder, name, stream = self._builder, self._name, self._port.schema
-        aggregation = _compile(name, stream, aggregates)
+        aggregation = _compile(self._name, self._port.schema, aggregates)
+        if isinstance(self._window, SessionWindow):
+            return self._add_sessions(aggregation)
+        return self._add_panes(aggregation)
+
+    def _add_panes(self, aggregation: WindowAggregation) -> StreamT:
+        """Add a combiner where the rows are, and behind an exchange the windows."""
+        lengths = self._lengths
+        grid = WindowGrid(lengths["width"], lengths["slide"], lengths["offset"])
         combiner, window = pane_window_specs(
-            self._grid,
+            grid,
             aggregation,
-            consumer=name,
+            consumer=self._name,
             shown=str(self._window),
             diverts_bad_times=self._diverts_bad_times,
         )
-        made = builder.add_step(f"{name}-combiner", combiner, [_unkeyed(self._port)])
+        rows = _unkeyed(self._port)
+        made = self._builder.add_step(f"{self._name}-combiner", combiner, [rows])
+        return self._add(window, self._builder.port(made), aggregation, sides_of=made)
+
+    def _add_sessions(self, aggregation: WindowAggregation) -> StreamT:
+        """Add the windows behind an exchange of rows; they need a key to travel by."""
+        rows = _unkeyed(self._port)
+        if not aggregation.stream.key_columns:
+            key = pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS)
+            spec = with_columns_spec(key)
+            made = self._builder.add_step(f"{self._name}-rows", spec, [rows])
+            rows = self._builder.port(made)
+        window = session_window_spec(
+            self._lengths["gap"],
+            aggregation,
+            shown=str(self._window),
+            diverts_bad_times=self._diverts_bad_times,
+        )
+        return self._add(window, rows, aggregation)
+
+    def _add(
+        self,
+        window: OperatorSpec,
+        rows: Port,
+        aggregation: WindowAggregation,
+        *,
+        sides_of: OperatorId | None = None,
+    ) -> StreamT:
         parallelism = self._parallelism
-        if parallelism is None and not stream.key_columns:
+        if parallelism is None and not aggregation.stream.key_columns:
             parallelism = 1
-        partials = builder.port(made).sent_by(aggregation.keys)
-        operator = builder.add_step(name, window, [partials], parallelism=parallelism)
+        builder = self._builder
+        keyed = rows.sent_by(aggregation.keys)
+        operator = builder.add_step(self._name, window, [keyed], parallelism=parallelism)
         names = (LATE, BAD) if self._diverts_bad_times else (LATE,)
-        sides = {side: builder.port(made, side) for side in names}
+        sides = {name: builder.port(sides_of or operator, name) for name in names}
         return self._to_stream(builder, builder.port(operator), sides)
 
 
@@ -151,19 +214,29 @@ def _compile(
     return WindowAggregation(stream, plan)
 
 
-def _to_grid(name: str, window: Window) -> WindowGrid:
-    numbers: dict[str, int] = {}
+def _to_micros(name: str, window: Window) -> dict[str, int]:
+    """Return the lengths of a window by what they are, or raise with all that are wrong."""
+    asked: dict[str, DurationLike] = {}
+    if isinstance(window, SessionWindow):
+        asked = {"gap": window.gap}
+    elif isinstance(window, PaneWindow):
+        slide = window.width if window.slide is None else window.slide
+        asked = {"width": window.width, "slide": slide, "offset": window.offset}
+    else:
+        raise UserError(
+            f"window {name!r} cannot be {window!r}: use ps.tumbling, ps.sliding or ps.session",
+            code=ErrorCode.INVALID_CONFIG,
+            operator=name,
+        )
+    lengths: dict[str, int] = {}
     problems: list[str] = []
-    asked = {"width": window.width, "slide": window.slide, "offset": window.offset}
     for what, duration in asked.items():
-        if duration is not None:
-            try:
-                numbers[what] = to_micros(duration, what)
-            except UserError as error:
-                problems.append(error.message)
+        try:
+            lengths[what] = to_micros(duration, what)
+        except UserError as error:
+            problems.append(error.message)
     if not problems:
-        numbers.setdefault("slide", numbers["width"])
-        problems = find_grid_problems(numbers["width"], numbers["slide"], numbers["offset"])
+        problems = _length_problems(lengths)
     if problems:
         listed = "\n  ".join(dict.fromkeys(problems))
         raise UserError(
@@ -172,4 +245,10 @@ def _to_grid(name: str, window: Window) -> WindowGrid:
             operator=name,
             problems=tuple(problems),
         )
-    return WindowGrid(numbers["width"], numbers["slide"], numbers["offset"])
+    return lengths
+
+
+def _length_problems(lengths: Mapping[str, int]) -> list[str]:
+    if "gap" in lengths:
+        return find_length_problems(lengths)
+    return find_grid_problems(lengths["width"], lengths["slide"], lengths["offset"])

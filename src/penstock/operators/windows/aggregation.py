@@ -21,7 +21,10 @@ KEY_OF_ALL_ROWS = 0x61C8864680B583EB
 """Its value. It hashes to 0, so the first subtask owns it at any parallelism."""
 MICROS = pa.timestamp("us")
 
-OWN_COLUMNS = (WINDOW_START, WINDOW_END, WINDOW_TIME, PANE, ALL_ROWS)
+OWN_COLUMNS = (
+    *(WINDOW_START, WINDOW_END, WINDOW_TIME, PANE, ALL_ROWS),
+    *("session_slot", "session_slots", "session_start", "session_last", "session_wakes_at"),
+)
 """Columns that windows add: no key and no result may have their names."""
 
 
@@ -83,13 +86,16 @@ class WindowAggregation:
         return frame.with_columns(pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS))
 
     def results_of(
-        self, partials: pl.DataFrame, starts: pl.Expr, ends: pl.Expr
+        self, partials: pl.DataFrame, starts: pl.Expr, ends: pl.Expr, last: pl.Expr
     ) -> pa.Table:
-        """Return the results of merged partials, whose windows are instants in microseconds."""
+        """Return the results of merged partials, given windows as instants in microseconds.
+
+        `last` is the last instant that a window holds.
+        """
         windows = partials.with_columns(
             starts.cast(pl.Datetime("us")).alias(WINDOW_START),
             ends.cast(pl.Datetime("us")).alias(WINDOW_END),
-            (ends.cast(pl.Int64) - 1).cast(pl.Datetime("us")).alias(WINDOW_TIME),
+            last.cast(pl.Datetime("us")).alias(WINDOW_TIME),
         )
         kept = [*self.stream.key_columns, WINDOW_START, WINDOW_END, WINDOW_TIME]
         return to_rows(self.plan.results_of(windows, kept), self.results.schema)

@@ -16,6 +16,7 @@ rows in no window. All instants are whole microseconds. Those of `FIRST_MICROS <
 END_MICROS` can be placed without overflow, whatever the window.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -122,14 +123,19 @@ class WindowGrid:
 
 def find_grid_problems(width: int, slide: int, offset: int) -> list[str]:
     """Say what keeps windows of these numbers of microseconds from being computed."""
-    problems = [
-        f"a {what} of {micros} microseconds is not possible: it must be positive and at most "
-        "9999 years"
-        for what, micros in (("width", width), ("slide", slide))
-        if not 0 < micros <= LONGEST_MICROS
-    ]
+    problems = find_length_problems({"width": width, "slide": slide})
     if not -LONGEST_MICROS <= offset <= LONGEST_MICROS:
         problems.append(
             f"an offset of {offset} microseconds is not possible: it must be at most 9999 years"
         )
     return problems
+
+
+def find_length_problems(lengths: Mapping[str, int]) -> list[str]:
+    """Say which lengths of windows, in microseconds and by what they are, are not possible."""
+    return [
+        f"a {what} of {micros} microseconds is not possible: it must be positive and at most "
+        "9999 years"
+        for what, micros in lengths.items()
+        if not 0 < micros <= LONGEST_MICROS
+    ]

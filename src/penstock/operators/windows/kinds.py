@@ -1,4 +1,4 @@
-"""Windows in a graph: the kinds "pane_combiner" and "window", their configs and specs."""
+"""Windows in a graph: the kinds "pane_combiner", "window" and "session_window"."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,14 @@ from penstock.operators.aggregates.compiling import (
 )
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 from penstock.operators.windows.aggregation import WindowAggregation
-from penstock.operators.windows.assignment import WindowGrid, find_grid_problems
+from penstock.operators.windows.assignment import (
+    WindowGrid,
+    find_grid_problems,
+    find_length_problems,
+)
 from penstock.operators.windows.combiner import PaneCombiner
 from penstock.operators.windows.pane_windows import PaneWindows
+from penstock.operators.windows.session import SessionWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,67 @@ class PaneWindowConstructor(OperatorConstructor[PaneWindowConfig]):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SessionWindowConfig:
+    """The config of kind "session_window"."""
+
+    gap_micros: int
+    stream: bytes
+    """The schema of the rows, with their key."""
+    aggregates: tuple[AggregateConfig, ...]
+    shown: str
+    diverts_bad_times: bool
+
+
+def session_window_spec(
+    gap_micros: int,
+    aggregation: WindowAggregation,
+    *,
+    shown: str,
+    diverts_bad_times: bool,
+) -> OperatorSpec:
+    """Return the operator of a step; its rows come by `aggregation.keys`."""
+    return OperatorSpec(
+        "session_window",
+        {
+            "gap_micros": gap_micros,
+            "stream": aggregation.stream.to_bytes(),
+            "aggregates": plan_to_config(aggregation.plan),
+            "shown": shown,
+            "diverts_bad_times": diverts_bad_times,
+        },
+    )
+
+
+class SessionWindowConstructor(OperatorConstructor[SessionWindowConfig]):
+    """Builds session windows."""
+
+    config_type = SessionWindowConfig
+
+    def with_config(
+        self, config: SessionWindowConfig, registry: Registry
+    ) -> ConstructedOperator:
+        """Build a session operator."""
+        del registry
+        problems = find_length_problems({"gap": config.gap_micros})
+        if problems:
+            raise UserError(
+                f"{config.shown} cannot be computed: {'; '.join(problems)}",
+                code=ErrorCode.INVALID_NUMBER,
+            )
+        stream = StreamSchema.from_bytes(config.stream)
+        return ConstructedOperator(
+            SessionWindows(
+                config.gap_micros,
+                WindowAggregation(stream, plan_from_config(config.aggregates)),
+                config.shown,
+                diverts_bad_times=config.diverts_bad_times,
+            )
+        )
+
+
 def register_windows(registry: Registry) -> None:
     """Add the kinds of windows."""
     registry.add("pane_combiner", PaneCombinerConstructor())
     registry.add("window", PaneWindowConstructor())
+    registry.add("session_window", SessionWindowConstructor())

@@ -52,8 +52,10 @@ class PaneWindows(ArrowOperator):
 
     def display(self) -> DisplayableOperator:
         """Show the window and what is computed."""
-        results = ", ".join(field.name for field in self._aggregation.plan.results)
-        return DisplayableOperator(self.name(), {"window": self._shown, "results": results})
+        computed = self._aggregation.plan.display()
+        return DisplayableOperator(
+            self.name(), {"window": self._shown, "computes": computed}
+        )
 
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the results."""
@@ -90,12 +92,12 @@ class PaneWindows(ArrowOperator):
         is_needed = fresh[PANE] >= grid.open_from(watermark)
         needed, rest = self._merged(fresh.filter(is_needed)), fresh.filter(~is_needed)
         view = ctx.get_time_keyed_state(TABLE)
-        ends = grid.closing(_micros(ctx.previous_watermark), watermark)
-        if ends is not None:
+        closing = grid.closing(_micros(ctx.previous_watermark), watermark)
+        if closing is not None:
             panes = OpenPanes(view, pl.concat([rest, needed]))
-            for merged in close_windows(grid, aggregation, panes, ends):
-                starts = pl.col(PANE)
-                results = aggregation.results_of(merged, starts, starts + grid.width_micros)
+            for merged in close_windows(grid, aggregation, panes, closing):
+                starts, ends = pl.col(PANE), pl.col(PANE) + grid.width_micros
+                results = aggregation.results_of(merged, starts, ends, ends - 1)
                 collector.collect(results)
         # Only now: a pane of this epoch must not be found in the table as well.
         if needed.height:

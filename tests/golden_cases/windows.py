@@ -1,0 +1,59 @@
+"""Golden cases about windows over event time."""
+
+import polars as pl
+
+import penstock as ps
+from tests.builders.golden_case import GoldenCase
+from tests.builders.golden_data import GoldenInputs
+
+
+def hourly_by_event_type(inputs: GoldenInputs) -> ps.Stream:
+    """Tumbling windows with a key."""
+    hours = (
+        inputs.cars(lateness="1m").key_by("event_type").window("hours", ps.tumbling("1h"))
+    )
+    counts = hours.aggregate(count=ps.count())
+    return counts.select("event_type", "count", hour="window_start")
+
+
+def tight_watermark(inputs: GoldenInputs) -> ps.Stream:
+    """No key, and no patience with rows out of order."""
+    hours = inputs.cars().rebalance().window("hours", ps.tumbling("1h"))
+    return hours.aggregate(count=ps.count()).select("count", timestamp="window_end")
+
+
+def month_loose_watermark(inputs: GoldenInputs) -> ps.Stream:
+    """One window that holds all rows, and closes with the end of data."""
+    months = inputs.cars(lateness="1m").window("months", ps.tumbling("30d"))
+    return months.aggregate(count=ps.count()).select("count", month="window_start")
+
+
+def sliding_window_end(inputs: GoldenInputs) -> ps.Stream:
+    """Windows that share panes."""
+    windows = inputs.impulse().window("windows", ps.sliding("10s", "2s"))
+    results = windows.aggregate(
+        count=ps.count(), min=ps.min("counter"), max=ps.max("counter")
+    )
+    return results.select("count", "min", "max", start="window_start", end="window_end")
+
+
+def session_window(inputs: GoldenInputs) -> ps.Stream:
+    """One key with ten rows, and ninety with one each."""
+    user = pl.when(pl.col("counter") % 10 == 0).then(0).otherwise(pl.col("counter"))
+    sessions = (
+        inputs.impulse()
+        .with_columns(user_id=user)
+        .key_by("user_id")
+        .window("sessions", ps.session("20s"))
+    )
+    results = sessions.aggregate(rows=ps.count())
+    return results.select("user_id", "rows", start="window_start", end="window_end")
+
+
+WINDOW_CASES = (
+    GoldenCase("hourly_by_event_type", hourly_by_event_type, instants=["hour"]),
+    GoldenCase("tight_watermark", tight_watermark, instants=["timestamp"]),
+    GoldenCase("month_loose_watermark", month_loose_watermark, instants=["month"]),
+    GoldenCase("sliding_window_end", sliding_window_end, "impulse", ["start", "end"]),
+    GoldenCase("session_window", session_window, "impulse", ["start", "end"]),
+)
