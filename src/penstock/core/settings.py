@@ -62,6 +62,8 @@ class Settings:
     """How much of a keyed table one subtask may hold in memory at a time."""
     keep_epochs: int = 10
     """How many of the newest epochs stay restorable; savepoints stay besides."""
+    profile_root: str | None = None
+    """Absolute directory where every task leaves what cProfile saw of it; None for nowhere."""
     exchange_compression: str = "none"
     """How rows are compressed between tasks: "none", or "lz4" for slow networks where the
     engine does not compress what it shuffles; Spark does unless told otherwise."""
@@ -136,12 +138,13 @@ _RULES: dict[str, _Rule] = {
     "cache_limit_bytes": _size(1 << 20),
     "memory_budget_bytes": _size(1 << 20),
     "keep_epochs": _whole(1, 1_000_000),
+    "profile_root": _Rule(_read_directory, "an absolute directory"),
     "exchange_compression": _one_of("none", "lz4"),
     "compaction.min_files": _whole(2, 1_000),
     "compaction.max_runs": _whole(2, 10_000),
     "compaction.target_file_bytes": _size(1 << 16),
 }
-_OPTIONAL = {"cache_root"}
+_OPTIONAL = {"cache_root", "profile_root"}
 
 
 def load_settings(

@@ -31,6 +31,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "PENSTOCK_CACHE_LIMIT_BYTES": "10GB",
             "PENSTOCK_MEMORY_BUDGET_BYTES": "512 MiB",
             "PENSTOCK_KEEP_EPOCHS": "3",
+            "PENSTOCK_PROFILE_ROOT": str(tmp_path),
             "PENSTOCK_EXCHANGE_COMPRESSION": "lz4",
             "PENSTOCK_COMPACTION_MIN_FILES": "5",
             "PENSTOCK_COMPACTION_MAX_RUNS": "20",
@@ -45,6 +46,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
         cache_limit_bytes=10_000_000_000,
         memory_budget_bytes=512 << 20,
         keep_epochs=3,
+        profile_root=str(tmp_path),
         exchange_compression="lz4",
         compaction=CompactionSettings(min_files=5, max_runs=20, target_file_bytes=1 << 20),
     )
@@ -59,6 +61,7 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         cache_limit_bytes = "10GB"
         memory_budget_bytes = 536870912
         keep_epochs = 3
+        profile_root = "{tmp_path.as_posix()}"
         exchange_compression = "lz4"
         [compaction]
         min_files = 5
@@ -73,6 +76,7 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         cache_limit_bytes=10_000_000_000,
         memory_budget_bytes=512 << 20,
         keep_epochs=3,
+        profile_root=str(tmp_path),
         exchange_compression="lz4",
         compaction=CompactionSettings(min_files=5, max_runs=20, target_file_bytes=1 << 20),
     )

@@ -25,6 +25,7 @@ from penstock.runtime.epoch_plan import EpochPlan
 from penstock.runtime.physical import compile_graph
 from penstock.runtime.spark.exchange import from_batches, to_batches
 from penstock.runtime.spark.plan_delivery import plan_beside
+from penstock.runtime.spark.profiling import profiled
 from penstock.runtime.superstep import CompiledJob, run_task
 from penstock.runtime.worker import Worker
 from penstock.state.files.cache import FileCache
@@ -69,17 +70,18 @@ class SuperstepTask:
             for _ in batches:
                 pass
             batches = ()
-        yield from to_batches(
-            run_task(
-                _job_of(self.graph),
-                self.epoch or plan_beside(),
-                from_batches(batches),
-                worker,
-                level=self.level,
-                task=partition_number(),
-                fed=fed,
+        with profiled(f"level-{self.level}"):
+            yield from to_batches(
+                run_task(
+                    _job_of(self.graph),
+                    self.epoch or plan_beside(),
+                    from_batches(batches),
+                    worker,
+                    level=self.level,
+                    task=partition_number(),
+                    fed=fed,
+                )
             )
-        )
         # A task that failed left rows unread; Spark reuses only a worker that has read all.
         for _ in fed or ():
             pass
