@@ -151,6 +151,21 @@ def test_nulls_where_none_are_declared_are_refused(tmp_path: Path) -> None:
         run_with(odd, tmp_path, NUMBERS, "frames-null")
 
 
+@pytest.mark.parametrize("kind", ["expression", "function"])
+def test_a_frame_that_fails_by_itself_stops_the_job_without_trying_again(
+    kind: str, tmp_path: Path
+) -> None:
+    three = numbers(0, 3)
+    failing = F.expr("CAST('x' || number AS BIGINT)")
+    if kind == "function":
+        failing = F.udf(lambda number: int(f"x{number}"), "BIGINT")("number")
+    frame = three.select(failing.alias("number"))
+    with pytest.raises(ps.PenstockError, match=r"DataFrame that job .* failed") as raised:
+        run_with(frame, tmp_path, NUMBERS, f"frames-failing-{kind}")
+    expected = {"expression": "CAST_INVALID_INPUT", "function": "ValueError: invalid"}
+    assert expected[kind] in raised.value.message
+
+
 def test_a_streaming_frame_is_refused_where_one_that_ends_is_needed(tmp_path: Path) -> None:
     stream = shared_session().readStream.schema("number BIGINT").json(str(tmp_path))
     with pytest.raises(ps.PenstockError, match=r"Pipeline\.attach"):

@@ -1,12 +1,21 @@
 """What a failed Spark job means: a fix for the user, or something that may pass.
 
 User errors travel as values and never get here. What does is Spark itself: lost executors,
-a job given up after its retries, a package that is missing on the workers.
+a job given up after its retries, a package that is missing on the workers; and DataFrames
+of users that are read in an epoch and fail by themselves.
 """
 
 import re
 
-from penstock.errors import ErrorCode, ExternalError, PenstockError, UserError
+from pyspark.errors import PySparkException, PythonException
+
+from penstock.errors import (
+    ErrorCode,
+    ExternalError,
+    PenstockError,
+    UserCodeError,
+    UserError,
+)
 
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'")
 _RAISED = re.compile(
@@ -15,6 +24,8 @@ _RAISED = re.compile(
 )
 """The last line of a Python traceback; our own errors need no class to be understood."""
 _TEXT_LIMIT = 4_000
+_OF_THE_QUERY = ("22", "42", "P0")
+"""SQL states that begin so are about data or the query itself: again would be the same."""
 
 
 def describe_job_failure(error: Exception, job: str) -> PenstockError:
@@ -30,6 +41,12 @@ def describe_job_failure(error: Exception, job: str) -> PenstockError:
             job=job,
             module=name,
         )
+    if _is_of_a_frame(error):
+        return UserCodeError(
+            f"a DataFrame that job {job!r} reads failed: {_reason_in(text)}. Nothing of the "
+            "epoch was published: correct the DataFrame and start the job again",
+            job=job,
+        )
     failure = ExternalError(
         f"Spark could not run an epoch of job {job!r}: {_reason_in(text)}. Nothing of it was "
         "published; it is tried again",
@@ -38,6 +55,14 @@ def describe_job_failure(error: Exception, job: str) -> PenstockError:
     )
     failure.add_note(text[-_TEXT_LIMIT:])
     return failure
+
+
+def _is_of_a_frame(error: Exception) -> bool:
+    """Tell whether a user's DataFrame failed: all that is ours is Python, and in this package."""
+    if isinstance(error, PythonException):
+        return "penstock/runtime/spark/" not in str(error)
+    state = error.getSqlState() if isinstance(error, PySparkException) else None
+    return state is not None and state.startswith(_OF_THE_QUERY)
 
 
 def _reason_in(text: str) -> str:
