@@ -19,6 +19,8 @@ export SPARK_LAUNCHER_OPTS ?= -XX:-UsePerfData
 
 # Knobs: make test PYTEST_ARGS='-k fence -x'; make bench BENCH_ARGS='--quick --suite keyed_lookup'
 PYTEST_ARGS ?=
+# Two processes: each has a Spark of its own. PROCESSES= runs all tests in one.
+PROCESSES ?= -n 2 --dist worksteal
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 LOCK_ARGS ?=
@@ -76,17 +78,17 @@ lint: $(READY) ## Linter, formatter, types, layers
 
 .PHONY: test
 test: $(READY) ## All tests
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) $(PROCESSES) $(PYTEST_ARGS)
 
 .PHONY: test-quick
 test-quick: $(READY) ## The tests that take less than a second each
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) $(PROCESSES) -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-hash8
 # With the lighter profile: what collisions could break shows in few examples. Without the
 # protocol's explorer, which stores no keys, and Spark, which runs the same code elsewhere.
 test-hash8: $(READY) ## The tests with the key hash cut to 8 bits: collisions are legal
-	HYPOTHESIS_PROFILE=default PENSTOCK_HASH_BITS=8 $(PYTEST) -m "not spark" --ignore=tests/explorer $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=default PENSTOCK_HASH_BITS=8 $(PYTEST) $(PROCESSES) -m "not spark" --ignore=tests/explorer $(PYTEST_ARGS)
 
 .PHONY: coverage
 coverage: $(READY) ## Branch coverage of all tests; the protocol's must be complete

@@ -1,4 +1,4 @@
-"""Run the benchmarks: `python -m benchmarks [--suite NAME] [--quick] [--json FILE]`.
+"""Run the benchmarks: `python -m benchmarks [--suite NAME] [--quick] [--profile] [--json [FILE]]`.
 
 A suite is a module of this folder with `run(quick: bool)` that returns a row or a list of rows:
 plain dictionaries with at least `name` and figures, and `ok` where the row has a target. Each
@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +25,7 @@ LIBRARIES = (
     "polars",
     "obstore",
     "duckdb",
+    "pyspark",
     "protobuf",
     "xxhash",
 )
@@ -59,16 +61,29 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="small inputs: does it still run?"
     )
-    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=Path("-"),
+        help="write everything to this file too; JSON lines are printed in any case",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="say where Penstock's epochs spend their time",
+    )
     options = parser.parse_args()
 
+    if options.profile:
+        os.environ["PENSTOCK_PROFILE_ROOT"] = tempfile.mkdtemp(prefix="penstock-profile-")
     machine = describe_machine()
     print(json.dumps(machine), flush=True)
     rows = []
     for row in run_all(options.suite or known, quick=options.quick):
         print(json.dumps(row), flush=True)
         rows.append(row)
-    if options.json is not None:
+    if options.json is not None and options.json != Path("-"):
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(
             json.dumps({**machine, "rows": rows}, indent=2) + "\n", "utf-8"

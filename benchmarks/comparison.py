@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,6 +23,7 @@ FIGURES = (
     "seconds_per_trigger",
     "peak_memory_bytes",
     "bytes_checkpointed",
+    "profile",
 )
 _FOLDER = Path(__file__).resolve().parent / "results"
 
@@ -32,6 +33,7 @@ def compare(
     build: Build,
     query: Callable[[DataFrame], DataFrame],
     *,
+    columns: Sequence[str],
     mode: str,
     agree: Callable[[Path, Path], str | None],
     goal: float,
@@ -43,7 +45,14 @@ def compare(
     _FOLDER.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_FOLDER))
     try:
-        own = run_side(run_pipeline, build, bids, folder / "own", default_rows_per_epoch())
+        own = run_side(
+            run_pipeline,
+            build,
+            bids,
+            folder / "own",
+            rows_per_epoch=default_rows_per_epoch(),
+            columns=columns,
+        )
         row: Row = {"name": name, **_figures("penstock", own)}
         problems = []
         for label, store in (("rocksdb", ROCKSDB), ("default", DEFAULT)):

@@ -122,8 +122,22 @@ def run(*, quick: bool) -> Row:
     peer_rows = QUICK_PEER_ROWS if quick else PEER_ROWS
     _write_few(bids, few, peer_rows)
     try:
-        own = run_side(run_pipeline, build, bids, folder / "own", default_rows_per_epoch())
-        run_side(run_pipeline, build, few, folder / "check", peer_rows, 1)
+        own = run_side(
+            run_pipeline,
+            build,
+            bids,
+            folder / "own",
+            rows_per_epoch=default_rows_per_epoch(),
+            columns=("auction", "price", "ts"),
+        )
+        run_side(
+            run_pipeline,
+            build,
+            few,
+            folder / "check",
+            rows_per_epoch=peer_rows,
+            settled_after=1,
+        )
         row: Row = {
             "name": "custom",
             "penstock_rows_per_second": own["rows_per_second"],

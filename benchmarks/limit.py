@@ -36,12 +36,20 @@ def run(*, quick: bool) -> Row:
     folder = Path(tempfile.mkdtemp(prefix="limit-", dir=_FOLDER))
     rows_per_epoch = QUICK_ROWS_PER_EPOCH if quick else ROWS_PER_EPOCH
     try:
-        own = run_side(run_pipeline, build, bids, folder / "own", rows_per_epoch, 1)
+        own = run_side(
+            run_pipeline,
+            build,
+            bids,
+            folder / "own",
+            rows_per_epoch=rows_per_epoch,
+            settled_after=1,
+            columns=("auction", "price", "ts"),
+        )
         peer = run_side(run_batch, bids, folder / "peer.parquet")
-        columns = "auction, window_end, bids, total, top"
+        results = "auction, window_end, bids, total, top"
         problem = difference(
-            f"SELECT {columns} FROM read_parquet('{folder}/own/out/**/*.parquet')",
-            f"SELECT {columns} FROM read_parquet('{folder}/peer.parquet')",
+            f"SELECT {results} FROM read_parquet('{folder}/own/out/**/*.parquet')",
+            f"SELECT {results} FROM read_parquet('{folder}/peer.parquet')",
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

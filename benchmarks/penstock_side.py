@@ -3,17 +3,23 @@
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 import penstock as ps
-from benchmarks.bids import ROWS_PER_FILE
+from benchmarks.bids import ROWS_PER_FILE, SCHEMA
+from benchmarks.profile_split import split_epochs
 from benchmarks.sides import folder_bytes
 from benchmarks.structured_streaming import CORES, SETTLED_AFTER, rows_per_trigger
 from benchmarks.suites import Row
 from penstock.api.running import run
+from penstock.core.settings import current
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.environment import DriverSettings
+from penstock.runtime.spark.executor import SparkExecutor
 
 Build = Callable[[ps.Stream], ps.Stream]
 
@@ -22,12 +28,18 @@ def run_pipeline(
     build: Build,
     bids: Path,
     folder: Path,
+    *,
     rows_per_epoch: int,
     settled_after: int = SETTLED_AFTER,
+    columns: Sequence[str] = SCHEMA.names,
 ) -> Row:
-    """Run a pipeline over all bids; results go to Parquet below `folder`, exactly once."""
+    """Run a pipeline over all bids; results go to Parquet below `folder`, exactly once.
+
+    `columns` are those the query needs: the peers find that out by themselves.
+    """
     pipeline = ps.Pipeline("benchmark", parallelism=CORES)
-    source = ps.files(f"{bids}/*.parquet")
+    needed = pa.schema([SCHEMA.field(name) for name in columns])
+    source = ps.files(f"{bids}/*.parquet", schema=needed)
     read = pipeline.read("bids", source, event_time="ts", lateness="1s")
     build(read).write("out", ps.files(str(folder / "out"), format="parquet"))
     epochs: list[tuple[float, int]] = []
@@ -38,6 +50,7 @@ def run_pipeline(
             epochs.append((time.perf_counter(), status.rows_read))
 
     checkpoint = folder / "checkpoint"
+    jobs = _time_jobs() if current().profile_root else []
     started = time.perf_counter()
     status = run(
         pipeline.graph(),
@@ -55,11 +68,30 @@ def run_pipeline(
     )
     if status.phase is not ps.JobPhase.FINISHED:
         raise RuntimeError(f"the job ended as {status.phase}")
+    root = current().profile_root
+    each = [(b[0] - a[0]) * 1e3 for a, b in itertools.pairwise(epochs)]
     return {
+        **({} if root is None else {"profile": split_epochs(Path(root), each, jobs)}),
         **settled(epochs, settled_after),
         "seconds_with_start": round(time.perf_counter() - started, 2),
         "bytes_checkpointed": folder_bytes(checkpoint),
     }
+
+
+def _time_jobs() -> list[float]:
+    """Note from now on how long the Spark job of every epoch takes."""
+    noted: list[float] = []
+    run_epoch = SparkExecutor.run_epoch
+
+    def timed(self: SparkExecutor, *arguments: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return run_epoch(self, *arguments)
+        finally:
+            noted.append((time.perf_counter() - started) * 1e3)
+
+    setattr(SparkExecutor, "run_epoch", timed)  # noqa: B010 (a class is not to be changed)
+    return noted
 
 
 def settled(epochs: list[tuple[float, int]], settled_after: int) -> Row:

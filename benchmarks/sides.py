@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from benchmarks.suites import Row
 _SAMPLES_PER_SECOND = 4
 
 
-def run_side(function: Callable[..., Row], *arguments: Any) -> Row:
+def run_side(function: Callable[..., Row], *arguments: Any, **options: Any) -> Row:
     """Run a function in a process of its own; its row gets `peak_memory_bytes`."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
-        return pool.submit(_watched, function, arguments).result()
+        return pool.submit(_watched, partial(function, *arguments, **options)).result()
 
 
-def _watched(function: Callable[..., Row], arguments: tuple[Any, ...]) -> Row:
+def _watched(function: Callable[[], Row]) -> Row:
     peak, is_over = [0], threading.Event()
 
     def sample() -> None:
@@ -35,7 +36,7 @@ def _watched(function: Callable[..., Row], arguments: tuple[Any, ...]) -> Row:
     watcher = threading.Thread(target=sample, daemon=True)
     watcher.start()
     started = time.perf_counter()
-    row = function(*arguments)
+    row = function()
     is_over.set()
     watcher.join()
     return {

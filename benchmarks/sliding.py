@@ -16,6 +16,7 @@ def run(*, quick: bool) -> Row:
         "sliding",
         build,
         structured_streaming.sliding,
+        columns=("auction", "price", "ts"),
         mode="append",
         agree=same_windows("auction, window_end, bids, total"),
         goal=30,

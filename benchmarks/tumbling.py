@@ -16,6 +16,7 @@ def run(*, quick: bool) -> Row:
         "tumbling",
         build,
         structured_streaming.tumbling,
+        columns=("auction", "price", "ts"),
         mode="append",
         agree=same_windows("auction, window_end, bids, total, top"),
         goal=10,

@@ -23,6 +23,7 @@ def run(*, quick: bool) -> Row:
         "updating",
         build,
         structured_streaming.updating,
+        columns=("bidder", "price", "ts"),
         mode="update",
         agree=same_totals,
         goal=10,
