@@ -172,3 +172,21 @@ def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
         feed = job.feed()
         with pytest.raises(ps.PenstockError, match="came from no streaming query"):
             feed(numbers(0, 1), 0)
+
+
+def test_two_queries_feed_two_sources_of_one_job(tmp_path: Path) -> None:
+    ledger = Ledger()
+    pipeline = ps.Pipeline("attach-two", parallelism=2)
+    left = pipeline.read("left", ps.attached(schema=NUMBERS))
+    right = pipeline.read("right", ps.attached(schema=NUMBERS), parallelism=1)
+    left.union(right).write("ledger", ps.for_each_epoch(ledger))
+    checkpoint = str(tmp_path / "checkpoints")
+    with pipeline.foreach_batch(checkpoint, session=shared_session()) as job:
+        with pytest.raises(ps.PenstockError, match="'left', 'right'; name one of them"):
+            job.feed()
+        with as_query("l"):
+            job.feed("left")(numbers(0, 10), 0)
+        with as_query("r"):
+            job.feed("right")(numbers(10, 20), 3)
+            job.feed("right")(numbers(20, 30), 4)
+    assert ledger.numbers == list(range(30))

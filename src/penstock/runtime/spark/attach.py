@@ -125,6 +125,9 @@ class AttachedJob:
         if trigger:
             writer = writer.trigger(**trigger)
         self.queries[source] = query = writer.start()
+        if self._error is not None:
+            # The job failed just now, and may not have seen this query.
+            query.stop()
         return query
 
     def await_termination(self) -> JobStatus:
@@ -184,7 +187,7 @@ class AttachedJob:
                 handoff.close(end)
             if self._error is not None:
                 # Queries without data would go on for ever, and nobody would know.
-                for query in self.queries.values():
+                for query in list(self.queries.values()):
                     query.stop()
 
     def _take(self, driver: JobDriver) -> None:
