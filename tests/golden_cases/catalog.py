@@ -5,7 +5,7 @@ import polars as pl
 import penstock as ps
 from tests.builders.golden_case import GoldenCase
 from tests.builders.golden_data import GoldenInputs
-from tests.golden_cases.changelog_operators import LatestOrders, RunningTotals
+from tests.golden_cases.changelog_operators import LatestOrders
 from tests.golden_cases.windows import WINDOW_CASES
 
 
@@ -27,7 +27,15 @@ def union(inputs: GoldenInputs) -> ps.Stream:
 def grouped_aggregates(inputs: GoldenInputs) -> ps.Stream:
     """Totals by remainder, emitted again whenever they change."""
     numbers = inputs.impulse().with_columns(counter_mod=pl.col("counter") % 5)
-    return numbers.key_by("counter_mod").process("totals", RunningTotals())
+    totals = numbers.key_by("counter_mod").aggregate(
+        "totals",
+        min=ps.min("counter"),
+        max=ps.max("counter"),
+        sum=ps.sum("counter"),
+        count=ps.count(),
+        avg=ps.avg("counter"),
+    )
+    return totals.to_debezium()
 
 
 def debezium_pass_through(inputs: GoldenInputs) -> ps.Stream:

@@ -11,14 +11,6 @@ from penstock.state.tables.specs import TableSpec
 from tests.builders.golden_data import ORDER
 from tests.builders.pipeline_operators import schema_of
 
-TOTALS = schema_of(
-    counter_mod=pa.int64(),
-    min=pa.int64(),
-    max=pa.int64(),
-    sum=pa.int64(),
-    count=pa.int64(),
-    avg=pa.float64(),
-)
 MICROS_PER_SECOND = 1_000_000
 
 
@@ -40,11 +32,6 @@ class ChangelogOperator(ps.ArrowOperator):
     def fold(self, batch: pl.DataFrame) -> pl.DataFrame:
         """Return what a batch says of each of its keys, once; `is_gone` if nothing is left."""
 
-    def merge(self, known: pl.DataFrame, news: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows as they are now; those known are null where there was none."""
-        del known
-        return news
-
     def process_batch(
         self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
     ) -> None:
@@ -52,11 +39,10 @@ class ChangelogOperator(ps.ArrowOperator):
         news = self.fold(_frame_of(batch))
         answer = table.get(news)
         known = _frame_of(answer.rows)
-        now = self.merge(known, news)
         columns = self._kept.names
         was_there, is_gone = pl.Series(answer.found), news["is_gone"]
         changes = pl.DataFrame(
-            {"before": known.to_struct(), "after": now.select(columns).to_struct()}
+            {"before": known.to_struct(), "after": news.select(columns).to_struct()}
         ).select(
             before=pl.when(was_there).then("before"),
             after=pl.when(~is_gone).then("after"),
@@ -66,38 +52,9 @@ class ChangelogOperator(ps.ArrowOperator):
             .then(pl.lit("d"))
             .otherwise(pl.lit("u")),
         )
-        table.put(now.filter(~is_gone).select(columns))
-        table.delete(now.filter(is_gone).select(self._key))
+        table.put(news.filter(~is_gone).select(columns))
+        table.delete(news.filter(is_gone).select(self._key))
         collector.collect(changes.filter(was_there | ~is_gone))
-
-
-class RunningTotals(ChangelogOperator):
-    """Keeps min, max, sum, count and average of `counter` by `counter_mod`."""
-
-    def __init__(self) -> None:
-        super().__init__(TOTALS, "counter_mod")
-
-    def name(self) -> str:
-        return "running-totals"
-
-    def fold(self, batch: pl.DataFrame) -> pl.DataFrame:
-        counter = pl.col("counter")
-        return batch.group_by("counter_mod").agg(
-            min=counter.min(),
-            max=counter.max(),
-            sum=counter.sum(),
-            count=pl.len().cast(pl.Int64),
-            is_gone=pl.lit(value=False),
-        )
-
-    def merge(self, known: pl.DataFrame, news: pl.DataFrame) -> pl.DataFrame:
-        merged = news.with_columns(
-            min=pl.min_horizontal(known["min"], news["min"]),
-            max=pl.max_horizontal(known["max"], news["max"]),
-            sum=known["sum"].fill_null(0) + news["sum"],
-            count=known["count"].fill_null(0) + news["count"],
-        )
-        return merged.with_columns(avg=pl.col("sum") / pl.col("count"))
 
 
 class LatestOrders(ChangelogOperator):

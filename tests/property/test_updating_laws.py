@@ -1,0 +1,135 @@
+"""Laws of updating aggregates: the folded changelog is the batch result, whatever happened."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.core.settings import CompactionSettings
+from penstock.core.tokens import new_token
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.environment import DriverSettings
+from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
+from tests.builders.aggregated_rows import agrees
+from tests.builders.folded_changes import Row, fold
+
+JOBS = {50: 20, 150: 40}.get(settings().max_examples, 300)
+"""How many whole jobs the property runs, by profile."""
+_COLUMNS: dict[str, Any] = {
+    "user": pa.string(),
+    "site": pa.int8(),
+    "n": pa.int64(),
+    "at": pa.timestamp("us"),
+}
+SCHEMA = pa.schema(_COLUMNS)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "user": st.none() | st.sampled_from("abcdefgh"),
+            "site": st.none() | st.integers(0, 1),
+            "n": st.none() | st.integers(-1_000, 1_000),
+            "at": st.integers(0, 20),
+        }
+    ),
+    max_size=40,
+)
+DEATHS = [FaultMode.CRASH_BEFORE, FaultMode.CRASH_AFTER]
+LIVES = st.lists(
+    st.tuples(
+        st.integers(1, 3),  # subtasks
+        st.none() | st.integers(1, 4),  # epochs until it is stopped
+        st.none() | st.tuples(st.sampled_from(DEATHS), st.integers(1, 60)),
+    ),
+    max_size=4,
+)
+AGGREGATES: dict[str, Any] = {
+    "rows": ps.count(),
+    "even": ps.count(where=pl.col("n") % 2 == 0),
+    "total": ps.sum("n"),
+    "least": ps.min("n"),
+    "mean": ps.avg("n"),
+    "spread": ps.stddev("n"),
+    "latest": ps.last("n"),
+    "distinct": ps.count_distinct("n"),
+}
+
+
+def expected(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
+    """Return the table that one pass over all rows comes to."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["user"], row["site"]].append(row)
+    return {key: _results(members) for key, members in groups.items()}
+
+
+def _results(rows: Sequence[Row]) -> Row:
+    values = [row["n"] for row in rows if row["n"] is not None]
+    count, total = len(values), sum(values)
+    mean = total / count if count else None
+    spread = None
+    if mean is not None and count > 1:
+        spread = math.sqrt(math.fsum((n - mean) ** 2 for n in values) / (count - 1))
+    timed = [(row["at"], row["n"]) for row in rows if row["n"] is not None]
+    return {
+        "rows": len(rows),
+        "even": sum(n % 2 == 0 for n in values),
+        "total": total if values else None,
+        "least": min(values, default=None),
+        "mean": mean,
+        "spread": spread,
+        "latest": max(timed, default=(None, None))[1],
+        "distinct": len(set(values)),
+    }
+
+
+def a_job(rows: Sequence[Row], out: Any, rows_per_epoch: int) -> LocalJob:
+    pipeline = ps.Pipeline("totals", parallelism=2)
+    source = ps.list_source(list(rows), schema=SCHEMA, splits=3)
+    stream = pipeline.read("rows", source, event_time="at", lateness="1s")
+    keyed = stream.key_by("user", "site")
+    keyed.aggregate("totals", **AGGREGATES).write("out", out)
+    return LocalJob(
+        pipeline,
+        settings=DriverSettings(
+            budget=SourceBudget(rows=rows_per_epoch),
+            adapts_budget=False,
+            compaction=CompactionSettings(min_files=2, max_runs=3),
+        ),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=JOBS)
+@given(rows=ROWS, lives=LIVES, rows_per_epoch=st.integers(3, 20))
+def test_the_changelog_leads_to_what_one_pass_over_all_rows_gives(
+    rows: list[Row],
+    lives: list[tuple[int, int | None, tuple[FaultMode, int] | None]],
+    rows_per_epoch: int,
+) -> None:
+    out = ps.list_sink(f"changes-{new_token()}")
+    job = a_job(rows, out, rows_per_epoch)
+    for parallelism, epochs, fault in lives:
+        faults = [] if fault is None else [Fault(fault[0], at=fault[1])]
+        try:
+            job.run(*faults, parallelism=parallelism, epochs=epochs)
+        except CrashError:
+            continue
+    job.run_until_done(parallelism=2)
+    assert_job_is_whole(job.checkpoints)
+    wanted = expected(rows)
+    found = fold(out.rows(), ["user", "site"])
+    assert found.keys() == wanted.keys()
+    wrong = {
+        (key, name): (found[key][name], value)
+        for key, row in wanted.items()
+        for name, value in row.items()
+        if not agrees(found[key][name], value, scale=1.0)
+    }
+    assert wrong == {}
