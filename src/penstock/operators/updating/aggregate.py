@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import CheckpointBarrier, Watermark
 from penstock.operators.aggregates.frames import to_array, to_batch, to_frame
@@ -28,6 +29,7 @@ from penstock.operators.operator import ArrowOperator
 from penstock.operators.timers import DueTimers, Timers
 from penstock.operators.updating.changelog import changelog_schema, to_changes
 from penstock.operators.updating.expiry import LAST_SEEN, RESULT, Expiry
+from penstock.state.tables.keyed_rows import stable_order
 from penstock.state.tables.keyed_view import Flags
 from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table
 
@@ -132,7 +134,7 @@ class UpdatingAggregate(ArrowOperator):
             return
         columns = [*self._keys.names, *self._partials.names]
         taken, self._taken = to_frame(self._taken, columns), []
-        news = self._plan.merge(taken, self._keys.names)
+        news = self._in_order(self._plan.merge(taken, self._keys.names))
         keys = to_batch(news, self._keys)
         table = ctx.get_keyed_state(TABLE)
         known = table.get(keys, columns=self._stored().names)
@@ -142,6 +144,12 @@ class UpdatingAggregate(ArrowOperator):
         if self._expiry is not None:
             self._arm(keys, merged, ctx, ~known.found)
         self._emit(keys, (state, merged), known.found, ctx, collector)
+
+    def _in_order(self, news: pl.DataFrame) -> pl.DataFrame:
+        """Sort by key hash once, so that neither looking up nor writing has to."""
+        columns = [to_array(news.get_column(f.name), f.type) for f in self._keys]
+        order = stable_order(hash_keys(columns))
+        return news.select(pl.all().gather(order))
 
     def _emit(
         self,

@@ -20,6 +20,7 @@ from penstock.core.hash_kernels import Hashes
 from penstock.state.tables.key_equality import Positions, equal_keys
 from penstock.state.tables.keyed_expiry import live_rows
 from penstock.state.tables.keyed_rows import (
+    is_in_order,
     stable_order,
     take_columns,
     take_rows,
@@ -41,7 +42,9 @@ class Probes:
 
     @classmethod
     def of(cls, hashes: Hashes, keys: Sequence[Any]) -> "Probes":
-        """Sort hashed keys."""
+        """Sort hashed keys, unless they are."""
+        if is_in_order(hashes):
+            return cls(hashes, keys, np.arange(len(hashes), dtype=np.int64))
         order = stable_order(hashes)
         return cls(hashes[order], take_columns(keys, order), order)
 

@@ -49,6 +49,16 @@ def test_hashes_that_differ_in_their_lowest_bits_are_ordered(low_bits: int) -> N
     assert stable_order(hashes).tolist() == np.argsort(hashes, kind="stable").tolist()
 
 
+def test_rows_that_are_in_order_are_not_copied() -> None:
+    rows = batch([(1, 7), (2, 5), (9, 6)])
+    assert sort_rows(rows, ["key"]) is rows
+
+
+def test_rows_in_order_with_a_repeated_key_lose_the_older_one() -> None:
+    found = sort_rows(batch([(1, 7), (1, 7), (9, 6)]), ["key"])
+    assert found["value"].to_pylist() == [1, 2]
+
+
 @given(pairs)
 def test_sorting_keeps_the_last_row_of_each_key(rows: list[tuple[int, int]]) -> None:
     found = sort_rows(batch(rows), ["key"])
