@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -25,6 +26,9 @@ ROWS = StreamSchema(
     ("key",),
 )
 PLAN = compile_aggregates("test", {"rows": ps.count(), "total": ps.sum("value")}, ROWS)
+
+RUNS = {50: 25, 150: 50}.get(settings().max_examples, 400)
+"""How many lives of sessions are tried, by profile: a life takes a while."""
 
 instants = st.integers(-60, 60)
 rows = st.builds(
@@ -119,6 +123,7 @@ def run_against(
     return counted
 
 
+@pytest.mark.slow
 @given(
     width=st.integers(1, 30),
     slide=st.integers(1, 30),
@@ -141,6 +146,8 @@ def test_every_epoch_closes_the_windows_that_a_plain_model_closes(
     assert counted["rows_outside_windows"] == len(model.outside)
 
 
+@pytest.mark.slow
+@settings(max_examples=RUNS)
 @given(
     gap=st.integers(1, 20),
     life=st.lists(epochs, min_size=1, max_size=8),

@@ -66,6 +66,22 @@ class WindowGrid:
                 starts += np.where(times - starts >= cut, cut, 0)
         return starts
 
+    def panes_between(
+        self, first: int, last: int, *, limit: int
+    ) -> list[tuple[int, int]] | None:
+        """Return `[start, end)` of the panes from one instant to another; None beyond a limit."""
+        if (last - first) // self.slide_micros > limit:
+            return None
+        cut = 0 if self.is_pane_per_window else self.width_micros % self.slide_micros
+        panes: list[tuple[int, int]] = []
+        start = self._round_down(first)
+        while start <= last:
+            end = start + self.slide_micros
+            panes += [(start, start + cut), (start + cut, end)] if cut else [(start, end)]
+            start = end
+        held = [pane for pane in panes if pane[0] <= last and pane[1] > first]
+        return held if len(held) <= limit else None
+
     def last_starts(self, times: Micros) -> Micros:
         """Return where the last window starts that has begun at each instant."""
         starts = times - self.offset_micros

@@ -31,7 +31,7 @@ class OpenPanes:
     def __init__(self, kept: TimeKeyedView, fresh: pl.DataFrame) -> None:
         """Take the partials of the epoch, which are not among those kept."""
         self._kept = kept
-        self._fresh = fresh.sort(PANE)
+        self._fresh = fresh if fresh[PANE].is_sorted() else fresh.sort(PANE)
         self._times = self._fresh[PANE].to_numpy()
 
     def first_from(self, start: int) -> int | None:

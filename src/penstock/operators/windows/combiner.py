@@ -6,7 +6,7 @@ because partials cannot be taken apart again: by the watermark that the window o
 reached, which is the one that decides what it still has open.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -27,7 +27,7 @@ from penstock.operators.windows.aggregation import (
 )
 from penstock.operators.windows.assignment import Flags, Micros, WindowGrid
 from penstock.operators.windows.event_times import read_event_times, refuse_bad_times
-from penstock.operators.windows.grouping import group_by_instant
+from penstock.operators.windows.grouping import ROWS_WORTH_A_PASS, group_by_instant
 from penstock.operators.windows.placing import place_rows
 
 BUFFERED_ROWS = 1 << 20
@@ -117,15 +117,31 @@ class PaneCombiner(ArrowOperator):
         if not self._buffered_rows:
             return
         aggregation = self._aggregation
-        panes = self._grid.pane_starts(np.concatenate(self._times))
-        columns: dict[str, pl.Series] = {}
+        times = np.concatenate(self._times)
+        frame = pl.DataFrame()
         if aggregation.reads:
-            rows = pa.Table.from_batches(self._batches)
-            columns = {series.name: series for series in to_frame(rows)}
-        frame = pl.DataFrame({**columns, _PANE: pl.Series(panes)})
+            frame = to_frame(pa.Table.from_batches(self._batches))
         self._batches, self._times, self._buffered_rows = [], [], 0
-        keys = aggregation.stream.key_columns
-        compute = aggregation.plan.partials_of
-        for partials in group_by_instant(frame, _PANE, keys, compute):
+        for partials in self._partials_of(frame, times):
             keyed = aggregation.with_key(partials).rename({_PANE: PANE})
             collector.collect(to_rows(keyed, aggregation.partials.schema))
+
+    def _partials_of(self, frame: pl.DataFrame, times: Micros) -> Iterator[pl.DataFrame]:
+        """Yield the partials per key and pane; the frame has no columns if none is needed."""
+        keys, compute = (
+            self._aggregation.stream.key_columns,
+            self._aggregation.plan.partials_of,
+        )
+        limit = 1 + len(times) // ROWS_WORTH_A_PASS
+        panes = self._grid.panes_between(int(times.min()), int(times.max()), limit=limit)
+        if panes is None or not frame.width:
+            starts = pl.Series(_PANE, self._grid.pane_starts(times))
+            yield from group_by_instant(frame.with_columns(starts), _PANE, keys, compute)
+            return
+        # Panes that lie side by side are told apart without a division per row.
+        for start, end in panes:
+            inside = pl.Series((times >= start) & (times < end))
+            rows = frame if len(panes) == 1 else frame.filter(inside)
+            if rows.height:
+                at = pl.lit(start, pl.Int64).alias(_PANE)
+                yield compute(rows, keys).with_columns(at)

@@ -34,7 +34,7 @@ def group_by_instant(
         return
     counts = moments.value_counts(name="rows")
     is_dense = pl.col("rows") >= ROWS_WORTH_A_PASS
-    for moment in counts.filter(is_dense)[instant].to_list():
+    for moment in counts.filter(is_dense)[instant].sort().to_list():
         yield _at(compute(frame.filter(moments == moment), keys), instant, moment)
     scattered = counts.filter(~is_dense)[instant]
     if len(scattered):

@@ -1,0 +1,136 @@
+"""Laws of windows in whole jobs: crashes, restarts, rescales and compactions change nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.core.settings import CompactionSettings
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.chaos import Chaos
+from penstock.runtime.environment import DriverSettings
+from penstock.testing import (
+    CrashError,
+    Fault,
+    FaultMode,
+    LocalJob,
+    assert_job_is_whole,
+)
+from tests.builders.window_jobs import SECOND, WindowJob
+from tests.builders.window_model import Result, Row, SessionModel, batch_windows
+
+RUNS = {50: 8, 150: 20}.get(settings().max_examples, 400)
+"""How many whole jobs a property runs, by profile."""
+
+rows = st.builds(
+    lambda key, second, value: {"key": key, "at": second * SECOND, "value": value},
+    st.integers(0, 4),
+    st.integers(-20, 60),
+    st.integers(-5, 5),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Windows, and what they are as a batch."""
+
+    window: Any
+    width: int = 0
+    slide: int = 0
+
+    def expected(self, given_rows: Sequence[Row]) -> list[Result]:
+        if self.width:
+            return batch_windows(given_rows, self.width * SECOND, self.slide * SECOND)
+        model = SessionModel(4 * SECOND)
+        model.run_epoch(given_rows, None)
+        return model.end()
+
+
+CASES = [
+    Case(ps.tumbling("10s"), 10, 10),
+    Case(ps.sliding("10s", "4s"), 10, 4),
+    Case(ps.session("4s")),
+]
+
+
+def small_epochs(count: int) -> DriverSettings:
+    return DriverSettings(
+        budget=SourceBudget(rows=count),
+        adapts_budget=False,
+        compaction=CompactionSettings(min_files=2, max_runs=3),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=RUNS)
+@given(
+    case=st.sampled_from(CASES),
+    given_rows=st.lists(rows, max_size=60),
+    keyed=st.booleans(),
+    budget=st.integers(1, 25),
+    lives=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40)), max_size=3),
+    chaos=st.tuples(st.sampled_from([0, 0, 0.05]), st.integers(0, 1_000)),
+)
+def test_rows_on_time_give_the_same_windows_however_the_job_is_run(
+    *,
+    case: Case,
+    given_rows: list[Row],
+    keyed: bool,
+    budget: int,
+    lives: list[tuple[int, int]],
+    chaos: tuple[float, int],
+) -> None:
+    windows = WindowJob(
+        [dict(row) for row in given_rows],
+        case.window,
+        keyed=keyed,
+        lateness="100s",
+        parallelism=2,
+        splits=3,
+    )
+    rate, seed = chaos
+    job = LocalJob(
+        windows.pipeline,
+        settings=small_epochs(budget),
+        chaos=Chaos(rate, seed),
+        seed=seed,
+    )
+    for parallelism, at in lives:
+        try:
+            job.run(Fault(FaultMode.CRASH_AFTER, at), parallelism=parallelism)
+        except CrashError:
+            continue
+    job.run(parallelism=3)
+    alike = given_rows if keyed else [{**row, "key": 0} for row in given_rows]
+    found = [(key or 0, *rest) for key, *rest in windows.found()]
+    assert sorted(found) == case.expected(alike)
+    assert windows.late.rows() == []
+    assert_job_is_whole(job.checkpoints)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES[::2], ids=lambda case: str(case.window))
+@settings(max_examples=RUNS)
+@given(given_rows=st.lists(rows, max_size=60), budget=st.integers(1, 10))
+def test_no_row_is_both_in_a_result_and_late_nor_neither(
+    case: Case, given_rows: list[Row], budget: int
+) -> None:
+    windows = WindowJob(
+        [dict(row) for row in given_rows],
+        case.window,
+        lateness="5s",
+        parallelism=2,
+        splits=2,
+    )
+    LocalJob(windows.pipeline, settings=small_epochs(budget)).run()
+    counted = sum(rows for *_, rows, _ in windows.found())
+    total = sum(total for *_, total in windows.found())
+    late = windows.late.rows()
+    assert counted + len(late) == len(given_rows)
+    assert total + sum(row["value"] for row in late) == sum(
+        row["value"] for row in given_rows
+    )

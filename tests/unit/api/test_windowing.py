@@ -1,0 +1,117 @@
+"""Windows as users write them: mistakes are named, with the step they are in."""
+
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.errors import ErrorCode, SchemaError, UserError
+from tests.builders.window_jobs import ROWS
+
+
+def rows(**options: Any) -> ps.Stream:
+    p = ps.Pipeline("windows", parallelism=2)
+    return p.read("rows", ps.list_source([], ROWS), **{"event_time": "at", **options})
+
+
+@pytest.mark.parametrize(
+    ("window", "problems"),
+    [
+        (ps.tumbling("0s"), ["a width of 0 microseconds", "a slide of 0 microseconds"]),
+        (ps.tumbling(-5), ["-5 is not a width"]),
+        (ps.tumbling(timedelta(days=-1)), ["is not a width: it must not be negative"]),
+        (ps.sliding("0s", "-1s"), ["'-1s' is not a slide"]),
+        (ps.sliding("10s", "0s"), ["a slide of 0 microseconds"]),
+        (ps.sliding("ten", "x"), ["'ten' is not a width", "'x' is not a slide"]),
+        (ps.tumbling("4000000d"), ["a width of 345600000000000000 microseconds"]),
+        (ps.session("0s"), ["a gap of 0 microseconds"]),
+        (ps.session("-1s"), ["'-1s' is not a gap"]),
+        ("10s", ["use ps.tumbling, ps.sliding or ps.session"]),
+    ],
+    ids=str,
+)
+def test_windows_that_cannot_be_are_refused_with_the_name_of_the_step(
+    window: Any, problems: list[str]
+) -> None:
+    with pytest.raises(UserError, match="window 'per-key' cannot be") as caught:
+        rows().key_by("key").window("per-key", window)
+    assert all(problem in caught.value.message for problem in problems)
+
+
+def test_everything_that_is_wrong_with_aggregates_is_said_at_once() -> None:
+    not_one: Any = 5
+    with pytest.raises(SchemaError, match="window 'w' cannot be computed") as caught:
+        rows().key_by("key").window("w", ps.tumbling("1s")).aggregate(
+            total=ps.sum("valeu"), key=ps.count(), window_end=ps.count(), five=not_one
+        )
+    for problem in ("did you mean 'value'", "key:", "window_end:", "five"):
+        assert problem in caught.value.message
+
+
+def test_nothing_to_aggregate_and_nothing_to_go_by_are_refused() -> None:
+    with pytest.raises(SchemaError, match="computes nothing"):
+        rows().window("w", ps.session("1s")).aggregate()
+    with pytest.raises(SchemaError, match="its rows have no event time"):
+        rows(event_time=None).window("w", ps.session("1s")).aggregate(n=ps.count())
+
+
+def test_a_key_that_is_called_like_a_column_of_windows_is_refused() -> None:
+    schema = pa.schema([("window_start", pa.int64()), ("at", pa.timestamp("us"))])
+    stream = ps.Pipeline("p").read("r", ps.list_source([], schema), event_time="at")
+    windows = stream.key_by("window_start").window("w", ps.tumbling("1s"))
+    with pytest.raises(SchemaError, match="key column 'window_start' has the name"):
+        windows.aggregate(n=ps.count())
+
+
+def test_unknown_ways_with_bad_times_are_refused() -> None:
+    wrong: Any = "diverted"
+    with pytest.raises(UserError, match="did you mean 'divert'"):
+        rows().window("w", ps.tumbling("1s"), bad_times=wrong)
+
+
+@pytest.mark.parametrize(
+    "window", [ps.tumbling("1s"), ps.sliding("3s", "1s"), ps.session("1s")], ids=str
+)
+def test_late_and_bad_rows_are_side_outputs_of_the_result(window: Any) -> None:
+    counts = rows().key_by("key").window("w", window).aggregate(n=ps.count())
+    assert counts.side_output(ps.LATE).schema.schema == ROWS
+    with pytest.raises(UserError, match="no side output 'bad'") as caught:
+        counts.side_output(ps.BAD)
+    assert caught.value.code is ErrorCode.UNKNOWN_OUTPUT
+    counts = rows().window("w", window, bad_times="divert").aggregate(n=ps.count())
+    assert counts.side_output(ps.BAD).schema.schema == ROWS
+
+
+def test_results_have_keys_then_the_window_then_what_was_computed() -> None:
+    zoned = ROWS.set(1, pa.field("at", pa.timestamp("ms", "Europe/Berlin")))
+    stream = ps.Pipeline("p").read("r", ps.list_source([], zoned), event_time="at")
+    counts = stream.key_by("key").window("w", ps.tumbling("1s")).aggregate(n=ps.count())
+    instant = pa.timestamp("us", "Europe/Berlin")
+    assert counts.schema.time_column == "window_time"
+    assert counts.schema.schema == pa.schema(
+        [
+            ("key", pa.int64()),
+            ("window_start", instant),
+            ("window_end", instant),
+            ("window_time", instant),
+            ("n", pa.int64()),
+        ]
+    )
+
+
+def test_explain_shows_windows_and_what_they_compute() -> None:
+    p = ps.Pipeline("p", parallelism=2)
+    stream = p.read("r", ps.list_source([], ROWS), event_time="at")
+    keyed = stream.key_by("key")
+    keyed.window("a", ps.sliding("3s", "1s")).aggregate(n=ps.count()).write(
+        "out-a", ps.blackhole()
+    )
+    stream.window("b", ps.session("3s")).aggregate(n=ps.count()).write(
+        "out-b", ps.blackhole()
+    )
+    shown = p.explain()
+    assert "window=sliding(3s, 1s), computes=n=count()" in shown
+    assert "session_window(window=session(3s), computes=n=count())" in shown
+    assert "x1, task" in shown
