@@ -4,10 +4,11 @@ Except when a table has more runs than reads can bear: then the next epoch waits
 is pending dies with the session: after a restart or restore its inputs may be gone.
 """
 
-from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
-from penstock.core.ids import Epoch, Generation, OperatorId, Subtask
+from penstock.core.ids import Epoch, Generation, OperatorId, Subtask, TaskInfo
+from penstock.core.tokens import new_token
 from penstock.operators.watermarks import event_time_of
 from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.executor import CompactionOrder, CompactionResult
@@ -16,8 +17,8 @@ from penstock.runtime.worker import Metadata
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.tables.compaction import exceeds_run_limit
 from penstock.state.tables.erased import ErasedKind
-from penstock.state.tables.operator_tables import apply_compaction
-from penstock.state.tables.table import Frontier
+from penstock.state.tables.operator_tables import apply_compaction, due_bytes
+from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment
 
 _ONLY_TOO_MANY = 1_000_000
 """As `min_files`: merge only what exceeds the limit of runs."""
@@ -35,10 +36,13 @@ class PendingCompactions:
 
     def start(self, state: JobState) -> None:
         """Order what is due in the tables of the epoch just published."""
+        executor = self._environment.executor
+        if executor.is_compacting:
+            return
         min_files = self._environment.settings.compaction.min_files
-        due = [order for order in self._orders(state, min_files) if _may_be_due(order)]
+        due = [order for order in self._measured(state, min_files) if order.due_bytes]
         if due:
-            self._environment.executor.compact(due)
+            executor.compact(due)
 
     def wait_if_needed(self, state: JobState) -> bool:
         """Merge at once where there are too many runs; tell whether that was so.
@@ -49,7 +53,7 @@ class PendingCompactions:
             return False
         overfull = [
             order
-            for order in self._orders(state, _ONLY_TOO_MANY)
+            for order in self._measured(state, _ONLY_TOO_MANY)
             if _is_overfull(order.metadata[order.subtask.index])
         ]
         if not overfull:
@@ -76,6 +80,27 @@ class PendingCompactions:
             changed |= {(result.operator, index) for index in swapped}
             self.swapped += bool(swapped)
         return changed
+
+    def _measured(self, state: JobState, min_files: int) -> Iterator[CompactionOrder]:
+        for order in self._orders(state, min_files):
+            yield replace(order, due_bytes=self._due_bytes(order))
+
+    def _due_bytes(self, order: CompactionOrder) -> int:
+        """Return how much an order would merge, by the plan that whoever runs it will make."""
+        environment = self._environment
+        config = CompactionConfig(
+            TableEnvironment(
+                TaskInfo(order.job, order.operator, order.subtask),
+                order.generation,
+                new_token(),
+                environment.store,
+                environment.cache,
+            ),
+            order.epoch,
+            order.frontier,
+            min_compaction_epochs=order.min_files,
+        )
+        return due_bytes(order.specs, config, order.metadata)
 
     def _orders(self, state: JobState, min_files: int) -> Iterator[CompactionOrder]:
         manifest = state.manifest
@@ -111,19 +136,6 @@ def frontier_of(manifest: CheckpointManifest, operator: OperatorId) -> Frontier:
             micros = None if known is None else known.micros
             return Frontier(micros, manifest.processing_time_micros)
     return Frontier(None, manifest.processing_time_micros)
-
-
-def _may_be_due(order: CompactionOrder) -> bool:
-    """Leave out what clearly has too few files, without looking at their sizes."""
-    index = order.subtask.index
-    # Subtask 0 speaks for global tables, whose list runs over all subtasks.
-    parts = order.metadata.values() if index == 0 else [order.metadata[index]]
-    counts: Counter[str] = Counter()
-    for part in parts:
-        for name, table in part.table_checkpoint_metadata.items():
-            files = ErasedKind(name, part.table_configs[name]).files_in(table)
-            counts[name] += len(files)
-    return any(count >= order.min_files for count in counts.values())
 
 
 def _is_overfull(metadata: Metadata) -> bool:

@@ -34,6 +34,8 @@ class CompactionOrder:
     frontier: Frontier
     min_files: int
     target_file_bytes: int
+    due_bytes: int = 0
+    """How large the files are that it would merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,11 @@ class Executor(Protocol):
 
     def compact(self, orders: Sequence[CompactionOrder]) -> None:
         """Start compactions; never waits for them."""
+        ...
+
+    @property
+    def is_compacting(self) -> bool:
+        """Tell whether a compaction is under way: what it merges would be ordered again."""
         ...
 
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:

@@ -89,6 +89,11 @@ class InProcessExecutor:
             if done:
                 self._compacted.append(CompactionResult(order.operator, done))
 
+    @property
+    def is_compacting(self) -> bool:
+        """Return False: a compaction is over when `compact` returns."""
+        return False
+
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
         """Return what `compact` made since the last call."""
         del wait

@@ -47,15 +47,27 @@ class CompactionTask:
 
 def read_results(table: pa.Table) -> Sequence[CompactionResult]:
     """Return what the tasks gave back."""
-    found = []
     column: list[Any] = table.column("result").to_pylist()
-    for data in column:
-        result = msgspec.msgpack.decode(data, type=_Result)
-        tables = {
-            name: TableCheckpointMetadata.FromString(message)
-            for name, message in result.tables.items()
-        }
-        found.append(CompactionResult(OperatorId(result.operator), tables))
+    return [_to_result(msgspec.msgpack.decode(data, type=_Result)) for data in column]
+
+
+def _to_result(result: _Result) -> CompactionResult:
+    tables = {
+        name: TableCheckpointMetadata.FromString(message)
+        for name, message in result.tables.items()
+    }
+    return CompactionResult(OperatorId(result.operator), tables)
+
+
+def compact_here(
+    orders: Sequence[CompactionOrder], spec: WorkerSpec
+) -> Sequence[CompactionResult]:
+    """Carry orders out in this process: for those smaller than the job that would do it."""
+    found = []
+    for order in orders:
+        tables = _carry_out(order, spec)
+        if tables:
+            found.append(_to_result(_Result(str(order.operator), tables)))
     return found
 
 

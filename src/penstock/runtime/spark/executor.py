@@ -20,7 +20,12 @@ from penstock.graph.codec import encode_graph
 from penstock.runtime.epoch_plan import EpochPlan
 from penstock.runtime.executor import CompactionOrder, CompactionResult
 from penstock.runtime.reports import TaskReport, decode_report
-from penstock.runtime.spark.compaction import RESULT_SCHEMA, CompactionTask, read_results
+from penstock.runtime.spark.compaction import (
+    RESULT_SCHEMA,
+    CompactionTask,
+    compact_here,
+    read_results,
+)
 from penstock.runtime.spark.exchange import SPARK_SCHEMA, from_batches
 from penstock.runtime.spark.failures import describe_job_failure
 from penstock.runtime.spark.first_superstep import first_superstep, is_fed
@@ -32,6 +37,7 @@ from penstock.state.protocol.records import CheckpointManifest
 
 _log = logging.getLogger(__name__)
 _EPOCH = "epoch"
+_FEW_ORDERS, _SMALL_BYTES = 16, 4 << 20
 
 
 class SparkExecutor:
@@ -65,9 +71,19 @@ class SparkExecutor:
         ]
 
     def compact(self, orders: Sequence[CompactionOrder]) -> None:
-        """Start a job with a task per order; never waits for it."""
-        task = CompactionTask(tuple(orders), self._worker)
-        self._compacting.append(self._compactions.submit(self._compact, task))
+        """Start a job with a task per order; never waits for it.
+
+        A few small orders are not worth a job: a thread of the driver carries them out.
+        """
+        size_bytes = sum(order.due_bytes for order in orders)
+        is_small = len(orders) <= _FEW_ORDERS and size_bytes <= _SMALL_BYTES
+        compact = self._compact_here if is_small else self._compact
+        self._compacting.append(self._compactions.submit(compact, tuple(orders)))
+
+    @property
+    def is_compacting(self) -> bool:
+        """Tell whether a compaction is under way."""
+        return any(not future.done() for future in self._compacting)
 
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
         """Return, once, what was compacted; `wait` for all that is started."""
@@ -117,8 +133,17 @@ class SparkExecutor:
             raise InternalError(f"the plan of job {job.graph.job!r} has no superstep")
         return frame
 
-    def _compact(self, task: CompactionTask) -> Sequence[CompactionResult]:
-        count = len(task.orders)
+    def _compact_here(
+        self, orders: tuple[CompactionOrder, ...]
+    ) -> Sequence[CompactionResult]:
+        try:
+            return compact_here(orders, self._worker)
+        except PenstockError as error:
+            _log.warning("a compaction failed and is ordered again: %s", error)
+            return ()
+
+    def _compact(self, orders: tuple[CompactionOrder, ...]) -> Sequence[CompactionResult]:
+        task, count = CompactionTask(orders, self._worker), len(orders)
         frame = self._session.range(0, count, 1, count).toDF("id")
         try:
             return read_results(frame.mapInArrow(task, RESULT_SCHEMA).toArrow())

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping
 
 from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, UserError
+from penstock.state.files.state_file import restrict
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.rules import RULES, ProtocolRules
+from penstock.state.tables.compaction import plan_compaction
 from penstock.state.tables.erased import ErasedKind
+from penstock.state.tables.global_keyed_files import plan_global_compaction
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import CompactionConfig
 
@@ -49,6 +52,32 @@ def merge_tables(
         if merged is not None:
             tables[name] = merged
     return tables
+
+
+def due_bytes(
+    specs: Iterable[TableSpec],
+    compaction: CompactionConfig,
+    metadata: Mapping[int, Metadata],
+) -> int:
+    """Return the size of what `compact_subtask` would merge; 0 if nothing is due. Reads nothing."""
+    task = compaction.environment.task
+    own = metadata[task.subtask.index]
+    total = 0
+    for spec in specs:
+        kind = ErasedKind(spec.name, spec.to_config())
+        # At an unchanged parallelism a typed table's list is in the subtask's own metadata.
+        is_global = spec.table_type == state_pb2.GLOBAL_KEYED_TABLE
+        parts = metadata if is_global else {task.subtask.index: own}
+        if is_global and task.subtask.index != 0:
+            continue
+        merged = merge_tables({spec.name: spec.to_config()}, parts).get(spec.name)
+        files = () if merged is None else kind.files_in(merged)
+        if is_global:
+            plan = plan_global_compaction(files, compaction)
+        else:
+            plan = plan_compaction(restrict(files, task.key_range), compaction)
+        total += 0 if plan is None else sum(file.size_bytes for file in plan.inputs)
+    return total
 
 
 def compact_subtask(
