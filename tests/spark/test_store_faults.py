@@ -1,0 +1,101 @@
+"""Object stores that fail, lose answers or fill up below a job on Spark."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ExternalError, StorageError, UnknownOutcomeError
+from penstock.runtime.restarts import RestartPolicy
+from penstock.testing import Call, Fault, FaultMode, FaultyStore, Lands
+from tests.builders.marks import claim, marks_in
+from tests.builders.small_disks import remount, small_disk
+from tests.builders.spark_counting import SETTINGS, CountingJob
+from tests.builders.spark_session import shared_session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ON_WORKERS = {
+    "a-state-file": ("create", "*.parquet"),
+    "reading-metadata": ("read", "*.metadata"),
+}
+ON_THE_DRIVER = {
+    "metadata": ("create", "*.metadata", 3),
+    "a-manifest": ("create", "*/manifest.pb", 2),
+    "an-epoch-record": ("create", "*/epochs/*", 3),
+    "a-commit-marker": ("create", "*/committed", 2),
+    "deleting": ("delete", "*/generations/*", 1),
+}
+FAULTS = {
+    "nothing is written": (FaultMode.FAIL_BEFORE, Lands.NEVER),
+    "it is written and an error comes back": (FaultMode.FAIL_AFTER, Lands.NEVER),
+    "it is written and no answer comes back": (FaultMode.LOSE_RESPONSE, Lands.NOW),
+    "nothing is written and no answer comes back": (FaultMode.LOSE_RESPONSE, Lands.NEVER),
+}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A hook that tells the test which faults were met."""
+
+    marks: Path
+    name: str
+
+    def __call__(self, call: Call) -> None:
+        claim(self.marks, self.name)
+
+
+@dataclass(frozen=True)
+class FailOnce(Mark):
+    """A hook that fails one call among those of all processes.
+
+    A worker that failed is replaced, and its successor counts calls from the beginning.
+    """
+
+    is_answered: bool
+
+    def __call__(self, call: Call) -> None:
+        if claim(self.marks, self.name):
+            about = f"injected fault at {call.operation} {call.path}"
+            is_known = self.is_answered or call.operation == "read"
+            raise StorageError(about) if is_known else UnknownOutcomeError(about)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_calls_to_the_store_that_fail_lose_and_double_nothing(
+    tmp_path: Path, fault: str
+) -> None:
+    mode, lands = FAULTS[fault]
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    job = CountingJob(tmp_path)
+    faults = []
+    for name, (operation, path) in ON_WORKERS.items():
+        fails = FailOnce(marks, name, is_answered=mode is FaultMode.FAIL_BEFORE)
+        faults.append(Fault(FaultMode.DELAY, None, operation, path, hook=fails))
+    for name, (operation, path, at) in ON_THE_DRIVER.items():
+        faults.append(Fault(FaultMode.DELAY, at, operation, path, hook=Mark(marks, name)))
+        faults.append(Fault(mode, at, operation, path, lands))
+    status = job.run(session=shared_session(), store=FaultyStore(job.store, *faults))
+    assert marks_in(marks) == {*ON_WORKERS, *ON_THE_DRIVER}
+    assert status.phase == "finished"
+    assert status.torn_epochs == 0
+    job.check()
+
+
+@pytest.mark.parametrize(("full", "size"), [("checkpoints", "256k"), ("out", "48k")])
+def test_a_full_disk_stops_the_job_and_with_more_space_it_goes_on(
+    tmp_path: Path, full: str, size: str
+) -> None:
+    job = CountingJob(tmp_path, rows=2_000)
+    once = replace(SETTINGS, restarts=RestartPolicy(1, first_delay_micros=1_000))
+    with small_disk(tmp_path / full, size):
+        with pytest.raises((StorageError, ExternalError), match="space") as raised:
+            job.run(session=shared_session(), settings=once)
+        assert str(tmp_path / full) in str(raised.value)
+        epochs = [epoch.record.ref.epoch for epoch in job.checkpoints.epochs()]
+        assert epochs, "it filled up before anything was acknowledged"
+        remount(tmp_path / full, "size=16m")
+        status = job.run(session=shared_session())
+        assert status.phase == "finished"
+        job.check()
