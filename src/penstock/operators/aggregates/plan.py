@@ -116,14 +116,19 @@ class AggregatePlan:
     def _computed(self, frame: pl.LazyFrame, engine: _Engine = "in-memory") -> pl.DataFrame:
         try:
             return frame.collect(engine=engine)
-        except pl.exceptions.InvalidOperationError as error:
-            raise self._overflow(error) from error
+        except (
+            pl.exceptions.InvalidOperationError,
+            pl.exceptions.ComputeError,
+        ) as error:
+            reason = str(error).split("\n", maxsplit=1)[0]
+            if not reason.startswith(("conversion from", "overflow")):
+                raise
+            raise self._overflow(reason) from error
 
-    def _overflow(self, error: Exception) -> UserError:
-        reason = str(error).split("\n", maxsplit=1)[0]
+    def _overflow(self, reason: str) -> UserError:
         return UserError(
             f"an aggregate of ({self.display()}) has a value that does not fit its type: "
-            f"{reason}. Sums of whole numbers are 64 bits wide: cast the column to a decimal "
-            "or a float before",
+            f"{reason}. Sums of whole numbers and durations have 64 bits, those of decimals 38 "
+            "digits: cast the column to a decimal or a float before",
             code=ErrorCode.VALUE_OUT_OF_RANGE,
         )

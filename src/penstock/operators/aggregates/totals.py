@@ -10,6 +10,7 @@ from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.columns import AggregatedColumn, is_number
 
 _LONG = pl.Int64()
+_DECIMAL_LIMIT = 0.999999e38
 _NARROW = (pl.Int8(), pl.Int16(), pl.Int32(), pl.UInt8(), pl.UInt16(), pl.UInt32())
 
 
@@ -52,10 +53,10 @@ class Sum(Aggregate):
     ) -> Mapping[str, pl.Expr]:
         """Add two sums, or take the one there is."""
         mine, other = partials["sum"], others["sum"]
-        if self._dtype.is_integer():
-            both = (mine.cast(pl.Int128) + other.cast(pl.Int128)).cast(self._wide())
+        if self._is_whole():
+            both = self._narrow(_widen(mine) + _widen(other))
         else:
-            both = mine + other
+            both = mine + other  # of decimals it refuses what does not fit
         return {"sum": pl.coalesce(both, mine, other)}
 
     def final(self, sum: pl.Expr) -> pl.Expr:  # noqa: A002 (as users read it)
@@ -73,14 +74,30 @@ class Sum(Aggregate):
         return pl.UInt64() if self._dtype.is_unsigned_integer() else _LONG
 
     def _total(self, values: pl.Expr) -> pl.Expr:
-        if self._dtype.is_integer():
-            # The cast back refuses what does not fit, where 64-bit sums would wrap silently.
-            total = values.cast(pl.Int128).sum().cast(self._wide())
+        if self._is_whole():
+            total = self._narrow(_widen(values).sum())
         elif self._dtype.is_float():
             total = values.cast(pl.Float64).sum()
         else:
-            total = values.sum()
+            total = self._decimal_total(values)
         return _null_if_none(values, total)
+
+    def _is_whole(self) -> bool:
+        return self._dtype.is_integer() or isinstance(self._dtype, pl.Duration)
+
+    def _narrow(self, total: pl.Expr) -> pl.Expr:
+        """Return a sum of 128 bits in its own type, refusing what would wrap otherwise."""
+        if self._dtype.is_integer():
+            return total.cast(self._wide())
+        return total.cast(_LONG).cast(self._dtype)
+
+    def _decimal_total(self, values: pl.Expr) -> pl.Expr:
+        """Return the sum of decimals, refusing one of more than 38 digits."""
+        scale = getattr(self._dtype, "scale", 0)
+        rough = values.cast(pl.Float64).sum().abs()
+        # Sums of decimals wrap. A cast that must fail is the only way to stop a computation.
+        share = (rough / (_DECIMAL_LIMIT / 10**scale) * 128).cast(pl.Int8)
+        return pl.when(share >= 0).then(values.sum())
 
 
 class Avg(Aggregate):
@@ -189,6 +206,11 @@ class Variance(Aggregate):
 
 def _is_summable(dtype: pl.DataType) -> bool:
     return is_number(dtype) or isinstance(dtype, pl.Duration)
+
+
+def _widen(values: pl.Expr) -> pl.Expr:
+    """Return whole numbers and durations in 128 bits, whose sums cannot wrap."""
+    return values.to_physical().cast(pl.Int128)
 
 
 def _weighed(values: pl.Expr, count: pl.Expr) -> pl.Expr:

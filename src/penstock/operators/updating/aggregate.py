@@ -137,7 +137,7 @@ class UpdatingAggregate(ArrowOperator):
         news = self._in_order(self._plan.merge(taken, self._keys.names))
         keys = to_batch(news, self._keys)
         table = ctx.get_keyed_state(TABLE)
-        known = table.get(keys, columns=self._stored().names)
+        known = table.get(keys, columns=self._partials.names)
         state = to_frame([known.rows], self._partials.names)
         merged = self._plan.merge_pairs(news, state)
         table.put(self._to_stored(keys, merged, ctx))

@@ -172,10 +172,13 @@ def test_sums_keep_decimals_and_durations_exact() -> None:
         (pa.int64(), [GREATEST, 1]),
         (pa.int64(), [LEAST, -1]),
         (pa.uint64(), [2**64 - 1, 1]),
+        (pa.duration("us"), [timedelta(days=60_000_000)] * 2),
+        (pa.decimal128(38, 2), [Decimal(9) * 10**35] * 2),
+        (pa.decimal128(38, 0), [Decimal(9) * 10**37] * 4),
     ],
 )
-def test_a_sum_that_64_bits_cannot_hold_is_an_error_and_does_not_wrap(
-    data_type: Any, values: list[int]
+def test_a_sum_that_its_type_cannot_hold_is_an_error_and_does_not_wrap(
+    data_type: Any, values: list[Any]
 ) -> None:
     with pytest.raises(UserError, match=r"total=sum\(x\).*cast the column") as caught:
         results(data_type, values, total=ps.sum("x"))
@@ -190,6 +193,13 @@ def test_merging_sums_notices_an_overflow_too(rows: int) -> None:
         plan.merge(partials, ["key"])
     with pytest.raises(UserError, match="does not fit its type"):
         plan.merge_pairs(partials, partials)
+
+
+def test_merging_decimals_notices_an_overflow_too() -> None:
+    plan = plan_for(pa.decimal128(38, 0), total=ps.sum("x"))
+    huge = pl.Series("total.sum", [Decimal(9) * 10**37], pl.Decimal(38, 0)).to_frame()
+    with pytest.raises(UserError, match="does not fit its type"):
+        plan.merge_pairs(huge, huge)
 
 
 def test_sums_come_to_the_very_ends_of_64_bits() -> None:
