@@ -136,7 +136,8 @@ class PaneCombiner(ArrowOperator):
         panes = self._grid.panes_between(int(times.min()), int(times.max()), limit=limit)
         if panes is None or not frame.width:
             starts = pl.Series(_PANE, self._grid.pane_starts(times))
-            yield from group_by_instant(frame.with_columns(starts), _PANE, keys, compute)
+            placed = pl.DataFrame([*frame.get_columns(), starts])
+            yield from group_by_instant(placed, _PANE, keys, compute)
             return
         # Panes that lie side by side are told apart without a division per row.
         for start, end in panes:
