@@ -91,7 +91,7 @@ def test_without_a_key_all_rows_are_one_group(window: Any) -> None:
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_rows_can_be_counted_without_looking_at_any_column(window: Any) -> None:
     p = ps.Pipeline("count")
-    rows = p.read("rows", ps.list_source([row(1, 1), row(2, 2)], ROWS), event_time="at")
+    rows = p.read("rows", ps.list_source([row(1, 1), row(2, 1)], ROWS), event_time="at")
     out = a_list()
     rows.window("w", window).aggregate(n=ps.count()).write("out", out)
     run_pipeline(p)
