@@ -20,7 +20,7 @@ from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import CrashError, Fault, FaultyStore, assert_job_is_whole
 from tests.builders.golden_case import GoldenCase
 
-EAGER_COMPACTION = CompactionSettings(min_files=2, max_runs=3)
+EAGER_COMPACTION = CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3)
 """Whenever two files can be merged; epochs wait for it."""
 PARTS = 5
 """Into so many epochs at least is an input cut that must be stopped and killed half-way."""

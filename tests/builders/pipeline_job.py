@@ -42,7 +42,7 @@ def small_settings(**changes: object) -> DriverSettings:
         "budget": SourceBudget(rows=5),
         "adapts_budget": False,
         "torn_limit": 1_000,
-        "compaction": CompactionSettings(min_files=2),
+        "compaction": CompactionSettings(min_files=2, min_expiring_files=2),
         "restarts": RestartPolicy(max_restarts=3),
         "rules": RULES,
     }

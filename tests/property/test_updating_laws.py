@@ -100,7 +100,7 @@ def a_job(rows: Sequence[Row], out: Any, rows_per_epoch: int) -> LocalJob:
         settings=DriverSettings(
             budget=SourceBudget(rows=rows_per_epoch),
             adapts_budget=False,
-            compaction=CompactionSettings(min_files=2, max_runs=3),
+            compaction=CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3),
         ),
     )
 

@@ -61,7 +61,7 @@ def small_epochs(count: int) -> DriverSettings:
     return DriverSettings(
         budget=SourceBudget(rows=count),
         adapts_budget=False,
-        compaction=CompactionSettings(min_files=2, max_runs=3),
+        compaction=CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3),
     )
 
 

@@ -41,6 +41,8 @@ class CompactionSettings:
 
     min_files: int = 4
     """How many neighbouring files of one tier make a merge worth while."""
+    min_expiring_files: int = 8
+    """The same for tables by time: their files often expire before so many are there."""
     max_runs: int = 16
     """The hard limit of sorted runs per table and subtask: above it an epoch waits."""
     target_file_bytes: int = 128 << 20
@@ -141,6 +143,7 @@ _RULES: dict[str, _Rule] = {
     "profile_root": _Rule(_read_directory, "an absolute directory"),
     "exchange_compression": _one_of("none", "lz4"),
     "compaction.min_files": _whole(2, 1_000),
+    "compaction.min_expiring_files": _whole(2, 1_000),
     "compaction.max_runs": _whole(2, 10_000),
     "compaction.target_file_bytes": _size(1 << 16),
 }

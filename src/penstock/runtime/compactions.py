@@ -99,6 +99,7 @@ class PendingCompactions:
             order.epoch,
             order.frontier,
             min_compaction_epochs=order.min_files,
+            min_expiring_epochs=order.min_expiring_files,
         )
         return due_bytes(order.specs, config, order.metadata)
 
@@ -124,6 +125,7 @@ class PendingCompactions:
                     state.next_epoch,
                     frontier_of(manifest, node.operator),
                     min_files,
+                    max(min_files, settings.min_expiring_files),
                     settings.target_file_bytes,
                 )
 

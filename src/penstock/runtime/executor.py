@@ -33,6 +33,7 @@ class CompactionOrder:
     """The slot of the outputs: the epoch after that one."""
     frontier: Frontier
     min_files: int
+    min_expiring_files: int
     target_file_bytes: int
     due_bytes: int = 0
     """How large the files are that it would merge."""

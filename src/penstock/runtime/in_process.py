@@ -83,6 +83,7 @@ class InProcessExecutor:
                 order.epoch,
                 order.frontier,
                 min_compaction_epochs=order.min_files,
+                min_expiring_epochs=order.min_expiring_files,
                 target_file_bytes=order.target_file_bytes,
             )
             done = compact_subtask(order.specs, config, order.metadata)

@@ -34,6 +34,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "PENSTOCK_PROFILE_ROOT": str(tmp_path),
             "PENSTOCK_EXCHANGE_COMPRESSION": "lz4",
             "PENSTOCK_COMPACTION_MIN_FILES": "5",
+            "PENSTOCK_COMPACTION_MIN_EXPIRING_FILES": "6",
             "PENSTOCK_COMPACTION_MAX_RUNS": "20",
             "PENSTOCK_COMPACTION_TARGET_FILE_BYTES": "1048576",
             "PATH": "/bin",
@@ -48,7 +49,9 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
         keep_epochs=3,
         profile_root=str(tmp_path),
         exchange_compression="lz4",
-        compaction=CompactionSettings(min_files=5, max_runs=20, target_file_bytes=1 << 20),
+        compaction=CompactionSettings(
+            min_files=5, min_expiring_files=6, max_runs=20, target_file_bytes=1 << 20
+        ),
     )
 
 
@@ -65,6 +68,7 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         exchange_compression = "lz4"
         [compaction]
         min_files = 5
+        min_expiring_files = 6
         max_runs = 20
         target_file_bytes = "1MiB"
         """,
@@ -78,7 +82,9 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         keep_epochs=3,
         profile_root=str(tmp_path),
         exchange_compression="lz4",
-        compaction=CompactionSettings(min_files=5, max_runs=20, target_file_bytes=1 << 20),
+        compaction=CompactionSettings(
+            min_files=5, min_expiring_files=6, max_runs=20, target_file_bytes=1 << 20
+        ),
     )
 
 

@@ -20,7 +20,7 @@ Every plan turns at least two runs into one, so planning again and again ends.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from penstock.core.ids import Epoch
@@ -103,6 +103,12 @@ def plan_compaction(
     ):
         return _plan(runs, start, end)
     return None
+
+
+def for_expiring(config: CompactionConfig) -> CompactionConfig:
+    """Return how a table is compacted whose rows all expire."""
+    least = config.min_expiring_epochs
+    return config if least is None else replace(config, min_compaction_epochs=least)
 
 
 def run_limit(files: Sequence[StateFile]) -> int:

@@ -13,7 +13,7 @@ from penstock.state.files.state_file import restrict
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.rules import RULES, ProtocolRules
-from penstock.state.tables.compaction import plan_compaction
+from penstock.state.tables.compaction import for_expiring, plan_compaction
 from penstock.state.tables.erased import ErasedKind
 from penstock.state.tables.global_keyed_files import plan_global_compaction
 from penstock.state.tables.specs import TableSpec
@@ -75,7 +75,9 @@ def due_bytes(
         if is_global:
             plan = plan_global_compaction(files, compaction)
         else:
-            plan = plan_compaction(restrict(files, task.key_range), compaction)
+            is_expiring = spec.table_type == state_pb2.TIME_KEYED_TABLE
+            chosen = for_expiring(compaction) if is_expiring else compaction
+            plan = plan_compaction(restrict(files, task.key_range), chosen)
         total += 0 if plan is None else sum(file.size_bytes for file in plan.inputs)
     return total
 

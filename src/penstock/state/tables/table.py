@@ -163,6 +163,8 @@ class CompactionConfig:
     """The levels that may be merged; None for any."""
     min_compaction_epochs: int = 4
     """How many neighbouring files of one tier make a merge worth while."""
+    min_expiring_epochs: int | None = None
+    """The same for tables whose rows all expire: waiting may spare the merge. None: the same."""
     target_file_bytes: int = 128 << 20
 
 

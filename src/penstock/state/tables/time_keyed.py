@@ -20,7 +20,7 @@ from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.state_file import StateFile, restrict
 from penstock.state.proto import state_pb2
-from penstock.state.tables.compaction import plan_compaction
+from penstock.state.tables.compaction import for_expiring, plan_compaction
 from penstock.state.tables.file_lists import files_of, message_of
 from penstock.state.tables.table import (
     CheckpointMessage,
@@ -129,7 +129,7 @@ class TimeKeyedTable(Table[state_pb2.TimeKeyedTableConfig, TableMessage, Subtask
         """Concatenate files of the compaction's subtask, without the rows that have expired."""
         environment = compaction.environment
         files = restrict(files_of(table_metadata), environment.task.key_range)
-        plan = plan_compaction(files, compaction)
+        plan = plan_compaction(files, for_expiring(compaction))
         if plan is None:
             return None
         schema = TimeKeyedSchema.from_config(config)
