@@ -39,7 +39,7 @@ def run_pipeline(
     """
     pipeline = ps.Pipeline("benchmark", parallelism=CORES)
     needed = pa.schema([SCHEMA.field(name) for name in columns])
-    source = ps.files(f"{bids}/*.parquet", schema=needed)
+    source = ps.files(f"{bids}/*.parquet", schema=needed, in_time_order=True)
     read = pipeline.read("bids", source, event_time="ts", lateness="1s")
     build(read).write("out", ps.files(str(folder / "out"), format="parquet"))
     epochs: list[tuple[float, int]] = []
