@@ -1,10 +1,9 @@
 """The column that an aggregate looks at: that it exists, that it fits, and which rows count."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 
 from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
@@ -119,8 +118,3 @@ def is_orderable(dtype: pl.DataType) -> bool:
         or dtype.is_temporal()
         or dtype in (pl.Boolean(), pl.String(), pl.Binary())
     )
-
-
-def types_shown(fields: Sequence["pa.Field[pa.DataType]"]) -> str:
-    """Return names and types of columns, for people."""
-    return ", ".join(f"{field.name} {field.type}" for field in fields)
