@@ -9,10 +9,13 @@ sessions may have any length and rows may come in any order.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from penstock.core.schema import RESERVED_PREFIX
+from penstock.core.signals import MAX_MICROS
 from penstock.operators.aggregates.plan import AggregatePlan
+from penstock.operators.windows.assignment import Flags, Micros
 
 KEY = f"{RESERVED_PREFIX}_key"
 """The number of a row's key."""
@@ -45,18 +48,26 @@ class Fragments:
 
 def fragments_of(rows: pl.DataFrame, plan: AggregatePlan, gap: int) -> Fragments:
     """Group rows with `KEY` and `TIME` that are within a gap of each other."""
-    places = pl.DataFrame({KEY: rows[KEY], TIME: rows[TIME]}).with_row_index(SESSION)
-    ordered = places.sort(KEY, TIME)
-    is_new = (pl.col(KEY) != pl.col(KEY).shift(1)) | (
-        pl.col(TIME) - pl.col(TIME).shift(1) > gap
-    )
-    numbered = ordered.with_columns(is_new.fill_null(value=True).cum_sum().alias(FRAGMENT))
-    by_row = numbered.sort(SESSION).select(FRAGMENT)
-    bounds = numbered.group_by(FRAGMENT).agg(
-        pl.col(KEY).first(), pl.col(TIME).min().alias(START), pl.col(TIME).max().alias(LAST)
-    )
+    key, time = rows[KEY].to_numpy(), rows[TIME].to_numpy()
+    order = np.argsort(_in_one_number(key, time), kind="stable")
+    sorted_key, sorted_time = key[order], time[order]
+    is_new = _changes(sorted_key)
+    is_new[1:] |= sorted_time[1:] - sorted_time[:-1] > gap
+    fragment = np.empty(len(order), np.int64)
+    fragment[order] = np.cumsum(is_new) - 1
+    by_row = pl.DataFrame({FRAGMENT: fragment})
     partials = plan.partials_of(rows.hstack(by_row), [FRAGMENT])
-    return Fragments(by_row, bounds.join(partials, on=FRAGMENT))
+    first = np.flatnonzero(is_new)
+    last = np.append(first[1:], len(order))[: len(first)] - 1
+    places = partials[FRAGMENT].to_numpy()
+    bounds = pl.DataFrame(
+        {
+            KEY: sorted_key[first][places],
+            START: sorted_time[first][places],
+            LAST: sorted_time[last][places],
+        }
+    )
+    return Fragments(by_row, partials.hstack(bounds))
 
 
 def merge_sessions(
@@ -69,17 +80,55 @@ def merge_sessions(
     """
     parts = [part.name for part in plan.partials]
     columns = [KEY, START, LAST, WAKES_AT, FRAGMENT, *parts]
-    every = pl.concat([fragments, known], how="diagonal").select(columns).sort(KEY, START)
-    reached = pl.col(LAST).cum_max().shift(1).over(KEY)
-    # Null where a key begins.
-    is_new = (pl.col(START) - reached > gap).fill_null(value=True)
-    every = every.with_columns(is_new.cum_sum().alias(SESSION))
-    bounds = every.group_by(SESSION).agg(
-        pl.col(KEY).first(),
-        pl.col(START).min(),
-        pl.col(LAST).max(),
-        pl.col(WAKES_AT).min(),
-    )
-    merged = bounds.join(plan.merge(every, [SESSION]), on=SESSION)
+    every = pl.concat([fragments, known], how="diagonal").select(columns)
+    key, start, last = (every[name].to_numpy() for name in (KEY, START, LAST))
+    order = np.argsort(_in_one_number(key, start), kind="stable")
+    reached = _reached(key[order], last[order])
+    is_new = _changes(key[order])
+    is_new[1:] |= start[order][1:] - reached[:-1] > gap
+    session = np.empty(len(order), np.int64)
+    session[order] = np.cumsum(is_new) - 1
+    every = every.with_columns(pl.Series(SESSION, session))
+    merged = plan.merge(every, [SESSION])
+    first = np.flatnonzero(is_new)
+    final = np.append(first[1:], len(order))[: len(first)] - 1
+    wakes_at = every[WAKES_AT].fill_null(MAX_MICROS).to_numpy()[order]
+    places = merged[SESSION].to_numpy()
+    bounds = {
+        KEY: key[order][first],
+        START: start[order][first],
+        LAST: reached[final],
+        WAKES_AT: np.minimum.reduceat(wakes_at, first) if len(first) else wakes_at,
+    }
+    merged = merged.with_columns(pl.Series(n, of[places]) for n, of in bounds.items())
+    is_awake = pl.col(WAKES_AT) != MAX_MICROS
+    merged = merged.with_columns(pl.when(is_awake).then(WAKES_AT).alias(WAKES_AT))
     placed = every.filter(pl.col(FRAGMENT).is_not_null()).select(FRAGMENT, SESSION)
     return merged, placed
+
+
+def _changes(key: Micros) -> Flags:
+    """Tell which of some sorted keys differ from the one before; the first one does."""
+    is_new = np.ones(len(key), np.bool_)
+    np.not_equal(key[1:], key[:-1], out=is_new[1:])
+    return is_new
+
+
+def _reached(key: Micros, last: Micros) -> Micros:
+    """Return the latest instant among each row and those of its key before it; sorted by key."""
+    ranked = np.sort(last)
+    rank = np.searchsorted(ranked, last)
+    # Ranks of a later key are above those of an earlier one, so no key hears of another.
+    highest = np.maximum.accumulate(key * len(key) + rank)
+    return ranked[highest - key * len(key)]
+
+
+def _in_one_number(key: Micros, instant: Micros) -> Micros:
+    """Return numbers that sort as keys, and within a key as instants, do."""
+    if not len(key):
+        return key
+    first, last = int(instant.min()), int(instant.max())
+    if (int(key.max()) + 1) * (last - first + 1) >= 1 << 63:
+        instant = np.searchsorted(np.sort(instant), instant)
+        first, last = 0, len(key) - 1
+    return key * (last - first + 1) + (instant - first)
