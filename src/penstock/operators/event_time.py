@@ -5,7 +5,7 @@
 | has rows up to T | `T - lateness`: no row before that instant follows |
 | has had no row yet | nothing: it keeps the watermark unknown |
 | has had no row for the idle timeout | idle: it is left out |
-| has ended | it is left out |
+| has ended | it is left out; unless nobody else is there to speak in that very epoch, then as if it had not |
 
 Time without rows counts by the processing time of epochs, from the epoch in which the split
 was first known. The watermark of all splits is the merged one (see `watermarks`). It may
@@ -39,6 +39,15 @@ def watermark_of_splits(
     )
 
 
+def last_watermark(ended: Iterable[SplitState], spec: WatermarkSpec) -> Watermark:
+    """Return what splits say that ended in this epoch, all of them: how far the latest came.
+
+    Without it event time would stand still in a source whose splits are read whole.
+    """
+    latest = [s.max_event_time_micros for s in ended if s.max_event_time_micros is not None]
+    return _to_event_time(max(latest), spec) if latest else IDLE
+
+
 def next_idle_micros(
     states: Mapping[str, SplitState], spec: WatermarkSpec, now_micros: int
 ) -> int | None:
@@ -70,6 +79,10 @@ def _watermark_of_split(
         return IDLE
     if state.max_event_time_micros is None:
         return None
+    return _to_event_time(state.max_event_time_micros, spec)
+
+
+def _to_event_time(latest_micros: int, spec: WatermarkSpec) -> EventTime:
     # The largest instant stands for the end of all data, which no row can announce.
-    latest = min(state.max_event_time_micros - spec.lateness_micros, MAX_MICROS - 1)
-    return EventTime(max(latest, MIN_MICROS))
+    reached = min(latest_micros - spec.lateness_micros, MAX_MICROS - 1)
+    return EventTime(max(reached, MIN_MICROS))

@@ -1,6 +1,6 @@
 """SourceNode: a source as the first node of a chain, with its splits and their watermark."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
@@ -9,7 +9,11 @@ from penstock.core.signals import IDLE, MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, PenstockError, UserError
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
-from penstock.operators.event_time import next_idle_micros, watermark_of_splits
+from penstock.operators.event_time import (
+    last_watermark,
+    next_idle_micros,
+    watermark_of_splits,
+)
 from penstock.operators.nodes import (
     EpochTerms,
     NodeParts,
@@ -84,11 +88,16 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             return MAX_EVENT_TIME
         states = self.context.split_states
         if not any(not state.ended for state in states.values()):
-            return IDLE
+            spec = self.node.watermark
+            return IDLE if spec is None else last_watermark(self._ended_now(), spec)
         if self.node.watermark is None:
             return None
         now = self.context.processing_time_micros
         return watermark_of_splits(states, self.node.watermark, now)
+
+    def _ended_now(self) -> Iterator[SplitState]:
+        """Return the splits that have ended in this epoch."""
+        return (state for state in self._changed.values() if state.ended)
 
     def report(self) -> OperatorReport:
         """Say what was read in the epoch that was just checkpointed."""

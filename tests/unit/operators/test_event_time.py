@@ -6,7 +6,11 @@ from hypothesis import strategies as st
 
 from penstock.core.signals import IDLE, MAX_MICROS, MIN_MICROS, EventTime, Idle, Watermark
 from penstock.graph.logical import WatermarkSpec
-from penstock.operators.event_time import next_idle_micros, watermark_of_splits
+from penstock.operators.event_time import (
+    last_watermark,
+    next_idle_micros,
+    watermark_of_splits,
+)
 from penstock.operators.splits import SplitState
 
 NO_TIMEOUT = WatermarkSpec(lateness_micros=10)
@@ -141,3 +145,13 @@ def test_more_rows_never_lower_the_watermark_of_active_splits(
     if isinstance(before, EventTime):
         assert isinstance(after, EventTime)
         assert after >= before
+
+
+def test_splits_that_ended_together_say_how_far_the_latest_came() -> None:
+    ended = [SplitState(ended=True, max_event_time_micros=m) for m in (30, 50, None)]
+    assert last_watermark(ended, WatermarkSpec(lateness_micros=5)) == EventTime(45)
+
+
+def test_splits_that_ended_without_a_row_say_nothing() -> None:
+    assert last_watermark([SplitState(ended=True)], WatermarkSpec()) == IDLE
+    assert last_watermark([], WatermarkSpec()) == IDLE

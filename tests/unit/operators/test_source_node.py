@@ -84,7 +84,9 @@ def test_a_subtask_without_splits_is_idle_at_once() -> None:
     assert "run" not in log.of("read")
 
 
-def test_a_split_that_ended_holds_nobody_back_and_all_ended_is_idle() -> None:
+def test_a_split_that_ended_holds_nobody_back_and_speaks_once_more_if_nobody_is_left() -> (
+    None
+):
     def run(ctx: SourceContext, collector: SourceCollector) -> None:
         for split in ctx.splits:
             number = 10 if split.name == "a" else 20
@@ -94,7 +96,8 @@ def test_a_split_that_ended_holds_nobody_back_and_all_ended_is_idle() -> None:
 
     source = SourceRig(run=run)
     assert source.run("a", "b").watermarks["read"] == EventTime(18)
-    assert source.run("c").watermarks["read"] == IDLE
+    assert source.run("c").watermarks["read"] == EventTime(18)
+    assert source.run().watermarks["read"] == IDLE
 
 
 def test_a_resting_split_still_counts_for_the_watermark() -> None:

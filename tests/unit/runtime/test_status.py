@@ -74,8 +74,7 @@ def test_watermarks_are_shown_as_they_move() -> None:
     for status in job.statuses:
         if status.operators and status.operators[1].watermark_micros not in shown:
             shown.append(status.operators[1].watermark_micros)
-    # The last rows end the split, which then holds nobody back and says nothing new.
-    assert shown == [0, 2, MAX_EVENT_TIME.micros]
+    assert shown == [0, 2, 4, MAX_EVENT_TIME.micros]
 
 
 def test_a_status_cannot_be_changed() -> None:
