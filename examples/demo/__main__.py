@@ -1,4 +1,4 @@
-"""The demo: a stateful job on Spark is killed half-way, goes on, and has lost nothing.
+"""The demo: hot items on Spark. The job is killed half-way, goes on, and has lost nothing.
 
     python -m examples.demo [--events N] [--folder FOLDER]
 
@@ -18,17 +18,18 @@ from time import perf_counter
 from types import FrameType
 from typing import NoReturn
 
+import polars as pl
 from rich.console import Console
 from rich.table import Table
 
 import penstock as ps
-from examples.demo.job import read_output, recompute, rows_of
+from examples.demo.job import SLIDE, WIDTH, read_output, recompute, rows_of
 from examples.demo.proof import Comparison, compare
 from examples.demo.run_job import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "demo-output"
-EVENTS = 12_000_000
+EVENTS = 16_000_000
 _OURS = ("parquet", "checkpoints", "tmp")
 """All that is ever written to the folder."""
 
@@ -62,8 +63,8 @@ def tell(console: Console, folder: Path, events: int) -> int:
     clean(folder)
     rows = rows_of(events)
     console.print(
-        f"\n[bold]{rows:,} Nexmark bids → totals per auction, with state, on Spark → Parquet, "
-        "exactly once[/bold]"
+        f"\n[bold]{rows:,} Nexmark bids → hot items: most bids in {WIDTH}, every {SLIDE} → "
+        "Parquet, exactly once[/bold]"
     )
     console.print(f"[dim]Everything is written below {_shown(folder)}/.[/dim]")
 
@@ -82,8 +83,10 @@ def tell(console: Console, folder: Path, events: int) -> int:
         _give_up(console, code, f"The job did not finish: it ended with {code}.")
 
     console.print("\n[bold]3  Compute the same in batch, and compare.[/bold]")
-    comparisons = compare(read_output(folder / "parquet"), recompute(events))
+    written = read_output(folder / "parquet")
+    comparisons = compare(written, recompute(events))
     tell_of_proof(console, comparisons)
+    tell_of_hot_items(console, written)
     shutil.rmtree(folder / "tmp", ignore_errors=True)
     is_equal = all(comparison.is_equal for comparison in comparisons)
     if is_equal:
@@ -162,7 +165,7 @@ def _tell_of_death(console: Console, folder: Path) -> None:
         console.print()
     console.print(
         "[bold red]kill -9[/bold red]: the driver and its JVM are gone. "
-        f"Committed until now: {rows:,} rows of {len({file.epoch for file in files})} epochs. "
+        f"Committed until now: {rows:,} windows of {len({file.epoch for file in files})} epochs. "
         f"Left half done: {len(staged)} files."
     )
 
@@ -182,6 +185,16 @@ def tell_of_proof(console: Console, comparisons: list[Comparison]) -> None:
             found.question, f"{found.written:,}", f"{found.recomputed:,}", verdict
         )
     console.print(table)
+
+
+def tell_of_hot_items(console: Console, written: pl.DataFrame) -> None:
+    """Show the ranking of the window in which an auction had most bids of all."""
+    best = written.sort(pl.col("hottest").list.first().struct.field("bids")).tail(1)
+    for window_end, hottest in best.select("window_end", "hottest").iter_rows():
+        ranking = ", ".join(f"{item['auction']} ({item['bids']} bids)" for item in hottest)
+        console.print(
+            f"\nHottest of all, in the {WIDTH} to {window_end:%H:%M:%S}: {ranking}."
+        )
 
 
 def _shown(folder: Path) -> str:

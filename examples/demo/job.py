@@ -1,11 +1,14 @@
-"""The job of the demo: Nexmark bids → totals per auction, with state → Parquet, exactly once.
+"""The job of the demo: Nexmark bids → the hot auctions of every ten seconds → Parquet.
 
-What the demo is about, dying and going on, is elsewhere: any job with the same three
-functions can stand here. `build` makes the pipeline, `recompute` says in batch what it must
-have found, and `read_output` what it did find.
+Two windows, one behind the other. The first counts the bids of each auction in windows that
+slide; the second takes what comes out for one window together, and keeps the best.
+
+What the demo is about, dying and going on, is elsewhere: any job with the same functions can
+stand here. `build` makes the pipeline, `recompute` says in batch what it must have found,
+and `read_output` what it did find.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,52 +19,29 @@ import penstock as ps
 from penstock.connectors.nexmark_config import NexmarkConfig
 from penstock.connectors.nexmark_rows import make_batch
 from penstock.connectors.nexmark_schemas import BID
-from penstock.state.tables.specs import TableSpec
 
-NAME = "auction-totals"
+NAME = "hot-items"
+WIDTH, SLIDE = "10s", "2s"
+WINDOWS_PER_BID = 5
+TOP = 3
 _COLUMNS = ["auction", "price", "date_time"]
-_TOTALS = pa.schema(
-    [("auction", pa.int64()), ("bids", pa.int64()), ("top_price", pa.int64())]
-)
-_CHANGES = _TOTALS.insert(1, pa.field("new_bids", pa.int64()))
 _CHUNK_ROWS = 1_000_000
 
 
-class AuctionTotals(ps.ArrowOperator):
-    """Counts the bids of each auction and keeps the highest; emits what changed."""
+class Hottest(ps.Aggregate):
+    """The auctions with most bids, best first; of equal ones those that began last."""
 
-    def name(self) -> str:
-        """Return the kind."""
-        return "auction-totals"
+    def partial(self) -> Mapping[str, pl.Expr]:
+        """Rank what there is."""
+        return {"ranked": pl.struct("bids", "auction").sort(descending=True).head(TOP)}
 
-    def output_schema(self, inputs: Sequence[ps.StreamSchema]) -> ps.StreamSchema:
-        """Return the new totals, and how many bids made the difference."""
-        del inputs
-        return ps.StreamSchema(_CHANGES, key_columns=("auction",))
+    def merge(self, ranked: pl.Expr) -> Mapping[str, pl.Expr]:
+        """Rank the best of several parts."""
+        return {"ranked": ranked.explode().sort(descending=True).head(TOP)}
 
-    def tables(self) -> Sequence[TableSpec]:
-        """Keep one row per auction."""
-        return [ps.keyed_table("totals", _TOTALS, key_columns=["auction"])]
-
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
-    ) -> None:
-        """Look the batch's auctions up, add to them, store and emit them."""
-        totals = ctx.get_keyed_state("totals")
-        new = (
-            pl.DataFrame(pl.from_arrow(batch))
-            .group_by("auction")
-            .agg(new_bids=pl.len().cast(pl.Int64), highest=pl.col("price").max())
-        )
-        known = pl.DataFrame(pl.from_arrow(totals.get(new).rows))
-        changed = new.select(
-            "auction",
-            "new_bids",
-            bids=pl.col("new_bids") + known["bids"].fill_null(0),
-            top_price=pl.max_horizontal(pl.col("highest"), known["top_price"]),
-        )
-        totals.put(changed.select(_TOTALS.names))
-        collector.collect(changed)
+    def final(self, ranked: pl.Expr) -> pl.Expr:
+        """Return a list of auctions and their bids."""
+        return ranked
 
 
 def bids(events: int, *, splits: int = 1) -> ps.OperatorSpec:
@@ -74,15 +54,21 @@ def bids(events: int, *, splits: int = 1) -> ps.OperatorSpec:
 def build(events: int, output: Path, *, parallelism: int = 2) -> ps.Pipeline:
     """Return the pipeline; nothing runs yet."""
     pipeline = ps.Pipeline(NAME, parallelism=parallelism)
+    source = bids(events, splits=parallelism)
     (
-        pipeline.read(
-            "bids",
-            bids(events, splits=parallelism),
-            event_time="date_time",
-            lateness="200ms",
-        )
+        pipeline.read("bids", source, event_time="date_time", lateness="200ms")
         .key_by("auction")
-        .process("totals", AuctionTotals())
+        .window("per-auction", ps.sliding(WIDTH, SLIDE))
+        .aggregate(bids=ps.count(), top_price=ps.max("price"))
+        # All results of a window have one event time, so here they come together again.
+        .window("hottest", ps.tumbling(SLIDE))
+        .aggregate(
+            hottest=Hottest(),
+            auctions=ps.count(),
+            bids=ps.sum("bids"),
+            top_price=ps.max("top_price"),
+        )
+        .select("window_end", "hottest", "auctions", "bids", "top_price")
         .write("parquet", ps.files(str(output)))
     )
     return pipeline
@@ -99,41 +85,43 @@ def _config_of(events: int) -> NexmarkConfig:
 
 
 def recompute(events: int) -> pl.DataFrame:
-    """Return the totals of all auctions by one pass over the same bids, without Penstock."""
+    """Return what the job must find, by one pass over the same bids, without Penstock."""
+    slides = [
+        rows.group_by("auction", start=pl.col("date_time").dt.truncate(SLIDE)).agg(
+            bids=pl.len().cast(pl.Int64), top_price=pl.col("price").max()
+        )
+        for rows in _all_bids(events)
+    ]
+    # A bid is in the window that ends with its slide of time, and in the four behind it.
+    windows = pl.DataFrame({"nth": range(1, WINDOWS_PER_BID + 1)})
+    slide = pl.duration(seconds=2)
+    return (
+        pl.concat(slides)
+        .join(windows, how="cross")
+        .group_by("auction", window_end=pl.col("start") + pl.col("nth") * slide)
+        .agg(pl.col("bids").sum(), pl.col("top_price").max())
+        .group_by("window_end")
+        .agg(
+            pl.struct("bids", "auction").top_k(TOP).sort(descending=True).alias("hottest"),
+            pl.len().cast(pl.Int64).alias("auctions"),
+            pl.col("bids").sum(),
+            pl.col("top_price").max(),
+        )
+        .sort("window_end")
+    )
+
+
+def _all_bids(events: int) -> Iterator[pl.DataFrame]:
     config = _config_of(events)
     schema = pa.schema([BID.field(name) for name in _COLUMNS])
     row_count = config.sequence.rows_below(events, 0, 1)
-    parts = []
     for start in range(0, row_count, _CHUNK_ROWS):
         end = min(start + _CHUNK_ROWS, row_count)
         rows = make_batch(config, config.sequence.numbers(0, 1, start, end), schema)
-        parts.append(
-            pl.DataFrame(pl.from_arrow(rows))
-            .group_by("auction")
-            .agg(bids=pl.len().cast(pl.Int64), top_price=pl.col("price").max())
-        )
-    return (
-        pl.concat(parts)
-        .group_by("auction")
-        .agg(pl.col("bids").sum(), pl.col("top_price").max())
-        .sort("auction")
-    )
+        yield pl.DataFrame(pl.from_arrow(rows))
 
 
 def read_output(output: Path) -> pl.DataFrame:
-    """Return what the committed files say of each auction.
-
-    `bids` adds up what every committed row brought, so that a row lost or doubled on its way
-    out shows. `counted` is the highest running total, so that one lost or doubled on its
-    way into state shows too.
-    """
+    """Return what the committed files say, one row per window."""
     rows = pl.DataFrame(pl.from_arrow(ps.read_committed(str(output))))
-    return (
-        rows.group_by("auction")
-        .agg(
-            pl.col("new_bids").sum().alias("bids"),
-            pl.col("top_price").max(),
-            pl.col("bids").max().alias("counted"),
-        )
-        .sort("auction")
-    )
+    return rows.sort("window_end")

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from examples.demo.job import WINDOWS_PER_BID
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -13,7 +15,7 @@ class Comparison:
     written: int
     recomputed: int
     differing: int = 0
-    """How many auctions have another value."""
+    """How many windows have another value."""
 
     @property
     def is_equal(self) -> bool:
@@ -22,33 +24,29 @@ class Comparison:
 
 
 def compare(written: pl.DataFrame, recomputed: pl.DataFrame) -> list[Comparison]:
-    """Compare the output of the job with the answer in batch, auction by auction."""
-    both = recomputed.join(written, on="auction", how="full", suffix="_written")
+    """Compare the output of the job with the answer in batch, window by window."""
+    both = recomputed.join(written, on="window_end", how="full", suffix="_written")
 
-    def differing(expected: str, found: str) -> int:
-        return both.filter(pl.col(expected).ne_missing(pl.col(found))).height
-
-    def total(frame: pl.DataFrame, column: str) -> int:
-        return int(frame[column].sum())
+    def comparison(question: str, column: str) -> Comparison:
+        differs = pl.col(column).ne_missing(pl.col(f"{column}_written"))
+        return Comparison(
+            question,
+            _total(written, column),
+            _total(recomputed, column),
+            both.filter(differs).height,
+        )
 
     return [
-        Comparison("auctions", written.height, recomputed.height),
-        Comparison(
-            "bids in committed rows",
-            total(written, "bids"),
-            total(recomputed, "bids"),
-            differing("bids", "bids_written"),
-        ),
-        Comparison(
-            "bids by running count",
-            total(written, "counted"),
-            total(recomputed, "bids"),
-            differing("bids", "counted"),
-        ),
-        Comparison(
-            "sum of top prices",
-            total(written, "top_price"),
-            total(recomputed, "top_price"),
-            differing("top_price", "top_price_written"),
-        ),
+        Comparison("windows", written.height, recomputed.height),
+        comparison(f"bids, each in {WINDOWS_PER_BID} windows", "bids"),
+        comparison("auctions with bids", "auctions"),
+        comparison("sum of top prices", "top_price"),
+        comparison("bids of the hottest", "hottest"),
     ]
+
+
+def _total(frame: pl.DataFrame, column: str) -> int:
+    values = frame[column]
+    if values.dtype == pl.List:
+        values = values.explode().struct.field("bids")
+    return int(values.sum())

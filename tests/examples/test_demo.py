@@ -13,7 +13,14 @@ from rich.console import Console
 import penstock as ps
 from examples.demo import __main__ as demo
 from examples.demo import run_job
-from examples.demo.job import build, read_output, recompute, rows_of
+from examples.demo.job import (
+    TOP,
+    WINDOWS_PER_BID,
+    build,
+    read_output,
+    recompute,
+    rows_of,
+)
 from examples.demo.proof import compare
 from tests.architecture.project import ROOT
 
@@ -33,8 +40,8 @@ print("still here", flush=True)
 """The sleep is cut short by death; only a failure would wait for it."""
 
 
-def answers(written: pl.DataFrame) -> list[bool]:
-    return [found.is_equal for found in compare(written, recompute(EVENTS))]
+def answers(written: pl.DataFrame, events: int = EVENTS) -> list[bool]:
+    return [found.is_equal for found in compare(written, recompute(events))]
 
 
 @pytest.fixture(scope="module")
@@ -48,30 +55,48 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
 
 
 def test_the_job_finds_what_batch_finds(written: pl.DataFrame) -> None:
-    assert answers(written) == [True, True, True, True]
-    assert written["bids"].sum() == rows_of(EVENTS)
+    assert answers(written) == [True] * 5
+    assert written["bids"].sum() == rows_of(EVENTS) * WINDOWS_PER_BID
 
 
-def test_an_auction_that_is_lost_is_noticed(written: pl.DataFrame) -> None:
-    assert answers(written[1:]) == [False, False, False, False]
+@pytest.mark.slow
+def test_windows_close_while_bids_come_in(tmp_path: Path) -> None:
+    """Else a crash half-way would lose nothing because there was nothing yet."""
+    output = tmp_path / "parquet"
+    events = 2_400_000
+    build(events, output, parallelism=1).run_in_process(str(tmp_path / "checkpoints"))
+    files = ps.committed_files(str(output))
+    assert len({file.epoch for file in files}) > 1
+    assert answers(read_output(output), events) == [True] * 5
 
 
-def test_a_committed_row_that_is_doubled_is_noticed(written: pl.DataFrame) -> None:
-    doubled = written.with_columns(
-        bids=pl.when(pl.int_range(pl.len()) == 5).then(pl.col("bids") * 2).otherwise("bids")
-    )
-    assert answers(doubled) == [True, False, True, True]
+def test_the_hottest_come_first_and_of_equal_ones_the_last(written: pl.DataFrame) -> None:
+    for window in written["hottest"].to_list():
+        ranked = [(item["bids"], item["auction"]) for item in window]
+        assert ranked == sorted(ranked, reverse=True)
+        assert len(ranked) == TOP
 
 
-def test_a_bid_that_is_counted_for_another_auction_is_noticed(
-    written: pl.DataFrame,
-) -> None:
+def test_a_window_that_is_lost_is_noticed(written: pl.DataFrame) -> None:
+    assert answers(written[1:]) == [False] * 5
+
+
+def test_a_window_that_is_written_twice_is_noticed(written: pl.DataFrame) -> None:
+    assert answers(pl.concat([written, written[2:3]])) == [False] * 5
+
+
+def test_a_bid_that_is_counted_in_another_window_is_noticed(written: pl.DataFrame) -> None:
     """Sums alone would not see it."""
     row = pl.int_range(pl.len())
     moved = written.with_columns(
-        counted=pl.col("counted") + (row == 3).cast(pl.Int64) - (row == 4).cast(pl.Int64)
+        bids=pl.col("bids") + (row == 3).cast(pl.Int64) - (row == 4).cast(pl.Int64)
     )
-    assert answers(moved) == [True, True, False, True]
+    assert answers(moved) == [True, False, True, True, True]
+
+
+def test_another_ranking_with_as_many_bids_is_noticed(written: pl.DataFrame) -> None:
+    turned = written.with_columns(hottest=pl.col("hottest").list.reverse())
+    assert answers(turned) == [True, True, True, True, False]
 
 
 @pytest.mark.slow
@@ -112,3 +137,10 @@ def test_a_wrong_answer_is_shown_as_one(written: pl.DataFrame) -> None:
     console = Console(record=True, width=100, file=io.StringIO())
     demo.tell_of_proof(console, compare(written[1:], recompute(EVENTS)))
     assert "1 differ" in console.export_text()
+
+
+def test_the_hottest_window_of_all_is_shown(written: pl.DataFrame) -> None:
+    console = Console(record=True, width=100, file=io.StringIO())
+    demo.tell_of_hot_items(console, written)
+    most = max(window[0]["bids"] for window in written["hottest"].to_list())
+    assert f"({most} bids)" in console.export_text()
