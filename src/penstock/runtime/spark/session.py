@@ -11,6 +11,7 @@
 | FAIR pools (own session) | a compaction must not hold an epoch up |
 | tasks wait for no particular executor (own session) | an epoch is shorter than the wait |
 | `local[*,4]` (own session) | plain `local[*]` never tries a task again |
+| Java's fast compiler only (own, local) | the other takes a core from the tasks for minutes |
 | a temporary folder for the JVM (own session) | Spark leaves sockets behind, and Java does not heed TMPDIR |
 """
 
@@ -121,6 +122,10 @@ def _folder_settings(*, is_local: bool) -> dict[str, str]:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     # "default" ones: the user's own are the "extra" Java options, and both count.
     options = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData'
+    if is_local:
+        # This JVM plans and moves bytes. The optimising compiler would gain nothing and take
+        # a core from the tasks for the first minutes.
+        options += " -XX:TieredStopAtLevel=1"
     settings = {"spark.driver.defaultJavaOptions": options}
     if is_local:
         settings["spark.executor.defaultJavaOptions"] = options
