@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from benchmarks.sides import run_side
+from benchmarks.structured_streaming import DEFAULT, open_peer
 from benchmarks.suites import Row
 from penstock.api.running import run as run_job
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
@@ -28,7 +29,7 @@ RATIO_LIMIT = 3.0
 BATCH_ROWS = 250_000
 TASKS = 2
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
-ROUNDS = 3
+ROUNDS = 4
 
 
 def batches_of(task: int, rows: int) -> Iterator[pa.RecordBatch]:
@@ -92,27 +93,42 @@ class AddUp(ps.ArrowOperator):
 
 def run(*, quick: bool) -> Row:
     rows = 4_000_000 if quick else 20_000_000
-    row = run_side(compare, rows)
+    own, peer = run_side(run_own, rows), run_side(run_peer, rows)
+    ratio = peer["seconds"] / own["seconds"]
+    agrees = own["counted"] == {
+        name: count * ROUNDS for name, count in peer["counted"].items()
+    }
     return {
         "name": f"shuffle of {rows // 1_000_000} M rows of 16 bytes",
-        **row,
+        "rows": rows,
+        "penstock_rows_per_second": round(rows / own["seconds"]),
+        "spark_rows_per_second": round(rows / peer["seconds"]),
+        "penstock_peak_memory_bytes": own["peak_memory_bytes"],
+        "spark_peak_memory_bytes": peer["peak_memory_bytes"],
+        "ratio": round(ratio, 2),
+        "agrees": agrees,
         "target": f"at least {RATIO_LIMIT} times Spark rows through mapInArrow",
-        "ok": row["ratio"] >= RATIO_LIMIT and row["agrees"],
+        "ok": ratio >= RATIO_LIMIT and agrees,
     }
 
 
-def compare(rows: int) -> Row:
+def run_own(rows: int) -> Row:
+    """Return the best of Penstock's rounds."""
     spark = open_session(f"local[{TASKS},4]", name="benchmark")
-    own, counted = penstock_seconds(spark, rows)
-    theirs = [spark_seconds(spark, rows) for _ in range(ROUNDS)]
-    best, peer = min(own), min(seconds for seconds, _, _ in theirs)
-    expected = {"rows": theirs[0][1] * ROUNDS, "sum": theirs[0][2] * ROUNDS}
+    seconds, counted = penstock_seconds(spark, rows)
+    spark.stop()
+    return {"seconds": min(seconds), "counted": counted}
+
+
+def run_peer(rows: int) -> Row:
+    """Return the best of Spark's rounds."""
+    session = open_peer(DEFAULT)
+    rounds = [spark_seconds(session, rows) for _ in range(ROUNDS)]
+    session.stop()
+    _, count, total = rounds[0]
     return {
-        "rows": rows,
-        "penstock_rows_per_second": round(rows / best),
-        "spark_rows_per_second": round(rows / peer),
-        "ratio": round(peer / best, 2),
-        "agrees": counted == expected,
+        "seconds": min(seconds for seconds, _, _ in rounds),
+        "counted": {"rows": count, "sum": total},
     }
 
 
@@ -157,7 +173,7 @@ def _note(durations: dict[int, float], status: ps.JobStatus) -> None:
         durations[status.last.epoch] = status.last.duration_micros / 1e6
 
 
-def spark_seconds(spark: SparkSession, rows: int) -> tuple[float, int, int]:
+def spark_seconds(session: SparkSession, rows: int) -> tuple[float, int, int]:
     """Return what the same took as Spark rows, and what was counted."""
 
     def make(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -173,7 +189,6 @@ def spark_seconds(spark: SparkSession, rows: int) -> tuple[float, int, int]:
             total += pc.sum(batch.column("value")).as_py()
         yield pa.RecordBatch.from_pydict({"rows": [count], "sum": [total]})
 
-    session = spark.newSession()
     session.conf.set("spark.sql.adaptive.enabled", "false")
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(BATCH_ROWS))
     started = time.perf_counter()
