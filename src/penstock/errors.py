@@ -86,6 +86,7 @@ class ErrorCode(StrEnum):
     INPUT_CHANGED = "input-changed"
     UNREADABLE_INPUT = "unreadable-input"
     VALUE_OUT_OF_RANGE = "value-out-of-range"
+    BROKEN_INPUT = "broken-input"
 
 
 class PenstockError(Exception):

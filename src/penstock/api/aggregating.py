@@ -28,10 +28,14 @@ def add_updating_aggregate(
     parallelism: int | None,
 ) -> Port:
     """Add both operators behind a keyed stream; return the changelog."""
+    operator = builder.claim(name)
+    ttl_micros = expiry = None
+    with builder.problems.noting():
+        ttl_micros = None if ttl is None else to_micros(ttl, "ttl")
     stream, keys = keyed.schema, keyed.schema.key_columns
-    expiry = None
-    if ttl is not None:
-        expiry = Expiry.of(to_micros(ttl, "ttl"), ttl_domain, stream)
+    if ttl_micros is not None:
+        with builder.problems.noting():
+            expiry = Expiry.of(ttl_micros, ttl_domain, stream)
     taken = (*keys, OP, BEFORE, AFTER)
     plan = compile_aggregates(name, aggregates, stream, taken=taken)
     if expiry is not None and (hidden := expiry.hidden_aggregates(stream)):
@@ -50,5 +54,5 @@ def add_updating_aggregate(
     )
     partials = builder.port(combined).sent_by(keys)
     spec = updating_aggregate_spec(plan, partials.schema, expiry)
-    operator = builder.add_step(name, spec, [partials], parallelism=parallelism)
+    builder.place(operator, spec, [partials], parallelism=parallelism)
     return builder.port(operator)

@@ -1,13 +1,15 @@
 """GraphBuilder: the graph behind a fluent pipeline, as it grows step by step.
 
-Every step is built once through the registry when it is added: a config that cannot work
-fails at the line that wrote it, and what the step emits is known for the next one.
+Every step is built once through the registry when it is added: what it emits is known for
+the next one. A step that cannot work raises here; `penstock.api.gathering` keeps its error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
+from penstock.api.gathering import Problems
 from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
@@ -20,7 +22,7 @@ from penstock.graph.logical import (
     OperatorSpec,
     WatermarkSpec,
 )
-from penstock.graph.validate import validate
+from penstock.graph.validate import find_problems, validate
 from penstock.operators.display import DisplayableOperator
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Registry
@@ -50,6 +52,34 @@ class Port:
         return replace(self, schema=schema, exchange=Exchange.BY_KEY, parallelism=None)
 
 
+class BrokenPort(Port):
+    """A stream whose step cannot work: it travels on, but nobody learns what its rows are."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Know nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what a step that works would have made known."""
+        if name not in Port.__slots__:
+            raise AttributeError(name)
+        raise UserError(
+            "a step in front of this one cannot work: Pipeline.graph says which and why",
+            code=ErrorCode.BROKEN_INPUT,
+        )
+
+    def sent(self, exchange: Exchange, *, parallelism: int | None = None) -> Port:
+        """Return the same stream."""
+        del exchange, parallelism
+        return self
+
+    def sent_by(self, columns: Sequence[str]) -> Port:
+        """Return the same stream."""
+        del columns
+        return self
+
+
 class GraphBuilder:
     """Nodes and edges so far. Only grows; owned by one pipeline and shared by its streams."""
 
@@ -59,14 +89,27 @@ class GraphBuilder:
         self.registry = registry
         self._nodes: dict[OperatorId, Node] = {}
         self._edges: list[Edge] = []
+        self._names: set[str] = set()
+        """Names that are taken, by steps in the graph and by steps that cannot work."""
+        self.problems = Problems()
+        """The mistakes of steps that are not in the graph."""
         self.displays: dict[OperatorId, DisplayableOperator] = {}
         """How each operator shows itself."""
 
     def graph(self) -> LogicalGraph:
-        """Return the graph, or raise with everything that is wrong with it."""
+        """Return the graph, or raise with everything that is wrong with it or its steps."""
         graph = LogicalGraph(self.job, tuple(self._nodes.values()), tuple(self._edges))
+        if self.problems:
+            # A graph without its broken steps has no loose ends: what is said of it is true.
+            self.problems.refuse(self.job, find_problems(graph) if graph.nodes else ())
         validate(graph)
         return graph
+
+    def schema_of(self, port: Port) -> StreamSchema:
+        """Return what the rows of a stream are, or raise every mistake so far."""
+        if isinstance(port, BrokenPort):
+            self.problems.refuse(self.job)
+        return port.schema
 
     def outputs_of(self, operator: OperatorId) -> Mapping[str, StreamSchema]:
         """Return what an operator emits, by output."""
@@ -75,9 +118,31 @@ class GraphBuilder:
     def name_for(self, kind: str) -> OperatorId:
         """Return the first free automatic name of a kind: `filter-1`, then `filter-2`."""
         number = 1
-        while f"{kind}-{number}" in self._nodes:
+        while f"{kind}-{number}" in self._names:
             number += 1
         return OperatorId(f"{kind}-{number}")
+
+    def reserve(self, name: str) -> None:
+        """Keep a name from being used, whether it is free, taken or none at all."""
+        self._names.add(name)
+
+    def claim(self, name: str) -> OperatorId:
+        """Take a name for a step that `place` will add; raise if it can be nobody's name.
+
+        One that is taken is a mistake too, but what follows is checked under a free one.
+        """
+        operator = OperatorId(name)
+        if operator in self._names:
+            taken = UserError(
+                f"pipeline {self.job!r} has an operator named {name!r} already, and a name is "
+                "the identity of state: choose another one",
+                code=ErrorCode.NAME_TAKEN,
+                operator=operator,
+            )
+            self.problems.note(taken)
+            operator = self.name_for(name)
+        self._names.add(operator)
+        return operator
 
     def add_source(
         self,
@@ -89,7 +154,7 @@ class GraphBuilder:
         parallelism: int | None,
     ) -> Port:
         """Add a source; a watermark is made if its stream has event times, given or declared."""
-        operator = self._free_name(name)
+        operator = self.claim(name)
         with _naming(operator):
             source = self.registry.construct(spec).operator
             if not isinstance(source, SourceOperator):
@@ -130,8 +195,19 @@ class GraphBuilder:
         is_sink: bool = False,
     ) -> OperatorId:
         """Add an operator behind other ones; a sink emits nothing, any other does."""
-        operator = self._free_name(name)
-        schemas = tuple(port.schema for port in inputs)
+        operator = self.claim(name)
+        return self.place(operator, spec, inputs, parallelism=parallelism, is_sink=is_sink)
+
+    def place(
+        self,
+        operator: OperatorId,
+        spec: OperatorSpec,
+        inputs: Sequence[Port],
+        *,
+        parallelism: int | None = None,
+        is_sink: bool = False,
+    ) -> OperatorId:
+        """Add an operator whose name was claimed before; otherwise as `add_step`."""
         with _naming(operator):
             step = self.registry.construct(spec).operator
             if not isinstance(step, ArrowOperator):
@@ -140,6 +216,7 @@ class GraphBuilder:
                     "stream. Read from it with Pipeline.read",
                     operator=operator,
                 )
+            schemas = tuple(port.schema for port in inputs)
             stream = step.output_schema(schemas)
             _check_end(operator, stream, is_sink=is_sink)
             sides = step.side_outputs(schemas)
@@ -168,17 +245,6 @@ class GraphBuilder:
     def port(self, operator: OperatorId, output: str = MAIN) -> Port:
         """Return an output of an operator; the operator is known to have it."""
         return Port(operator, output, self.outputs_of(operator)[output].keyed_by())
-
-    def _free_name(self, name: str) -> OperatorId:
-        operator = OperatorId(name)
-        if operator in self._nodes:
-            raise UserError(
-                f"pipeline {self.job!r} has an operator named {name!r} already, and a name is "
-                "the identity of state: choose another one",
-                code=ErrorCode.NAME_TAKEN,
-                operator=operator,
-            )
-        return operator
 
     def _parallelism_behind(self, inputs: Sequence[Port]) -> int:
         """Return what a step gets that asks for nothing: as it is sent, else as its producer."""

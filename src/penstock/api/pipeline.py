@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.api.graph_builder import GraphBuilder
+from penstock.api.gathering import step
+from penstock.api.graph_builder import BrokenPort, GraphBuilder
 from penstock.api.running import run, run_in_process
 from penstock.api.stream import Stream
 from penstock.core.duration import DurationLike, to_micros
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 _FORMATS = ("text", "mermaid", "json")
 
 
+def _broken(pipeline: "Pipeline") -> Stream:
+    return Stream(pipeline.builder, BrokenPort())
+
+
 class Pipeline:
     """A job as it is being written. Mutable: its streams add their steps to it."""
 
@@ -48,18 +53,20 @@ class Pipeline:
             from penstock.connectors.catalog import default_registry
 
             registry = default_registry()
-        self._builder = GraphBuilder(JobId(name), parallelism, registry)
+        self.builder = GraphBuilder(JobId(name), parallelism, registry)
+        """What steps are added to; for those who add steps of their own."""
 
     @property
     def name(self) -> str:
         """The name of the job: what its state is found by."""
-        return self._builder.job
+        return self.builder.job
 
     @property
     def registry(self) -> Registry:
         """What builds its operators; a UDF that is added here can be called by name."""
-        return self._builder.registry
+        return self.builder.registry
 
+    @step(_broken, is_named=True)
     def read(
         self,
         name: str,
@@ -78,22 +85,36 @@ class Pipeline:
         """
         watermark = None
         if lateness is not None or idle_timeout is not None:
-            watermark = WatermarkSpec(
-                0 if lateness is None else to_micros(lateness, "lateness"),
-                None if idle_timeout is None else to_micros(idle_timeout, "idle timeout"),
-            )
-        port = self._builder.add_source(
+            watermark = self._watermark(lateness, idle_timeout)
+        port = self.builder.add_source(
             name,
             _to_spec(source),
             event_time=event_time,
             watermark=watermark,
             parallelism=parallelism,
         )
-        return Stream(self._builder, port)
+        return Stream(self.builder, port)
+
+    def _watermark(
+        self, lateness: DurationLike | None, idle_timeout: DurationLike | None
+    ) -> WatermarkSpec:
+        """Return what was asked for; a mistake in one does not hide those in others."""
+        lateness_micros, idle_micros = 0, None
+        if lateness is not None:
+            with self.builder.problems.noting():
+                lateness_micros = to_micros(lateness, "lateness")
+        if idle_timeout is not None:
+            with self.builder.problems.noting():
+                idle_micros = to_micros(idle_timeout, "idle timeout")
+        return WatermarkSpec(lateness_micros, idle_micros)
 
     def graph(self) -> LogicalGraph:
-        """Return the graph so far; raise `GraphError` with everything that is wrong with it."""
-        return self._builder.graph()
+        """Return the graph so far, or raise with every mistake that was made in writing it.
+
+        A single mistake is raised as the error it is, several as one `GraphError` that lists
+        them in the order they were written, each with file and line.
+        """
+        return self.builder.graph()
 
     def run(
         self,
@@ -224,7 +245,7 @@ class Pipeline:
                 code=ErrorCode.INVALID_CONFIG,
             )
         graph = self.graph()
-        displays = self._builder.displays
+        displays = self.builder.displays
         if format == "text":
             shown = "".join(f"  {name}: {shown}\n" for name, shown in displays.items())
             return (

@@ -3,7 +3,7 @@
 A stream is a value: every step returns another one, and several steps may follow the same.
 Nothing runs; each step adds an operator to the pipeline's graph. Steps without state get
 automatic names; operators, sources and sinks are named by the user, because a name is the
-identity of state.
+identity of state. Mistakes are raised with the graph, all at once: `penstock.api.gathering`.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from penstock.api.aggregating import add_updating_aggregate
 from penstock.api.expressions import ExpressionLike, to_expression, to_expressions
-from penstock.api.graph_builder import GraphBuilder, Port
-from penstock.api.windowing import BadTimes, Window, WindowedStream
+from penstock.api.gathering import step
+from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
+from penstock.api.windowing import BadTimes, BrokenWindows, Window, WindowedStream
 from penstock.core.duration import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
@@ -34,6 +35,26 @@ Step: TypeAlias = ArrowOperator | OperatorSpec
 """A user's operator, or the spec of a built-in or plugged-in one."""
 
 
+def _itself(stream: "Stream") -> "Stream":
+    return stream
+
+
+def _nothing(stream: "Stream") -> None:
+    del stream
+
+
+def _broken(stream: AnyStream) -> "Stream":
+    return Stream(stream.builder, BrokenPort())
+
+
+def _broken_keyed(stream: "Stream") -> "KeyedStream":
+    return KeyedStream(stream.builder, BrokenPort())
+
+
+def _broken_windows(stream: AnyStream) -> "WindowedStream[Stream]":
+    return BrokenWindows(stream.builder, Stream)
+
+
 class Stream:
     """Rows on their way from one step to the next. Made by `Pipeline.read` and by steps."""
 
@@ -50,22 +71,26 @@ class Stream:
     @property
     def schema(self) -> StreamSchema:
         """The columns of its rows, and which one is their event time."""
-        return self.port.schema
+        return self.builder.schema_of(self.port)
 
+    @step(_itself)
     def filter(self, predicate: ExpressionLike) -> "Stream":
         """Keep the rows for which a Polars expression is true."""
         return self._then(filter_spec(to_expression(predicate)))
 
+    @step(_broken)
     def select(self, *expressions: ExpressionLike, **named: ExpressionLike) -> "Stream":
         """Compute the columns of new rows, a row for each; text names a column."""
         return self._then(select_spec(*to_expressions(expressions, named)))
 
+    @step(_broken)
     def with_columns(
         self, *expressions: ExpressionLike, **named: ExpressionLike
     ) -> "Stream":
         """Add columns, or replace those of the same name."""
         return self._then(with_columns_spec(*to_expressions(expressions, named)))
 
+    @step(_broken)
     def map_batches(
         self,
         function: Callable[..., Any],
@@ -79,6 +104,7 @@ class Stream:
         """
         return self._then(map_batches_spec(function, self._to_stream_schema(schema)))
 
+    @step(_broken)
     def flat_map(
         self,
         function: Callable[..., Any],
@@ -88,17 +114,20 @@ class Stream:
         """Pass every batch through a function that returns or yields any number of them."""
         return self._then(flat_map_spec(function, self._to_stream_schema(schema)))
 
+    @step(_broken, is_named=True)
     def udf(self, name: str, declared: ResultSpec) -> "Stream":
         """Add a column that a user-defined function computes: see `udf`, `async_udf`, `native_udf`.
 
         It has a name because calls that wait for an answer are kept in state.
         """
-        return self.process(name, declared.to_operator_spec())
+        return _process(self.builder, name, declared.to_operator_spec(), (self,))
 
+    @step(_broken)
     def to_debezium(self) -> "Stream":
         """Turn a changelog into Debezium's records `{before, after, op}`, keys inside of both."""
         return self._then(to_debezium_spec())
 
+    @step(_broken)
     def union(self, *others: "Stream") -> "Stream":
         """Bring streams with the same columns together, in no particular order."""
         if not others:
@@ -115,6 +144,7 @@ class Stream:
         """Send all rows to every subtask of the next step."""
         return Stream(self.builder, self.port.sent(Exchange.BROADCAST))
 
+    @step(_broken_keyed)
     def key_by(self, *columns: str) -> "KeyedStream":
         """Send rows to the subtask that owns their key, for the stateful step that follows."""
         if not columns:
@@ -123,6 +153,7 @@ class Stream:
             )
         return KeyedStream(self.builder, self.port.sent_by(columns))
 
+    @step(_broken_windows, is_named=True)
     def window(
         self,
         name: str,
@@ -146,6 +177,7 @@ class Stream:
             to_stream=Stream,
         )
 
+    @step(_broken, is_named=True)
     def process(
         self, name: str, operator: Step, *others: AnyStream, parallelism: int | None = None
     ) -> "Stream":
@@ -154,6 +186,7 @@ class Stream:
             self.builder, name, operator, (self, *others), parallelism=parallelism
         )
 
+    @step(_broken)
     def side_output(self, name: str) -> "Stream":
         """Return another output of the step that this stream comes from, such as `LATE`."""
         operator = self.port.operator
@@ -170,6 +203,7 @@ class Stream:
             )
         return Stream(self.builder, self.builder.port(operator, name))
 
+    @step(_nothing, is_named=True)
     def write(
         self, name: str, sink: Step | Writable, *, parallelism: int | None = None
     ) -> None:
@@ -204,8 +238,9 @@ class KeyedStream:
     @property
     def schema(self) -> StreamSchema:
         """The columns of its rows, which one is their event time, and which are their key."""
-        return self.port.schema
+        return self.builder.schema_of(self.port)
 
+    @step(_broken_windows, is_named=True)
     def window(
         self,
         name: str,
@@ -229,6 +264,7 @@ class KeyedStream:
             to_stream=Stream,
         )
 
+    @step(_broken, is_named=True)
     def aggregate(
         self,
         name: str,
@@ -255,6 +291,7 @@ class KeyedStream:
         )
         return Stream(self.builder, changelog)
 
+    @step(_broken, is_named=True)
     def process(
         self, name: str, operator: Step, *others: AnyStream, parallelism: int | None = None
     ) -> Stream:

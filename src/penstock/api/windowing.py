@@ -11,7 +11,8 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
 
-from penstock.api.graph_builder import GraphBuilder, Port
+from penstock.api.gathering import step
+from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.core.duration import DurationLike, to_micros
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
@@ -39,7 +40,11 @@ BadTimes: TypeAlias = Literal["fail", "divert"]
 """What becomes of rows whose event time is null or absurd."""
 
 _BAD_TIMES = ("fail", "divert")
+_ANY_LENGTHS = {"width": 1, "slide": 1, "offset": 0, "gap": 1}
+"""For windows that cannot be: what they compute is checked all the same."""
 StreamT = TypeVar("StreamT")
+ToStream: TypeAlias = Callable[[GraphBuilder, Port, Mapping[str, Port]], StreamT]
+"""How results become a stream again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,10 @@ def session(gap: DurationLike) -> SessionWindow:
     return SessionWindow(gap)
 
 
+def _broken_result(windowed: "WindowedStream[StreamT]") -> StreamT:
+    return windowed.to_stream(windowed.builder, BrokenPort(), {})
+
+
 class WindowedStream(Generic[StreamT]):
     """A stream cut into windows, waiting to be told what to compute. Made by `window`."""
 
@@ -110,24 +119,23 @@ class WindowedStream(Generic[StreamT]):
         *,
         bad_times: BadTimes,
         parallelism: int | None,
-        to_stream: Callable[[GraphBuilder, Port, Mapping[str, Port]], StreamT],
+        to_stream: ToStream[StreamT],
     ) -> None:
-        if bad_times not in _BAD_TIMES:
-            raise UserError(
-                f"window {name!r}: bad_times is {bad_times!r}"
-                f"{did_you_mean(bad_times, _BAD_TIMES)}: use 'fail' or 'divert'",
-                code=ErrorCode.INVALID_CONFIG,
-                operator=name,
-            )
-        self._builder = builder
+        self.builder = builder
+        """What steps are added to."""
+        self.to_stream = to_stream
         self._port = port
         self._name = name
         self._window = window
-        self._lengths = _to_micros(name, window)
+        self._lengths = _ANY_LENGTHS
+        with builder.problems.noting():
+            self._lengths = _to_micros(name, window)
+        with builder.problems.noting():
+            _check_bad_times(name, bad_times)
         self._diverts_bad_times = bad_times == "divert"
         self._parallelism = parallelism
-        self._to_stream = to_stream
 
+    @step(_broken_result)
     def aggregate(self, **aggregates: Aggregate) -> StreamT:
         """Compute results per key and window; each is named by its keyword.
 
@@ -135,44 +143,49 @@ class WindowedStream(Generic[StreamT]):
         instant of the window, and the event time of the row) and the results. Rows that
         came when all their windows had closed are in the side output `LATE`.
         """
+        operator = self.builder.claim(self._name)
         aggregation = _compile(self._name, self._port.schema, aggregates)
         if isinstance(self._window, SessionWindow):
-            return self._add_sessions(aggregation)
-        return self._add_panes(aggregation)
+            return self._add_sessions(operator, aggregation)
+        return self._add_panes(operator, aggregation)
 
-    def _add_panes(self, aggregation: WindowAggregation) -> StreamT:
+    def _add_panes(self, operator: OperatorId, aggregation: WindowAggregation) -> StreamT:
         """Add a combiner where the rows are, and behind an exchange the windows."""
         lengths = self._lengths
         grid = WindowGrid(lengths["width"], lengths["slide"], lengths["offset"])
         combiner, window = pane_window_specs(
             grid,
             aggregation,
-            consumer=self._name,
+            consumer=operator,
             shown=str(self._window),
             diverts_bad_times=self._diverts_bad_times,
         )
         rows = _unkeyed(self._port)
-        made = self._builder.add_step(f"{self._name}-combiner", combiner, [rows])
-        return self._add(window, self._builder.port(made), aggregation, sides_of=made)
+        made = self.builder.add_step(f"{operator}-combiner", combiner, [rows])
+        combined = self.builder.port(made)
+        return self._add(operator, window, combined, aggregation, sides_of=made)
 
-    def _add_sessions(self, aggregation: WindowAggregation) -> StreamT:
+    def _add_sessions(
+        self, operator: OperatorId, aggregation: WindowAggregation
+    ) -> StreamT:
         """Add the windows behind an exchange of rows; they need a key to travel by."""
         rows = _unkeyed(self._port)
         if not aggregation.stream.key_columns:
             key = pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS)
             spec = with_columns_spec(key)
-            made = self._builder.add_step(f"{self._name}-rows", spec, [rows])
-            rows = self._builder.port(made)
+            made = self.builder.add_step(f"{operator}-rows", spec, [rows])
+            rows = self.builder.port(made)
         window = session_window_spec(
             self._lengths["gap"],
             aggregation,
             shown=str(self._window),
             diverts_bad_times=self._diverts_bad_times,
         )
-        return self._add(window, rows, aggregation)
+        return self._add(operator, window, rows, aggregation)
 
     def _add(
         self,
+        operator: OperatorId,
         window: OperatorSpec,
         rows: Port,
         aggregation: WindowAggregation,
@@ -182,12 +195,35 @@ class WindowedStream(Generic[StreamT]):
         parallelism = self._parallelism
         if parallelism is None and not aggregation.stream.key_columns:
             parallelism = 1
-        builder = self._builder
+        builder = self.builder
         keyed = rows.sent_by(aggregation.keys)
-        operator = builder.add_step(self._name, window, [keyed], parallelism=parallelism)
+        builder.place(operator, window, [keyed], parallelism=parallelism)
         names = (LATE, BAD) if self._diverts_bad_times else (LATE,)
         sides = {name: builder.port(sides_of or operator, name) for name in names}
-        return self._to_stream(builder, builder.port(operator), sides)
+        return self.to_stream(builder, builder.port(operator), sides)
+
+
+class BrokenWindows(WindowedStream[StreamT]):
+    """Windows without a name: that was noted, and what they would compute is not looked at."""
+
+    def __init__(self, builder: GraphBuilder, to_stream: ToStream[StreamT]) -> None:
+        self.builder = builder
+        self.to_stream = to_stream
+
+    def aggregate(self, **aggregates: Aggregate) -> StreamT:
+        """Return a broken stream."""
+        del aggregates
+        return _broken_result(self)
+
+
+def _check_bad_times(name: str, bad_times: str) -> None:
+    if bad_times not in _BAD_TIMES:
+        raise UserError(
+            f"window {name!r}: bad_times is {bad_times!r}"
+            f"{did_you_mean(bad_times, _BAD_TIMES)}: use 'fail' or 'divert'",
+            code=ErrorCode.INVALID_CONFIG,
+            operator=name,
+        )
 
 
 def _unkeyed(port: Port) -> Port:

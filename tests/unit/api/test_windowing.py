@@ -35,40 +35,53 @@ def rows(**options: Any) -> ps.Stream:
 def test_windows_that_cannot_be_are_refused_with_the_name_of_the_step(
     window: Any, problems: list[str]
 ) -> None:
+    keyed = rows().key_by("key")
+    keyed.window("per-key", window).aggregate(n=ps.count())
     with pytest.raises(UserError, match="window 'per-key' cannot be") as caught:
-        rows().key_by("key").window("per-key", window)
+        keyed.builder.graph()
     assert all(problem in caught.value.message for problem in problems)
 
 
 def test_everything_that_is_wrong_with_aggregates_is_said_at_once() -> None:
     not_one: Any = 5
-    with pytest.raises(SchemaError, match="window 'w' cannot be computed") as caught:
-        rows().key_by("key").window("w", ps.tumbling("1s")).aggregate(
+    computed = (
+        rows()
+        .key_by("key")
+        .window("w", ps.tumbling("1s"))
+        .aggregate(
             total=ps.sum("valeu"), key=ps.count(), window_end=ps.count(), five=not_one
         )
+    )
+    with pytest.raises(SchemaError, match="window 'w' cannot be computed") as caught:
+        computed.builder.graph()
     for problem in ("did you mean 'value'", "key:", "window_end:", "five"):
         assert problem in caught.value.message
 
 
 def test_nothing_to_aggregate_and_nothing_to_go_by_are_refused() -> None:
+    nothing = rows().window("w", ps.session("1s")).aggregate()
     with pytest.raises(SchemaError, match="computes nothing"):
-        rows().window("w", ps.session("1s")).aggregate()
+        nothing.builder.graph()
+    untimed = rows(event_time=None).window("w", ps.session("1s")).aggregate(n=ps.count())
     with pytest.raises(SchemaError, match="its rows have no event time"):
-        rows(event_time=None).window("w", ps.session("1s")).aggregate(n=ps.count())
+        untimed.builder.graph()
 
 
 def test_a_key_that_is_called_like_a_column_of_windows_is_refused() -> None:
     schema = pa.schema([("window_start", pa.int64()), ("at", pa.timestamp("us"))])
     stream = ps.Pipeline("p").read("r", ps.list_source([], schema), event_time="at")
     windows = stream.key_by("window_start").window("w", ps.tumbling("1s"))
+    counts = windows.aggregate(n=ps.count())
     with pytest.raises(SchemaError, match="key column 'window_start' has the name"):
-        windows.aggregate(n=ps.count())
+        counts.builder.graph()
 
 
 def test_unknown_ways_with_bad_times_are_refused() -> None:
     wrong: Any = "diverted"
+    stream = rows()
+    stream.window("w", ps.tumbling("1s"), bad_times=wrong)
     with pytest.raises(UserError, match="did you mean 'divert'"):
-        rows().window("w", ps.tumbling("1s"), bad_times=wrong)
+        stream.builder.graph()
 
 
 @pytest.mark.parametrize(
@@ -77,8 +90,9 @@ def test_unknown_ways_with_bad_times_are_refused() -> None:
 def test_late_and_bad_rows_are_side_outputs_of_the_result(window: Any) -> None:
     counts = rows().key_by("key").window("w", window).aggregate(n=ps.count())
     assert counts.side_output(ps.LATE).schema.schema == ROWS
+    counts.side_output(ps.BAD)
     with pytest.raises(UserError, match="no side output 'bad'") as caught:
-        counts.side_output(ps.BAD)
+        counts.builder.graph()
     assert caught.value.code is ErrorCode.UNKNOWN_OUTPUT
     counts = rows().window("w", window, bad_times="divert").aggregate(n=ps.count())
     assert counts.side_output(ps.BAD).schema.schema == ROWS

@@ -53,8 +53,9 @@ def test_keys_move_into_the_rows_and_ops_become_letters() -> None:
 )
 def test_a_stream_that_is_no_changelog_is_refused(schema: pa.Schema, problem: str) -> None:
     stream = ps.Pipeline("p").read("rows", ps.list_source([], schema=schema))
+    stream.to_debezium()
     with pytest.raises(SchemaError, match="not a changelog") as caught:
-        stream.to_debezium()
+        stream.builder.graph()
     assert problem in caught.value.message
 
 

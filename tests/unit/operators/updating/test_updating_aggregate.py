@@ -281,8 +281,10 @@ def test_a_time_to_live_that_cannot_be_is_refused(
     keyed: tuple[GraphBuilder, Port], options: dict[str, Any], problem: str
 ) -> None:
     given = {"ttl": None, "ttl_domain": None, "parallelism": None} | options
+    builder, rows = keyed
+    add_updating_aggregate(builder, rows, "totals", {"n": ps.count()}, **given)
     with pytest.raises(UserError, match=problem):
-        add_updating_aggregate(*keyed, "totals", {"n": ps.count()}, **given)
+        builder.graph()
 
 
 @pytest.mark.parametrize("result", ["user", "op", "before", "after"])
@@ -301,8 +303,9 @@ def test_a_key_column_that_is_called_as_the_changelog_needs_it_is_refused() -> N
     pipeline = ps.Pipeline("totals")
     schema: dict[str, Any] = {"op": pa.string()}
     rows = pipeline.read("rows", ps.list_source([], schema=pa.schema(schema)))
+    rows.key_by("op").aggregate("totals", n=ps.count())
     with pytest.raises(SchemaError, match="rename it before key_by"):
-        rows.key_by("op").aggregate("totals", n=ps.count())
+        pipeline.graph()
 
 
 def test_combining_without_a_key_is_refused() -> None:

@@ -109,8 +109,9 @@ def test_rows_that_spark_cannot_hold_are_refused_when_the_graph_is_built() -> No
     pipeline = ps.Pipeline("types")
     rows = pa.table({"big": pa.array([1], pa.uint64())})
     read = pipeline.read("rows", ps.list_source(rows))
+    read.write("out", ps.for_each_epoch(lambda *_: None))
     with pytest.raises(ps.PenstockError, match="column 'big' is uint64"):
-        read.write("out", ps.for_each_epoch(lambda *_: None))
+        pipeline.graph()
 
 
 def test_a_pipeline_without_an_attached_source_cannot_be_attached() -> None:

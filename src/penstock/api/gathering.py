@@ -1,0 +1,199 @@
+"""Mistakes of a pipeline: noted step by step where they were written, raised all at once.
+
+A step that cannot work notes its error and returns a stream that is broken. Steps behind it
+still check what they can know without its columns (names, windows, configs) and note nothing
+that only follows from the first mistake. `Pipeline.graph`, and so whatever runs or explains
+a pipeline, then raises everything.
+
+Only a `UserError` is gathered: writing the pipeline in another way helps. A store that does
+not answer while columns are inferred, or an operator's own code that fails, is raised at once.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
+
+from penstock.errors import ErrorCode, GraphError, UserError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake: what the step raised, which step it was, and where it was written."""
+
+    error: UserError
+    step: str
+    where: str | None
+    """File and line of the user's code; None if nobody outside of Penstock called."""
+
+    def __str__(self) -> str:
+        start = self.step if self.where is None else f"{self.where}, {self.step}"
+        return f"{start}: {self.error.message}"
+
+
+class Problems:
+    """The mistakes of one pipeline so far, in the order they were written. Only grows."""
+
+    def __init__(self) -> None:
+        self._noted: list[Problem] = []
+        self._step = "a step"
+
+    @contextmanager
+    def within(self, step: str) -> Iterator[None]:
+        """Say which step the mistakes are of that are noted meanwhile."""
+        outer, self._step = self._step, step
+        try:
+            yield
+        finally:
+            self._step = outer
+
+    def noting(self) -> "Noting":
+        """Note a mistake and go on behind the block, for a step that can still be checked."""
+        return Noting(self)
+
+    def note(self, error: UserError) -> None:
+        """Keep a mistake, unless it is only the consequence of one that is kept already."""
+        if error.code is ErrorCode.BROKEN_INPUT:
+            return
+        problem = Problem(error, self._step, _where_user_wrote())
+        if problem.where is not None:
+            error.add_note(f"written at {problem.where}, in {self._step}")
+        # Frames of the step hold on to data, and the note says where to look.
+        error.__traceback__ = None
+        self._noted.append(problem)
+
+    def __bool__(self) -> bool:
+        return bool(self._noted)
+
+    def refuse(self, job: str, others: Sequence[str] = ()) -> NoReturn:
+        """Raise the only mistake itself, or one error that lists all, `others` behind them."""
+        if len(self._noted) == 1 and not others:
+            # Raised again by every call, it must not carry the frames of the one before.
+            raise self._noted[0].error.with_traceback(None)
+        problems = (*map(str, self._noted), *others)
+        listed = "\n  ".join(problem.replace("\n", "\n    ") for problem in problems)
+        raise GraphError(
+            f"pipeline {job!r} has {len(problems)} mistakes:\n  {listed}",
+            job=job,
+            problems=problems,
+        )
+
+
+class Noting:
+    """A block whose mistake is noted, not raised. No generator: its frames are Penstock's own."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, UserError):
+            self._problems.note(error)
+            return True
+        return False
+
+
+class Gathering(Protocol):
+    """What a step tells its mistakes to: the builder of the pipeline."""
+
+    @property
+    def problems(self) -> Problems:
+        """The mistakes so far."""
+
+    def reserve(self, name: str) -> None:
+        """Keep a name from being used by another step."""
+
+
+class Written(Protocol):
+    """What has steps: a pipeline, a stream, or one cut into windows."""
+
+    @property
+    def builder(self) -> Gathering:
+        """What steps are added to."""
+
+
+def step(
+    instead: Callable[[Any], Any], *, is_named: bool = False
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a method a step: its mistakes are gathered, and it then returns what `instead` makes.
+
+    `instead` is given the object whose method it is, and must return what the method does.
+    `is_named` says that the first argument is the name of the step, which nobody may forget.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        kind = function.__name__
+        name_of = _naming(function) if is_named else None
+
+        @wraps(function)
+        def gather(*args: P.args, **kwargs: P.kwargs) -> R:
+            builder = cast(Written, args[0]).builder
+            name = None if name_of is None else name_of(args[1:], kwargs)
+            shown = f"{kind} {name!r}" if isinstance(name, str) else kind
+            with builder.problems.within(shown), builder.problems.noting():
+                if name_of is not None:
+                    _check_name(kind, name)
+                return function(*args, **kwargs)
+            if isinstance(name, str):
+                builder.reserve(name)
+            return cast(R, instead(args[0]))
+
+        return gather
+
+    return decorate
+
+
+def _naming(function: Callable[..., Any]) -> Callable[[Any, Any], object]:
+    """Return what finds the name among the arguments of a step; None if there is none."""
+    _, first, *_ = inspect.signature(function).parameters.values()
+    may_be_keyword = first.kind is not inspect.Parameter.POSITIONAL_ONLY
+
+    def name_of(args: Sequence[object], kwargs: dict[str, object]) -> object:
+        if args:
+            return args[0]
+        return kwargs.get(first.name) if may_be_keyword else None
+
+    return name_of
+
+
+def _check_name(kind: str, name: object) -> None:
+    if not isinstance(name, str):
+        instead = "" if name is None else f", not {_shown(name)}"
+        raise UserError(
+            f"{kind} needs a name first{instead}: a stable one, because it is the identity "
+            f'of the state of the step. Write {kind}("some-name", …)',
+            code=ErrorCode.INVALID_NAME,
+        )
+
+
+def _shown(value: object) -> str:
+    """Return a value as text if it has one of its own, else what it is."""
+    if type(value).__str__ is not object.__str__:
+        return str(value)
+    return f"a value of type {type(value).__name__}"
+
+
+def _where_user_wrote() -> str | None:
+    """Return file and line of the innermost call that is not Penstock's own."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if not Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
