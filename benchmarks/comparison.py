@@ -12,7 +12,13 @@ from pyspark.sql import DataFrame
 from benchmarks.bids import bids_folder
 from benchmarks.penstock_side import Build, default_rows_per_epoch, run_pipeline
 from benchmarks.sides import run_side
-from benchmarks.structured_streaming import DEFAULT, ROCKSDB, run_query
+from benchmarks.structured_streaming import (
+    DEFAULT,
+    QUICK_SETTLED_AFTER,
+    ROCKSDB,
+    SETTLED_AFTER,
+    run_query,
+)
 from benchmarks.suites import Row
 
 FIGURES = (
@@ -42,6 +48,7 @@ def compare(
 ) -> Row:
     """Run Penstock, then the peer on both of its stores, on the same files."""
     bids = bids_folder(quick=quick)
+    settled_after = QUICK_SETTLED_AFTER if quick else SETTLED_AFTER
     _FOLDER.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_FOLDER))
     try:
@@ -51,13 +58,22 @@ def compare(
             bids,
             folder / "own",
             rows_per_epoch=default_rows_per_epoch(),
+            settled_after=settled_after,
             columns=columns,
         )
         row: Row = {"name": name, **_figures("penstock", own)}
         problems = []
         for label, store in (("rocksdb", ROCKSDB), ("default", DEFAULT)):
             theirs = folder / label
-            peer = run_side(run_query, query, store, bids, theirs, mode)
+            peer = run_side(
+                run_query,
+                query,
+                store,
+                bids,
+                theirs,
+                mode=mode,
+                settled_after=settled_after,
+            )
             row |= _figures(label, peer)
             ratio = own["rows_per_second"] / peer["rows_per_second"]
             row["ratio" if label == "rocksdb" else "ratio_default"] = round(ratio, 2)

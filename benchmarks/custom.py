@@ -27,7 +27,12 @@ from benchmarks.bids import bids_folder
 from benchmarks.comparison import difference
 from benchmarks.penstock_side import default_rows_per_epoch, run_pipeline
 from benchmarks.sides import run_side
-from benchmarks.structured_streaming import ROCKSDB, open_peer, read_bids
+from benchmarks.structured_streaming import (
+    QUICK_SETTLED_AFTER,
+    ROCKSDB,
+    open_peer,
+    read_bids,
+)
 from benchmarks.suites import Row
 
 GOAL_PANDAS, GOAL_ROWS = 300, 100
@@ -128,6 +133,7 @@ def run(*, quick: bool) -> Row:
             bids,
             folder / "own",
             rows_per_epoch=default_rows_per_epoch(),
+            settled_after=QUICK_SETTLED_AFTER,
             columns=("auction", "price", "ts"),
         )
         run_side(
