@@ -31,9 +31,20 @@ EXAMPLES = [
     if path.is_relative_to(SOURCE) and ">>> " in path.read_text(encoding="utf-8")
 ]
 RUN_EXAMPLES = """
-import doctest, importlib, sys
-result = doctest.testmod(importlib.import_module(sys.argv[1]))
-sys.exit(result.failed > 0 or result.attempted == 0)
+import doctest, importlib, inspect, sys
+
+class Finder(doctest.DocTestFinder):
+    def _from_module(self, module, found):  # decorated methods are the module's own too
+        own = inspect.unwrap(found) if inspect.isfunction(found) else found
+        return super()._from_module(module, own)
+
+module, runner = importlib.import_module(sys.argv[1]), doctest.DocTestRunner()
+for test in Finder().find(module, module.__name__):
+    runner.run(test)
+written = [line for line in inspect.getsource(module).splitlines()
+           if line.lstrip().startswith(">>> ")]
+print(f"{len(written)} examples, {runner.tries} tried")
+sys.exit(runner.failures > 0 or runner.tries != len(written))
 """
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 

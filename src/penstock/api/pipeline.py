@@ -1,12 +1,4 @@
-"""Pipeline: where a job begins. Sources in, a graph and its explanation out; nothing runs.
-
-p = Pipeline("clicks")
-clicks = p.read("clicks", list_source(rows), event_time="at", lateness="1s")
-clicks.filter(pl.col("page") > 0).key_by("user").process("count", Counter()).write(
-    "out", stdout()
-)
-print(p.explain())
-"""
+"""Pipeline: where a job begins. Sources in, a graph and its explanation out; nothing runs."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -43,7 +35,18 @@ def _broken(pipeline: "Pipeline") -> Stream:
 
 
 class Pipeline:
-    """A job as it is being written. Mutable: its streams add their steps to it."""
+    """A job as it is being written. Mutable: its streams add their steps to it.
+
+    Writing it runs nothing. Mistakes are raised all at once when it is to run or to be shown.
+
+    >>> import penstock as ps, polars as pl
+    >>> p = ps.Pipeline("clicks")
+    >>> clicks = p.read("clicks", ps.list_source([{"user": "ada", "page": 1}]))
+    >>> pages = clicks.filter(pl.col("page") > 0).key_by("user")
+    >>> pages.aggregate("pages", n=ps.count()).write("out", ps.stdout())
+    >>> status = p.run_in_process("memory:")
+    {"user": "ada", "op": "insert", "before": null, "after": {"n": 1}}
+    """
 
     def __init__(
         self, name: str, *, parallelism: int = 1, registry: Registry | None = None
@@ -82,6 +85,12 @@ class Pipeline:
         `event_time` names the timestamp column that windows and timers go by; rows may come
         up to `lateness` behind the latest one. A split without rows for `idle_timeout` no
         longer holds the others back.
+
+        >>> import datetime as dt, penstock as ps
+        >>> rows = ps.list_source([{"at": dt.datetime(2024, 1, 1), "n": 1}])
+        >>> stream = ps.Pipeline("p").read("rows", rows, event_time="at", lateness="5s")
+        >>> stream.schema.time_column
+        'at'
         """
         watermark = None
         if lateness is not None or idle_timeout is not None:
@@ -113,6 +122,16 @@ class Pipeline:
 
         A single mistake is raised as the error it is, several as one `GraphError` that lists
         them in the order they were written, each with file and line.
+
+        >>> import penstock as ps
+        >>> p = ps.Pipeline("typo")
+        >>> keyed = p.read("numbers", ps.list_source([{"number": 1}])).key_by("numbr")
+        >>> try:
+        ...     p.graph()
+        ... except ps.PenstockError as error:
+        ...     print(error)
+        the schema of a stream cannot be used:
+          key column 'numbr' is not a column; did you mean 'number'?
         """
         return self.builder.graph()
 
@@ -237,7 +256,19 @@ class Pipeline:
         )
 
     def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
-        """Show how the pipeline will run: supersteps as text, or the graph as a drawing."""
+        """Show how the pipeline will run: supersteps as text, or the graph as a drawing.
+
+        >>> import penstock as ps
+        >>> p = ps.Pipeline("p")
+        >>> p.read("numbers", ps.list_source([{"n": 1}])).write("out", ps.blackhole())
+        >>> print(p.explain(), end="")
+        job p
+        superstep 0: 1 task
+          chain 0 x1, task 0: numbers → out
+        operators
+          numbers: list_source(rows=1, splits=1)
+          out: blackhole()
+        """
         if format not in _FORMATS:
             raise UserError(
                 f"a pipeline cannot be explained as {format!r}"

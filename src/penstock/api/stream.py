@@ -75,19 +75,36 @@ class Stream:
 
     @step(_itself)
     def filter(self, predicate: ExpressionLike) -> "Stream":
-        """Keep the rows for which a Polars expression is true."""
+        """Keep the rows for which a Polars expression is true.
+
+        >>> import penstock as ps, polars as pl
+        >>> pages = ps.Pipeline("p").read("pages", ps.list_source([{"page": 1}]))
+        >>> first_pages = pages.filter(pl.col("page") < 10)
+        """
         return self._then(filter_spec(to_expression(predicate)))
 
     @step(_broken)
     def select(self, *expressions: ExpressionLike, **named: ExpressionLike) -> "Stream":
-        """Compute the columns of new rows, a row for each; text names a column."""
+        """Compute the columns of new rows, a row for each; text names a column.
+
+        >>> import penstock as ps, polars as pl
+        >>> pages = ps.Pipeline("p").read("pages", ps.list_source([{"page": 1, "ms": 5}]))
+        >>> pages.select("page", seconds=pl.col("ms") / 1000).schema.schema.names
+        ['page', 'seconds']
+        """
         return self._then(select_spec(*to_expressions(expressions, named)))
 
     @step(_broken)
     def with_columns(
         self, *expressions: ExpressionLike, **named: ExpressionLike
     ) -> "Stream":
-        """Add columns, or replace those of the same name."""
+        """Add columns, or replace those of the same name.
+
+        >>> import penstock as ps, polars as pl
+        >>> pages = ps.Pipeline("p").read("pages", ps.list_source([{"page": 1, "ms": 5}]))
+        >>> pages.with_columns(seconds=pl.col("ms") / 1000).schema.schema.names
+        ['page', 'ms', 'seconds']
+        """
         return self._then(with_columns_spec(*to_expressions(expressions, named)))
 
     @step(_broken)
@@ -100,7 +117,13 @@ class Stream:
         """Pass every batch through a function; `schema` says what it returns if not the same.
 
         How rows are cut into batches means nothing: the function must treat rows alike
-        whatever batch they come in.
+        whatever batch they come in. It gets what its parameter is annotated with.
+
+        >>> import penstock as ps, polars as pl
+        >>> def without_nulls(rows: pl.DataFrame) -> pl.DataFrame:
+        ...     return rows.drop_nulls()
+        >>> pages = ps.Pipeline("p").read("pages", ps.list_source([{"page": 1}]))
+        >>> whole = pages.map_batches(without_nulls)
         """
         return self._then(map_batches_spec(function, self._to_stream_schema(schema)))
 
@@ -129,7 +152,13 @@ class Stream:
 
     @step(_broken)
     def union(self, *others: "Stream") -> "Stream":
-        """Bring streams with the same columns together, in no particular order."""
+        """Bring streams with the same columns together, in no particular order.
+
+        >>> import penstock as ps
+        >>> p = ps.Pipeline("p")
+        >>> web = p.read("web", ps.list_source([{"user": "ada"}]))
+        >>> everything = web.union(p.read("phone", ps.list_source([{"user": "bob"}])))
+        """
         if not others:
             return self
         return self._then(union_spec(), *others)
@@ -146,7 +175,13 @@ class Stream:
 
     @step(_broken_keyed)
     def key_by(self, *columns: str) -> "KeyedStream":
-        """Send rows to the subtask that owns their key, for the stateful step that follows."""
+        """Send rows to the subtask that owns their key, for the stateful step that follows.
+
+        >>> import penstock as ps
+        >>> clicks = ps.Pipeline("p").read("clicks", ps.list_source([{"user": "ada"}]))
+        >>> clicks.key_by("user").schema.key_columns
+        ('user',)
+        """
         if not columns:
             raise UserError(
                 "key_by needs at least one column: name those that make up the key"
@@ -181,14 +216,36 @@ class Stream:
     def process(
         self, name: str, operator: Step, *others: AnyStream, parallelism: int | None = None
     ) -> "Stream":
-        """Put an operator behind this stream, and `others` as its further inputs."""
+        """Put an operator behind this stream, and `others` as its further inputs.
+
+        >>> import penstock as ps
+        >>> class Log(ps.ArrowOperator):
+        ...     def name(self):
+        ...         return "log"
+        ...
+        ...     def process_batch(self, batch, ctx, collector):
+        ...         print(batch.num_rows, "rows")
+        ...         collector.collect(batch)
+        >>> p = ps.Pipeline("p")
+        >>> rows = p.read("numbers", ps.impulse(count=5))
+        >>> rows.process("log", Log()).write("out", ps.blackhole())
+        >>> status = p.run_in_process("memory:")
+        5 rows
+        """
         return _process(
             self.builder, name, operator, (self, *others), parallelism=parallelism
         )
 
     @step(_broken)
     def side_output(self, name: str) -> "Stream":
-        """Return another output of the step that this stream comes from, such as `LATE`."""
+        """Return another output of the step that this stream comes from, such as `LATE`.
+
+        >>> import datetime as dt, penstock as ps
+        >>> rows = ps.list_source([{"at": dt.datetime(2024, 1, 1)}])
+        >>> clicks = ps.Pipeline("p").read("clicks", rows, event_time="at")
+        >>> counts = clicks.window("per-minute", ps.tumbling("1m")).aggregate(n=ps.count())
+        >>> counts.side_output(ps.LATE).write("late", ps.blackhole())
+        """
         operator = self.port.operator
         if name in self._sides:
             return Stream(self.builder, self._sides[name])
@@ -207,7 +264,14 @@ class Stream:
     def write(
         self, name: str, sink: Step | Writable, *, parallelism: int | None = None
     ) -> None:
-        """End here: put a sink behind this stream."""
+        """End here: put a sink behind this stream.
+
+        >>> import penstock as ps
+        >>> p = ps.Pipeline("p")
+        >>> p.read("numbers", ps.list_source([{"n": 1}])).write("out", ps.stdout())
+        >>> status = p.run_in_process("memory:")
+        {"n": 1}
+        """
         spec = sink.sink_spec() if isinstance(sink, Writable) else _to_spec(sink)
         self.builder.add_step(
             name, spec, [self.port], parallelism=parallelism, is_sink=True
@@ -253,6 +317,18 @@ class KeyedStream:
 
         Rows whose event time is null or outside of the years 1 to 9999 fail the job, or go
         to the side output `BAD` if `bad_times` is "divert".
+
+        >>> import datetime as dt, penstock as ps
+        >>> rows = [
+        ...     {"user": "ada", "at": dt.datetime(2024, 1, 1, 12, 0, s)} for s in (1, 2)
+        ... ]
+        >>> p, out = ps.Pipeline("p"), ps.list_sink("doctest-of-window")
+        >>> clicks = p.read("clicks", ps.list_source(rows), event_time="at", lateness="5s")
+        >>> minutes = clicks.key_by("user").window("per-minute", ps.tumbling("1m"))
+        >>> minutes.aggregate(clicks=ps.count()).write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> [(row["user"], str(row["window_end"]), row["clicks"]) for row in out.rows()]
+        [('ada', '2024-01-01 12:01:00', 2)]
         """
         return WindowedStream(
             self.builder,
@@ -279,6 +355,14 @@ class KeyedStream:
 
         A key without rows for `ttl` is deleted, by event time if the stream has it. A change is
         emitted per key and epoch, none if the results are as before.
+
+        >>> import penstock as ps
+        >>> p, out = ps.Pipeline("p"), ps.list_sink("doctest-of-aggregate")
+        >>> sales = p.read("sales", ps.list_source([{"user": "ada", "price": 7}] * 2))
+        >>> sales.key_by("user").aggregate("spent", total=ps.sum("price")).write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> out.rows()
+        [{'user': 'ada', 'op': 'insert', 'before': None, 'after': {'total': 14}}]
         """
         changelog = add_updating_aggregate(
             self.builder,

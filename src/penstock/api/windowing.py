@@ -80,6 +80,9 @@ def tumbling(width: DurationLike, *, offset: DurationLike = 0) -> PaneWindow:
     """Cut time into windows that follow each other without a gap.
 
     They are aligned to 1970-01-01 UTC, shifted by `offset`.
+
+    >>> str(tumbling("10s"))
+    'tumbling(10s)'
     """
     return PaneWindow(width, offset=offset)
 
@@ -91,6 +94,9 @@ def sliding(
 
     They are aligned to 1970-01-01 UTC, shifted by `offset`. With a slide above the width
     some rows are in no window; they are counted as `rows_outside_windows`.
+
+    >>> str(sliding("1h", "5m"))
+    'sliding(1h, 5m)'
     """
     return PaneWindow(width, slide, offset)
 
@@ -99,6 +105,9 @@ def session(gap: DurationLike) -> SessionWindow:
     """Let a window last as long as each row of a key follows the one before by at most `gap`.
 
     It starts at its first row and ends a gap after its last one.
+
+    >>> str(session("30m"))
+    'session(30m)'
     """
     return SessionWindow(gap)
 
@@ -142,6 +151,15 @@ class WindowedStream(Generic[StreamT]):
         A row has the key columns, `window_start`, `window_end`, `window_time` (the last
         instant of the window, and the event time of the row) and the results. Rows that
         came when all their windows had closed are in the side output `LATE`.
+
+        >>> import datetime as dt, penstock as ps
+        >>> rows = ps.list_source(
+        ...     [{"auction": 1, "price": 5, "at": dt.datetime(2024, 1, 1)}]
+        ... )
+        >>> bids = ps.Pipeline("p").read("bids", rows, event_time="at")
+        >>> windows = bids.key_by("auction").window("w", ps.sliding("10s", "2s"))
+        >>> windows.aggregate(bids=ps.count(), top=ps.max("price")).schema.schema.names
+        ['auction', 'window_start', 'window_end', 'window_time', 'bids', 'top']
         """
         operator = self.builder.claim(self._name)
         aggregation = _compile(self._name, self._port.schema, aggregates)
