@@ -160,7 +160,6 @@ def test_two_windows_of_one_name_are_one_mistake() -> None:
         ("udf", (7,)),
         ("write", (None, Drop())),
     ],
-    ids=str,
 )
 def test_a_step_without_its_name_is_told_what_a_name_is_for(
     step: str, arguments: tuple[Any, ...]
