@@ -144,6 +144,8 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": str(ROOT / "src"),
     }
+    # Where temporary folders are inside a project, its settings would be found.
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "penstock.testing.plugin"),
