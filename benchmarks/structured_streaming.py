@@ -1,6 +1,8 @@
 """Structured Streaming as the peer: the same files, cores, rows per epoch and durability."""
 
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +31,11 @@ def open_peer(store: str) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
+    )
+    # Workers must find the functions of the suites.
+    spark.sparkContext.pythonExec = sys.executable
+    spark.sparkContext.environment["PYTHONPATH"] = os.pathsep.join(
+        map(os.path.abspath, sys.path)
     )
     return prepare(spark, store)
 
