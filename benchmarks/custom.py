@@ -97,6 +97,7 @@ class _Totals(StatefulProcessor):
 class PandasTotals(_Totals):
     """The peer over pandas frames."""
 
+    # Spark names this method and its parameters.
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
         import pandas as pd  # type: ignore[import-untyped]
 
