@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROWS_PER_FILE = 500_000
-FILES, QUICK_FILES = 40, 8
+FILES, QUICK_FILES, WARM_UP_FILES = 40, 8, 6
 EVENTS_PER_SECOND = 100_000
 DISORDER_MICROS = 200_000
 START_MICROS = 1_700_000_000_000_000
@@ -28,7 +28,15 @@ _FOLDER = Path(__file__).resolve().parent / "results" / "bids"
 
 def bids_folder(*, quick: bool) -> Path:
     """Return a folder with the bids; they are written on first use."""
-    count = QUICK_FILES if quick else FILES
+    return _folder_of(QUICK_FILES if quick else FILES)
+
+
+def warm_up_folder() -> Path:
+    """Return a folder with the first few of the bids."""
+    return _folder_of(WARM_UP_FILES)
+
+
+def _folder_of(count: int) -> Path:
     folder = _FOLDER / f"{count}-files"
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):

@@ -3,15 +3,16 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import duckdb
 from pyspark.sql import DataFrame
 
-from benchmarks.bids import bids_folder
+from benchmarks.bids import bids_folder, warm_up_folder
 from benchmarks.penstock_side import Build, default_rows_per_epoch, run_pipeline
-from benchmarks.sides import run_side
+from benchmarks.sides import run_side, run_warm
 from benchmarks.structured_streaming import (
     DEFAULT,
     QUICK_SETTLED_AFTER,
@@ -47,33 +48,27 @@ def compare(
     quick: bool,
 ) -> Row:
     """Run Penstock, then the peer on both of its stores, on the same files."""
-    bids = bids_folder(quick=quick)
+    bids, few = bids_folder(quick=quick), warm_up_folder()
     settled_after = QUICK_SETTLED_AFTER if quick else SETTLED_AFTER
     _FOLDER.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_FOLDER))
     try:
-        own = run_side(
+        pipeline = partial(
             run_pipeline,
             build,
-            bids,
-            folder / "own",
             rows_per_epoch=default_rows_per_epoch(),
             settled_after=settled_after,
             columns=columns,
         )
+        own = run_side(run_warm, pipeline, few, bids, folder / "own", quick=quick)
         row: Row = {"name": name, **_figures("penstock", own)}
         problems = []
         for label, store in (("rocksdb", ROCKSDB), ("default", DEFAULT)):
             theirs = folder / label
-            peer = run_side(
-                run_query,
-                query,
-                store,
-                bids,
-                theirs,
-                mode=mode,
-                settled_after=settled_after,
+            streaming = partial(
+                run_query, query, store, mode=mode, settled_after=settled_after
             )
+            peer = run_side(run_warm, streaming, few, bids, theirs, quick=quick)
             row |= _figures(label, peer)
             ratio = own["rows_per_second"] / peer["rows_per_second"]
             row["ratio" if label == "rocksdb" else "ratio_default"] = round(ratio, 2)

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 import penstock as ps
-from benchmarks.bids import bids_folder
+from benchmarks.bids import bids_folder, warm_up_folder
 from benchmarks.comparison import difference
 from benchmarks.penstock_side import default_rows_per_epoch, run_pipeline
-from benchmarks.sides import run_side
+from benchmarks.sides import run_side, run_warm
 from benchmarks.structured_streaming import (
     QUICK_SETTLED_AFTER,
     ROCKSDB,
@@ -128,14 +129,15 @@ def run(*, quick: bool) -> Row:
     peer_rows = QUICK_PEER_ROWS if quick else PEER_ROWS
     _write_few(bids, few, peer_rows)
     try:
-        own = run_side(
+        pipeline = partial(
             run_pipeline,
             build,
-            bids,
-            folder / "own",
             rows_per_epoch=default_rows_per_epoch(),
             settled_after=QUICK_SETTLED_AFTER,
             columns=("auction", "price", "ts"),
+        )
+        own = run_side(
+            run_warm, pipeline, warm_up_folder(), bids, folder / "own", quick=quick
         )
         run_side(
             run_pipeline,

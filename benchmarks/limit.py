@@ -7,14 +7,21 @@ in epochs of its own choice, each with a durable checkpoint, exactly once.
 import shutil
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import duckdb
 
-from benchmarks.bids import FILES, QUICK_FILES, ROWS_PER_FILE, bids_folder
+from benchmarks.bids import (
+    FILES,
+    QUICK_FILES,
+    ROWS_PER_FILE,
+    bids_folder,
+    warm_up_folder,
+)
 from benchmarks.comparison import difference
 from benchmarks.penstock_side import run_pipeline
-from benchmarks.sides import run_side
+from benchmarks.sides import run_side, run_warm
 from benchmarks.structured_streaming import CORES
 from benchmarks.suites import Row
 from benchmarks.tumbling import build
@@ -36,14 +43,15 @@ def run(*, quick: bool) -> Row:
     folder = Path(tempfile.mkdtemp(prefix="limit-", dir=_FOLDER))
     rows_per_epoch = QUICK_ROWS_PER_EPOCH if quick else ROWS_PER_EPOCH
     try:
-        own = run_side(
+        pipeline = partial(
             run_pipeline,
             build,
-            bids,
-            folder / "own",
             rows_per_epoch=rows_per_epoch,
             settled_after=1,
             columns=("auction", "price", "ts"),
+        )
+        own = run_side(
+            run_warm, pipeline, warm_up_folder(), bids, folder / "own", quick=quick
         )
         peer = run_side(run_batch, bids, folder / "peer.parquet")
         results = "auction, window_end, bids, total, top"

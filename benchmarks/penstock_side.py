@@ -1,6 +1,7 @@
 """Penstock's side of a comparison: a pipeline over the bids, on embedded Spark with two cores."""
 
 import itertools
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -50,7 +51,10 @@ def run_pipeline(
             epochs.append((time.perf_counter(), status.rows_read))
 
     checkpoint = folder / "checkpoint"
-    jobs = _time_jobs() if current().profile_root else []
+    root = current().profile_root
+    if root is not None:
+        shutil.rmtree(root, ignore_errors=True)  # of the warm-up
+    jobs = [] if root is None else _time_jobs()
     started = time.perf_counter()
     status = run(
         pipeline.graph(),
@@ -68,7 +72,6 @@ def run_pipeline(
     )
     if status.phase is not ps.JobPhase.FINISHED:
         raise RuntimeError(f"the job ended as {status.phase}")
-    root = current().profile_root
     each = [(b[0] - a[0]) * 1e3 for a, b in itertools.pairwise(epochs)]
     return {
         **({} if root is None else {"profile": split_epochs(Path(root), each, jobs)}),

@@ -6,49 +6,50 @@ shared pages divided among those who share them.
 
 import multiprocessing
 import os
-import threading
+import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from benchmarks.suites import Row
 
-_SAMPLES_PER_SECOND = 4
+_SECONDS_PER_SAMPLE = 1.0
+"""A sample takes some 40 ms of a core and holds up those who allocate."""
+WARM_UP_SECONDS, QUICK_WARM_UP_SECONDS = 20.0, 5.0
 
 
 def run_side(function: Callable[..., Row], *arguments: Any, **options: Any) -> Row:
     """Run a function in a process of its own; its row gets `peak_memory_bytes`."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
-        return pool.submit(_watched, partial(function, *arguments, **options)).result()
-
-
-def _watched(function: Callable[[], Row]) -> Row:
-    peak, is_over = [0], threading.Event()
-
-    def sample() -> None:
-        while not is_over.wait(1 / _SAMPLES_PER_SECOND):
-            peak[0] = max(peak[0], treememory_bytes(os.getpid()))
-
-    watcher = threading.Thread(target=sample, daemon=True)
-    watcher.start()
+    peak = 0
     started = time.perf_counter()
-    row = function()
-    is_over.set()
-    watcher.join()
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+        side = pool.submit(function, *arguments, **options)
+        while wait([side], timeout=_SECONDS_PER_SAMPLE).not_done:
+            below = [pid for pid in tree_of(os.getpid()) if pid != os.getpid()]
+            peak = max(peak, sum(map(memory_bytes, below)))
+        row = side.result()
     return {
         **row,
-        "peak_memory_bytes": peak[0],
+        "peak_memory_bytes": peak,
         "total_seconds": round(time.perf_counter() - started, 2),
     }
 
 
-def treememory_bytes(root: int) -> int:
-    """Return the memory of a process and all below it."""
-    return sum(memory_bytes(pid) for pid in tree_of(root))
+def run_warm(
+    function: Callable[..., Row], few: Path, bids: Path, folder: Path, *, quick: bool
+) -> Row:
+    """Run a side on few files again and again before all of them are timed.
+
+    All sides warm up for the same time: a JVM gets fast by the second, not by the row.
+    """
+    warm = time.monotonic() + (QUICK_WARM_UP_SECONDS if quick else WARM_UP_SECONDS)
+    while time.monotonic() < warm:
+        function(few, folder / "warm-up", settled_after=1)
+        shutil.rmtree(folder / "warm-up")
+    return function(bids, folder)
 
 
 def tree_of(root: int) -> list[int]:
