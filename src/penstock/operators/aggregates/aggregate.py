@@ -25,6 +25,7 @@ import pyarrow as pa
 from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
 from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.operators.aggregates.dense import Reduction
 from penstock.operators.aggregates.frames import frame_schema
 from penstock.operators.aggregates.plan import CompiledAggregate, other_column
 from penstock.operators.expression_types import to_arrow_field
@@ -61,6 +62,13 @@ class Aggregate(ABC):
         Faster where most groups are of two. The others are all null where there are none.
         """
         del partials, others
+        return None
+
+    def reductions(self) -> Mapping[str, Reduction] | None:
+        """Return what `partial` gives where each is a plain reduction of a column, else None.
+
+        Then groups of whole numbers that lie close together are computed without hashing.
+        """
         return None
 
     def display(self) -> str:
@@ -129,6 +137,7 @@ class _Compiler:
             finish,
             self._shown,
             self._from_pair(types, columns),
+            self._reductions(partial),
         )
 
     def _merging(self, types: pl.Schema, merged: Mapping[str, pl.Expr]) -> list[pl.Expr]:
@@ -152,6 +161,10 @@ class _Compiler:
             by_part[part].cast(types[self._column(part)]).alias(self._column(part))
             for part in columns
         )
+
+    def _reductions(self, parts: Mapping[str, pl.Expr]) -> tuple[Reduction, ...] | None:
+        by_part = self._aggregate.reductions()
+        return None if by_part is None else tuple(by_part[part] for part in parts)
 
     def _column(self, part: str) -> str:
         """Return a column of partials; the name tells whose it is when somebody reads the state."""

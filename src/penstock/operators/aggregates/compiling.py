@@ -15,6 +15,7 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import Plain
 from penstock.operators.aggregates.aggregate import Aggregate, refuse_non_aggregate
+from penstock.operators.aggregates.dense import Reduction, read_kind
 from penstock.operators.aggregates.plan import AggregatePlan, CompiledAggregate
 
 
@@ -65,6 +66,8 @@ class AggregateConfig:
     from_partials: tuple[bytes, ...]
     finish: bytes
     from_pair: tuple[bytes, ...] | None = None
+    reductions: tuple[tuple[str, str | None], ...] | None = None
+    """Kind and column of each."""
 
 
 def plan_to_config(plan: AggregatePlan) -> tuple[Plain, ...]:
@@ -78,6 +81,7 @@ def plan_to_config(plan: AggregatePlan) -> tuple[Plain, ...]:
             "from_partials": tuple(e.meta.serialize() for e in a.from_partials),
             "finish": a.finish.meta.serialize(),
             "from_pair": _serialized(a.from_pair),
+            "reductions": None if a.reductions is None else tuple(map(tuple, a.reductions)),
         }
         for a in plan.aggregates
     )
@@ -94,6 +98,11 @@ def _serialized(expressions: Sequence[pl.Expr] | None) -> tuple[bytes, ...] | No
     return tuple(e.meta.serialize() for e in expressions)
 
 
+def _reduction(config: tuple[str, str | None]) -> Reduction:
+    kind, column = config
+    return Reduction(read_kind(kind), column)
+
+
 def _read(config: AggregateConfig) -> CompiledAggregate:
     try:
         result, *partials = pa.ipc.read_schema(pa.py_buffer(config.fields))
@@ -108,6 +117,9 @@ def _read(config: AggregateConfig) -> CompiledAggregate:
             None
             if config.from_pair is None
             else tuple(map(pl.Expr.deserialize, config.from_pair)),
+            None
+            if config.reductions is None
+            else tuple(map(_reduction, config.reductions)),
         )
     except (pl.exceptions.PolarsError, pa.ArrowException, ValueError, TypeError) as error:
         raise UserError(

@@ -12,6 +12,7 @@ from penstock.operators.aggregates.columns import (
     is_orderable,
     show,
 )
+from penstock.operators.aggregates.dense import Reduction
 
 
 class Count(Aggregate):
@@ -53,6 +54,12 @@ class Count(Aggregate):
     ) -> Mapping[str, pl.Expr]:
         """Add two counts."""
         return {"count": partials["count"] + others["count"].fill_null(0)}
+
+    def reductions(self) -> Mapping[str, Reduction] | None:
+        """Count rows or values, if all of them count."""
+        if self._where is not None:
+            return None
+        return {"count": Reduction("count", self._column)}
 
     def final(self, count: pl.Expr) -> pl.Expr:
         """Return the count."""

@@ -9,6 +9,7 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import InternalError, SchemaError
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.columns import AggregatedColumn, is_orderable
+from penstock.operators.aggregates.dense import Reduction
 
 _ORDERABLE = "numbers, text, bytes, instants, durations or booleans"
 
@@ -50,6 +51,12 @@ class Extreme(Aggregate):
         mine, other = partials["value"], others["value"]
         wins = other > mine if self._is_max else other < mine  # NaN is greatest here too
         return {"value": pl.when(wins | mine.is_null()).then(other).otherwise(mine)}
+
+    def reductions(self) -> Mapping[str, Reduction] | None:
+        """Take the extreme, if all values count."""
+        if self._where is not None:
+            return None
+        return {"value": Reduction("max" if self._is_max else "min", self._column.name)}
 
     def final(self, value: pl.Expr) -> pl.Expr:
         """Return it."""

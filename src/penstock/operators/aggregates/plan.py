@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from penstock.errors import ErrorCode, UserError
+from penstock.operators.aggregates.dense import Reduction, reduce_by_place
 
 _Engine: TypeAlias = Literal["streaming", "in-memory"]
 _PLACE = "_penstock_place"
@@ -41,6 +42,22 @@ class CompiledAggregate:
     """How it is written: `sum(price)`."""
     from_pair: tuple[pl.Expr, ...] | None = None
     """As `from_partials` for two rows side by side, the second one's columns `other_column`s."""
+    reductions: tuple[Reduction, ...] | None = None
+    """The same as `from_rows`, where each of them is a plain reduction of a column."""
+
+    def row_reductions(self) -> dict[str, Reduction] | None:
+        """Return what computes its partials from rows, by their columns."""
+        if self.reductions is None:
+            return None
+        names = (field.name for field in self.partials)
+        return dict(zip(names, self.reductions, strict=True))
+
+    def partial_reductions(self) -> dict[str, Reduction] | None:
+        """Return what merges its partials, by their columns."""
+        of_rows = self.row_reductions()
+        if of_rows is None:
+            return None
+        return {name: reduction.of_partials(name) for name, reduction in of_rows.items()}
 
 
 def other_column(name: str) -> str:
@@ -71,12 +88,15 @@ class AggregatePlan:
 
     def partials_of(self, rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         """Return one row per group, in no particular order: the columns `by`, then the partials."""
-        return self._grouped(rows, by, [e for a in self.aggregates for e in a.from_rows])
+        reductions = [a.row_reductions() for a in self.aggregates]
+        made = [e for a in self.aggregates for e in a.from_rows]
+        return self._grouped(rows, by, made, reductions)
 
     def merge(self, partials: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         """Return one row per group of partials: the columns `by`, then their partials."""
         merged = [e for a in self.aggregates for e in a.from_partials]
-        return self._grouped(partials, by, merged)
+        reductions = [a.partial_reductions() for a in self.aggregates]
+        return self._grouped(partials, by, merged, reductions)
 
     def merge_pairs(self, partials: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
         """Return one row per row: partials merged with those of the other frame's same row.
@@ -104,8 +124,17 @@ class AggregatePlan:
         return ", ".join(f"{a.result.name}={a.shown}" for a in self.aggregates)
 
     def _grouped(
-        self, frame: pl.DataFrame, by: Sequence[str], computed: Sequence[pl.Expr]
+        self,
+        frame: pl.DataFrame,
+        by: Sequence[str],
+        computed: Sequence[pl.Expr],
+        reductions: Sequence[dict[str, Reduction] | None],
     ) -> pl.DataFrame:
+        if len(by) == 1 and all(part is not None for part in reductions):
+            whole = {k: v for part in reductions if part for k, v in part.items()}
+            reduced = reduce_by_place(frame, by[0], whole)
+            if reduced is not None:
+                return reduced
         engine: _Engine = "streaming" if frame.height >= _STREAMING_ROWS else "in-memory"
         # Without a key all rows are one group; no rows are none. A plain select would do for
         # single values, but not for lists of them.

@@ -8,6 +8,7 @@ import pyarrow as pa
 from penstock.core.schema import StreamSchema
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.columns import AggregatedColumn, is_number
+from penstock.operators.aggregates.dense import Reduction
 
 _LONG = pl.Int64()
 _DECIMAL_LIMIT = 0.999999e38
@@ -59,6 +60,12 @@ class Sum(Aggregate):
             both = mine + other  # of decimals it refuses what does not fit
         return {"sum": pl.coalesce(both, mine, other)}
 
+    def reductions(self) -> Mapping[str, Reduction] | None:
+        """Add values, if all of them count."""
+        if self._where is not None:
+            return None
+        return {"sum": Reduction("sum", self._column.name)}
+
     def final(self, sum: pl.Expr) -> pl.Expr:  # noqa: A002 (as users read it)
         """Return the sum."""
         return sum
@@ -105,6 +112,7 @@ class Avg(Aggregate):
 
     def __init__(self, column: str, where: pl.Expr | None) -> None:
         self._column = AggregatedColumn(column, where)
+        self._where = where
 
     def display(self) -> str:
         """Return `avg(price)`."""
@@ -132,6 +140,13 @@ class Avg(Aggregate):
     ) -> Mapping[str, pl.Expr]:
         """Add two sums and counts."""
         return {part: partials[part] + others[part].fill_null(0) for part in partials}
+
+    def reductions(self) -> Mapping[str, Reduction] | None:
+        """Add and count values, if all of them count."""
+        if self._where is not None:
+            return None
+        name = self._column.name
+        return {"sum": Reduction("float_sum", name), "count": Reduction("count", name)}
 
     def final(self, sum: pl.Expr, count: pl.Expr) -> pl.Expr:  # noqa: A002
         """Divide."""
