@@ -33,7 +33,7 @@ class PartWriter(ABC):
 
 
 class ParquetPart(PartWriter):
-    """A Parquet file: Zstd at its fastest level, dictionaries for text only."""
+    """A Parquet file: Zstd at its fastest level, dictionaries for text, differences for numbers."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._out = pa.BufferOutputStream()
@@ -105,8 +105,21 @@ def _find_parquet_problem(field: "pa.Field[Any]") -> str | None:
 def _parquet_writer(out: pa.BufferOutputStream, schema: pa.Schema) -> pq.ParquetWriter:
     # A dictionary of numbers rarely pays, and finding that out halves the speed.
     text: Any = [column.name for column in schema if _has_dictionary(column.type)]
+    # Differences are smaller than numbers: half the time and less to compress.
+    numbers = {c.name: "DELTA_BINARY_PACKED" for c in schema if _has_differences(c.type)}
     return pq.ParquetWriter(
-        out, schema, compression="zstd", compression_level=1, use_dictionary=text
+        out,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=text,
+        column_encoding=numbers,
+    )
+
+
+def _has_differences(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)
     )
 
 
