@@ -17,7 +17,8 @@ from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import MAX_MICROS
 from penstock.errors import ErrorCode, UserError
-from penstock.state.tables.keyed_rows import join_rows, newest_per_key, stable_order
+from penstock.state.tables.hash_order import stable_order
+from penstock.state.tables.keyed_rows import join_rows, newest_per_key
 
 FIRES_AT, DUE, IS_SET = "fires_at", "due", "is_set"
 _KEY_PREFIX = "key."

@@ -73,7 +73,9 @@ def _split_by_key(
     if int(counts.max()) == batch.num_rows:
         yield int(counts.argmax()), batch
         return
-    order = np.argsort(owners, kind="stable")
+    # Numbers of 16 bits are put in order without comparing them.
+    narrow = owners.astype(np.uint16) if parallelism <= 1 << 16 else owners
+    order = np.argsort(narrow, kind="stable")
     ordered = batch.take(pa.array(order, pa.int64()))
     start = 0
     for index, rows in enumerate(counts.tolist()):

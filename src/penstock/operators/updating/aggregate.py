@@ -29,7 +29,7 @@ from penstock.operators.operator import ArrowOperator
 from penstock.operators.timers import DueTimers, Timers
 from penstock.operators.updating.changelog import changelog_schema, to_changes
 from penstock.operators.updating.expiry import LAST_SEEN, RESULT, Expiry
-from penstock.state.tables.keyed_rows import stable_order
+from penstock.state.tables.hash_order import stable_order
 from penstock.state.tables.keyed_view import Flags
 from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table
 

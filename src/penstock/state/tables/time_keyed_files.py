@@ -19,6 +19,7 @@ from penstock.state.files.reader import StateFileReader, rows_in_range
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import FileDescription, StateFileWriter, write_state_file
 from penstock.state.tables.compaction import CompactionPlan
+from penstock.state.tables.hash_order import stable_order
 from penstock.state.tables.older_rows import as_declared
 from penstock.state.tables.table import CompactionConfig, TableEnvironment
 from penstock.state.tables.time_keyed_clock import clock_after_epoch
@@ -107,7 +108,7 @@ def write_rows(
     state_version: int,
 ) -> tuple[StateFile, ...]:
     """Write one epoch's rows sorted by key hash: one file, or several if they are many."""
-    order = np.argsort(rows.column(KEY_HASH).to_numpy(), kind="stable")
+    order = stable_order(rows.column(KEY_HASH).to_numpy())
     ordered = rows.take(pa.array(order, pa.int64()))
     name = TableName(schema.table_name)
     description = FileDescription(
@@ -181,7 +182,7 @@ def merge_by_hash(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Re
         below = [rows for cursor in cursors if (rows := cursor.take_below(bound)).num_rows]
         if below:
             joined = pa.Table.from_batches(below)
-            order = np.argsort(joined.column(KEY_HASH).to_numpy(), kind="stable")
+            order = stable_order(joined.column(KEY_HASH).to_numpy())
             yield from joined.take(pa.array(order, pa.int64())).to_batches()
         for cursor in cursors:
             yield from cursor.take_equal(bound)

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
 from penstock.state.files.parquet import KEY_HASH
+from penstock.state.tables.hash_order import is_in_order, stable_order
 from penstock.state.tables.key_equality import equal_keys
 from penstock.state.tables.time_keyed_schema import (
     EXPIRES_AT,
@@ -90,9 +91,7 @@ class Chunk:
     @cached_property
     def _order(self) -> Positions | None:
         """The positions in order of hash; None when the rows are in that order."""
-        if bool((self.hashes[1:] >= self.hashes[:-1]).all()):
-            return None
-        return np.argsort(self.hashes, kind="stable")
+        return None if is_in_order(self.hashes) else stable_order(self.hashes)
 
     @cached_property
     def _sorted_hashes(self) -> Hashes:
@@ -242,7 +241,7 @@ def settle_chunks(
     chunks: Sequence[Chunk], schema: TimeKeyedSchema, clock_micros: int | None
 ) -> list[Chunk]:
     """Join neighbouring chunks of own writes of like size, at the end, without dead rows."""
-    settled = list(chunks)
+    settled = [chunk for chunk in chunks if not chunk.is_dead(clock_micros)]
     while len(settled) > 1 and _are_worth_joining(settled[-2], settled[-1]):
         every = TimeRange()
         live = [Chunk(c.live(clock_micros, every), schema) for c in settled[-2:]]

@@ -177,11 +177,11 @@ class TimeKeyedView(View):
 
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Keep this epoch's rows, which are now in `files`."""
-        written = self._live_chunks(
-            self._pending, clock_after_epoch(self.schema.domain, self._frontier)
-        )
+        # What dies with this epoch is in none of its files any more.
+        clock = clock_after_epoch(self.schema.domain, self._frontier)
+        written = self._live_chunks(self._pending, clock)
         joined = [*self._chunks, *join_chunks(written, self.schema)]
-        self._chunks = settle_chunks(joined, self.schema, self._clock_micros)
+        self._chunks = settle_chunks(joined, self.schema, clock)
         self._pending = []
         self.files = tuple(files)
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from penstock.state.tables.keyed_rows import (
     merge_rows,
     newest_per_key,
     sort_rows,
-    stable_order,
 )
 
 
@@ -31,22 +29,6 @@ def batch(rows: list[tuple[int, int]], first_value: int = 0) -> pa.RecordBatch:
 pairs = st.lists(
     st.tuples(st.integers(0, 3).map(lambda n: n << 61), st.integers(0, 5)), max_size=30
 )
-
-
-@given(st.lists(st.integers(0, (1 << 64) - 1) | st.integers(0, 3), max_size=50))
-def test_the_order_is_that_of_a_stable_sort(values: list[int]) -> None:
-    hashes = np.array(values, np.uint64)
-    assert stable_order(hashes).tolist() == np.argsort(hashes, kind="stable").tolist()
-
-
-@pytest.mark.parametrize("low_bits", [0, 3, 12])
-def test_hashes_that_differ_in_their_lowest_bits_are_ordered(low_bits: int) -> None:
-    random = np.random.default_rng(low_bits)
-    hashes = random.integers(0, 1 << 64, 5_000, dtype=np.uint64)
-    hashes[::2] = (hashes[0] & np.uint64(0xFFFF_FFFF_FFFF_0000)) | (
-        hashes[::2] & np.uint64((1 << low_bits) - 1)
-    )
-    assert stable_order(hashes).tolist() == np.argsort(hashes, kind="stable").tolist()
 
 
 def test_rows_that_are_in_order_are_not_copied() -> None:
