@@ -11,7 +11,7 @@
 | FAIR pools (own session) | a compaction must not hold an epoch up |
 | tasks wait for no particular executor (own session) | an epoch is shorter than the wait |
 | `local[*,4]` (own session) | plain `local[*]` never tries a task again |
-| freed memory is kept for ten seconds by Python workers (own session) | each epoch would ask the system for it anew, a quarter of the CPU time |
+| Python workers keep freed memory for a while (own session) | each epoch would ask the system for it anew, a quarter of the CPU time |
 | Java's fast compiler only (own, local) | the other takes a core from the tasks for minutes |
 | shuffles are not compressed (own, local) | they never leave the machine |
 | a temporary folder for the JVM (own session) | Spark leaves sockets behind, and Java does not heed TMPDIR |
@@ -61,9 +61,11 @@ _OWN_SETTINGS = {
     "spark.log.level": "ERROR",
     # Spark owns the cores: one thread per Python worker.
     "spark.executorEnv.POLARS_MAX_THREADS": "1",
-    # The allocators of Arrow and of Polars, in milliseconds.
+    # The allocators of Arrow and of Polars, in milliseconds; NumPy's knows only sizes.
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "10000",
     "spark.executorEnv._RJEM_MALLOC_CONF": "dirty_decay_ms:10000,muzzy_decay_ms:10000",
+    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
 """Only a context of our own can have them."""
 _LONGEST_SOCKET_FOLDER = 55
