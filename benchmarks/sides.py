@@ -26,7 +26,7 @@ def run_side(function: Callable[..., Row], *arguments: Any, **options: Any) -> R
     peak = 0
     started = time.perf_counter()
     with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
-        side = pool.submit(function, *arguments, **options)
+        side = pool.submit(_plain_errors, function, *arguments, **options)
         while wait([side], timeout=_SECONDS_PER_SAMPLE).not_done:
             below = [pid for pid in tree_of(os.getpid()) if pid != os.getpid()]
             peak = max(peak, sum(map(memory_bytes, below)))
@@ -36,6 +36,14 @@ def run_side(function: Callable[..., Row], *arguments: Any, **options: Any) -> R
         "peak_memory_bytes": peak,
         "total_seconds": round(time.perf_counter() - started, 2),
     }
+
+
+def _plain_errors(function: Callable[..., Row], *arguments: Any, **options: Any) -> Row:
+    """Call a function; errors that hold a JVM's objects could not leave this process."""
+    try:
+        return function(*arguments, **options)
+    except Exception as error:  # noqa: BLE001 (whatever a side runs into)
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def run_warm(

@@ -28,6 +28,7 @@ def open_peer(store: str) -> SparkSession:
     builder = SparkSession.builder.master(f"local[{CORES}]").appName("peer")
     spark = (
         builder.config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "6g")  # the default store keeps all state there
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .getOrCreate()

@@ -110,9 +110,15 @@ def _merge(
         shared = _repeat(rows, first, counts, block.grid.slide_micros)
         yield from group_by_instant(shared, PANE, keys, merge)
         return
+    if not bool((times[1:] >= times[:-1]).all()):
+        rows = rows.sort(PANE)
+        times = rows[PANE].to_numpy()
     for start in block.starts():
-        inside = (times >= start) & (times < start + block.grid.width_micros)
-        merged = merge(rows.filter(pl.Series(inside)), keys)
+        # In order of time the rows of a window lie side by side: they are not copied.
+        first_row, end_row = np.searchsorted(
+            times, [start, start + block.grid.width_micros]
+        )
+        merged = merge(rows.slice(int(first_row), int(end_row - first_row)), keys)
         yield merged.with_columns(pl.lit(start, pl.Int64).alias(PANE))
 
 

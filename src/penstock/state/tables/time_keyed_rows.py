@@ -34,6 +34,8 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 _SCANS_BEFORE_SORTING = 16
 """Sorting costs about as much as this many scans; a chunk scanned so often will be again."""
 _WALKED_ROWS = 256
+_FEW_CHUNKS = 8
+"""So many chunks are not worth joining: most rows die before there are more."""
 _LARGEST_JOINED = 1 << 20
 """Rows beyond which chunks are not joined: copying them would be felt in an epoch."""
 
@@ -242,7 +244,7 @@ def settle_chunks(
 ) -> list[Chunk]:
     """Join neighbouring chunks of own writes of like size, at the end, without dead rows."""
     settled = [chunk for chunk in chunks if not chunk.is_dead(clock_micros)]
-    while len(settled) > 1 and _are_worth_joining(settled[-2], settled[-1]):
+    while len(settled) > _FEW_CHUNKS and _are_worth_joining(settled[-2], settled[-1]):
         every = TimeRange()
         live = [Chunk(c.live(clock_micros, every), schema) for c in settled[-2:]]
         joined = join_chunks(live, schema)
