@@ -25,8 +25,11 @@ _HEADER = struct.Struct("<iiiii16sq")
 _BARRIER = struct.Struct("<q?bq")
 _SILENT, _IDLE, _EVENT_TIME = 0, 1, 2
 
-TARGET_PAYLOAD_BYTES = 4 << 20
-"""Batches for one destination are joined, and cut, to about this size."""
+TARGET_PAYLOAD_BYTES = 384 << 10
+"""Batches for one destination are joined, and cut, to about this size.
+
+Less than half a region of Java's default collector, which treats larger objects apart.
+"""
 MAX_ROW_BYTES = 256 << 20
 """A single row larger than this is refused: engines move rows whole."""
 

@@ -4,6 +4,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -241,15 +242,18 @@ def test_other_engines_read_the_partitions(tmp_path: Path) -> None:
     }
 
 
+def _scattered(count: int, *, seed: int = 0) -> list[int]:
+    """Return numbers that no encoding makes small."""
+    return np.random.default_rng(seed).integers(0, 2**62, count).tolist()
+
+
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_files_are_closed_at_their_size(form: str) -> None:
     store = MemoryStore()
     target = 64 * 1024
     with a_sink(store, format=form, target_bytes=target) as sink:
         for start in range(0, 100_000, 5_000):
-            sink.push(
-                {"n": [(n * 2_654_435_761) % 2**62 for n in range(start, start + 5000)]}
-            )
+            sink.push({"n": _scattered(5_000, seed=start)})
         sink.barrier()
         sink.commit()
     sizes = [file.size_bytes for file in committed_files(store)]
@@ -261,7 +265,7 @@ def test_files_are_closed_at_their_size(form: str) -> None:
 def test_one_large_batch_is_cut() -> None:
     store = MemoryStore()
     with a_sink(store, target_bytes=100_000) as sink:
-        sink.push({"n": [(n * 2_654_435_761) % 2**62 for n in range(200_000)]})
+        sink.push({"n": _scattered(200_000)})
         sink.barrier()
         sink.commit()
     files = committed_files(store)

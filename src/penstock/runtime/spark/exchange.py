@@ -19,7 +19,7 @@ _COLUMNS: dict[str, pa.DataType] = {
     "payload": pa.binary(),
 }
 ARROW_SCHEMA = pa.schema(_COLUMNS)
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 4 << 20
 """A batch of records is handed to Spark at about this size."""
 
 

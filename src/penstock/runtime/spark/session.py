@@ -4,7 +4,7 @@
 |---|---|
 | AQE off | it cuts an epoch into several jobs |
 | shuffle files are cleaned up with their job | else they pile up until the JVM's next collection |
-| no limit of records per Arrow batch | a record is a whole batch already |
+| Arrow batches limited by bytes, not by records | a record is a whole batch already; one batch of a whole partition would be copied as it grows |
 | unions keep all partitions | else single ones of several sources would become one task |
 | checksums and full retry of shuffles | the first line of defence; receipts are the second |
 | Unix sockets to Python (own session) | TCP costs about 40 ms more per stage |
@@ -43,6 +43,7 @@ _EPOCH_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "0",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
     "spark.sql.unionOutputPartitioning": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
