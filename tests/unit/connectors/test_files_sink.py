@@ -244,7 +244,8 @@ def test_other_engines_read_the_partitions(tmp_path: Path) -> None:
 
 def _scattered(count: int, *, seed: int = 0) -> list[int]:
     """Return numbers that no encoding makes small."""
-    return np.random.default_rng(seed).integers(0, 2**62, count).tolist()
+    numbers: list[int] = np.random.default_rng(seed).integers(0, 2**62, count).tolist()
+    return numbers
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
