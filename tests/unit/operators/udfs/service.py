@@ -32,6 +32,8 @@ class Service:
         self.scripts: dict[int, list[str]] = {}
         """What becomes of the next calls with a number: "silent" or "fail" or "answer"."""
         self.calls: list[Any] = []
+        self.hanging = 0
+        """How many calls get no answer just now."""
         self.operators: list[AsyncUdfOperator] = []
 
     async def __call__(self, n: int) -> Any:
@@ -41,7 +43,11 @@ class Service:
             self.silent = self.silent - {n} | ({n} if next_answer == "silent" else set())
             self.failing = self.failing - {n} | ({n} if next_answer == "fail" else set())
         if n in self.silent:
-            await asyncio.Event().wait()
+            self.hanging += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.hanging -= 1
         if n in self.failing:
             raise ValueError(f"{n} is refused")
         return 10 * n
@@ -74,8 +80,9 @@ class SilenceClock:
         assert self.operator is not None
         pool = self.operator._pool
         with pool._changed:
-            open_calls = {call.arguments[0] for call in (*pool._waiting, *pool._running)}
-        if open_calls <= self._service.silent:
+            open_calls = len(pool._waiting) + len(pool._running)
+        # A call that has not begun yet may still be answered, whatever became of the last one.
+        if open_calls <= self._service.hanging:
             self._micros += 1_000_000_000
         return self._micros
 
