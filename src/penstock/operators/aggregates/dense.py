@@ -1,7 +1,7 @@
 """Grouping by whole numbers that lie close together: a key is a place in an array. Pure.
 
 Ids mostly are such numbers. Per row this is an addition at a place, where hashing looks for
-the place first: a fifth of the time. Whatever it cannot do exactly it leaves to the caller.
+the place first: less than a third of the time. Whatever it cannot do exactly it leaves to the caller.
 """
 
 from collections.abc import Callable, Mapping

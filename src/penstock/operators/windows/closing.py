@@ -110,7 +110,7 @@ def _merge(
         shared = _repeat(rows, first, counts, block.grid.slide_micros)
         yield from group_by_instant(shared, PANE, keys, merge)
         return
-    if not bool((times[1:] >= times[:-1]).all()):
+    if not rows[PANE].is_sorted():
         rows = rows.sort(PANE)
         times = rows[PANE].to_numpy()
     for start in block.starts():
