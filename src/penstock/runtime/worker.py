@@ -11,13 +11,13 @@ found here is whole, and the label tells whether the driver accepted it:
 | anything else | are folded anew | are built anew |
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.ids import JobId, OperatorId
+from penstock.core.recent import Recent
 from penstock.operators.assembly import AssembledChain
 from penstock.operators.registry import Registry
 from penstock.runtime.watched_store import StoreUsage, WatchedStore
@@ -29,8 +29,6 @@ from penstock.state.protocol.records import CheckpointManifest, CheckpointRef, O
 from penstock.state.storage.object_store import ObjectStore
 
 Metadata: TypeAlias = OperatorCheckpointMetadata
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +49,6 @@ class KeptChain:
     chain: AssembledChain
     run: int
     written: Mapping[OperatorId, Metadata]
-
-
-class Recent(Generic[K, V]):
-    """The values used last, up to a number."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._values: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K) -> V | None:
-        """Return a value and note that it was used."""
-        value = self._values.get(key)
-        if value is not None:
-            self._values.move_to_end(key)
-        return value
-
-    def put(self, key: K, value: V) -> V:
-        """Keep a value; the one unused for longest goes."""
-        self._values[key] = value
-        self._values.move_to_end(key)
-        while len(self._values) > self._limit:
-            self._values.popitem(last=False)
-        return value
 
 
 @dataclass(slots=True)

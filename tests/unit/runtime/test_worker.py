@@ -12,7 +12,6 @@ from penstock.runtime.chaos import Chaos, Mischief
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.outcomes import EpochRan, EpochTorn
 from penstock.runtime.session import JobSession
-from penstock.runtime.worker import Recent
 from penstock.state.tables.specs import global_table
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import BY_USER, Log, NumberedSource, Scripted, link
@@ -135,13 +134,3 @@ def test_chains_of_earlier_claims_are_let_go_of() -> None:
     executor = environment.executor
     assert isinstance(executor, InProcessExecutor)
     assert {key.generation for key in executor.worker.chains} == {2}
-
-
-def test_recent_values_are_kept_up_to_a_number() -> None:
-    recent: Recent[str, int] = Recent(2)
-    recent.put("a", 1)
-    recent.put("b", 2)
-    assert recent.get("a") == 1
-    recent.put("c", 3)
-    assert recent.get("b") is None
-    assert (recent.get("a"), recent.get("c")) == (1, 3)

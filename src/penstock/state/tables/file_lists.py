@@ -1,9 +1,9 @@
 """File lists ↔ the messages that hold them. All table kinds keep the same: a list of files."""
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Protocol, TypeVar
 
+from penstock.core.recent import Recent
 from penstock.state.files.state_file import StateFile, apply_swap
 from penstock.state.proto import state_pb2
 
@@ -21,6 +21,10 @@ class FileListMessage(Protocol):
 
 MessageT = TypeVar("MessageT", bound=FileListMessage)
 
+# Lists are read and written many times while their entries never change.
+_decoded: Recent[bytes, StateFile] = Recent(16_384)
+_encoded: Recent[StateFile, state_pb2.StateFile] = Recent(16_384)
+
 
 def files_of(message: FileListMessage | None) -> tuple[StateFile, ...]:
     """Return the files of a message; none for no message."""
@@ -29,10 +33,12 @@ def files_of(message: FileListMessage | None) -> tuple[StateFile, ...]:
     return tuple(_file_of(file.SerializeToString()) for file in message.files)
 
 
-@lru_cache(maxsize=16_384)
 def _file_of(data: bytes) -> StateFile:
-    """Decode one entry; lists are read many times and their entries never change."""
-    return StateFile.from_proto(state_pb2.StateFile.FromString(data))
+    """Return the decoded entry."""
+    known = _decoded.get(data)
+    if known is not None:
+        return known
+    return _decoded.put(data, StateFile.from_proto(state_pb2.StateFile.FromString(data)))
 
 
 def message_of(kind: type[MessageT], files: Iterable[StateFile]) -> MessageT:
@@ -40,10 +46,10 @@ def message_of(kind: type[MessageT], files: Iterable[StateFile]) -> MessageT:
     return kind(files=[_entry_of(file) for file in files])
 
 
-@lru_cache(maxsize=16_384)
 def _entry_of(file: StateFile) -> state_pb2.StateFile:
-    """Encode one entry; making a message copies it, so nobody changes this one."""
-    return file.to_proto()
+    """Return the encoded entry; making a message copies it, so nobody changes this one."""
+    known = _encoded.get(file)
+    return _encoded.put(file, file.to_proto()) if known is None else known
 
 
 def groups_of(outputs: Sequence[StateFile]) -> list[list[StateFile]]:
