@@ -1,5 +1,7 @@
 """Compactions: ordered behind an epoch, swapped in by a later one, and never needed for truth."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -7,8 +9,11 @@ import pyarrow as pa
 from penstock.core.settings import CompactionSettings
 from penstock.graph.logical import Exchange
 from penstock.operators.context import OperatorContext
+from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.outcomes import EpochRan
 from penstock.runtime.session import JobSession
+from penstock.state.files.cache import FileCache
+from penstock.state.tables.erased import ErasedKind
 from penstock.state.tables.specs import keyed_table
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import BY_USER, SCHEMA, NumberedSource, Scripted, link
@@ -77,3 +82,33 @@ def test_what_was_ordered_dies_with_the_session() -> None:
     run(JobSession.start(environment), 3)
     second = JobSession.start(environment)
     assert run(second, 1)[0].compactions == 0
+
+
+def test_the_cache_holds_only_files_that_some_list_still_names(tmp_path: Path) -> None:
+    job = a_job(min_files=2)
+    cache = FileCache(tmp_path, limit_bytes=1 << 30)
+    environment = replace(job.environment(), cache=cache)
+    executor = environment.executor
+    assert isinstance(executor, InProcessExecutor)
+    executor.worker.cache = cache
+    session = JobSession.start(environment)
+    listed: list[set[str]] = [set()]
+    for _ in range(28):
+        run(session, 1)
+        listed.append(listed_files(session))
+        cached = {path.name[:16] for path in tmp_path.glob("*.arrow")}
+        assert cached & listed[-1]
+        # Merged behind this epoch and listed by the next one: one file per table.
+        ahead = cached - listed[-1] - listed[-2]
+        assert len(ahead) <= 2
+
+
+def listed_files(session: JobSession) -> set[str]:
+    """The checksums of all files that the newest checkpoint names, as the cache writes them."""
+    return {
+        f"{file.checksum:016x}"
+        for parts in session.state.metadata.values()
+        for part in parts.values()
+        for name, table in part.table_checkpoint_metadata.items()
+        for file in ErasedKind(name, part.table_configs[name]).files_in(table)
+    }

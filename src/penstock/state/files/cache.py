@@ -16,6 +16,7 @@ How it works
 - The lock file `lock` orders writers: it holds the bytes in use, raised before an entry
   appears (a crash in between only over-counts) and counted anew at every eviction.
 - A hit touches the entry's modification time; eviction removes the longest untouched.
+  Entries removed because nobody needs them any more stay counted until then.
 - A writer holds a lock on its temporary file, so one that can be locked has no writer
   and is swept.
 """
@@ -133,6 +134,11 @@ class FileCache:
             self._write(target, batch)
         except OSError as error:
             self._degrade(error)
+
+    def remove(self, key: CacheKey) -> bool:
+        """Remove an entry that is of no use any more; tell whether there was one."""
+        path = self.root / key.file_name
+        return _exists(path) and _remove(path)
 
     def _map(self, path: Path) -> pa.RecordBatch | None:
         try:

@@ -6,6 +6,7 @@ A file that fails is left as it is.
 """
 
 import io
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,18 @@ _ADVICE = (
     "Nothing was changed; epochs that do not use this file stay restorable: restore the job "
     "from an older epoch or a savepoint, or put the original object back"
 )
+
+
+def drop_cached(cache: FileCache, checksum: int) -> None:
+    """Remove the pieces of a file that no list names any more.
+
+    Pieces are cached from the first on, but for those of files split by a rescale; what is
+    missed of these goes when the cache is full.
+    """
+    cache.remove(footer_key(checksum))
+    pieces = (CacheKey(checksum, index) for index in itertools.count())
+    for _ in itertools.takewhile(cache.remove, pieces):
+        pass
 
 
 class StateFileReader:

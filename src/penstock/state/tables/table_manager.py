@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, InternalError, StateError
-from penstock.state.files.state_file import derive_missing
+from penstock.state.files.reader import drop_cached
+from penstock.state.files.state_file import StateFile, derive_missing
 from penstock.state.proto import state_pb2
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
@@ -114,6 +115,9 @@ class TableManager:
             view = self._tables[name].view
             if view is None:
                 continue
+            if same_task:
+                known = (*self._tables[name].table.files, *view.files)
+                _drop_unlisted(environment, known, table.table.files)
             missing = derive_missing(view.files, table.table.files) if same_task else None
             if missing is None:
                 view.release()
@@ -327,3 +331,12 @@ class TableManager:
                 f"the tables of {self._environment.task.operator!r} were used after they were "
                 "closed, or after an error in them: load them anew"
             )
+
+
+def _drop_unlisted(
+    environment: TableEnvironment, known: Iterable[StateFile], listed: Iterable[StateFile]
+) -> None:
+    """Take files that expired or were merged into others out of the cache."""
+    gone = {file.checksum for file in known} - {file.checksum for file in listed}
+    for checksum in gone:
+        drop_cached(environment.cache, checksum)

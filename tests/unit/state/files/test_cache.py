@@ -316,3 +316,25 @@ def test_processes_that_share_a_tiny_cache_never_see_a_wrong_or_torn_entry(
     assert sum(hits) > 0
     assert sum(entry.stat().st_size for entry in root.glob("*.arrow")) <= limit
     assert not list(root.glob("*.part"))
+
+
+def test_an_entry_of_no_more_use_is_removed_and_readers_keep_theirs(root: Path) -> None:
+    cache = FileCache(root, 1 << 20)
+    cache.put(a_key(1), a_batch(7))
+    mapped = cache.get(a_key(1))
+    assert mapped is not None
+    assert cache.remove(a_key(1))
+    assert not cache.remove(a_key(1))
+    assert cache.get(a_key(1)) is None
+    assert mapped.equals(a_batch(7))
+
+
+def test_removed_entries_make_room_when_the_cache_seems_full(root: Path) -> None:
+    size = entry_size(root)
+    cache = FileCache(root, 10 * size)
+    for number in range(100):
+        cache.put(a_key(number), a_batch(number))
+        if number >= 3:
+            assert cache.remove(a_key(number - 3))
+    assert all(cache.holds(a_key(number)) for number in (97, 98, 99))
+    assert cache.statistics().evicted_entries == 0

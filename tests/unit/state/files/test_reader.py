@@ -16,7 +16,7 @@ from penstock.core.key_range import FULL_RANGE, KeyRange
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
 from penstock.state.files.parquet import ROW_GROUP_ROWS, encode_parquet
-from penstock.state.files.reader import StateFileReader, rows_in_range
+from penstock.state.files.reader import StateFileReader, drop_cached, rows_in_range
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import write_state_file
 from penstock.state.storage.memory import MemoryStore
@@ -299,3 +299,20 @@ def test_a_reader_that_knows_the_footer_still_fetches_a_whole_file_at_once() -> 
     store.reads.clear()
     assert reader.read().equals(table)
     assert store.reads == [("j/x.parquet", None, None)]
+
+
+def test_every_piece_of_a_file_leaves_the_cache_and_no_piece_of_another(
+    tmp_path: Path,
+) -> None:
+    store, cache = MemoryStore(), FileCache(tmp_path, 1 << 30)
+    table = hashed_rows(ROWS)
+    file = a_written_file(store, table)
+    other = write_state_file(store, "j/y.parquet", table.slice(1), a_description(4))
+    for each in (file, other):
+        StateFileReader(store, cache, each).read()
+    before = set(tmp_path.glob("*.arrow"))
+    drop_cached(cache, file.checksum)
+    left = set(tmp_path.glob("*.arrow"))
+    assert len(before) == 2 * len(left) == 10
+    assert {path.name[:16] for path in left} == {f"{other.checksum:016x}"}
+    assert StateFileReader(store, cache, file).read().equals(table)
