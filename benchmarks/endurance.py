@@ -14,7 +14,7 @@ from benchmarks.suites import Row
 from penstock.runtime.spark.session import open_session
 
 GROWTH_LIMIT = 1.15
-SLACK_BYTES = 24 << 20
+SLACK_BYTES = 1 << 20
 SAMPLES = 20
 FIGURES = ("heap_bytes", "driver_bytes", "workers_bytes", "disk_bytes")
 

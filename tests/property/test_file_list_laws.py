@@ -176,7 +176,7 @@ class FileListMachine(RuleBasedStateMachine):
                 swapped = apply_swap(current, self._compact(plan, 0))
                 assert swapped is not None
                 current = swapped
-            assert not exceeds_run_limit(current)
+            assert not exceeds_run_limit(current, max_runs=16)
             assert _live(self._fold(current)) == _live(self._fold(files)), number
 
     def _start(self, plan: CompactionPlan, cut: int, *, waits: bool) -> None:

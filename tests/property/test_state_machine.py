@@ -272,7 +272,7 @@ class StateMachine(RuleBasedStateMachine):
 
     def has_too_many_runs(self) -> bool:
         return any(
-            exceeds_run_limit(files_of(metadata, table))
+            exceeds_run_limit(files_of(metadata, table), max_runs=16)
             for metadata in self.job.metadata[SHOP].values()
             for table in ("totals", "recent", "panes", "marks")
         )

@@ -7,8 +7,7 @@ is pending dies with the session: after a restart or restore its inputs may be g
 from collections.abc import Iterator
 from dataclasses import replace
 
-from penstock.core.ids import Epoch, Generation, OperatorId, Subtask, TaskInfo
-from penstock.core.tokens import new_token
+from penstock.core.ids import Epoch, Generation, OperatorId, Subtask
 from penstock.operators.watermarks import event_time_of
 from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.executor import CompactionOrder, CompactionResult
@@ -18,7 +17,7 @@ from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.tables.compaction import exceeds_run_limit
 from penstock.state.tables.erased import ErasedKind
 from penstock.state.tables.operator_tables import apply_compaction, due_bytes
-from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment
+from penstock.state.tables.table import Frontier
 
 _ONLY_TOO_MANY = 1_000_000
 """As `min_files`: merge only what exceeds the limit of runs."""
@@ -54,12 +53,14 @@ class PendingCompactions:
         overfull = [
             order
             for order in self._measured(state, _ONLY_TOO_MANY)
-            if _is_overfull(order.metadata[order.subtask.index])
+            if _is_overfull(order.metadata[order.subtask.index], order.max_runs)
         ]
         if not overfull:
             return False
-        self._environment.executor.compact(overfull)
-        self._urgent += self._environment.executor.compacted(wait=True)
+        executor = self._environment.executor
+        if not executor.is_compacting:  # else what is under way may be what is needed
+            executor.compact(overfull)
+        self._urgent += executor.compacted(wait=True)
         return True
 
     def swap(
@@ -87,20 +88,7 @@ class PendingCompactions:
 
     def _due_bytes(self, order: CompactionOrder) -> int:
         """Return how much an order would merge, by the plan that whoever runs it will make."""
-        environment = self._environment
-        config = CompactionConfig(
-            TableEnvironment(
-                TaskInfo(order.job, order.operator, order.subtask),
-                order.generation,
-                new_token(),
-                environment.store,
-                environment.cache,
-            ),
-            order.epoch,
-            order.frontier,
-            min_compaction_epochs=order.min_files,
-            min_expiring_epochs=order.min_expiring_files,
-        )
+        config = order.config(self._environment.store, self._environment.cache)
         return due_bytes(order.specs, config, order.metadata)
 
     def _orders(self, state: JobState, min_files: int) -> Iterator[CompactionOrder]:
@@ -126,6 +114,7 @@ class PendingCompactions:
                     frontier_of(manifest, node.operator),
                     min_files,
                     max(min_files, settings.min_expiring_files),
+                    settings.max_runs,
                     settings.target_file_bytes,
                 )
 
@@ -140,8 +129,10 @@ def frontier_of(manifest: CheckpointManifest, operator: OperatorId) -> Frontier:
     return Frontier(None, manifest.processing_time_micros)
 
 
-def _is_overfull(metadata: Metadata) -> bool:
+def _is_overfull(metadata: Metadata, max_runs: int) -> bool:
     return any(
-        exceeds_run_limit(ErasedKind(name, metadata.table_configs[name]).files_in(part))
+        exceeds_run_limit(
+            ErasedKind(name, metadata.table_configs[name]).files_in(part), max_runs
+        )
         for name, part in metadata.table_checkpoint_metadata.items()
     )

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo
+from penstock.core.tokens import new_token
 from penstock.runtime.epoch_plan import EpochPlan
 from penstock.runtime.reports import TaskReport
 from penstock.runtime.superstep import CompiledJob
 from penstock.runtime.worker import Metadata
+from penstock.state.files.cache import FileCache
 from penstock.state.proto.state_pb2 import TableCheckpointMetadata
 from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TableSpec
-from penstock.state.tables.table import Frontier
+from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,23 @@ class CompactionOrder:
     frontier: Frontier
     min_files: int
     min_expiring_files: int
+    max_runs: int
     target_file_bytes: int
     due_bytes: int = 0
     """How large the files are that it would merge."""
+
+    def config(self, store: ObjectStore, cache: FileCache) -> CompactionConfig:
+        """Return how whoever carries it out plans and writes."""
+        task = TaskInfo(self.job, self.operator, self.subtask)
+        return CompactionConfig(
+            TableEnvironment(task, self.generation, new_token(), store, cache),
+            self.epoch,
+            self.frontier,
+            min_compaction_epochs=self.min_files,
+            min_expiring_epochs=self.min_expiring_files,
+            max_runs=self.max_runs,
+            target_file_bytes=self.target_file_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

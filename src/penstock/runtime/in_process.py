@@ -8,8 +8,6 @@ one: see `Chaos`.
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from penstock.core.ids import TaskInfo
-from penstock.core.tokens import new_token
 from penstock.runtime.chaos import NO_CHAOS, Chaos
 from penstock.runtime.epoch_plan import EpochPlan
 from penstock.runtime.executor import CompactionOrder, CompactionResult
@@ -19,7 +17,6 @@ from penstock.runtime.wire import Record
 from penstock.runtime.worker import Worker
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.tables.operator_tables import compact_subtask
-from penstock.state.tables.table import CompactionConfig, TableEnvironment
 
 
 class InProcessExecutor:
@@ -74,18 +71,7 @@ class InProcessExecutor:
     def compact(self, orders: Sequence[CompactionOrder]) -> None:
         """Compact at once: in one process there is nobody else to do it."""
         for order in orders:
-            task = TaskInfo(order.job, order.operator, order.subtask)
-            environment = TableEnvironment(
-                task, order.generation, new_token(), self.worker.store, self.worker.cache
-            )
-            config = CompactionConfig(
-                environment,
-                order.epoch,
-                order.frontier,
-                min_compaction_epochs=order.min_files,
-                min_expiring_epochs=order.min_expiring_files,
-                target_file_bytes=order.target_file_bytes,
-            )
+            config = order.config(self.worker.store, self.worker.cache)
             done = compact_subtask(order.specs, config, order.metadata)
             if done:
                 self._compacted.append(CompactionResult(order.operator, done))

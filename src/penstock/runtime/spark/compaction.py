@@ -7,13 +7,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.core.ids import OperatorId, TaskInfo
-from penstock.core.tokens import new_token
+from penstock.core.ids import OperatorId
 from penstock.runtime.executor import CompactionOrder, CompactionResult
 from penstock.runtime.spark.task import WorkerSpec, partition_number, worker_of
 from penstock.state.proto.state_pb2 import TableCheckpointMetadata
 from penstock.state.tables.operator_tables import compact_subtask
-from penstock.state.tables.table import CompactionConfig, TableEnvironment
 
 RESULT_SCHEMA = "result BINARY"
 _ARROW = pa.schema([("result", pa.binary())])
@@ -73,14 +71,6 @@ def compact_here(
 
 def _carry_out(order: CompactionOrder, spec: WorkerSpec) -> dict[str, bytes]:
     worker = worker_of(spec)
-    task = TaskInfo(order.job, order.operator, order.subtask)
-    config = CompactionConfig(
-        TableEnvironment(task, order.generation, new_token(), worker.store, worker.cache),
-        order.epoch,
-        order.frontier,
-        min_compaction_epochs=order.min_files,
-        min_expiring_epochs=order.min_expiring_files,
-        target_file_bytes=order.target_file_bytes,
-    )
+    config = order.config(worker.store, worker.cache)
     done = compact_subtask(order.specs, config, order.metadata)
     return {name: message.SerializeToString() for name, message in done.items()}

@@ -82,8 +82,8 @@ class SparkExecutor:
 
     @property
     def is_compacting(self) -> bool:
-        """Tell whether a compaction is under way."""
-        return any(not future.done() for future in self._compacting)
+        """Tell whether a compaction is under way, or done and not taken yet."""
+        return bool(self._compacting)
 
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
         """Return, once, what was compacted; `wait` for all that is started."""

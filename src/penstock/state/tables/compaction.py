@@ -1,4 +1,4 @@
-"""Which files of a table to merge next: tiered by level, neighbours only, runs bounded.
+"""Which files of a table to merge next: tiered by size, neighbours only, runs bounded.
 
 Pure. A plan names its exact inputs; what is merged is put in their place only if they are
 still neighbours in the list (`apply_swap`), and never in a list restored from an epoch
@@ -11,10 +11,13 @@ compaction wrote, cost a reader as much as one file. Files of equal epoch and su
 never parted. The output takes the epoch and subtask of its newest input, so wherever lists
 are merged and sorted again it stays after everything older and before everything newer.
 
-1. `min_compaction_epochs` neighbouring runs of one level become one run of the next level,
-   lowest level first. That alone leaves a few runs per level, and each row is rewritten
-   once per level.
-2. Where there are still more than 8 runs plus one per level, the cheapest neighbours merge.
+1. `min_compaction_epochs` runs of about one size, with nothing larger between them, become
+   one run; the smallest first. So runs grow larger towards the old end, a few of each size,
+   and a row is rewritten a few times until it lies in a larger run, or a newer row hides it.
+   Sizes, not how often a run was merged: keys that are updated again and again give runs that
+   merge without growing, and must go on merging.
+2. Where there are still more than three quarters of `max_runs`, the cheapest neighbours
+   merge. Above `max_runs` the next epoch waits.
 
 Every plan turns at least two runs into one, so planning again and again ends.
 """
@@ -29,8 +32,9 @@ from penstock.state.files.state_file import StateFile, restrict
 from penstock.state.files.writer import FileDescription
 from penstock.state.tables.table import CompactionConfig
 
-BASE_RUN_LIMIT = 8
-"""How many runs a table may keep, not counting one per level."""
+_SMALLEST_TIER_BYTES = 256 << 10
+"""Below this, runs count as equal: what a file costs does not lie in its bytes."""
+_TIER_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,8 @@ def plan_compaction(
     """Return the next merge that is due in a list, or None."""
     runs = cut_runs(files)
     for start, end in (
-        *_due_by_level(runs, config),
-        *_due_by_number(runs, config, run_limit(files)),
+        *_due_by_size(runs, config),
+        *_due_by_number(runs, config),
     ):
         return _plan(runs, start, end)
     return None
@@ -111,14 +115,9 @@ def for_expiring(config: CompactionConfig) -> CompactionConfig:
     return config if least is None else replace(config, min_compaction_epochs=least)
 
 
-def run_limit(files: Sequence[StateFile]) -> int:
-    """Return how many runs a list may keep: 8, and one per level."""
-    return BASE_RUN_LIMIT + len({file.level for file in files})
-
-
-def exceeds_run_limit(files: Sequence[StateFile]) -> bool:
+def exceeds_run_limit(files: Sequence[StateFile], max_runs: int) -> bool:
     """Tell whether the next epoch must wait for a compaction of this list."""
-    return len(cut_runs(files)) > run_limit(files)
+    return len(cut_runs(files)) > max_runs
 
 
 def cut_runs(files: Sequence[StateFile]) -> list[tuple[StateFile, ...]]:
@@ -137,47 +136,53 @@ def _are_disjoint(left: Sequence[StateFile], right: Sequence[StateFile]) -> bool
     return not any(one.visible.overlaps(other.visible) for one in left for other in right)
 
 
-def _due_by_level(
+def _due_by_size(
     runs: Sequence[Sequence[StateFile]], config: CompactionConfig
 ) -> Iterator[tuple[int, int]]:
-    """Yield stretches of enough runs of one level, the lowest level first."""
-    stretches: list[tuple[int, int, int]] = []
-    start = 0
-    for level, same in groupby(runs, key=_level):
-        end = start + len(list(same))
-        if end - start >= max(2, config.min_compaction_epochs) and _may_merge(
-            level, config
-        ):
-            stretches.append((level, start, end))
-        start = end
-    for _, start, end in sorted(stretches):
-        yield start, end
+    """Yield stretches of enough runs of one tier and nothing above it, the lowest tier first."""
+    tiers = [_tier(run) for run in runs]
+    least = max(2, config.min_compaction_epochs)
+    for tier in sorted(set(tiers)):
+        for _, stretch in groupby(range(len(runs)), key=lambda at: tiers[at] > tier):
+            same = [at for at in stretch if tiers[at] == tier]
+            if len(same) >= least and _may_merge(runs[same[0] : same[-1] + 1], config):
+                yield same[0], same[-1] + 1
 
 
 def _due_by_number(
-    runs: Sequence[Sequence[StateFile]], config: CompactionConfig, limit: int
+    runs: Sequence[Sequence[StateFile]], config: CompactionConfig
 ) -> Iterator[tuple[int, int]]:
-    """Yield the stretch that costs least to merge, if there are more runs than the limit."""
+    """Yield the stretch that costs least to merge, if there are many runs."""
+    limit = max(1, config.max_runs * 3 // 4)
     width = len(runs) - limit + 1
     if width < 2:
         return
-    sizes = [sum(file.size_bytes for file in run) for run in runs]
+    sizes = [_bytes_of(run) for run in runs]
     stretches = [
         (sum(sizes[start : start + width]), -start)
         for start in range(limit)
-        if all(_may_merge(_level(run), config) for run in runs[start : start + width])
+        if _may_merge(runs[start : start + width], config)
     ]
     if stretches:
         start = -min(stretches)[1]
         yield start, start + width
 
 
-def _level(run: Sequence[StateFile]) -> int:
-    return max(file.level for file in run)
+def _tier(run: Sequence[StateFile]) -> int:
+    """Return how many times a small run would have to grow to be as large as this one."""
+    tier, size = 0, _bytes_of(run)
+    while size >= _SMALLEST_TIER_BYTES:
+        tier, size = tier + 1, size // _TIER_FACTOR
+    return tier
 
 
-def _may_merge(level: int, config: CompactionConfig) -> bool:
-    return config.compact_generations is None or level in config.compact_generations
+def _bytes_of(run: Sequence[StateFile]) -> int:
+    return sum(file.size_bytes for file in run)
+
+
+def _may_merge(runs: Sequence[Sequence[StateFile]], config: CompactionConfig) -> bool:
+    allowed = config.compact_generations
+    return allowed is None or all(file.level in allowed for run in runs for file in run)
 
 
 def _plan(runs: Sequence[Sequence[StateFile]], start: int, end: int) -> CompactionPlan:

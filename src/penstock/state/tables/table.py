@@ -165,6 +165,8 @@ class CompactionConfig:
     """How many neighbouring files of one tier make a merge worth while."""
     min_expiring_epochs: int | None = None
     """The same for tables whose rows all expire: waiting may spare the merge. None: the same."""
+    max_runs: int = 16
+    """How many runs a list may have before an epoch waits; merging begins well below."""
     target_file_bytes: int = 128 << 20
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.ids import Epoch
 from penstock.core.key_range import FULL_RANGE, KeyRange
 from penstock.state.files.state_file import StateFile, apply_swap, count_runs, merge_lists
 from penstock.state.tables.compaction import (
@@ -15,11 +14,13 @@ from penstock.state.tables.compaction import (
     cut_runs,
     exceeds_run_limit,
     plan_compaction,
-    run_limit,
 )
 from tests.unit.state.files.file_builders import a_state_file
 from tests.unit.state.tables.table_builders import a_compaction
 
+MANY_BYTES = 1 << 20
+MAX_RUNS = 16
+SMALL_BYTES = 32 << 10
 LOW, HIGH = KeyRange(0, 1 << 63), KeyRange(1 << 63, 1 << 64)
 
 
@@ -54,22 +55,22 @@ def test_enough_deltas_become_one_file_of_the_next_level() -> None:
     assert plan.replaces == tuple(file.identity for file in deltas(4))
 
 
-def test_the_lowest_level_goes_first_and_leaves_older_levels_alone() -> None:
-    old = tuple(replace(file, level=1) for file in deltas(4))
+def test_the_smallest_go_first_and_leave_larger_ones_alone() -> None:
+    old = deltas(4, size_bytes=MANY_BYTES)
     plan = plan_compaction((*old, *deltas(5, first=5)), a_compaction())
     assert plan is not None
     assert plan.inputs == deltas(5, first=5)
 
 
-def test_every_level_merges() -> None:
-    old = tuple(replace(file, level=7) for file in deltas(4))
+def test_large_runs_merge_too() -> None:
+    old = tuple(replace(file, level=7) for file in deltas(4, size_bytes=MANY_BYTES))
     plan = plan_compaction((*old, *deltas(3, first=5)), a_compaction())
     assert plan is not None
     assert (plan.inputs, plan.level) == (old, 8)
 
 
 def test_only_the_allowed_levels_merge() -> None:
-    old = tuple(replace(file, level=1) for file in deltas(4))
+    old = tuple(replace(file, level=1) for file in deltas(4, size_bytes=MANY_BYTES))
     config = a_compaction(compact_generations=frozenset({0}))
     assert plan_compaction((*old, *deltas(3, first=5)), config) is None
     plan = plan_compaction((*old, *deltas(4, first=5)), config)
@@ -77,39 +78,66 @@ def test_only_the_allowed_levels_merge() -> None:
     assert plan.inputs == deltas(4, first=5)
 
 
-def test_runs_of_different_levels_are_not_neighbours_of_one_level() -> None:
+def test_a_large_run_parts_small_ones_and_a_small_one_goes_with_large_ones() -> None:
     files = list(deltas(6))
-    files[2] = replace(files[2], level=1)
+    files[2] = replace(files[2], size_bytes=MANY_BYTES)
     assert plan_compaction(files, a_compaction()) is None
+    files = list(deltas(6, size_bytes=MANY_BYTES))
+    files[2] = replace(files[2], size_bytes=100)
+    files[5] = replace(files[5], size_bytes=100)
+    plan = plan_compaction(files, a_compaction())
+    assert plan is not None
+    assert plan.inputs == tuple(files[:5])
 
 
-def test_too_many_runs_merge_whatever_their_level() -> None:
-    files = [replace(file, level=index) for index, file in enumerate(deltas(30))]
+def test_runs_that_do_not_grow_when_they_merge_go_on_merging() -> None:
+    """The same keys again and again; merging must not lift a run out of reach of the next."""
+    files: tuple[StateFile, ...] = ()
+    for epoch in range(1, 3_000):
+        files += (a_state_file(f"delta-{epoch}", epoch, size_bytes=1_360),)
+        plan = plan_compaction(files, a_compaction())
+        if plan is not None:
+            output = replace(merged(plan, f"merged-{epoch}"), size_bytes=1_360)
+            swapped = apply_swap(files, [output])
+            assert swapped is not None
+            files = swapped
+        assert len(files) < 4
+
+
+def test_many_runs_merge_whatever_their_size() -> None:
+    files = [
+        replace(file, size_bytes=MANY_BYTES << (2 * index))
+        for index, file in enumerate(deltas(20))
+    ]
     files = files[::-1]
-    assert plan_compaction(files, a_compaction()) is None
-    files = list(deltas(12, size_bytes=100))
+    assert plan_compaction(files[:6], replace(a_compaction(), max_runs=8)) is None
+    plan = plan_compaction(files[:12], replace(a_compaction(), max_runs=8))
+    assert plan is not None
+    assert plan.inputs == tuple(files[5:12]), "the smallest, down to three quarters of 8"
+    files = list(deltas(15, size_bytes=100))
     config = a_compaction(min_compaction_epochs=99)
     plan = plan_compaction(files, config)
     assert plan is not None
-    assert len(plan.inputs) == 12 - run_limit(files) + 1
+    assert len(plan.inputs) == 15 - 12 + 1
 
 
 def test_the_cheapest_neighbours_merge_when_there_are_too_many() -> None:
-    files = [replace(file, size_bytes=1_000 - 50 * n) for n, file in enumerate(deltas(12))]
+    files = [replace(file, size_bytes=1_000 - 50 * n) for n, file in enumerate(deltas(14))]
     plan = plan_compaction(files, a_compaction(min_compaction_epochs=99))
     assert plan is not None
     assert plan.inputs[-1] == files[-1]
 
 
 def test_deletions_stay_while_an_older_file_overlaps() -> None:
-    base = replace(deltas(1)[0], level=3)
+    base = deltas(1, size_bytes=MANY_BYTES)[0]
     plan = plan_compaction((base, *deltas(4, first=2)), a_compaction())
     assert plan is not None
     assert not plan.drops_deleted
 
 
 def test_deletions_go_when_the_older_file_holds_no_hash_of_the_range() -> None:
-    base = replace(deltas(1)[0], level=3, min_key_hash=0, max_key_hash=5)
+    large = deltas(1, size_bytes=MANY_BYTES)[0]
+    base = replace(large, min_key_hash=0, max_key_hash=5)
     newer = tuple(replace(file, visible=HIGH) for file in deltas(4, first=2))
     plan = plan_compaction((base, *newer), a_compaction())
     assert plan is not None
@@ -158,7 +186,9 @@ def test_the_description_carries_what_the_list_needs() -> None:
 
 
 @given(
-    sizes=st.lists(st.integers(1, 1_000), min_size=1, max_size=200),
+    sizes=st.lists(
+        st.integers(1, 40).map(lambda power: 1 << power), min_size=1, max_size=200
+    ),
     every=st.integers(1, 20),
     minimum=st.integers(2, 30),
 )
@@ -179,21 +209,21 @@ def test_planning_again_and_again_ends_with_bounded_runs(
             assert swapped is not None
             files = swapped
             assert len(cut_runs(files)) < before
-        assert not exceeds_run_limit(files)
-        assert count_runs(files) <= run_limit(files)
+        assert not exceeds_run_limit(files, MAX_RUNS)
+        assert count_runs(files) <= MAX_RUNS * 3 // 4
 
 
-@given(st.lists(st.integers(0, 3), max_size=40), st.integers(2, 6))
+@given(st.lists(st.integers(15, 24), max_size=40), st.integers(2, 6))
 def test_a_plan_takes_neighbours_and_its_swap_always_fits(
-    levels: list[int], minimum: int
+    powers: list[int], minimum: int
 ) -> None:
     files = tuple(
-        a_state_file(f"f{epoch}", epoch, level=level)
-        for epoch, level in enumerate(levels, start=1)
+        a_state_file(f"f{epoch}", epoch, size_bytes=1 << power)
+        for epoch, power in enumerate(powers, start=1)
     )
     plan = plan_compaction(files, a_compaction(min_compaction_epochs=minimum))
     if plan is None:
-        assert len(files) <= run_limit(files)
+        assert len(files) <= MAX_RUNS * 3 // 4
         return
     assert len(plan.inputs) >= 2
     swapped = apply_swap(files, [merged(plan)])
@@ -202,22 +232,32 @@ def test_a_plan_takes_neighbours_and_its_swap_always_fits(
     assert plan.drops_deleted == (plan.inputs[0] == files[0])
 
 
-@pytest.mark.parametrize("epochs", [300])
-def test_a_long_history_rewrites_each_row_a_few_times_only(epochs: int) -> None:
+@pytest.mark.parametrize("size_bytes", [100, 100_000, 10_000_000])
+@pytest.mark.parametrize("share", [1.0, 0.7, 0.0])
+def test_a_long_history_rewrites_each_row_a_few_times_only(
+    size_bytes: int, share: float
+) -> None:
+    """`share` of what is merged stays; at 0 the inputs hold the same keys."""
+    epochs = 600
     config = a_compaction()
     files: tuple[StateFile, ...] = ()
-    rewritten = 0
+    rewritten, most_runs = 0, 0
     for epoch in range(1, epochs + 1):
-        files += (replace(a_state_file(f"d{epoch}", epoch), epoch=Epoch(epoch)),)
+        files += (a_state_file(f"d{epoch}", epoch, size_bytes=size_bytes),)
         while (plan := plan_compaction(files, config)) is not None:
-            rewritten += sum(file.size_bytes for file in plan.inputs)
-            files = _swapped(files, plan, rewritten)
-    assert rewritten <= 8 * epochs * 100
+            sizes = [file.size_bytes for file in plan.inputs]
+            rewritten += sum(sizes)
+            left = max(*sizes, int(share * sum(sizes)))
+            files = _swapped(files, plan, rewritten, left)
+        most_runs = max(most_runs, len(files))
+    assert rewritten <= 10 * epochs * max(size_bytes, SMALL_BYTES)
+    assert most_runs <= MAX_RUNS * 3 // 4
 
 
 def _swapped(
-    files: Sequence[StateFile], plan: CompactionPlan, number: int
+    files: Sequence[StateFile], plan: CompactionPlan, number: int, size_bytes: int
 ) -> tuple[StateFile, ...]:
-    swapped = apply_swap(files, [merged(plan, f"m{number}")])
+    output = replace(merged(plan, f"m{number}"), size_bytes=size_bytes)
+    swapped = apply_swap(files, [output])
     assert swapped is not None
     return swapped
