@@ -140,13 +140,17 @@ def _due_by_size(
     runs: Sequence[Sequence[StateFile]], config: CompactionConfig
 ) -> Iterator[tuple[int, int]]:
     """Yield stretches of enough runs of one tier and nothing above it, the lowest tier first."""
-    tiers = [_tier(run) for run in runs]
+    tiers = [_tier(run) if _may_merge(run, config) else None for run in runs]
     least = max(2, config.min_compaction_epochs)
-    for tier in sorted(set(tiers)):
-        for _, stretch in groupby(range(len(runs)), key=lambda at: tiers[at] > tier):
-            same = [at for at in stretch if tiers[at] == tier]
-            if len(same) >= least and _may_merge(runs[same[0] : same[-1] + 1], config):
-                yield same[0], same[-1] + 1
+    for tier in sorted({tier for tier in tiers if tier is not None}):
+        same: list[int] = []
+        for at, other in [*enumerate(tiers), (len(runs), None)]:
+            if other == tier:
+                same.append(at)
+            elif other is None or other > tier:
+                if len(same) >= least:
+                    yield same[0], same[-1] + 1
+                same = []
 
 
 def _due_by_number(
@@ -161,7 +165,7 @@ def _due_by_number(
     stretches = [
         (sum(sizes[start : start + width]), -start)
         for start in range(limit)
-        if _may_merge(runs[start : start + width], config)
+        if all(_may_merge(run, config) for run in runs[start : start + width])
     ]
     if stretches:
         start = -min(stretches)[1]
@@ -180,9 +184,9 @@ def _bytes_of(run: Sequence[StateFile]) -> int:
     return sum(file.size_bytes for file in run)
 
 
-def _may_merge(runs: Sequence[Sequence[StateFile]], config: CompactionConfig) -> bool:
+def _may_merge(run: Sequence[StateFile], config: CompactionConfig) -> bool:
     allowed = config.compact_generations
-    return allowed is None or all(file.level in allowed for run in runs for file in run)
+    return allowed is None or all(file.level in allowed for file in run)
 
 
 def _plan(runs: Sequence[Sequence[StateFile]], start: int, end: int) -> CompactionPlan:

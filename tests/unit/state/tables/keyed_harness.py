@@ -175,7 +175,13 @@ class KeyedHarness:
                 missing = wanted
             self.lagging[index].catch_up(missing, wanted)
 
-    def compact(self, *, min_files: int = 2, target_file_bytes: int = 128 << 20) -> int:
+    def compact(
+        self,
+        *,
+        min_files: int = 2,
+        target_file_bytes: int = 128 << 20,
+        levels: frozenset[int] | None = None,
+    ) -> int:
         """Compact every subtask once, swap the results in, and return how many there were."""
         if self.message is None:
             return 0
@@ -191,6 +197,7 @@ class KeyedHarness:
                 environment,
                 Epoch(self.epoch + 1),
                 self.frontier,
+                compact_generations=levels,
                 min_compaction_epochs=min_files,
                 target_file_bytes=target_file_bytes,
             )
