@@ -13,6 +13,7 @@ import pyarrow as pa
 from penstock.core.ids import OperatorId, Subtask, Token
 from penstock.core.signals import Watermark
 from penstock.operators.watermarks import merge
+from penstock.runtime.narrowing import narrowed_schema, widen
 from penstock.runtime.outlets import Mailbox
 from penstock.runtime.physical import Chain, PhysicalPlan
 from penstock.runtime.routing import producers_of
@@ -106,7 +107,9 @@ class ExchangeInput:
             if record.kind == RecordKind.DATA:
                 channel.received += 1
                 exchange = self._exchanges[header.edge]
-                batch = decode_batch(record.payload, exchange.schema.schema)
+                schema, layout = exchange.schema.schema, header.layout
+                sent = decode_batch(record.payload, narrowed_schema(schema, layout))
+                batch = widen(sent, schema, layout)
                 yield exchange.edge.target, exchange.edge.input_index, batch
             else:
                 channel.barrier = decode_barrier(record.payload)

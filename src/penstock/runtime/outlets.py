@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock.core.ids import OperatorId, Token
 from penstock.core.settings import current
 from penstock.core.signals import Watermark
+from penstock.runtime.narrowing import narrow
 from penstock.runtime.physical import Chain, ExchangeEdge, PhysicalPlan
 from penstock.runtime.routing import consumers_of, route_rows
 from penstock.runtime.wire import (
@@ -157,8 +158,9 @@ class Outlet:
             joined = pa.Table.from_batches(joined).combine_chunks().to_batches()
         lane.waiting, lane.waiting_bytes = [], 0
         for piece in (piece for batch in joined for piece in cut(batch)):
-            header = self._header(index, lane.sent)
-            payload = encode_batch(piece, self._compression)
+            narrowed, layout = narrow(piece)
+            header = self._header(index, lane.sent)._replace(layout=layout)
+            payload = encode_batch(narrowed, self._compression)
             self._mailbox.send(RecordKind.DATA, header, payload)
             lane.sent += 1
 

@@ -7,7 +7,8 @@
     payload  the batch, the barrier, or the report
 
 Nothing here is durable: both ends run the same version, in the same epoch. So the header is
-a fixed struct instead of a message with a schema, and a report is msgpack.
+a fixed struct, for rows with their layout behind it, instead of a message with a schema, and a
+report is msgpack.
 """
 
 import struct
@@ -63,6 +64,8 @@ class Header(NamedTuple):
     producer_task: int
     token: Token
     sequence: int
+    layout: bytes = b""
+    """How the columns of a DATA record travel; see `narrowing`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +81,16 @@ class BarrierPayload:
 
 def encode_header(header: Header) -> bytes:
     """Pack a header."""
-    return _HEADER.pack(*header[:5], bytes.fromhex(header.token), header.sequence)
+    fixed = _HEADER.pack(*header[:5], bytes.fromhex(header.token), header.sequence)
+    return fixed + header.layout
 
 
 def decode_header(data: bytes) -> Header:
     """Unpack a header."""
-    edge, level, task, producer_level, producer_task, token, sequence = _HEADER.unpack(data)
+    edge, level, task, by_level, by_task, token, sequence = _HEADER.unpack_from(data)
+    layout = data[_HEADER.size :]
     return Header(
-        edge, level, task, producer_level, producer_task, Token(token.hex()), sequence
+        edge, level, task, by_level, by_task, Token(token.hex()), sequence, layout
     )
 
 

@@ -24,7 +24,11 @@ from tests.builders.scripted import SCHEMA, rows
 small = st.integers(-1, 1 << 30)
 tokens = st.binary(min_size=16, max_size=16).map(lambda data: Token(data.hex()))
 headers = st.builds(
-    Header, small, small, small, small, small, tokens, st.integers(0, 1 << 40)
+    Header,
+    *[small] * 5,
+    tokens,
+    st.integers(0, 1 << 40),
+    st.binary(max_size=20),
 )
 watermarks: st.SearchStrategy[Watermark | None] = st.one_of(
     st.none(),
