@@ -6,7 +6,7 @@ gap, and its barrier confirms the count. The attempts consumed are the task's **
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -26,6 +26,9 @@ from penstock.runtime.wire import (
     decode_batch,
     decode_header,
 )
+
+JOINED_BYTES = 8 << 20
+"""Rows are handed to operators in batches of about this size, if there are so many."""
 
 
 class TornInputError(Exception):
@@ -68,6 +71,27 @@ class Channel:
             )
 
 
+@dataclass(slots=True)
+class Waiting:
+    """Rows of one edge that were not handed over yet."""
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        self.batches.append(batch)
+        self.size_bytes += batch.nbytes
+
+    def take(self) -> pa.RecordBatch:
+        """Return all rows in one batch; none wait any more."""
+        batches, self.batches, self.size_bytes = self.batches, [], 0
+        if len(batches) == 1:
+            return batches[0]
+        joined: pa.RecordBatch = pa.concat_batches(batches)  # type: ignore[attr-defined]  # not in the stubs
+        return joined
+
+
 class ExchangeInput:
     """The input of one task; see `ChainInput`. Relays what is meant for later levels."""
 
@@ -91,31 +115,20 @@ class ExchangeInput:
                 self._channels[sender] = Channel()
 
     def batches(self) -> Iterator[tuple[OperatorId, int, pa.RecordBatch]]:
-        """Return the rows as they come; raises when they turn out torn or aborted."""
-        for record in self._records:
-            header = decode_header(record.header)
-            if header.level != self._level:
-                self._mailbox.relay(record, header)
-                continue
-            sender = Sender(header.edge, header.producer_level, header.producer_task)
-            channel = self._channels.get(sender)
-            if channel is None:
-                raise TornInputError(
-                    f"{sender} sent records to a task that does not read it"
-                )
-            channel.accept(sender, header)
-            if record.kind == RecordKind.DATA:
-                channel.received += 1
-                exchange = self._exchanges[header.edge]
-                schema, layout = exchange.schema.schema, header.layout
-                sent = decode_batch(record.payload, narrowed_schema(schema, layout))
-                batch = widen(sent, schema, layout)
-                yield exchange.edge.target, exchange.edge.input_index, batch
-            else:
-                channel.barrier = decode_barrier(record.payload)
-                if channel.barrier.is_aborted:
-                    raise AbortedInputError(f"{sender} failed")
-        self._check_complete()
+        """Return the rows, each edge's in order; raises when they turn out torn or aborted.
+
+        Records are sized for the engine that moves them. For operators they are joined: what
+        a batch costs, and finding its keys in state, is paid once for many rows.
+        """
+        waiting: dict[int, Waiting] = {}
+        for number, batch in self._arriving():
+            rows = waiting.setdefault(number, Waiting())
+            rows.add(batch)
+            if rows.size_bytes >= JOINED_BYTES:
+                yield self._handed_over(number, rows)
+        for number, rows in waiting.items():
+            if rows.batches:
+                yield self._handed_over(number, rows)
 
     def watermarks(self) -> Mapping[tuple[str, int], Watermark | None]:
         """Return what all producers of each input have reached."""
@@ -140,6 +153,40 @@ class ExchangeInput:
             header = decode_header(record.header)
             if header.level != self._level:
                 self._mailbox.relay(record, header)
+
+    def _arriving(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Return what is sent to this task, by edge, and relay the rest."""
+        for record in self._records:
+            header = decode_header(record.header)
+            if header.level != self._level:
+                self._mailbox.relay(record, header)
+                continue
+            sender = Sender(header.edge, header.producer_level, header.producer_task)
+            channel = self._channels.get(sender)
+            if channel is None:
+                raise TornInputError(
+                    f"{sender} sent records to a task that does not read it"
+                )
+            channel.accept(sender, header)
+            if record.kind == RecordKind.DATA:
+                channel.received += 1
+                yield header.edge, self._decode(record, header)
+            else:
+                channel.barrier = decode_barrier(record.payload)
+                if channel.barrier.is_aborted:
+                    raise AbortedInputError(f"{sender} failed")
+        self._check_complete()
+
+    def _decode(self, record: Record, header: Header) -> pa.RecordBatch:
+        schema = self._exchanges[header.edge].schema.schema
+        travelled = narrowed_schema(schema, header.layout)
+        return widen(decode_batch(record.payload, travelled), schema, header.layout)
+
+    def _handed_over(
+        self, number: int, rows: Waiting
+    ) -> tuple[OperatorId, int, pa.RecordBatch]:
+        edge = self._exchanges[number].edge
+        return edge.target, edge.input_index, rows.take()
 
     def _check_complete(self) -> None:
         for sender, channel in sorted(self._channels.items()):
