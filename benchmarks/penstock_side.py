@@ -75,7 +75,7 @@ def run_pipeline(
     each = [(b[0] - a[0]) * 1e3 for a, b in itertools.pairwise(epochs)]
     return {
         **({} if root is None else {"profile": split_epochs(Path(root), each, jobs)}),
-        **settled(epochs, settled_after),
+        **settled([(started, 0), *epochs], settled_after),
         "seconds_with_start": round(time.perf_counter() - started, 2),
         "bytes_checkpointed": folder_bytes(checkpoint),
     }
@@ -98,8 +98,8 @@ def _time_jobs() -> list[float]:
 
 
 def settled(epochs: list[tuple[float, int]], settled_after: int) -> Row:
-    """Return the pace after the first epochs, from when each of them ended."""
-    timed = epochs[settled_after - 1 :]
+    """Return the pace after the first epochs, from the start and when each of them ended."""
+    timed = epochs[settled_after:]
     seconds = timed[-1][0] - timed[0][0]
     rows = timed[-1][1] - timed[0][1]
     each = [later[0] - earlier[0] for earlier, later in itertools.pairwise(timed)]

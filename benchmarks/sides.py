@@ -55,7 +55,7 @@ def run_warm(
     """
     warm = time.monotonic() + (QUICK_WARM_UP_SECONDS if quick else WARM_UP_SECONDS)
     while time.monotonic() < warm:
-        function(few, folder / "warm-up", settled_after=1)
+        function(few, folder / "warm-up", settled_after=0)
         shutil.rmtree(folder / "warm-up")
     return function(bids, folder)
 

@@ -282,7 +282,7 @@ def _contradictions(values: Mapping[str, Any]) -> list[str]:
         return []
     problem = (
         f"compaction.max_runs = {max_runs!r}: expected at least compaction.min_files, which "
-        f"is {min_files!r}, or no merge is due when an epoch has to wait for one"
+        f"is {min_files!r}, or no merge is ever worth while before an epoch has to wait for one"
     )
     return [problem]
 

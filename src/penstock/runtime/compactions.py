@@ -1,7 +1,7 @@
 """Compactions of a job: ordered after an epoch, swapped in by a later one, never waited for.
 
-Except when a table has more runs than reads can bear: then the next epoch waits, once. What
-is pending dies with the session: after a restart or restore its inputs may be gone.
+Except when a table has more runs than reads can bear: then the next epoch waits. What is
+pending dies with the session: after a restart or restore its inputs may be gone.
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.executor import CompactionOrder, CompactionResult
 from penstock.runtime.job_state import JobState
 from penstock.runtime.worker import Metadata
+from penstock.state.proto.state_pb2 import GLOBAL_KEYED_TABLE
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.tables.compaction import exceeds_run_limit
 from penstock.state.tables.erased import ErasedKind
@@ -20,7 +21,7 @@ from penstock.state.tables.operator_tables import apply_compaction, due_bytes
 from penstock.state.tables.table import Frontier
 
 _ONLY_TOO_MANY = 1_000_000
-"""As `min_files`: merge only what exceeds the limit of runs."""
+"""As `min_files`: merge only because there are too many runs."""
 
 
 class PendingCompactions:
@@ -135,4 +136,6 @@ def _is_overfull(metadata: Metadata, max_runs: int) -> bool:
             ErasedKind(name, metadata.table_configs[name]).files_in(part), max_runs
         )
         for name, part in metadata.table_checkpoint_metadata.items()
+        # A global table is folded whole, however many files it has.
+        if metadata.table_configs[name].table_type != GLOBAL_KEYED_TABLE
     )

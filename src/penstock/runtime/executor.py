@@ -83,7 +83,10 @@ class Executor(Protocol):
 
     @property
     def is_compacting(self) -> bool:
-        """Tell whether a compaction is under way: what it merges would be ordered again."""
+        """Tell whether a compaction is under way, or done and not taken yet.
+
+        What it merges would be ordered again.
+        """
         ...
 
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:

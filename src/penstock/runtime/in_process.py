@@ -78,8 +78,8 @@ class InProcessExecutor:
 
     @property
     def is_compacting(self) -> bool:
-        """Return False: a compaction is over when `compact` returns."""
-        return False
+        """Tell whether something was compacted and not taken yet."""
+        return bool(self._compacted)
 
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
         """Return what `compact` made since the last call."""

@@ -25,10 +25,13 @@ from penstock.runtime.wire import (
     decode_barrier,
     decode_batch,
     decode_header,
+    has_dictionaries,
 )
 
 JOINED_BYTES = 8 << 20
-"""Rows are handed to operators in batches of about this size, if there are so many."""
+"""Rows are handed to operators in batches of about this size, if there are so many, …"""
+JOINED_ROWS = 256 << 10
+"""… or of so many rows: what an operator makes of a row may be larger than the row."""
 
 
 class TornInputError(Exception):
@@ -75,17 +78,28 @@ class Channel:
 class Waiting:
     """Rows of one edge that were not handed over yet."""
 
+    is_joinable: bool
+    """Dictionaries that differ may not fit into one."""
     batches: list[pa.RecordBatch] = field(default_factory=list)
+    row_count: int = 0
     size_bytes: int = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Tell whether the rows are to be handed over."""
+        has_many = self.row_count >= JOINED_ROWS or self.size_bytes >= JOINED_BYTES
+        return has_many or not self.is_joinable
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
         self.batches.append(batch)
+        self.row_count += batch.num_rows
         self.size_bytes += batch.nbytes
 
     def take(self) -> pa.RecordBatch:
         """Return all rows in one batch; none wait any more."""
-        batches, self.batches, self.size_bytes = self.batches, [], 0
+        batches, self.batches = self.batches, []
+        self.row_count = self.size_bytes = 0
         if len(batches) == 1:
             return batches[0]
         joined: pa.RecordBatch = pa.concat_batches(batches)  # type: ignore[attr-defined]  # not in the stubs
@@ -120,11 +134,14 @@ class ExchangeInput:
         Records are sized for the engine that moves them. For operators they are joined: what
         a batch costs, and finding its keys in state, is paid once for many rows.
         """
-        waiting: dict[int, Waiting] = {}
+        waiting = {
+            number: Waiting(not has_dictionaries(exchange.schema.schema))
+            for number, exchange in self._exchanges.items()
+        }
         for number, batch in self._arriving():
-            rows = waiting.setdefault(number, Waiting())
+            rows = waiting[number]
             rows.add(batch)
-            if rows.size_bytes >= JOINED_BYTES:
+            if rows.is_enough:
                 yield self._handed_over(number, rows)
         for number, rows in waiting.items():
             if rows.batches:

@@ -8,7 +8,6 @@ batches of a few rows, travel as they are.
 """
 
 import struct
-from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -37,7 +36,15 @@ def narrow(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bytes]:
 
 def narrowed_schema(schema: pa.Schema, layout: bytes) -> pa.Schema:
     """Return the schema of a batch as it travels."""
-    return schema if layout == AS_IT_IS else _narrowed_schema(schema, layout)
+    if layout == AS_IT_IS:
+        return schema
+    widths = [width for width, _ in _COLUMN.iter_unpack(layout)]
+    return pa.schema(
+        [
+            pa.field(field.name, _WIDTHS.get(width, field.type))
+            for field, width in zip(schema, widths, strict=True)
+        ]
+    )
 
 
 def widen(batch: pa.RecordBatch, schema: pa.Schema, layout: bytes) -> pa.RecordBatch:
@@ -87,15 +94,4 @@ def _is_eight_byte_number(kind: Any) -> bool:
         or pa.types.is_duration(kind)
         or pa.types.is_time64(kind)
         or pa.types.is_date64(kind)
-    )
-
-
-@lru_cache(maxsize=256)
-def _narrowed_schema(schema: pa.Schema, layout: bytes) -> pa.Schema:
-    widths = [width for width, _ in _COLUMN.iter_unpack(layout)]
-    return pa.schema(
-        [
-            pa.field(field.name, _WIDTHS.get(width, field.type))
-            for field, width in zip(schema, widths, strict=True)
-        ]
     )

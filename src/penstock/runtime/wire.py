@@ -27,7 +27,7 @@ _BARRIER = struct.Struct("<q?bq")
 _SILENT, _IDLE, _EVENT_TIME = 0, 1, 2
 
 TARGET_PAYLOAD_BYTES = 384 << 10
-"""Batches for one destination are joined, and cut, to about this size.
+"""Batches for one destination are joined, and cut, to about this size before they are narrowed.
 
 Less than half a region of Java's default collector, which treats larger objects apart.
 """
@@ -114,7 +114,7 @@ def decode_barrier(data: bytes) -> BarrierPayload:
 
 
 def encode_batch(batch: pa.RecordBatch, compression: Any = None) -> Any:
-    """Return a batch as an Arrow IPC message; its schema is known from the edge."""
+    """Return a batch as an Arrow IPC message; its schema is known from edge and layout."""
     if compression is None and not has_dictionaries(batch.schema):
         return batch.serialize()
     # Dictionaries are messages of their own, and only streams are compressed.

@@ -98,7 +98,7 @@ class Worker:
         self.chains[key] = kept
 
     def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
-        """Return a manifest, read once."""
+        """Return a manifest, read once while it is in use."""
         found = self.manifests.get(ref)
         if found is None:
             found = JobCheckpoints(self._records, ref.job, self.clock).manifest(ref)
@@ -108,7 +108,7 @@ class Worker:
     def operator_metadata(
         self, manifest: CheckpointManifest | None, operator: OperatorId
     ) -> dict[int, Metadata]:
-        """Return the metadata of all subtasks of an operator, each object read once."""
+        """Return the metadata of all subtasks of an operator, read once while in use."""
         for entry in () if manifest is None else manifest.operators:
             if entry.operator == operator:
                 return {i: self._read(ref) for i, ref in enumerate(entry.subtasks)}

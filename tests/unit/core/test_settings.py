@@ -206,7 +206,7 @@ did you mean 'PENSTOCK_CACHE_LIMIT_BYTES'?
   keep_epochs = '0' in the variable PENSTOCK_KEEP_EPOCHS: expected a whole number from 1 to \
 1,000,000
   compaction.max_runs = 16: expected at least compaction.min_files, which is 30, or no merge \
-is due when an epoch has to wait for one
+is ever worth while before an epoch has to wait for one
 Correct them where they were set and start again."""
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.core.ids import OperatorId
 from penstock.core.settings import CompactionSettings
 from penstock.graph.logical import Exchange
 from penstock.operators.context import OperatorContext
@@ -14,10 +15,11 @@ from penstock.runtime.outcomes import EpochRan
 from penstock.runtime.session import JobSession
 from penstock.state.files.cache import FileCache
 from penstock.state.tables.erased import ErasedKind
-from penstock.state.tables.specs import keyed_table
+from penstock.state.tables.specs import global_table, keyed_table
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import BY_USER, SCHEMA, NumberedSource, Scripted, link
 
+NOTES = global_table("notes", str, str)
 NEWEST = keyed_table("newest", SCHEMA, key_columns=["user"])
 
 
@@ -74,6 +76,35 @@ def test_a_job_without_compactions_holds_the_same() -> None:
         states.append(seen)
     assert states[0] == states[1]
     assert states[0][0][0]["n"] == 17
+
+
+def test_no_epoch_waits_for_a_merge_that_nobody_would_make() -> None:
+    """A global table is folded whole; small changes to a large one are merged late."""
+    seen: list[int] = []
+
+    def note(batch: pa.RecordBatch, ctx: OperatorContext, *_: object) -> None:
+        notes = ctx.get_global_keyed_state("notes")
+        notes.insert(str(len(seen)), "" if seen else "large" * 10_000)
+        seen.append(batch.num_rows)
+
+    job = DrivenJob(compaction=CompactionSettings(min_files=2, max_runs=2))
+    job.add("read", lambda: NumberedSource({"s": range(60)}))
+    job.add(
+        "keep",
+        lambda: Scripted(is_sink=True, tables=[NOTES], process_batch=note),
+        BY_USER,
+    )
+    job.join(link("read", "keep", exchange=Exchange.BY_KEY))
+    session = job.session()
+    outcomes = run(session, 8)
+    files = [
+        file
+        for part in session.state.metadata[OperatorId("keep")].values()
+        for name, table in part.table_checkpoint_metadata.items()
+        for file in ErasedKind(name, part.table_configs[name]).files_in(table)
+    ]
+    assert len(files) > 2
+    assert not any(ran.waited_for_compaction for ran in outcomes)
 
 
 def test_what_was_ordered_dies_with_the_session() -> None:

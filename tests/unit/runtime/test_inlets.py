@@ -1,16 +1,18 @@
 """Inlets: records are joined for the operators, in order, and never far beyond a size."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.ids import Token
-from penstock.runtime.inlets import JOINED_BYTES, ExchangeInput
+from penstock.core.ids import OperatorId, Token
+from penstock.core.schema import StreamSchema
+from penstock.runtime.inlets import JOINED_BYTES, JOINED_ROWS, ExchangeInput, Waiting
 from penstock.runtime.outlets import Attempt, Mailbox, outlets_of
 from penstock.runtime.physical import PhysicalPlan, compile_graph
 from penstock.runtime.wire import Record, RecordKind
-from tests.builders.graphs import CLICKS, a_graph
+from tests.builders.graphs import CLICKS, a_graph, with_node
 
 SCHEMA = CLICKS.schema
 
@@ -70,7 +72,11 @@ def test_records_of_both_inputs_are_joined_in_order_whatever_their_turns() -> No
         expected = pa.Table.from_batches(cargo[task])
         assert pa.Table.from_batches(batches).equals(expected)
         assert len(batches) < 5
-        assert all(batch.nbytes >= JOINED_BYTES for batch in batches[:-1])
+        assert all(
+            batch.num_rows >= JOINED_ROWS or batch.nbytes >= JOINED_BYTES
+            for batch in batches[:-1]
+        )
+        assert all(batch.num_rows < 2 * JOINED_ROWS for batch in batches)
         assert all(batch.nbytes < 2 * JOINED_BYTES for batch in batches)
 
 
@@ -84,3 +90,53 @@ def test_few_rows_of_many_records_are_one_batch() -> None:
         0: [3],
         1: [3],
     }
+
+
+def test_a_batch_has_a_limited_number_of_rows_whatever_their_size() -> None:
+    waiting = Waiting(is_joinable=True)
+    nulls = pa.record_batch({"n": pa.nulls(JOINED_ROWS // 2)})
+    enough = []
+    for _ in range(2):
+        waiting.add(nulls)
+        enough.append(waiting.is_enough)
+    assert enough == [False, True]
+    assert waiting.take().num_rows == JOINED_ROWS
+    assert (waiting.row_count, waiting.batches) == (0, [])
+
+
+def test_dictionaries_are_not_joined() -> None:
+    """Two dictionaries of 100 words each do not fit into one with indices of a byte."""
+    words = StreamSchema(pa.schema({"word": pa.dictionary(pa.int8(), pa.string())}))
+    graph = a_graph("a -r> join", "b -b> join", parallelism={"a": 1, "b": 1, "join": 1})
+    for name in ("a", "b"):
+        graph = with_node(
+            graph, replace(graph.node(OperatorId(name)), outputs={"main": words})
+        )
+    join = replace(graph.node(OperatorId("join")), inputs=(words, words))
+    plan = compile_graph(with_node(graph, join))
+    first, second, third = (
+        pa.record_batch(
+            [
+                pa.array([f"{turn}-{n}" for n in range(100)]).cast(
+                    words.schema.field("word").type
+                )
+            ],
+            schema=words.schema,
+        )
+        for turn in range(3)
+    )
+    chain, _ = plan.task(0, 0)
+    mailbox = Mailbox(plan, Attempt(0, 0, Token("a" * 32)))
+    (outlet,) = outlets_of(plan, chain, mailbox, subtask=0, epoch=1)[OperatorId("a")][
+        "main"
+    ]
+    for batch in (first, second):
+        outlet.take(batch)
+        outlet._flush(0, outlet._lanes[0])
+    outlet.finish(None)
+    found = read(plan, [*mailbox.drain(), *sent_by(plan, 1, [third])])
+    assert [batch.column(0).to_pylist() for batch in found[0]] == [
+        first.column(0).to_pylist(),
+        second.column(0).to_pylist(),
+    ]
+    assert found[1][0].equals(third)

@@ -107,3 +107,26 @@ def test_what_gains_nothing_travels_as_it_is(batch: pa.RecordBatch) -> None:
     assert layout == AS_IT_IS
     assert narrowed is batch
     assert sent(batch).equals(batch)
+
+
+class Money(pa.ExtensionType):
+    """A type of a user's own; Python cannot hash it."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "test.money")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, data: bytes) -> "Money":
+        return cls()
+
+
+def test_types_of_a_users_own_travel_beside_narrowed_columns() -> None:
+    cents: Any = pa.array(range(ROWS), pa.int64())
+    batch = pa.RecordBatch.from_arrays(
+        [pa.ExtensionArray.from_storage(Money(), cents), cents], names=["price", "id"]
+    )
+    assert narrow(batch)[1] != AS_IT_IS
+    assert sent(batch).equals(batch)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -138,7 +139,7 @@ class SparkExecutor:
     ) -> Sequence[CompactionResult]:
         try:
             return compact_here(orders, self._worker)
-        except PenstockError as error:
+        except (PenstockError, OSError, pa.ArrowException) as error:
             _log.warning("a compaction failed and is ordered again: %s", error)
             return ()
 

@@ -16,7 +16,7 @@ How it works
 - The lock file `lock` orders writers: it holds the bytes in use, raised before an entry
   appears (a crash in between only over-counts) and counted anew at every eviction.
 - A hit touches the entry's modification time; eviction removes the longest untouched.
-  Entries removed because nobody needs them any more stay counted until then.
+  Entries removed earlier, with the files they are pieces of, stay counted until then.
 - A writer holds a lock on its temporary file, so one that can be locked has no writer
   and is swept.
 """
@@ -116,6 +116,10 @@ class FileCache:
             self._count(hits=1, hit_bytes=batch.nbytes)
         return batch
 
+    def peek(self, key: CacheKey) -> pa.RecordBatch | None:
+        """Map an entry without counting it as a lookup."""
+        return self._map(self.root / key.file_name)
+
     def holds(self, key: CacheKey) -> bool:
         """Tell whether an entry seems to be there, without counting it as a lookup."""
         return _exists(self.root / key.file_name)
@@ -136,7 +140,7 @@ class FileCache:
             self._degrade(error)
 
     def remove(self, key: CacheKey) -> bool:
-        """Remove an entry that is of no use any more; tell whether there was one."""
+        """Remove an entry that nobody is likely to need again; tell whether there was one."""
         path = self.root / key.file_name
         return _exists(path) and _remove(path)
 

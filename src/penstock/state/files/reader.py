@@ -6,11 +6,11 @@ A file that fails is left as it is.
 """
 
 import io
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from penstock.core.checksum import Readable, checksum_of
 from penstock.core.key_range import KeyRange
@@ -28,15 +28,17 @@ _ADVICE = (
 
 
 def drop_cached(cache: FileCache, checksum: int) -> None:
-    """Remove the pieces of a file that no list names any more.
+    """Remove the pieces of a file that has left its list; who needs it still fetches it again.
 
-    Pieces are cached from the first on, but for those of files split by a rescale; what is
-    missed of these goes when the cache is full.
+    Without its footer they cannot be told, and go when the cache is full.
     """
+    footer = cache.peek(footer_key(checksum))
+    if footer is None:
+        return
+    parquet = pq.read_metadata(pa.BufferReader(footer.column(0)[0].as_buffer()))
+    for index in range(parquet.num_row_groups):
+        cache.remove(CacheKey(checksum, index))
     cache.remove(footer_key(checksum))
-    pieces = (CacheKey(checksum, index) for index in itertools.count())
-    for _ in itertools.takewhile(cache.remove, pieces):
-        pass
 
 
 class StateFileReader:

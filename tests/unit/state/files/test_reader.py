@@ -316,3 +316,17 @@ def test_every_piece_of_a_file_leaves_the_cache_and_no_piece_of_another(
     assert len(before) == 2 * len(left) == 10
     assert {path.name[:16] for path in left} == {f"{other.checksum:016x}"}
     assert StateFileReader(store, cache, file).read().equals(table)
+
+
+def test_a_file_of_which_only_some_pieces_are_cached_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    store, cache = MemoryStore(), FileCache(tmp_path, 1 << 30)
+    file = a_written_file(store, hashed_rows(ROWS))
+    StateFileReader(store, cache, file).read_segment(2)
+    assert len(list(tmp_path.glob("*.arrow"))) == 2
+    lookups = cache.statistics()
+    drop_cached(cache, file.checksum)
+    assert not list(tmp_path.glob("*.arrow"))
+    assert cache.statistics() == lookups
+    drop_cached(cache, file.checksum)
