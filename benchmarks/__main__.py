@@ -2,9 +2,9 @@
 
 A suite is a module of this folder with `run(quick: bool)` that returns a row or a list of rows:
 plain dictionaries with at least `name` and figures, and `ok` where the row has a target. Each
-suite runs in a process of its own, so that none inherits another's memory or caches. The first
-line printed describes the machine, every further line is a row; the exit code is 1 if a row
-is not ok or a suite fails.
+suite runs in a process of its own, so that none inherits another's memory or caches. Every line
+printed is a row; the machine is described on standard error; the exit code is 1 if a row is not
+ok or a suite fails.
 """
 
 import argparse
@@ -78,9 +78,10 @@ def main() -> int:
     if options.profile:
         os.environ["PENSTOCK_PROFILE_ROOT"] = tempfile.mkdtemp(prefix="penstock-profile-")
     machine = describe_machine()
-    print(json.dumps(machine), flush=True)
+    print(json.dumps(machine), file=sys.stderr, flush=True)
     rows = []
-    for row in run_all(options.suite or known, quick=options.quick):
+    for measured in run_all(options.suite or known, quick=options.quick):
+        row = {**measured, "versions": machine["versions"]}
         print(json.dumps(row), flush=True)
         rows.append(row)
     if options.json is not None and options.json != Path("-"):

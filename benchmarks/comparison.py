@@ -4,7 +4,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import duckdb
@@ -80,7 +79,6 @@ def compare(
         "agrees": not found,
         "differences": found,
         "target": f"at least {goal} and {goal_default} times Structured Streaming",
-        "versions": {package: version(package) for package in ("penstock", "pyspark")},
     }
     reached = row["ratio"] >= goal and row["ratio_default"] >= goal_default
     return {**row, "ok": reached and row["agrees"]}
