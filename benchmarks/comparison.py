@@ -99,6 +99,8 @@ def same_windows(columns: str) -> Callable[[Path, Path], str | None]:
 def difference(mine: str, peer: str) -> str | None:
     """Say by how many rows two queries differ, as bags; None if they do not."""
     with duckdb.connect() as database:
+        # A progress bar would land among the results.
+        database.execute("SET enable_progress_bar = false")
         database.execute("SET TimeZone = 'UTC'")
         database.execute(f"CREATE TABLE mine AS {mine}")
         database.execute(f"CREATE TABLE peer AS {peer}")
