@@ -7,6 +7,7 @@ never looks at the user's schema.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.runtime.wire import Record
@@ -50,13 +51,21 @@ def from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Record]:
 
 
 def _to_batch(records: list[Record]) -> pa.RecordBatch:
-    payloads: Any = [memoryview(record.payload) for record in records]
     return pa.RecordBatch.from_arrays(
         [
             pa.array([record.route for record in records], pa.int32()),
             pa.array([int(record.kind) for record in records], pa.int8()),
             pa.array([record.header for record in records], pa.binary()),
-            pa.array(payloads, pa.binary()),
+            _binary([record.payload for record in records]),
         ],
         schema=ARROW_SCHEMA,
     )
+
+
+def _binary(values: list[Any]) -> Any:
+    """Return buffers as one column; `pa.array` would never let go of memoryviews of them."""
+    ends: Any = np.cumsum(
+        [0, *(memoryview(value).nbytes for value in values)], dtype=np.int32
+    )
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
