@@ -3,8 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from penstock.core.settings import CompactionSettings
 from penstock.errors import ExternalError, StorageError, UnknownOutcomeError
 from penstock.runtime.restarts import RestartPolicy
 from penstock.testing import Call, Fault, FaultMode, FaultyStore, Lands
@@ -80,6 +82,46 @@ def test_calls_to_the_store_that_fail_lose_and_double_nothing(
     assert marks_in(marks) == {*ON_WORKERS, *ON_THE_DRIVER}
     assert status.phase == "finished"
     assert status.torn_epochs == 0
+    job.check()
+
+
+@dataclass(frozen=True)
+class Raise:
+    """A hook that fails every call with one error."""
+
+    error: Exception
+
+    def __call__(self, call: Call) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "small_bytes"),
+    [
+        pytest.param(StorageError("not now"), 4 << 20, id="storage"),
+        pytest.param(OSError(28, "No space left on device"), 4 << 20, id="full-disk"),
+        pytest.param(pa.ArrowInvalid("not Parquet"), 4 << 20, id="arrow"),
+        pytest.param(StorageError("not now"), -1, id="in-a-spark-job"),
+    ],
+)
+def test_compactions_that_fail_harm_no_epoch_and_are_ordered_again(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    small_bytes: int,
+) -> None:
+    monkeypatch.setattr("penstock.runtime.spark.executor._SMALL_BYTES", small_bytes)
+    job = CountingJob(tmp_path, rows=2_000)
+    often = replace(SETTINGS, compaction=CompactionSettings(min_files=2))
+    fault = Fault(FaultMode.DELAY, None, "create", "*compacted*", hook=Raise(error))
+    status = job.run(
+        session=shared_session(), store=FaultyStore(job.store, fault), settings=often
+    )
+    said = [text for text in caplog.messages if "ordered again" in text]
+    assert len(said) >= 2
+    assert all(str(error) in text for text in said)
+    assert (status.phase, status.restarts) == ("finished", 0)
     job.check()
 
 

@@ -10,13 +10,12 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
-import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from penstock.errors import InternalError, PenstockError
+from penstock.errors import InternalError
 from penstock.graph.codec import encode_graph
 from penstock.runtime.epoch_plan import EpochPlan
 from penstock.runtime.executor import CompactionOrder, CompactionResult
@@ -137,19 +136,15 @@ class SparkExecutor:
     def _compact_here(
         self, orders: tuple[CompactionOrder, ...]
     ) -> Sequence[CompactionResult]:
-        try:
-            return compact_here(orders, self._worker)
-        except (PenstockError, OSError, pa.ArrowException) as error:
-            _log.warning("a compaction failed and is ordered again: %s", error)
-            return ()
+        return compact_here(orders, self._worker)
 
     def _compact(self, orders: tuple[CompactionOrder, ...]) -> Sequence[CompactionResult]:
         task, count = CompactionTask(orders, self._worker), len(orders)
         frame = self._session.range(0, count, 1, count).toDF("id")
         try:
             return read_results(frame.mapInArrow(task, RESULT_SCHEMA).toArrow())
-        except (PySparkException, Py4JError, PenstockError) as error:
-            _log.warning("a compaction failed and is ordered again: %s", error)
+        except (PySparkException, Py4JError) as error:
+            _log.warning("a job of compactions failed and is ordered again: %s", error)
             return ()
 
 
