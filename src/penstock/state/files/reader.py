@@ -30,13 +30,18 @@ _ADVICE = (
 def drop_cached(cache: FileCache, checksum: int) -> None:
     """Remove the pieces of a file that has left its list; who needs it still fetches it again.
 
-    Without its footer they cannot be told, and go when the cache is full.
+    Without a readable footer they cannot be told, and go when the cache is full.
     """
     footer = cache.peek(footer_key(checksum))
     if footer is None:
         return
-    parquet = pq.read_metadata(pa.BufferReader(footer.column(0)[0].as_buffer()))
-    for index in range(parquet.num_row_groups):
+    try:
+        parquet = pq.read_metadata(pa.BufferReader(footer.column(0)[0].as_buffer()))
+    except (pa.ArrowException, OSError):  # only a copy: no reason to fail whoever reads
+        segments = 0
+    else:
+        segments = parquet.num_row_groups
+    for index in range(segments):
         cache.remove(CacheKey(checksum, index))
     cache.remove(footer_key(checksum))
 

@@ -338,3 +338,12 @@ def test_removed_entries_make_room_when_the_cache_seems_full(root: Path) -> None
             assert cache.remove(a_key(number - 3))
     assert all(cache.holds(a_key(number)) for number in (97, 98, 99))
     assert cache.statistics().evicted_entries == 0
+
+
+def test_an_entry_that_cannot_be_removed_is_no_error(root: Path) -> None:
+    cache = FileCache(root, 1 << 20)
+    in_the_way = root / a_key(1).file_name
+    in_the_way.mkdir(parents=True)
+    assert not cache.remove(a_key(1))
+    assert cache.get(a_key(1)) is None
+    assert in_the_way.exists()

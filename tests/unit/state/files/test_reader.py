@@ -17,6 +17,7 @@ from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
 from penstock.state.files.parquet import ROW_GROUP_ROWS, encode_parquet
 from penstock.state.files.reader import StateFileReader, drop_cached, rows_in_range
+from penstock.state.files.segments import footer_batch, footer_key
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import write_state_file
 from penstock.state.storage.memory import MemoryStore
@@ -330,3 +331,13 @@ def test_a_file_of_which_only_some_pieces_are_cached_leaves_nothing_behind(
     assert not list(tmp_path.glob("*.arrow"))
     assert cache.statistics() == lookups
     drop_cached(cache, file.checksum)
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1", b"\xff" * 64])
+def test_a_cached_footer_that_cannot_be_read_is_dropped_without_an_error(
+    tmp_path: Path, damage: bytes
+) -> None:
+    cache = FileCache(tmp_path, 1 << 30)
+    cache.put(footer_key(1), footer_batch(damage))
+    drop_cached(cache, 1)
+    assert not cache.holds(footer_key(1))
