@@ -4,7 +4,7 @@ Except when a table has more runs than reads can bear: then the next epoch waits
 pending dies with the session: after a restart or restore its inputs may be gone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from penstock.core.ids import Epoch, Generation, OperatorId, Subtask
@@ -40,7 +40,8 @@ class PendingCompactions:
         if executor.is_compacting:
             return
         min_files = self._environment.settings.compaction.min_files
-        due = [order for order in self._measured(state, min_files) if order.due_bytes]
+        measured = self._measured(self._orders(state, min_files))
+        due = [order for order in measured if order.due_bytes]
         if due:
             executor.compact(due)
 
@@ -53,14 +54,14 @@ class PendingCompactions:
             return False
         overfull = [
             order
-            for order in self._measured(state, _ONLY_TOO_MANY)
+            for order in self._orders(state, _ONLY_TOO_MANY)
             if _is_overfull(order.metadata[order.subtask.index], order.max_runs)
         ]
         if not overfull:
             return False
         executor = self._environment.executor
         if not executor.is_compacting:  # else what is under way may be what is needed
-            executor.compact(overfull)
+            executor.compact(self._measured(overfull))
         self._urgent += executor.compacted(wait=True)
         return True
 
@@ -83,9 +84,8 @@ class PendingCompactions:
             self.swapped += bool(swapped)
         return changed
 
-    def _measured(self, state: JobState, min_files: int) -> Iterator[CompactionOrder]:
-        for order in self._orders(state, min_files):
-            yield replace(order, due_bytes=self._due_bytes(order))
+    def _measured(self, orders: Iterable[CompactionOrder]) -> list[CompactionOrder]:
+        return [replace(order, due_bytes=self._due_bytes(order)) for order in orders]
 
     def _due_bytes(self, order: CompactionOrder) -> int:
         """Return how much an order would merge, by the plan that whoever runs it will make."""

@@ -1,5 +1,6 @@
 """Compactions: ordered behind an epoch, swapped in by a later one, and never needed for truth."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.outcomes import EpochRan
 from penstock.runtime.session import JobSession
 from penstock.state.files.cache import FileCache
+from penstock.state.files.state_file import StateFile
 from penstock.state.tables.erased import ErasedKind
-from penstock.state.tables.specs import global_table, keyed_table
+from penstock.state.tables.specs import TableSpec, global_table, keyed_table
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import BY_USER, SCHEMA, NumberedSource, Scripted, link
 
@@ -27,12 +29,15 @@ def remember(batch: pa.RecordBatch, ctx: OperatorContext, *_: object) -> None:
     ctx.get_keyed_state("newest").put(batch.slice(batch.num_rows - 1))
 
 
-def a_job(**compaction: Any) -> DrivenJob:
+def a_job(
+    table: TableSpec = NEWEST, process: Callable[..., None] = remember, **compaction: Any
+) -> DrivenJob:
+    """A job of one operator that keeps something in one table."""
     job = DrivenJob(compaction=CompactionSettings(**compaction))
     job.add("read", lambda: NumberedSource({"s": range(60)}))
     job.add(
         "keep",
-        lambda: Scripted(is_sink=True, tables=[NEWEST], process_batch=remember),
+        lambda: Scripted(is_sink=True, tables=[table], process_batch=process),
         BY_USER,
     )
     job.join(link("read", "keep", exchange=Exchange.BY_KEY))
@@ -46,6 +51,16 @@ def run(session: JobSession, epochs: int) -> list[EpochRan]:
         assert isinstance(ran, EpochRan)
         found.append(ran)
     return found
+
+
+def listed_files(session: JobSession, operator: str) -> list[StateFile]:
+    """All files of an operator that the newest checkpoint names."""
+    return [
+        file
+        for part in session.state.metadata[OperatorId(operator)].values()
+        for name, table in part.table_checkpoint_metadata.items()
+        for file in ErasedKind(name, part.table_configs[name]).files_in(table)
+    ]
 
 
 def test_files_are_merged_and_swapped_in_by_a_later_epoch() -> None:
@@ -87,23 +102,9 @@ def test_no_epoch_waits_for_a_merge_that_nobody_would_make() -> None:
         notes.insert(str(len(seen)), "" if seen else "large" * 10_000)
         seen.append(batch.num_rows)
 
-    job = DrivenJob(compaction=CompactionSettings(min_files=2, max_runs=2))
-    job.add("read", lambda: NumberedSource({"s": range(60)}))
-    job.add(
-        "keep",
-        lambda: Scripted(is_sink=True, tables=[NOTES], process_batch=note),
-        BY_USER,
-    )
-    job.join(link("read", "keep", exchange=Exchange.BY_KEY))
-    session = job.session()
+    session = a_job(NOTES, note, min_files=2, max_runs=2).session()
     outcomes = run(session, 8)
-    files = [
-        file
-        for part in session.state.metadata[OperatorId("keep")].values()
-        for name, table in part.table_checkpoint_metadata.items()
-        for file in ErasedKind(name, part.table_configs[name]).files_in(table)
-    ]
-    assert len(files) > 2
+    assert len(listed_files(session, "keep")) > 2
     assert not any(ran.waited_for_compaction for ran in outcomes)
 
 
@@ -126,20 +127,10 @@ def test_the_cache_holds_only_files_that_some_list_still_names(tmp_path: Path) -
     listed: list[set[str]] = [set()]
     for _ in range(28):
         run(session, 1)
-        listed.append(listed_files(session))
+        files = [*listed_files(session, "read"), *listed_files(session, "keep")]
+        listed.append({f"{file.checksum:016x}" for file in files})
         cached = {path.name[:16] for path in tmp_path.glob("*.arrow")}
         assert cached & listed[-1]
         # Merged behind this epoch and listed by the next one: one file per table.
         ahead = cached - listed[-1] - listed[-2]
         assert len(ahead) <= 2
-
-
-def listed_files(session: JobSession) -> set[str]:
-    """The checksums of all files that the newest checkpoint names, as the cache writes them."""
-    return {
-        f"{file.checksum:016x}"
-        for parts in session.state.metadata.values()
-        for part in parts.values()
-        for name, table in part.table_checkpoint_metadata.items()
-        for file in ErasedKind(name, part.table_configs[name]).files_in(table)
-    }
