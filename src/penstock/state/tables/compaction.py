@@ -173,7 +173,7 @@ def _due_by_number(
 
 
 def _tier(run: Sequence[StateFile]) -> int:
-    """Return how many times a small run would have to grow to be as large as this one."""
+    """Return how many times a small run would have to grow fourfold to be as large as this one."""
     tier, size = 0, _bytes_of(run)
     while size >= _SMALLEST_TIER_BYTES:
         tier, size = tier + 1, size // _TIER_FACTOR
