@@ -32,21 +32,21 @@ def to_micros(duration: DurationLike, what: str = "duration") -> int:
     micros = _read(duration)
     if micros is None:
         raise UserError(
-            f"{duration!r} is not a {what}: write numbers with units, such as '250ms', '10s', "
-            f"'5m' or '1h30m' (units: {', '.join(_MICROS_PER_UNIT)}), or give a timedelta or "
-            "a whole number of microseconds",
+            f"{duration!r} is not a valid {what}: write numbers with units, such as '250ms', "
+            f"'10s', '5m' or '1h30m' (units: {', '.join(_MICROS_PER_UNIT)}), or give a "
+            "timedelta or a whole number of microseconds",
             code=ErrorCode.INVALID_NUMBER,
             value=repr(duration),
         )
     if micros.denominator != 1:
         raise UserError(
-            f"{duration!r} is not a {what}: it is finer than a microsecond",
+            f"{duration!r} is not a valid {what}: it is finer than a microsecond",
             code=ErrorCode.INVALID_NUMBER,
             value=repr(duration),
         )
     if not 0 <= micros <= MAX_MICROS:
         raise UserError(
-            f"{duration!r} is not a {what}: it must not be negative, nor longer than 2**63 "
+            f"{duration!r} is not a valid {what}: it must not be negative, nor longer than 2**63 "
             "microseconds",
             code=ErrorCode.INVALID_NUMBER,
             value=repr(duration),

@@ -123,7 +123,7 @@ def test_what_a_mistake_leaves_known_is_still_checked() -> None:
     clicks.window("w", ps.tumbling("0s"), bad_times="never").aggregate(n=ps.sum("pag"))  # type: ignore[arg-type]
     p.read("late", Clicks(), lateness="x", idle_timeout="y").select("pages")
     texts = ("'pag'", "'usr'", "'read' already", "'at_'", "0s", "'never'", "'pag'")
-    more = ("'x' is not a lateness", "'y' is not a idle timeout", "'pages'")
+    more = ("'x' is not a valid lateness", "'y' is not a valid idle timeout", "'pages'")
     found = problems_of(p)
     assert len(found) == len((*texts, *more))
     for problem, text in zip(found, (*texts, *more), strict=True):

@@ -63,7 +63,7 @@ def test_lateness_without_event_time_is_refused() -> None:
 def test_a_lateness_that_is_no_duration_is_refused() -> None:
     p = a_pipeline()
     p.read("read", Clicks(), lateness="soon")
-    with pytest.raises(UserError, match="'soon' is not a lateness"):
+    with pytest.raises(UserError, match="'soon' is not a valid lateness"):
         p.graph()
 
 

@@ -43,7 +43,7 @@ def test_text_that_is_no_duration_is_told_how_one_is_written(written: str) -> No
         to_micros(written, "lateness")
     assert raised.value.code is ErrorCode.INVALID_NUMBER
     assert raised.value.message == (
-        f"{written!r} is not a lateness: write numbers with units, such as '250ms', '10s', "
+        f"{written!r} is not a valid lateness: write numbers with units, such as '250ms', '10s', "
         "'5m' or '1h30m' (units: us, ms, s, m, h, d), or give a timedelta or a whole number of "
         "microseconds"
     )
@@ -51,7 +51,9 @@ def test_text_that_is_no_duration_is_told_how_one_is_written(written: str) -> No
 
 @pytest.mark.parametrize("value", [True, 1.5, None, b"1s"])
 def test_other_types_are_no_durations(value: Any) -> None:
-    with pytest.raises(UserError, match="is not a duration: write numbers with units"):
+    with pytest.raises(
+        UserError, match="is not a valid duration: write numbers with units"
+    ):
         to_micros(value)
 
 
@@ -64,7 +66,9 @@ def test_negative_and_endless_durations_are_refused(value: DurationLike) -> None
 
 
 def test_fractions_of_microseconds_are_refused_not_rounded() -> None:
-    with pytest.raises(UserError, match=r"'1\.5us' is not a duration: it is finer than"):
+    with pytest.raises(
+        UserError, match=r"'1\.5us' is not a valid duration: it is finer than"
+    ):
         to_micros("1.5us")
 
 

@@ -273,7 +273,7 @@ def keyed() -> tuple[GraphBuilder, Port]:
     ("options", "problem"),
     [
         ({"ttl": "0s"}, "a ttl of 0 microseconds"),
-        ({"ttl": "soon"}, "not a ttl"),
+        ({"ttl": "soon"}, "not a valid ttl"),
         ({"ttl": "1s", "ttl_domain": ps.TimeDomain.EVENT_TIME}, "event times"),
     ],
 )
