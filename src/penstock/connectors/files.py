@@ -42,6 +42,7 @@ def files(
     discover: bool | DurationLike = False,
     in_time_order: bool = False,
     on_bad: Literal["fail", "side"] = "fail",
+    moved_from: str | None = None,
     partition_by: Sequence[str] = (),
     target_bytes: int | None = None,
     store_options: Mapping[str, Plain] | None = None,
@@ -57,7 +58,8 @@ def files(
     those there at the first epoch and the job ends with them; event time waits until the last
     of them is begun, unless they are `in_time_order` of their names. A row of text that
     cannot be read fails the job, or with `on_bad="side"` goes to the side output `BAD`, with
-    the columns path, line, text and error.
+    the columns path, line, text and error. A job goes on only with the files it began with;
+    if these are in another folder now, `moved_from` is the path that named them before.
 
     Writing: `partition_by` names the columns whose values become folders; a file is closed
     at about `target_bytes`.
@@ -79,6 +81,7 @@ def files(
         discover_micros=_discover_micros(discover),
         in_time_order=in_time_order,
         bad_to_side=on_bad == "side",
+        moved_from=moved_from,
         partition_by=partition_by,
         target_bytes=target_bytes,
         store_options=store_options or {},
@@ -96,6 +99,7 @@ class FilesSpec:
     discover_micros: int | None = None
     in_time_order: bool = False
     bad_to_side: bool = False
+    moved_from: str | None = None
     partition_by: Sequence[str] = ()
     target_bytes: int | None = None
     """None: what the sink does by default."""
@@ -104,6 +108,7 @@ class FilesSpec:
     def source_spec(self) -> OperatorSpec:
         """Return what reads them; looks at the first file if there is no schema."""
         from penstock.connectors.files_discovery import parse_pattern
+        from penstock.connectors.files_origin import find_moved_root
         from penstock.connectors.files_source import check_types, infer_schema
 
         if self.format is None:
@@ -113,6 +118,9 @@ class FilesSpec:
                 code=ErrorCode.INVALID_CONFIG,
             )
         pattern = parse_pattern(self.path)
+        moved_root = None
+        if self.moved_from is not None:
+            moved_root = find_moved_root(pattern, self.moved_from)
         schema = self.schema
         if schema is None:
             schema = infer_schema(pattern, self.format, self.store_options)
@@ -129,6 +137,7 @@ class FilesSpec:
                 "discover_micros": self.discover_micros,
                 "in_time_order": self.in_time_order,
                 "bad_to_side": self.bad_to_side,
+                "moved_root": moved_root,
                 "store_options": dict(self.store_options),
             },
         )

@@ -3,10 +3,14 @@
 An empty field is null, except in a column of text, where it is empty text. A quote that
 begins or ends no field is against the rule: it makes the row bad, and rows up to the next
 such quote with it.
+
+A row ends at a newline; for Arrow a carriage return outside of quotes ends one too. So one
+before or after a row does no harm, and one inside makes it bad: it would be two rows.
 """
 
 import csv
 import io
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -42,15 +46,20 @@ class CsvFormat(TextFormat):
         return find_row_ends(text)
 
     def count_rows(self, text: bytes) -> int:
-        """Return how many rows are not empty; quotes must be where the rule has them.
+        """Return how many rows are more than line ends; quotes must be where the rule has them.
 
-        Then quotes that are open at a newline are open for Arrow too.
+        Then quotes that are open at a newline are open for Arrow too, which gives no row for
+        a blank one and at least one for any other: so as many rows as counted means one each.
         """
         characters = np.frombuffer(text, dtype=np.uint8)
         _check_quotes(characters)
         starts = np.concatenate([[0], find_row_ends(text)])
-        firsts = characters[starts[starts < len(text)]]
-        return int(np.count_nonzero((firsts != NEWLINE) & (firsts != _CARRIAGE_RETURN)))
+        starts = starts[starts < len(text)]
+        firsts = characters[starts]
+        if not (firsts == _CARRIAGE_RETURN).any():
+            return int(np.count_nonzero(firsts != NEWLINE))
+        is_content = (characters != NEWLINE) & (characters != _CARRIAGE_RETURN)
+        return int(np.count_nonzero(np.logical_or.reduceat(is_content, starts)))
 
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
         """Parse all rows at once."""
@@ -138,23 +147,41 @@ def _read_heading(file: SourceFile, max_bytes: int) -> Heading:
         length *= 2
     end = mark + int(ends[0]) if len(ends) else len(text)
     line = text[mark:end]
+    return Heading(end, line.count(b"\n"), _read_columns(file, line))
+
+
+def _read_columns(file: SourceFile, line: bytes) -> tuple[str, ...]:
+    """Return the names in a header; refuse one that would hide rows behind them."""
     try:
-        columns = next(csv.reader(io.StringIO(line.decode(), newline="")), [])
+        parts = filter(None, csv.reader(io.StringIO(line.decode(), newline="")))
+        found = list(islice(parts, 2))
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"the header of {file} cannot be read: {error}",
             code=ErrorCode.UNREADABLE_INPUT,
             path=file.path,
         ) from error
-    return Heading(end, line.count(b"\n"), tuple(columns))
+    if len(found) > 1:
+        more = ",".join(found[1])[:80]
+        raise UserError(
+            f"the header of {file} goes on with {more!r}: a quote in it is not closed, or "
+            "lines end with a carriage return alone. Correct the header, or end lines with a "
+            "newline",
+            code=ErrorCode.UNREADABLE_INPUT,
+            path=file.path,
+        )
+    return tuple(found[0]) if found else ()
 
 
 def _read(
     text: bytes, columns: tuple[str, ...], types: dict[str, pa.DataType] | None
 ) -> pa.Table:
-    if not text.strip():
+    if not text.strip(b"\r\n"):
         fields = [pa.field(name, (types or {}).get(name, pa.null())) for name in columns]
         return pa.schema(fields).empty_table()
+    if mark_length(text):
+        # Arrow drops a mark at the start, which may be any row's: an empty line keeps it.
+        text = b"\n" + text
     return pa_csv.read_csv(
         io.BytesIO(text),
         read_options=pa_csv.ReadOptions(

@@ -7,17 +7,21 @@
 | `*`, `?`, `[…]` | any characters, one, one of a set (`[!…]`: none of it); never `/` |
 | `**`            | any number of folders                                             |
 
-Wildcards do not match a leading `.` or `_`, neither of files nor of folders: such names are
-for what is not, or not yet, data. A store is opened at the folder before the first wildcard
-and files are named by their path below it.
+Wildcards and sets do not match a leading `.` or `_`, neither of files nor of folders: such
+names are for what is not, or not yet, data. A store is opened at the folder before the first
+wildcard and files are named by their path below it. A file that is meant, but has a name that
+stores do not take, is refused: it would be left out otherwise.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from penstock.errors import ErrorCode, UserError
+from penstock.state.storage.local_disk import LocalStore
+from penstock.state.storage.object_path import is_object_path
 from penstock.state.storage.object_store import ObjectInfo, ObjectStore
 from penstock.state.storage.urls import absolute_url
 
@@ -26,6 +30,7 @@ _WILD = re.compile(r"[*?[]")
 _VISIBLE = r"(?![._])"
 _FOLDERS = rf"(?:{_VISIBLE}[^/]+/)*"
 _ANY_FILE = rf"{_FOLDERS}{_VISIBLE}[^/]+"
+_SHOWN_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,38 @@ class FilePattern:
     def list_files(self, store: ObjectStore) -> list[ObjectInfo]:
         """Return all files that the pattern names, in order of path."""
         folder, is_wild = _static_folder(self.pattern)
+        if not is_wild:
+            self._refuse_names([self.pattern])
         matches = re.compile(to_regex(self.pattern)).fullmatch
-        found = [info for info in store.list(folder) if matches(info.path)]
+        listed = (
+            store.list_files(folder)
+            if isinstance(store, LocalStore)
+            else store.list(folder)
+        )
+        found = [info for info in listed if matches(info.path)]
+        self._refuse_names(info.path for info in found)
         if not is_wild:
             size_bytes = store.size(self.pattern)
             if size_bytes is not None:
                 found.append(ObjectInfo(self.pattern, size_bytes))
         return sorted(found, key=lambda info: info.path)
+
+    def _refuse_names(self, paths: Iterable[str]) -> None:
+        """Raise if a file has a name that is no object path, and so cannot be read."""
+        refused = [path for path in paths if not is_object_path(path)]
+        if not refused:
+            return
+        shown = ", ".join(map(repr, refused[:_SHOWN_NAMES]))
+        more = len(refused) - _SHOWN_NAMES
+        if more > 0:
+            shown += f" and {more} more"
+        raise UserError(
+            f"{self} names files that cannot be read because of their names: {shown}. Rename "
+            "them: names are UTF-8 without '#', '\\' and control characters, paths at most "
+            "1024 bytes long. Or begin the names with '_', to have the files passed over",
+            code=ErrorCode.INVALID_NAME,
+            path=repr(refused[0]),
+        )
 
 
 def parse_pattern(path: str) -> FilePattern:
@@ -105,7 +135,7 @@ def to_regex(pattern: str) -> str:
 
 
 def _segment_regex(segment: str) -> str:
-    found = _VISIBLE if segment[:1] in ("*", "?") else ""
+    found = _VISIBLE if segment[:1] in ("*", "?", "[") else ""
     index = 0
     while index < len(segment):
         character = segment[index]

@@ -9,7 +9,8 @@ Without discovery the files are those of the first epoch. Their list is kept in 
 as the offset of a split that no file can be named like: so a job that is started again
 reads the same files and ends, whatever came since. Until the last of them is begun this
 split holds the watermark back, because a file that waits may have the oldest rows; unless
-the user says that files are in order of time.
+the user says that files are in order of time. Root and pattern are kept in the same manner,
+with discovery too; see `files_origin`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -30,10 +31,11 @@ from penstock.connectors.files_formats import (
     SourceFile,
 )
 from penstock.connectors.files_jsonl import JsonLinesFormat, infer_json_lines
+from penstock.connectors.files_origin import LISTING, ORIGIN, check_origin, plan_origin
 from penstock.connectors.files_parquet import ParquetFormat, infer_parquet
 from penstock.connectors.files_planning import Candidate, plan_files
 from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
@@ -43,9 +45,6 @@ from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
-
-LISTING = "#listing"
-"""The split whose offset is the list of files; no object path holds a `#`."""
 
 _FORMATS = {"parquet": ParquetFormat, "jsonl": JsonLinesFormat, "csv": CsvFormat}
 _INFERENCES = {"parquet": infer_parquet, "jsonl": infer_json_lines, "csv": infer_csv}
@@ -69,6 +68,8 @@ class FilesSourceConfig:
     """Rows that cannot be read go to the output `BAD`, instead of failing the job."""
     in_time_order: bool = False
     """Files that wait to be read do not hold event time back."""
+    moved_root: str | None = None
+    """The URL of the store in which the files were when the job began to read them."""
     store_options: Mapping[str, Any] = field(default_factory=dict)
     """What `open_store` takes for the store's kind."""
 
@@ -88,7 +89,12 @@ def infer_schema(
 
 
 def check_types(schema: pa.Schema, format_: FormatName) -> None:
-    """Refuse columns that files of a format cannot have."""
+    """Refuse columns that files of a format cannot have; rows of text have at least one."""
+    if not schema.names and format_ != "parquet":
+        raise SchemaError(
+            f"schema= names no column, and {format_} without columns has no rows: name the "
+            "columns to read, or leave schema= out"
+        )
     _FORMATS[format_](schema, ignores_extra=True).check_types()
 
 
@@ -134,17 +140,20 @@ class FilesSource(SourceOperator):
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Read on in the files that were begun, then in others, as far as the budget goes."""
+        check_origin(known, self._files, self._config.moved_root)
         discovers = self._config.discover_micros is not None
         if discovers:
             self._discover(known, now_micros)
         elif LISTING in known:
-            self._listed = self._restore_listing(known[LISTING])
+            self._listed = dict(known[LISTING].offset[1])
         else:
             self._list_once()
         plans, has_more = plan_files(self._candidates(known), budget, self._format)
-        if not discovers and not known.get(LISTING, SplitState()).ended:
+        if not known.get(LISTING, SplitState(ended=discovers)).ended:
             begun = known.keys() | {split.name for split in plans}
             plans = (self._plan_listing(known, begun), *plans)
+        if plans or (discovers and known):
+            plans = (*plan_origin(known, self._files), *plans)
         return SourcePlan(plans, is_complete=not discovers, has_more=has_more)
 
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
@@ -153,19 +162,28 @@ class FilesSource(SourceOperator):
         The plan keeps to the budget of rows and bytes. Time is looked at only to come back
         before the runtime gives the source up.
         """
-        files = [split for split in ctx.splits if split.name != LISTING]
-        for split in (split for split in ctx.splits if split.name == LISTING):
-            listing, is_all_begun = split.end
-            if listing is not None:
-                ctx.advance(LISTING, listing)
-            if is_all_begun:
-                ctx.end_split(LISTING)
+        files = [split for split in ctx.splits if split.name not in (LISTING, ORIGIN)]
+        for split in ctx.splits:
+            self._keep(split, ctx)
         for split in files:
             ctx.advance(split.name, split.start)
         for index, split in enumerate(files):
             if index and self._is_too_late(ctx):
                 return
             self._read(split, ctx, collector)
+
+    @staticmethod
+    def _keep(split: SplitPlan, ctx: SourceContext) -> None:
+        """Store what a split says that is no file."""
+        if split.name == ORIGIN:
+            ctx.advance(ORIGIN, split.end)
+            ctx.end_split(ORIGIN)
+        elif split.name == LISTING:
+            listing, is_all_begun = split.end
+            if listing is not None:
+                ctx.advance(LISTING, listing)
+            if is_all_begun:
+                ctx.end_split(LISTING)
 
     def _read(
         self, split: SplitPlan, ctx: SourceContext, collector: SourceCollector
@@ -215,23 +233,19 @@ class FilesSource(SourceOperator):
             raise _no_files(self._files)
 
     def _plan_listing(self, known: Mapping[str, SplitState], begun: Set[str]) -> SplitPlan:
-        """Have the list kept, in the first epoch, and say when all its files are begun."""
+        """Have the list kept, in the first epoch, and say when all its files are begun.
+
+        With discovery there is one only if the job began without: nothing waits for it then.
+        """
         listing = None
         if LISTING not in known:
             listing = (self._config.pattern, tuple(self._listed.items()))
-        is_all_begun = self._config.in_time_order or self._listed.keys() <= begun
+        is_all_begun = (
+            self._config.in_time_order
+            or self._config.discover_micros is not None
+            or self._listed.keys() <= begun
+        )
         return SplitPlan(LISTING, None, (listing, is_all_begun))
-
-    def _restore_listing(self, state: SplitState) -> dict[str, int]:
-        pattern, files = state.offset
-        if pattern != self._config.pattern:
-            raise UserError(
-                f"the job has begun to read the files {pattern!r} and now names "
-                f"{self._config.pattern!r}. Without discovery the files are fixed by the "
-                "first epoch: name the same ones, or start the job anew",
-                code=ErrorCode.INVALID_CONFIG,
-            )
-        return dict(files)
 
     def _discover(self, known: Mapping[str, SplitState], now_micros: int) -> None:
         """List the files again if it is time to, and refuse those that were changed."""
@@ -249,7 +263,7 @@ class FilesSource(SourceOperator):
 
     def _candidates(self, known: Mapping[str, SplitState]) -> Iterator[Candidate]:
         for path in sorted(known):
-            if path != LISTING and not known[path].ended:
+            if path not in (LISTING, ORIGIN) and not known[path].ended:
                 file = self._known_file(path, known[path])
                 yield Candidate(file, FileOffset(*known[path].offset))
         for path in sorted(self._listed.keys() - known.keys()):

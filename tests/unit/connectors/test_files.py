@@ -1,7 +1,10 @@
+from typing import Literal
+
+import pyarrow as pa
 import pytest
 
 from penstock.connectors.files import files
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError
 from tests.builders.source_files import SCHEMA
 
 
@@ -39,6 +42,12 @@ def test_one_name_serves_for_reading_and_for_writing() -> None:
     assert named.source_spec().kind == "files_source"
     sink = named.sink_spec()
     assert (sink.kind, sink.config["target_bytes"]) == ("files_sink", 100)
+
+
+@pytest.mark.parametrize("format_", ["csv", "jsonl"])
+def test_text_cannot_be_read_without_columns(format_: Literal["csv", "jsonl"]) -> None:
+    with pytest.raises(SchemaError, match="schema= names no column"):
+        files("memory:none/", format=format_, schema=pa.schema([])).source_spec()
 
 
 def test_nothing_is_looked_for_too_often() -> None:

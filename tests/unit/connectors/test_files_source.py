@@ -9,7 +9,7 @@ import pytest
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.files import files
 from penstock.connectors.files_formats import FileOffset
-from penstock.connectors.files_source import LISTING
+from penstock.connectors.files_origin import LISTING, ORIGIN
 from penstock.connectors.memory import list_sink
 from penstock.core.schema import StreamSchema
 from penstock.core.signals import EventTime
@@ -86,7 +86,7 @@ def test_files_are_not_begun_before_there_is_room_for_them(tmp_path: Path) -> No
     with a_harness(f"{tmp_path}/*.jsonl", parallelism=2) as harness:
         harness.read(rows=10)
 
-        assert set(harness.splits) == {LISTING, "part-0.jsonl", "part-1.jsonl"}
+        assert set(harness.splits) == {LISTING, ORIGIN, "part-0.jsonl", "part-1.jsonl"}
 
 
 def test_a_planned_epoch_reads_the_same_rows_again(tmp_path: Path) -> None:
@@ -241,14 +241,17 @@ def test_a_file_that_was_read_to_its_end_may_go(tmp_path: Path) -> None:
         assert numbers(harness) == list(range(5))
 
 
-def test_another_pattern_for_a_job_that_has_begun_is_refused(tmp_path: Path) -> None:
-    write_file(tmp_path / "a.jsonl", some_rows(0, 30))
-    before = DrivenSource(files(f"{tmp_path}/*.jsonl").source_spec())
-    before.run_epoch(SourceBudget(rows=10))
-    after = a_source(files(f"{tmp_path}/a*.jsonl").source_spec())
+@pytest.mark.parametrize("discover", [False, True])
+def test_a_file_that_cannot_be_named_stops_the_job(tmp_path: Path, discover: bool) -> None:
+    write_file(tmp_path / "a.jsonl", some_rows(0, 3))
+    spec = files(f"{tmp_path}/*.jsonl", discover=discover).source_spec()
+    write_file(tmp_path / "b#1.jsonl", some_rows(3, 5))
 
-    with pytest.raises(UserError, match=r"'\*\.jsonl' and now names 'a\*\.jsonl'"):
-        after.plan_splits(before.known, SourceBudget(), 0)
+    with (
+        SourceHarness(spec) as harness,
+        pytest.raises(UserError, match=r"'b#1\.jsonl'\. Rename"),
+    ):
+        harness.read()
 
 
 def test_no_files_are_an_error_not_an_empty_success(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ killed process leaves no half object, and a machine that loses power has neither
 acknowledged object nor kept a name with no bytes behind it. (obstore's local store, which
 would otherwise do here, does not flush.)
 
-    {root}/#staging/{token}   being written; no object path holds a `#`
+    {root}/#staging/{token}   being written; no object path holds a `#`, no listing shows it
     {root}/{path}             whole objects
 
 Opening the store removes what dead writers left in staging (see `staging`), and folders
@@ -37,6 +37,8 @@ from penstock.state.storage.object_store import ObjectInfo
 from penstock.state.storage.staging import remove_leftovers, staged_file
 
 _Taken = TypeVar("_Taken")
+
+_STAGING = "#staging"
 
 _FOLDER_RACES = 100
 """How often a folder may vanish under a writer before it gives up."""
@@ -76,7 +78,7 @@ class LocalStore:
         """
         self._root = root.resolve()
         self._url = self._root.as_uri()
-        self._staging = self._root / "#staging"
+        self._staging = self._root / _STAGING
         self._durable = durable
         try:
             if not self._root.is_dir():
@@ -118,18 +120,24 @@ class LocalStore:
         call = StorageCall("create", check_path(path), self._url)
         if self._write(call, data, os.link):
             return True
-        if (self._root / path).is_dir():
+        if self._look(call, Path.is_dir):
             raise call.refused("a folder of that name exists")
         return False
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """List the folder; files that appear or go meanwhile may be missed."""
-        start = folder_start(prefix)
-        try:
-            found = sorted(_files_below(self._root / start, start))
-        except OSError as error:
-            raise _refused(StorageCall("list", prefix, self._url), error) from error
-        return (ObjectInfo(path, size_bytes) for path, size_bytes in found)
+        """List the folder; files that appear or go meanwhile may be missed.
+
+        Files that no object path can name are no objects, and links to folders are not
+        followed: what is behind them has another name.
+        """
+        return self._list(prefix, is_object_path)
+
+    def list_files(self, prefix: str) -> Iterator[ObjectInfo]:
+        """List what `list` does and files that no object path can name, for who reads others' files.
+
+        No other call takes their names. What is no UTF-8 is in them as Python has it.
+        """
+        return self._list(prefix, lambda name: name != _STAGING)
 
     def delete(self, path: str) -> None:
         """Remove the file, and every folder that holds nothing any more."""
@@ -158,15 +166,18 @@ class LocalStore:
     def copy(self, source: str, target: str) -> bool | None:
         """Link the file to a second name: safe, because no file is ever changed in place."""
         call = StorageCall("copy", check_path(target), self._url)
-        original, copied = self._root / check_path(source), self._root / target
-        if copied.is_dir():
+        original = self._root / check_path(source)
+        if self._look(call, Path.is_dir):
             raise call.refused("a folder of that name exists")
-        if not original.is_file():
-            return False if copied.exists() else None
-        if not self._publish(call, original, os.link):
-            return False
         try:
-            self._flush_folder(copied.parent)
+            if not original.is_file():
+                return False if self._look(call, Path.exists) else None
+            if not self._publish(call, original, os.link):
+                return False
+        except OSError as error:
+            raise _refused(call, error) from error
+        try:
+            self._flush_folder((self._root / target).parent)
         except OSError as error:
             raise call.unanswered(_reason(error)) from error
         return True
@@ -185,6 +196,14 @@ class LocalStore:
             url=self._url,
         )
 
+    def _list(self, prefix: str, is_listed: Callable[[str], bool]) -> Iterator[ObjectInfo]:
+        start = folder_start(prefix)
+        try:
+            found = sorted(_files_below(self._root / start, start, is_listed))
+        except OSError as error:
+            raise _refused(StorageCall("list", prefix, self._url), error) from error
+        return (ObjectInfo(path, size_bytes) for path, size_bytes in found)
+
     def _read(self, path: str, take: Callable[[BinaryIO], _Taken]) -> _Taken | None:
         """Return what `take` takes from the file; a folder is no more an object than nothing."""
         try:
@@ -194,6 +213,13 @@ class LocalStore:
             return None
         except OSError as error:
             raise _refused(StorageCall("read", path, self._url), error) from error
+
+    def _look(self, call: StorageCall, question: Callable[[Path], bool]) -> bool:
+        """Ask the file system about a call's path; a name that it cannot have is refused."""
+        try:
+            return question(self._root / call.path)
+        except OSError as error:
+            raise _refused(call, error) from error
 
     def _write(
         self, call: StorageCall, data: bytes, publish: Callable[[Path, Path], None]
@@ -263,18 +289,24 @@ def _size_of(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _files_below(folder: Path, start: str) -> Iterator[tuple[str, int]]:
-    """Yield path and size of every object below `folder`; all their paths begin with `start`."""
+def _files_below(
+    folder: Path, start: str, is_listed: Callable[[str], bool]
+) -> Iterator[tuple[str, int]]:
+    """Yield path and size of every file below `folder`; all their paths begin with `start`.
+
+    Files and folders whose own names are not listed are passed over.
+    """
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
-        if not is_object_path(entry.name):
+        if not is_listed(entry.name):
             continue
         path = start + entry.name
         if entry.is_dir():
-            yield from _files_below(folder / entry.name, f"{path}/")
+            if not entry.is_symlink():
+                yield from _files_below(folder / entry.name, f"{path}/", is_listed)
             continue
         with suppress(FileNotFoundError):
             yield path, entry.stat().st_size

@@ -81,6 +81,35 @@ def test_files_others_put_there_are_listed_unless_no_path_can_name_them(
     assert [(info.path, info.size_bytes) for info in store.list("")] == [("fine", 2)]
 
 
+def test_who_reads_the_files_of_others_can_list_odd_names_too(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/fine", b"12")
+    (tmp_path / "a" / "#staging").mkdir()
+    (tmp_path / "odd#").mkdir()
+    names = ("a/fine", "a/odd\nname", "a/odd\\", "odd#/b", os.fsdecode(b"\xff"))
+    for name in (*names[1:], "#staging/token", "a/#staging/token"):
+        (tmp_path / name).write_bytes(b"1")
+
+    assert [info.path for info in store.list("")] == ["a/fine"]
+    assert [info.path for info in store.list_files("")] == list(names)
+    assert [info.path for info in store.list_files("a")] == list(names[:3])
+
+
+def test_links_to_files_are_listed_and_links_to_folders_are_not_followed(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "root"
+    (tmp_path / "link").symlink_to(root)
+    store = LocalStore(tmp_path / "link")
+    store.put("a/b", b"12")
+    (root / "a" / "c").symlink_to("b")
+    (root / "d").symlink_to("a")
+    (root / "e").symlink_to(tmp_path)
+
+    assert [info.path for info in store.list("")] == ["a/b", "a/c"]
+    assert [info.path for info in store.list("d")] == ["d/b", "d/c"]
+
+
 def test_folders_that_become_empty_are_removed_and_others_are_kept(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a/b/c/d", b"x")
