@@ -13,6 +13,7 @@ import pyarrow as pa
 from penstock.core.ids import OperatorId, Subtask, Token
 from penstock.core.signals import Watermark
 from penstock.operators.watermarks import merge
+from penstock.runtime.dictionaries import has_dictionaries
 from penstock.runtime.narrowing import narrowed_schema, widen
 from penstock.runtime.outlets import Mailbox
 from penstock.runtime.physical import Chain, PhysicalPlan
@@ -25,7 +26,6 @@ from penstock.runtime.wire import (
     decode_barrier,
     decode_batch,
     decode_header,
-    has_dictionaries,
 )
 
 JOINED_BYTES = 8 << 20

@@ -12,6 +12,7 @@ report is msgpack.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import pyarrow as pa
 from penstock.core.ids import Token
 from penstock.core.signals import IDLE, EventTime, Idle, Watermark
 from penstock.errors import ErrorCode, InternalError, UserError
+from penstock.runtime.dictionaries import has_dictionaries, trim_dictionaries
 
 _HEADER = struct.Struct("<iiiii16sq")
 _BARRIER = struct.Struct("<q?bq")
@@ -139,25 +141,13 @@ def decode_batch(payload: Any, schema: pa.Schema) -> pa.RecordBatch:
         ) from error
 
 
-def has_dictionaries(schema: pa.Schema) -> bool:
-    """Tell whether any column, at any depth, is dictionary-encoded."""
-    return any(_holds_dictionary(field.type) for field in schema)
-
-
-def _holds_dictionary(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(
-        _holds_dictionary(kind.field(index).type) for index in range(kind.num_fields)
-    )
-
-
 def cut(
     batch: pa.RecordBatch,
     target_bytes: int = TARGET_PAYLOAD_BYTES,
     max_row_bytes: int = MAX_ROW_BYTES,
 ) -> list[pa.RecordBatch]:
     """Cut a batch into pieces of about `target_bytes`; one huge row is refused."""
+    batch = trim_dictionaries(batch)
     size = batch.nbytes
     if size <= 2 * target_bytes:
         return [batch]
@@ -172,8 +162,11 @@ def cut(
     pieces = min(-(-size // target_bytes), batch.num_rows)
     rows = -(-batch.num_rows // pieces)
     parts = [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
-    return [
-        piece
-        for part in parts
-        for piece in (cut(part, target_bytes, max_row_bytes) if len(parts) > 1 else [part])
-    ]
+    if len(parts) == 1 or _share_most(parts, size):
+        return [batch]
+    return [piece for part in parts for piece in cut(part, target_bytes, max_row_bytes)]
+
+
+def _share_most(parts: Sequence[pa.RecordBatch], size: int) -> bool:
+    """Tell whether cutting is in vain: each part has most of the whole, a dictionary in a list."""
+    return sum(trim_dictionaries(part).nbytes for part in parts[:2]) > 3 * size // 2

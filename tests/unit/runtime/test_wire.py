@@ -17,7 +17,6 @@ from penstock.runtime.wire import (
     encode_barrier,
     encode_batch,
     encode_header,
-    has_dictionaries,
 )
 from tests.builders.scripted import SCHEMA, rows
 
@@ -77,13 +76,6 @@ def test_a_batch_survives(batch: pa.RecordBatch) -> None:
 def test_a_slice_is_sent_without_the_rows_around_it() -> None:
     whole = rows(*range(10_000))
     assert len(bytes(encode_batch(whole.slice(0, 10)))) < 2_000
-
-
-def test_dictionaries_are_found_at_any_depth() -> None:
-    inner: pa.DataType = pa.dictionary(pa.int8(), pa.string())
-    assert has_dictionaries(pa.schema({"x": inner}))
-    assert has_dictionaries(pa.schema({"x": pa.list_(pa.struct([("y", inner)]))}))
-    assert not has_dictionaries(SCHEMA)
 
 
 @pytest.mark.parametrize("payload", [b"", b"nonsense", b"\xff" * 64])
