@@ -7,13 +7,13 @@
 
 | offered batch | what follows |
 |---|---|
-| the first one ever | it is read, whatever its number: what came before was never for this job |
+| batch 0, none is stored | it is read |
+| a later one, none is stored | refused unless the source says `begins_late`: the job may have gone back |
 | the stored one | Spark died before it noted the batch as done: it is published and committed |
 | stored + 1 | it is read |
 | any other, or one of another query | refused: rows would be lost or counted twice |
 """
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,16 +35,17 @@ from penstock.runtime.spark.frame_source import (
 )
 from penstock.runtime.spark.row_schemas import SchemaLike, to_stream_schema
 
-_log = logging.getLogger(__name__)
-
 _NEVER = timedelta(days=1)
 """Nobody has to ask for batches: whoever has one says so."""
 
 
-def attached(*, schema: SchemaLike) -> OperatorSpec:
-    """Read the micro-batches of a streaming query, one per epoch; see `Pipeline.attach`."""
+def attached(*, schema: SchemaLike, begins_late: bool = False) -> OperatorSpec:
+    """Read the micro-batches of a streaming query, one per epoch; see `Pipeline.attach`.
+
+    With `begins_late` a new job may begin with a later batch than the query's first.
+    """
     token = new_token()
-    keep_feed(token, Handoff())
+    keep_feed(token, Handoff(begins_late=begins_late))
     return source_spec(
         FrameSource("attached", token, to_stream_schema(schema), poll=_NEVER)
     )
@@ -61,10 +62,21 @@ class BatchId:
         return f"batch {self.number} of query {self.query}"
 
 
-def is_stored_already(offered: BatchId, stored: BatchId | None) -> bool:
+def is_stored_already(
+    offered: BatchId, stored: BatchId | None, *, begins_late: bool = False
+) -> bool:
     """Tell whether a batch is part of the job already; refuse one that may not follow. Pure."""
     if stored is None:
-        return False
+        if offered.number == 0 or begins_late:
+            return False
+        raise StateError(
+            f"{offered} cannot be the first one of this job: rows of earlier ones would be "
+            "lost. If the job went back to an epoch before its first batch, start job and "
+            "query anew; a new job that shall begin in the middle of a query is told so by "
+            "ps.attached(schema=…, begins_late=True)",
+            code=ErrorCode.NOT_RESTORABLE,
+            offered=str(offered),
+        )
     if offered == stored:
         return True
     if offered.query == stored.query and offered.number == stored.number + 1:
@@ -95,7 +107,8 @@ class _Offer:
 class Handoff:
     """Between one streaming query and one job. Each side uses it from a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, begins_late: bool = False) -> None:
+        self._begins_late = begins_late
         self._changed = threading.Condition()
         self._offer: _Offer | None = None
         self._wake_job: Callable[[], None] | None = None
@@ -151,12 +164,10 @@ class Handoff:
         if offer is None or offer.is_done:
             return NoFrame()
         stored = None if offset is None else BatchId(*offset)
-        if is_stored_already(offer.batch, stored):
+        if is_stored_already(offer.batch, stored, begins_late=self._begins_late):
             # Taking the job over has finished the commit of what was published.
             self.note_stored(offer.batch)
             return NoFrame()
-        if stored is None and offer.batch.number > 0:
-            _log.warning("this job begins with %s: earlier ones are not in it", offer.batch)
         return NextFrame(offer.frame, [offer.batch.query, offer.batch.number])
 
     def note_stored(self, batch: BatchId) -> None:

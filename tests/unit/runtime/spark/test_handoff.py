@@ -14,8 +14,12 @@ FRAME: Any = object()
 """A handoff passes frames on without looking at them."""
 
 
-def test_the_first_batch_ever_may_have_any_number() -> None:
-    assert not is_stored_already(FIRST, None)
+def test_a_job_begins_with_batch_zero_unless_it_is_told_to_begin_late() -> None:
+    assert not is_stored_already(BatchId("q", 0), None)
+    assert not is_stored_already(FIRST, None, begins_late=True)
+    with pytest.raises(StateError, match="rows of earlier ones would be lost") as raised:
+        is_stored_already(FIRST, None)
+    assert raised.value.context == {"offered": str(FIRST)}
 
 
 def test_the_stored_batch_is_known_and_the_next_one_may_follow() -> None:
@@ -62,7 +66,7 @@ class QueryThread:
 
 
 def an_open_handoff() -> tuple[Handoff, threading.Event]:
-    handoff, woken = Handoff(), threading.Event()
+    handoff, woken = Handoff(begins_late=True), threading.Event()
     handoff.open(woken.set)
     return handoff, woken
 
