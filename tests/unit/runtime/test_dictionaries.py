@@ -18,9 +18,8 @@ def coded(
     index_type: pa.DataType | None = None,
     ordered: bool = False,
 ) -> pa.RecordBatch:
-    array: Any = pa.DictionaryArray.from_arrays(
-        pa.array(indices, index_type or pa.int16()), pa.array(values), ordered=ordered
-    )
+    codes: Any = pa.array(indices, index_type or pa.int16())
+    array: Any = pa.DictionaryArray.from_arrays(codes, pa.array(values), ordered=ordered)
     return pa.RecordBatch.from_arrays([array], names=["word"])
 
 
