@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.settings import CompactionSettings
-from penstock.errors import ExternalError, StorageError, UnknownOutcomeError
+from penstock.errors import ExternalError, StorageError
 from penstock.runtime.restarts import RestartPolicy
 from penstock.testing import Call, Fault, FaultMode, FaultyStore, Lands
 from tests.builders.marks import claim, marks_in
@@ -18,8 +18,8 @@ from tests.builders.spark_session import shared_session
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ON_WORKERS = {
-    "a-state-file": ("create", "*.parquet"),
-    "reading-metadata": ("read", "*.metadata"),
+    "a-state-file": ("create", "*.parquet", None),
+    "reading-metadata": ("read", "*.metadata", None),
 }
 ON_THE_DRIVER = {
     "metadata": ("create", "*.metadata", 3),
@@ -37,30 +37,17 @@ FAULTS = {
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A hook that tells the test which faults were met."""
-
-    marks: Path
-    name: str
-
-    def __call__(self, call: Call) -> None:
-        claim(self.marks, self.name)
-
-
-@dataclass(frozen=True)
-class FailOnce(Mark):
-    """A hook that fails one call among those of all processes.
+class First:
+    """Chooses one call among those of all processes, and tells the test that it was met.
 
     A worker that failed is replaced, and its successor counts calls from the beginning.
     """
 
-    is_answered: bool
+    marks: Path
+    name: str
 
-    def __call__(self, call: Call) -> None:
-        if claim(self.marks, self.name):
-            about = f"injected fault at {call.operation} {call.path}"
-            is_known = self.is_answered or call.operation == "read"
-            raise StorageError(about) if is_known else UnknownOutcomeError(about)
+    def __call__(self, call: Call) -> bool:
+        return claim(self.marks, self.name)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -72,12 +59,9 @@ def test_calls_to_the_store_that_fail_lose_and_double_nothing(
     marks.mkdir()
     job = CountingJob(tmp_path)
     faults = []
-    for name, (operation, path) in ON_WORKERS.items():
-        fails = FailOnce(marks, name, is_answered=mode is FaultMode.FAIL_BEFORE)
-        faults.append(Fault(FaultMode.DELAY, None, operation, path, hook=fails))
-    for name, (operation, path, at) in ON_THE_DRIVER.items():
-        faults.append(Fault(FaultMode.DELAY, at, operation, path, hook=Mark(marks, name)))
-        faults.append(Fault(mode, at, operation, path, lands))
+    for name, (operation, path, at) in {**ON_WORKERS, **ON_THE_DRIVER}.items():
+        first = First(marks, name)
+        faults.append(Fault(mode, at, operation, path, lands, when=first))
     status = job.run(session=shared_session(), store=FaultyStore(job.store, *faults))
     assert marks_in(marks) == {*ON_WORKERS, *ON_THE_DRIVER}
     assert status.phase == "finished"

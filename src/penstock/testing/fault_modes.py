@@ -78,6 +78,8 @@ class Fault:
     """For STALE_*: after how many calls the store looked like this; 0 is when it was wrapped."""
     hook: Callable[[Call], None] | None = field(default=None, compare=False)
     """For DELAY: runs while the request is under way; other actors' steps go in here."""
+    when: Callable[[Call], bool] | None = field(default=None, compare=False)
+    """Asked last, whether such a call suffers: processes that share a store each count anew."""
 
     def matches(self, call: Call) -> bool:
         """Tell whether the call is one this fault counts."""

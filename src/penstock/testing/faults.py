@@ -188,7 +188,8 @@ class FaultyStore:
             for index, fault in enumerate(self._faults):
                 if fault.matches(call):
                     self._met[index] += 1
-                    if fault.at is None or fault.at == self._met[index]:
+                    is_chosen = fault.at is None or fault.at == self._met[index]
+                    if is_chosen and (fault.when is None or fault.when(call)):
                         met.append(fault)
             self._fired += len(met)
             return _Encounter(met, due) if met or due else None

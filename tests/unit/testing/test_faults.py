@@ -267,3 +267,15 @@ def test_the_example_in_the_documentation_works() -> None:
     result = doctest.testmod(faults)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_a_condition_chooses_among_the_calls_that_match() -> None:
+    store = FaultyStore(
+        MemoryStore(),
+        Fault(FaultMode.FAIL_BEFORE, None, "put", when=lambda call: call.path == "b"),
+    )
+    store.put("a", b"")
+    with pytest.raises(StorageError):
+        store.put("b", b"")
+    assert store.read("a") == b""
+    assert store.read("b") is None
