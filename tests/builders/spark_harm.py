@@ -73,6 +73,14 @@ class WaitsForItsDeath(Harm):
             wait_for_mark(self.marks, "killed")
 
 
+class Hangs(Harm):
+    """Every subtask waits until it is let go."""
+
+    def strike(self, ctx: ps.OperatorContext) -> None:
+        claim(self.marks, "hanging")
+        wait_for_mark(self.marks, "let-go")
+
+
 class Straggles(Harm):
     """One attempt of a subtask waits until another attempt has overtaken it."""
 

@@ -66,6 +66,12 @@ class SparkProgram:
         """Send a signal to the driver and to its JVM."""
         os.killpg(self.process.pid, number)
 
+    def wait(self) -> int:
+        """Wait until the program has ended; return its exit code."""
+        code = self.process.wait()
+        self._close()
+        return code
+
     def kill(self) -> None:
         """kill -9 the driver and its JVM; workers notice by themselves."""
         self.signal(signal.SIGKILL)

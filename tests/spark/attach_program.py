@@ -1,15 +1,15 @@
-"""Attaches a query to a job and dies in the midst of a commit, after its function has run."""
+"""Attaches a query to a job, and dies in the midst of a commit or waits to be interrupted."""
 
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
+from tests.builders.spark_program import orders, say
 
 SCHEMA = "number BIGINT"
 
@@ -28,13 +28,15 @@ def a_pipeline(function: Any, schema: Any) -> ps.Pipeline:
     return pipeline
 
 
-def attach(pipeline: ps.Pipeline, stream: DataFrame, folder: Path) -> ps.JobStatus:
-    """Run until all that is there was read."""
+def attach(
+    pipeline: ps.Pipeline, stream: DataFrame, folder: Path, *, ends: bool = True
+) -> ps.JobStatus:
+    """Run until all that is there was read, or for ever."""
     job = pipeline.attach(
         stream,
         checkpoint=str(folder / "checkpoints"),
         query_checkpoint=str(folder / "query"),
-        trigger={"availableNow": True},
+        trigger={"availableNow": True} if ends else None,
     )
     return job.await_termination()
 
@@ -46,20 +48,23 @@ def write_epoch(frame: DataFrame, epoch: int, folder: Path) -> None:
     (folder / "out" / f"{epoch}.json").write_text(json.dumps(rows))
 
 
-def main(folder: Path) -> None:
-    """Read two batches; die when the second one is written and not yet noted as committed."""
+def main(folder: Path, *, dies: bool) -> None:
+    """Read batches; maybe die when the second one is written and not yet noted as committed."""
     from penstock.runtime.spark.session import open_session
 
     session = open_session("local[2,4]", name="penstock-tests")
 
-    def die_in_second(frame: DataFrame, epoch: int) -> None:
+    def take(frame: DataFrame, epoch: int) -> None:
         write_epoch(frame, epoch, folder)
-        if len(list((folder / "out").iterdir())) == 2:
+        say("epoch", number=epoch)
+        if dies and len(list((folder / "out").iterdir())) == 2:
             os.killpg(0, signal.SIGKILL)
 
     stream = open_stream(session, folder)
-    attach(a_pipeline(die_in_second, stream.schema), stream, folder)
+    status = attach(a_pipeline(take, stream.schema), stream, folder, ends=dies)
+    say("ended", phase=status.phase)
 
 
 if __name__ == "__main__":
-    main(Path(json.loads(sys.stdin.readline())["folder"]))
+    order = next(orders())
+    main(Path(order["folder"]), dies=order["dies"])

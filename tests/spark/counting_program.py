@@ -1,7 +1,8 @@
-"""A driver of the counting job, to be killed or put to sleep by a test.
+"""A driver of the counting job, to be killed, interrupted or put to sleep by a test.
 
 It starts Spark at once and runs the job once per order. `sleep` names a storage call of the
-driver before which it stops, driver and JVM, until the test wakes it up.
+driver before which it stops, driver and JVM, until the test wakes it up; with `hangs` the
+second epoch does not end until the test lets it go.
 """
 
 import os
@@ -18,6 +19,7 @@ from penstock.runtime.status import JobStatus
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import Call, Fault, FaultMode, FaultyStore
 from tests.builders.spark_counting import SETTINGS, CountingJob
+from tests.builders.spark_harm import Hangs
 from tests.builders.spark_program import orders, say
 
 
@@ -43,7 +45,9 @@ def main() -> None:
     session = open_session("local[2,4]", name="counting")
     say("ready")
     for order in orders():
-        job = CountingJob(Path(order["folder"]), rows=order["rows"])
+        folder = Path(order["folder"])
+        harm = Hangs(folder / "marks") if order.get("hangs") else None
+        job = CountingJob(folder, rows=order["rows"], harm=harm)
         store = sleepy(job.store, order["sleep"]) if order.get("sleep") else job.store
         try:
             settings = replace(SETTINGS, budget=SourceBudget(rows=order.get("budget", 100)))

@@ -28,12 +28,17 @@ from penstock.operators.registry import Registry
 from penstock.runtime.driver import JobDriver
 from penstock.runtime.epoch import StopMode
 from penstock.runtime.outcomes import EpochRan
+from penstock.runtime.spark.contexts import context_of
 from penstock.runtime.spark.frame_source import FrameSource
 from penstock.runtime.spark.handoff import BatchId, Handoff
+from penstock.runtime.spark.interrupts import noticing_ctrl_c
 from penstock.runtime.status import JobStatus
 
 QUERY_ID = "sql.streaming.queryId"
 """The local property in which Spark names the query to whatever runs in its thread."""
+
+_LOOK_SECONDS = 1
+"""How long a Ctrl-C may go unseen."""
 
 Feed: TypeAlias = Callable[[DataFrame, int], None]
 """What `foreachBatch` calls: a batch and its number."""
@@ -131,13 +136,19 @@ class AttachedJob:
         return query
 
     def await_termination(self) -> JobStatus:
-        """Wait until all attached queries have ended, then stop the job; raise why it failed."""
+        """Wait until all attached queries have ended, then stop the job; raise why it failed.
+
+        Ctrl-C does the same at once, after the batches under way; a second one raises.
+        """
         failure: PySparkException | None = None
-        for query in self.queries.values():
-            try:
-                query.awaitTermination()
-            except PySparkException as error:
-                failure = failure or error
+        with noticing_ctrl_c() as pressed:
+            for query in self.queries.values():
+                try:
+                    # Not for ever: signals are seen between calls to the JVM only.
+                    while not (pressed.is_set() or query.awaitTermination(_LOOK_SECONDS)):
+                        pass
+                except PySparkException as error:
+                    failure = failure or error
         status = self.stop()
         if failure is not None:
             raise failure
@@ -238,13 +249,11 @@ def find_handoffs(graph: LogicalGraph, registry: Registry) -> dict[str, Handoff]
 
 
 def check_streams(streams: Mapping[Any, Any]) -> None:
-    """Refuse what is no streaming DataFrame, all of it at once."""
+    """Refuse what is no streaming DataFrame of a Spark in this process, all of it at once."""
     problems = [
-        f"{name or 'this one'} ends: read it with ps.dataframe(frame)"
-        if isinstance(stream, DataFrame)
-        else f"{name or 'this'} is {type(stream).__name__}, not a DataFrame"
+        f"{name or 'this one'} {problem}"
         for name, stream in streams.items()
-        if not (isinstance(stream, DataFrame) and stream.isStreaming)
+        if (problem := _problem_of(stream)) is not None
     ]
     if problems:
         raise UserError(
@@ -254,8 +263,19 @@ def check_streams(streams: Mapping[Any, Any]) -> None:
         )
 
 
+def _problem_of(stream: object) -> str | None:
+    if not isinstance(stream, DataFrame):
+        return f"is {type(stream).__name__}, not a DataFrame"
+    if not stream.isStreaming:
+        return "ends: read it with ps.dataframe(frame)"
+    if context_of(stream.sparkSession) is None:
+        return "is of Spark Connect, whose queries call functions in another process"
+    return None
+
+
 def _query_of(frame: DataFrame) -> str:
-    query = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+    context = context_of(frame.sparkSession)
+    query = None if context is None else context.getLocalProperty(QUERY_ID)
     if not query:
         raise UserError(
             "a batch came from no streaming query: give the function to foreachBatch, and do "

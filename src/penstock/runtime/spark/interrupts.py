@@ -1,4 +1,4 @@
-"""Ctrl-C on a running job: once stops it after a checkpoint, twice stops it now.
+"""Ctrl-C on a job, run or attached: once stops it after a checkpoint, twice stops it now.
 
 Installed after the Spark context exists, because PySpark's own handler cancels all jobs.
 """
@@ -36,5 +36,28 @@ def stopped_by_ctrl_c(driver: JobDriver, executor: SparkExecutor) -> Iterator[No
     before: Any = signal.signal(signal.SIGINT, handle)
     try:
         yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def noticing_ctrl_c() -> Iterator[threading.Event]:
+    """Yield what the first Ctrl-C sets; from the second on it does what it did before.
+
+    Only in the main thread: elsewhere nothing is ever set.
+    """
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        pressed.set()
+        signal.signal(signal.SIGINT, before)
+
+    before: Any = signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed
     finally:
         signal.signal(signal.SIGINT, before)

@@ -121,5 +121,5 @@ def test_a_pipeline_without_an_attached_source_cannot_be_attached() -> None:
     with pytest.raises(UserError, match=r"read one with ps\.attached"):
         pipeline.foreach_batch("memory:", session=session)
     stream: Any = 7
-    with pytest.raises(UserError, match="this is int, not a DataFrame"):
+    with pytest.raises(UserError, match="this one is int, not a DataFrame"):
         pipeline.attach(stream, checkpoint="memory:", query_checkpoint="unused")
