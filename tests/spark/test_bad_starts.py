@@ -4,7 +4,6 @@ import importlib
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from time import monotonic
 
@@ -13,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ErrorCode
-from tests.builders.spark_session import ROOT, shared_session
+from tests.builders.spark_session import run_module, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -25,19 +24,15 @@ SHELL = shutil.which("sh")
 def run_program(
     tmp_path: Path, master: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in its own process; every case ends before a JVM is started."""
-    (tmp_path / "tmp").mkdir()
+    """Run a program that cannot start Spark, in its own process."""
     known = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.bad_start_program", str(tmp_path / "checkpoints"), master],
-        cwd=ROOT,
-        env={**known, "TMPDIR": str(tmp_path / "tmp"), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )  # fmt: skip
-    assert list((tmp_path / "tmp").iterdir()) == []
+    done = run_module(
+        "tests.spark.small_program",
+        str(tmp_path / "checkpoints"),
+        master,
+        folder=tmp_path,
+        variables={**known, **variables},
+    )
     assert [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()] == []
     assert done.stdout == ""
     return done
@@ -75,6 +70,15 @@ def test_no_java_is_told(tmp_path: Path) -> None:
     done = run_program(tmp_path, "local[2,4]", PATH=str(tmp_path / "bin"))
     assert done.returncode == 2
     assert "no Java was found (not on PATH)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_master_that_does_not_exist_is_told_with_what_spark_said(tmp_path: Path) -> None:
+    done = run_program(tmp_path, "locl[2]")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: Spark did not start with master 'locl[2]': ")
+    assert "[engine-missing]" in done.stderr
+    assert "Spark said:" in done.stderr
     assert "Traceback" not in done.stderr
 
 

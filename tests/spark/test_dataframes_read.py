@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 import penstock as ps
 from tests.builders.spark_frames import NUMBERS, CrashError, Ledger, numbers, start
-from tests.builders.spark_session import shared_session
+from tests.builders.spark_session import last_job, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -28,12 +28,6 @@ def a_pipeline(name: str, source: Any, ledger: Any, *, parallelism: int = 2) -> 
     pipeline = ps.Pipeline(name, parallelism=parallelism)
     pipeline.read("numbers", source).write("ledger", ps.for_each_epoch(ledger))
     return pipeline
-
-
-def last_job() -> int:
-    """Return the number of the last Spark job; they are counted one by one."""
-    tracker = shared_session().sparkContext.statusTracker()
-    return max(tracker.getJobIdsForGroup(None), default=-1)
 
 
 def test_frames_and_other_sources_share_one_job_per_epoch(tmp_path: Path) -> None:
@@ -59,6 +53,30 @@ def test_frames_and_other_sources_share_one_job_per_epoch(tmp_path: Path) -> Non
     assert ledger.numbers == sorted([*range(50), *range(50), *range(100, 200)])
     # Besides the epochs, the ledger collects each frame it is given: a job each.
     assert jobs == status.epochs_run + len(ledger.calls)
+
+
+def test_frames_that_spark_knows_to_be_empty_are_epochs_without_rows(tmp_path: Path) -> None:
+    """It would plan them, and all above them, without any partition."""
+
+    def sometimes(session: SparkSession, offset: Any) -> Any:
+        index = offset or 0
+        if index == 5:
+            return ps.EndOfData()
+        frames = [
+            numbers(0, 10),
+            numbers(10, 20).where("false"),
+            session.createDataFrame([(1,)], "number BIGINT").limit(0),
+            session.createDataFrame([], "number BIGINT"),
+            numbers(10, 20),
+        ]
+        return frames[index], index + 1
+
+    ledger = Ledger()
+    source = ps.dataframes(sometimes, schema=NUMBERS)
+    status = start(a_pipeline("frames-empty", source, ledger), tmp_path)
+    assert status.phase is ps.JobPhase.FINISHED
+    assert (status.torn_epochs, status.restarts) == (0, 0)
+    assert ledger.numbers == list(range(20))
 
 
 def test_offsets_survive_a_crash_and_another_parallelism(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_spark_repeats_or_gives_up_an_epoch_of_which_it_lost_half_a_level(
     told = run(cluster, tmp_path, "kill-waiting", has_retry=True)
     assert "killed" in marks_in(tmp_path / "marks")
     assert told["torn"] == 0
+    # Given up, it is started again; repeated, it is not: then both levels ran as a whole.
+    assert told["restarts"] == len(told["errors"]) <= 1
 
 
 def test_receipts_catch_an_epoch_that_mixed_two_attempts_of_a_task(

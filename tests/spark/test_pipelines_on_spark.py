@@ -10,9 +10,13 @@ import pytest
 
 import penstock as ps
 from penstock.api.running import run
+from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.environment import DriverSettings
-from tests.builders.spark_session import shared_session
+from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.protocol.pinning import Epochs
+from penstock.state.storage.urls import open_store
+from tests.builders.spark_session import last_job, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -111,8 +115,9 @@ def test_a_job_that_stopped_goes_on_at_another_parallelism(tmp_path: Path) -> No
     assert_every_row_was_counted_once(out, 1_000)
 
 
+@pytest.mark.parametrize("point", [2, "before-the-mistake"])
 def test_an_epoch_is_restored_while_one_operator_gets_another_parallelism(
-    tmp_path: Path,
+    tmp_path: Path, point: int | str
 ) -> None:
     def stop_early(status: ps.JobStatus) -> None:
         if status.epochs_published == 4:
@@ -121,14 +126,41 @@ def test_an_epoch_is_restored_while_one_operator_gets_another_parallelism(
     pipeline, out = a_pipeline("spark-restored")
     with pytest.raises(StopNowError):
         start(pipeline, tmp_path, stop_early)
+    if isinstance(point, str):
+        store = open_store(str(tmp_path / "checkpoints"))
+        job = JobCheckpoints(store, JobId("spark-restored"))
+        job.pin(SavepointName(point), Epochs(number=Epoch(2)))
     wider, _ = a_pipeline("spark-restored", counters=3)
-    status = start(wider, tmp_path, restore=2)
+    status = start(wider, tmp_path, restore=point)
     assert status.phase is ps.JobPhase.FINISHED
-    # What abandoned epochs had committed stays: rows may be there twice, never wrong.
+    # What abandoned epochs had committed stays in a list: rows may be there twice, never wrong.
     reached: dict[int, int] = {}
     for row in out.rows():
         reached[row["key"]] = max(reached.get(row["key"], 0), row["count"])
     assert reached == dict.fromkeys(range(10), 100)
+
+
+def test_an_epoch_is_one_job_whatever_the_shape_of_the_graph(tmp_path: Path) -> None:
+    """A diamond over four levels, whose subtasks differ in number."""
+    pipeline = ps.Pipeline("spark-diamond", parallelism=2)
+    counted = (
+        pipeline.read("numbers", ps.impulse(count=300, splits=3))
+        .with_columns(key=pl.col("counter") % 10)
+        .key_by("key")
+        .process("first", RunningCount())
+    )
+    left = counted.with_columns(key=pl.col("count") % 7).key_by("key")
+    right = counted.with_columns(key=pl.col("count") % 3).key_by("key")
+    both = left.process("left", RunningCount(), parallelism=3).union(
+        right.process("right", RunningCount(), parallelism=1)
+    )
+    last = both.key_by("key").process("last", RunningCount())
+    last.write("out", ps.blackhole())
+    before = last_job()
+    status = start(pipeline, tmp_path)
+    assert status.phase is ps.JobPhase.FINISHED
+    assert status.epochs_run > 1
+    assert last_job() - before == status.epochs_run
 
 
 class StopNowError(Exception):

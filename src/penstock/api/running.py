@@ -98,7 +98,6 @@ def run(
     """Run a job on Spark; embedded in this process unless `master` or `session` says otherwise."""
     # Late: whoever runs in process needs neither Spark nor the seconds it takes to load.
     from penstock.runtime.spark.running import run_on_spark
-    from penstock.runtime.spark.session import DEFAULT_MASTER
 
     store = open_store(checkpoint) if isinstance(checkpoint, str) else checkpoint
     probe_store(store, graph.job, new_token())
@@ -111,7 +110,7 @@ def run(
         driver_settings=settings
         or driver_settings(chosen, checkpoint, allow_dropped_state=allow_dropped_state),
         session=session,
-        master=master or DEFAULT_MASTER,
+        master=master,
         restore=which_epoch(restore),
         on_status=on_status,
         shows_logs=shows_logs,

@@ -42,7 +42,7 @@ from tests.builders.pipeline_graphs import (
 )
 from tests.builders.pipeline_operators import ROWS, RunningCount
 from tests.builders.pipeline_sinks import BookSink, open_book
-from tests.contract.executors.conftest import MakeExecutor
+from tests.contract.executors.conftest import MakeExecutor, MakeOnSpark
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
 READ = some_rows(60, users=9)
@@ -301,9 +301,16 @@ def run_epochs(runner: EpochRunner, count: int) -> JobSession:
     return session
 
 
+@pytest.mark.parametrize("small_bytes", [4 << 20, -1], ids=["small", "as-a-job"])
 def test_compactions_are_handed_over_once(
-    executor_under_test: MakeExecutor, tmp_path: Path
+    executor_under_test: MakeExecutor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small_bytes: int,
 ) -> None:
+    if isinstance(executor_under_test, MakeOnSpark):
+        limit = "penstock.runtime.spark.executor._SMALL_BYTES"
+        monkeypatch.setattr(limit, small_bytes)
     runner = a_runner(read_and_count(), executor_under_test, tmp_path)
     run_epochs(runner, 2)
     done = runner.executor.compacted(wait=True)

@@ -29,7 +29,7 @@ from penstock.runtime.spark.compaction import (
 from penstock.runtime.spark.exchange import SPARK_SCHEMA, from_batches
 from penstock.runtime.spark.failures import describe_job_failure
 from penstock.runtime.spark.first_superstep import first_superstep, is_fed
-from penstock.runtime.spark.job_threads import COMPACTIONS, EPOCHS, job_thread
+from penstock.runtime.spark.job_threads import COMPACTIONS, EPOCHS, cancel_jobs, job_thread
 from penstock.runtime.spark.plan_delivery import send_beside
 from penstock.runtime.spark.task import SuperstepTask, WorkerSpec
 from penstock.runtime.superstep import CompiledJob
@@ -90,7 +90,8 @@ class SparkExecutor:
         if wait:
             _wait_for(self._compacting)
         done = [future for future in self._compacting if future.done()]
-        self._compacting = [future for future in self._compacting if not future.done()]
+        # Not by asking again: one that ends just now would be in neither list.
+        self._compacting = [future for future in self._compacting if future not in done]
         return [result for future in done for result in future.result()]
 
     def forget_compactions(self) -> None:
@@ -101,7 +102,7 @@ class SparkExecutor:
 
     def cancel(self) -> None:
         """Cancel the jobs under way; for any thread. Whoever waits for one is told."""
-        self._session.sparkContext.cancelJobsWithTag(self.tag)
+        cancel_jobs(self._session, self.tag)
 
     def close(self) -> None:
         """Wait for the compaction under way, if any, and start no other."""

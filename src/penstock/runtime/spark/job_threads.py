@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from penstock.runtime.spark.contexts import context_of
+
 EPOCHS = "penstock-epochs"
 COMPACTIONS = "penstock-compactions"
 POOLS_FILE = Path(__file__).with_name("pools.xml")
@@ -19,7 +21,20 @@ def job_thread(session: SparkSession, pool: str, tag: str) -> ThreadPoolExecutor
     """Return one thread whose jobs run in a pool and can be cancelled by a tag."""
 
     def prepare() -> None:
-        session.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
-        session.sparkContext.addJobTag(tag)
+        context = context_of(session)
+        if context is None:
+            session.addTag(tag)
+            return
+        context.setLocalProperty("spark.scheduler.pool", pool)
+        context.addJobTag(tag)
 
     return ThreadPoolExecutor(1, thread_name_prefix=pool, initializer=prepare)
+
+
+def cancel_jobs(session: SparkSession, tag: str) -> None:
+    """Cancel the jobs under way that have a tag; for any thread."""
+    context = context_of(session)
+    if context is None:
+        session.interruptTag(tag)
+    else:
+        context.cancelJobsWithTag(tag)

@@ -4,7 +4,8 @@ A DataFrame whose tasks hold no plan is the same in every epoch: built once, it 
 again, which saves a third of a small epoch. The plan then travels as a local property of the
 job, which Spark sends along with every task. One that is too large for that, because it
 would be sent as often as there are tasks, goes into the tasks' closure, which executors
-fetch once; the DataFrame is then built anew.
+fetch once; the DataFrame is then built anew. So it is behind Spark Connect, too, which has
+no local properties.
 """
 
 import base64
@@ -17,6 +18,7 @@ from penstock.errors import InternalError
 from penstock.graph.logical import UserFunction
 from penstock.operators.user_functions import pickle_function, unpickle_function
 from penstock.runtime.epoch_plan import EpochPlan
+from penstock.runtime.spark.contexts import context_of
 
 _PROPERTY = "penstock.epoch"
 _WHAT = "the plan of an epoch"
@@ -24,12 +26,15 @@ LARGEST_PROPERTY_CHARACTERS = 16 << 10
 
 
 def send_beside(session: SparkSession, plan: EpochPlan) -> bool:
-    """Attach a plan to the jobs that this thread starts next; tell whether it was small enough."""
+    """Attach a plan to the jobs that this thread starts next; tell whether that can be."""
+    context = context_of(session)
+    if context is None:
+        return False
     pickled = pickle_function(plan, _WHAT).pickled
     text = base64.b64encode(pickled).decode("ascii")
     if len(text) > LARGEST_PROPERTY_CHARACTERS:
         return False
-    session.sparkContext.setLocalProperty(_PROPERTY, text)
+    context.setLocalProperty(_PROPERTY, text)
     return True
 
 

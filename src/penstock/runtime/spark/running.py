@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.core.settings import Settings
+from penstock.core.settings import Settings, variable
 from penstock.core.tokens import new_token
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import LogicalGraph
@@ -18,10 +18,16 @@ from penstock.runtime.driver import JobDriver
 from penstock.runtime.environment import DriverSettings, JobEnvironment
 from penstock.runtime.outcomes import EpochRan
 from penstock.runtime.side_work import SideWork
+from penstock.runtime.spark.contexts import context_of
 from penstock.runtime.spark.driving import driving_with
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.interrupts import stopped_by_ctrl_c
-from penstock.runtime.spark.session import DEFAULT_MASTER, adopt_session, open_session
+from penstock.runtime.spark.session import (
+    DEFAULT_MASTER,
+    adopt_session,
+    open_session,
+    running_session,
+)
 from penstock.runtime.spark.task import WorkerSpec
 from penstock.runtime.status import JobStatus
 from penstock.state.files.cache import FileCache
@@ -41,7 +47,7 @@ def run_on_spark(
     settings: Settings,
     driver_settings: DriverSettings,
     session: SparkSession | None = None,
-    master: str = DEFAULT_MASTER,
+    master: str | None = None,
     restore: Epochs | None = None,
     on_status: Callable[[JobStatus], None] | None = None,
     shows_logs: bool = False,
@@ -50,9 +56,9 @@ def run_on_spark(
 ) -> JobStatus:
     """Run a job until its data ends or somebody stops it.
 
-    With the user's own `session` theirs is left as it is; otherwise Spark is started, and
-    stopped again unless it ran before. `on_driver` is given the driver before it starts,
-    `on_epoch` every epoch that counts, committed.
+    With the user's own `session`, or one that runs in this process, that is left as it is;
+    otherwise Spark is started, and stopped again. `on_driver` is given the driver before it
+    starts, `on_epoch` every epoch that counts, committed.
     """
     if isinstance(store, MemoryStore):
         raise UserError(
@@ -60,8 +66,9 @@ def run_on_spark(
             "other processes. Give a folder, s3://…, gs://… or az://…",
             code=ErrorCode.INVALID_URL,
         )
+    theirs = session or running_session()
     with (
-        _session(session, master, str(graph.job), shows_logs=shows_logs) as spark,
+        _session(theirs, master, str(graph.job), shows_logs=shows_logs) as spark,
         _cache_root(settings, spark) as cache_root,
     ):
         spec = WorkerSpec(
@@ -80,24 +87,35 @@ def run_on_spark(
         driver = JobDriver(environment, on_status=on_status, on_epoch=on_epoch)
         if on_driver is not None:
             on_driver(driver)
-        with stopped_by_ctrl_c(driver, executor), driving_with(session or spark):
+        with stopped_by_ctrl_c(driver, executor), driving_with(theirs or spark):
             return driver.run(restore=restore)
 
 
 @contextmanager
 def _session(
-    given: SparkSession | None, master: str, name: str, *, shows_logs: bool
+    given: SparkSession | None, master: str | None, name: str, *, shows_logs: bool
 ) -> Iterator[SparkSession]:
     if given is not None:
+        _check_master(given, master)
         yield adopt_session(given)
         return
-    was_running = SparkSession.getActiveSession() is not None
-    session = open_session(master, name=name, shows_logs=shows_logs)
+    session = open_session(master or DEFAULT_MASTER, name=name, shows_logs=shows_logs)
     try:
         yield session
     finally:
-        if not was_running:
-            session.stop()
+        session.stop()
+
+
+def _check_master(running: SparkSession, master: str | None) -> None:
+    found = running.conf.get("spark.master", None)
+    if master is not None and master != found:
+        raise UserError(
+            f"the job was to run with master {master!r}, but the session it was given, or that "
+            f"runs in this process already, has {found!r}: leave the master out, or stop that "
+            "session first",
+            code=ErrorCode.INVALID_CONFIG,
+            master=master,
+        )
 
 
 @contextmanager
@@ -110,9 +128,9 @@ def _cache_root(settings: Settings, session: SparkSession) -> Iterator[str]:
     if settings.cache_root is not None:
         yield settings.cache_root
         return
-    conf = session.sparkContext.getConf()
-    local = conf.get("spark.local.dir", tempfile.gettempdir()) or tempfile.gettempdir()
-    if not (conf.get("spark.master") or "").startswith("local"):
+    local = _local_folder(session)
+    context = context_of(session)
+    if context is None or not str(context.master).startswith("local"):
         yield str(Path(local) / "penstock-cache")
         return
     folder = tempfile.mkdtemp(prefix="penstock-cache-", dir=local)
@@ -120,3 +138,9 @@ def _cache_root(settings: Settings, session: SparkSession) -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _local_folder(session: SparkSession) -> str:
+    """Return where Spark keeps its own files: the first of several folders."""
+    named = variable("SPARK_LOCAL_DIRS") or session.conf.get("spark.local.dir", "") or ""
+    return named.split(",")[0].strip() or tempfile.gettempdir()

@@ -6,6 +6,7 @@
 | shuffle files are cleaned up with their job | else they pile up until the JVM's next collection |
 | Arrow batches limited by bytes, not by records | a record is a whole batch already; one batch of a whole partition would be copied as it grows |
 | unions keep all partitions | else single ones of several sources would become one task |
+| what is known to be empty keeps its partitions | else a DataFrame without rows would have no tasks |
 | checksums and full retry of shuffles | the first line of defence; receipts are the second |
 | Unix sockets to Python (own session) | TCP costs about 40 ms more per stage |
 | FAIR pools (own session) | a compaction must not hold an epoch up |
@@ -20,6 +21,7 @@
 import atexit
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -45,21 +47,24 @@ _EPOCH_SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "0",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
     "spark.sql.unionOutputPartitioning": "false",
+    "spark.sql.optimizer.excludedRules": (
+        "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
+    ),
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
 """May be set on any session."""
+_STARTED_HERE = "spark.penstock.started"
 _OWN_SETTINGS = {
+    _STARTED_HERE: "true",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
     "spark.sql.ui.retainedExecutions": "50",
     "spark.scheduler.mode": "FAIR",
     "spark.scheduler.allocation.file": POOLS_FILE.as_uri(),
     "spark.locality.wait": "0s",
-    "spark.log.level": "ERROR",
     # Spark owns the cores: one thread per Python worker.
     "spark.executorEnv.POLARS_MAX_THREADS": "1",
     # The allocators of Arrow and of Polars, in milliseconds; NumPy's knows only sizes.
@@ -69,40 +74,81 @@ _OWN_SETTINGS = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
 """Only a context of our own can have them."""
+_WORTH_HAVING = (
+    "spark.python.unix.domain.socket.enabled",
+    "spark.scheduler.mode",
+    "spark.locality.wait",
+)
+"""Those of them whose lack on a Spark of the user's is told."""
+_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+_TALKATIVE = {"spark.ui.showConsoleProgress": "true", "spark.log.level": "WARN"}
 _LONGEST_SOCKET_FOLDER = 55
 """Of the 104 bytes that a Unix socket's whole path may have; Spark's names take 42."""
+
+
+def running_session() -> SparkSession | None:
+    """Return a session of the Spark that runs in this process already."""
+    try:
+        return SparkSession.active()
+    except PySparkException:
+        return None
 
 
 def adopt_session(session: SparkSession) -> SparkSession:
     """Return a session beside the user's, set for epochs; theirs is not changed."""
     own = session.newSession()
-    refused = []
+    lacks = [*_refused_settings(own), *_lacking_settings(own)]
+    if lacks:
+        _warn_once(
+            "this Spark was started by somebody else and lacks: "
+            f"{'; '.join(lacks)}. Epochs stay correct; give it these when it starts, or let "
+            "Penstock start one"
+        )
+    return own
+
+
+def _refused_settings(own: SparkSession) -> Iterator[str]:
     for name, value in _EPOCH_SETTINGS.items():
         try:
             own.conf.set(name, value)
         except PySparkException:
-            refused.append(name)
-    if refused:
-        _log.warning(
-            "this Spark session does not take %s: epochs stay correct but may be slower",
-            ", ".join(refused),
-        )
-    return own
+            yield f"{name}={value}"
+
+
+def _lacking_settings(own: SparkSession) -> Iterator[str]:
+    """Yield what can only be had when a context starts and makes a difference."""
+    if own.conf.get(_STARTED_HERE, None) is not None:
+        return
+    for name in _WORTH_HAVING:
+        if own.conf.get(name, None) != _OWN_SETTINGS[name]:
+            yield f"{name}={_OWN_SETTINGS[name]}"
+    master = own.conf.get("spark.master", None) or ""
+    if re.fullmatch(r"local(\[[^,\]]*\])?", master):
+        yield f"the master {DEFAULT_MASTER}, as {master} never tries a task again"
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
 
 
 def open_session(
     master: str = DEFAULT_MASTER, *, name: str = "penstock", shows_logs: bool = False
 ) -> SparkSession:
-    """Start Spark, or join the one that runs in this process already.
+    """Start Spark; none runs in this process yet.
 
     Its messages go to a nameless file instead of the terminal unless `shows_logs`; what they
     say is part of the error if Spark does not start.
     """
-    if SparkSession.getActiveSession() is None:
-        check_can_start(master)
+    check_can_start(master)
     builder: Any = SparkSession.builder.master(master).appName(name)
-    folders = _folder_settings(is_local=master.startswith("local"))
-    for key, value in {**_EPOCH_SETTINGS, **_OWN_SETTINGS, **folders}.items():
+    settings = {
+        **_EPOCH_SETTINGS,
+        **_OWN_SETTINGS,
+        **(_TALKATIVE if shows_logs else _QUIET),
+        **_folder_settings(is_local=master.startswith("local")),
+    }
+    for key, value in settings.items():
         builder = builder.config(key, value)
     with tempfile.TemporaryFile("w+") as log:
         try:

@@ -1,0 +1,74 @@
+"""Whose Spark it is: one of Penstock's own is silent, one of the user's is left as it was."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime.spark.session import adopt_session
+from tests.builders.spark_session import QUICK_JVM, run_module, shared_session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+QUICK = {
+    **os.environ,
+    "SPARK_SUBMIT_OPTS": QUICK_JVM,
+    "PYSPARK_PYTHON": sys.executable,
+}
+
+
+def test_nothing_of_spark_reaches_the_terminal(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoints")
+    done = run_module(
+        "tests.spark.small_program", folder, "local[2,4]", folder=tmp_path, variables=QUICK
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_spark_says_is_shown_to_whoever_asks(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoints")
+    done = run_module(
+        "tests.spark.small_program",
+        folder,
+        "local[2,4]",
+        "shows-logs",
+        folder=tmp_path,
+        variables=QUICK,
+    )
+    assert done.returncode == 0
+    assert " WARN " in done.stderr
+
+
+def test_a_spark_that_runs_already_is_used_told_what_it_lacks_once_and_left_alone(
+    tmp_path: Path,
+) -> None:
+    done = run_module(
+        "tests.spark.foreign_session_program",
+        "local[2]",
+        str(tmp_path / "checkpoints"),
+        folder=tmp_path,
+        variables={
+            **QUICK,
+            "SPARK_LOCAL_DIRS": f"{tmp_path / 'local'},{tmp_path / 'other'}",
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, refused, rows, unchanged = done.stdout.splitlines()
+    assert (first, second) == ("finished", "finished")
+    assert "was to run with master 'local[7]'" in refused
+    assert (rows, unchanged) == ("7 rows", "unchanged: True")
+    warnings = [line for line in done.stderr.splitlines() if "started by somebody" in line]
+    assert len(warnings) == 1
+    assert "spark.python.unix.domain.socket.enabled=true" in warnings[0]
+    assert "spark.scheduler.mode=FAIR" in warnings[0]
+    assert "local[2] never tries a task again" in warnings[0]
+
+
+def test_a_spark_that_lacks_nothing_is_not_talked_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        adopt_session(shared_session())
+    assert caplog.messages == []
