@@ -78,6 +78,7 @@ lint: $(READY) ## Linter, formatter, types, layers
 
 .PHONY: test
 test: $(READY) ## All tests
+	@bash scripts/ensure_java.sh
 	$(PYTEST) $(PROCESSES) $(PYTEST_ARGS)
 
 .PHONY: test-quick

@@ -16,17 +16,13 @@ major_of() {
     echo "${version%%[!0-9]*}"
 }
 
+# The Java that Spark will use: that of JAVA_HOME, else the one on PATH.
 find_java() {
-    local candidate major
-    for candidate in "${JAVA_HOME:+$JAVA_HOME/bin/java}" java; do
-        [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
-        major=$(major_of "$candidate")
-        if [ -n "$major" ] && [ "$major" -ge "$wanted" ]; then
-            echo "ensure_java: Java $major found: $(command -v "$candidate")"
-            return
-        fi
-    done
-    return 1
+    local candidate="${JAVA_HOME:+$JAVA_HOME/bin/}java" major
+    command -v "$candidate" >/dev/null 2>&1 || return 1
+    major=$(major_of "$candidate")
+    [ -n "$major" ] && [ "$major" -ge "$wanted" ] || return 1
+    echo "ensure_java: Java $major found: $(command -v "$candidate")"
 }
 
 give_up() {
@@ -52,6 +48,8 @@ need_root() {
 }
 
 find_java && exit 0
+[ -z "${JAVA_HOME:-}" ] || give_up "JAVA_HOME is $JAVA_HOME, which has none" \
+    "Point JAVA_HOME to a newer one, or unset it."
 
 if command -v apt-get >/dev/null 2>&1; then
     packages=(openjdk-17-jre-headless openjdk-21-jre-headless)
