@@ -1,7 +1,9 @@
-"""Rows that are too many for one batch leave in several."""
+"""What leaves a task: in several batches where one cannot hold it, compressed where that is set."""
 
 import os
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,15 +13,17 @@ from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
+from penstock.core.settings import current
 from penstock.core.tokens import new_token
 from penstock.graph.logical import MAIN
-from penstock.runtime.outlets import Attempt, Mailbox, outlets_of
-from penstock.runtime.physical import compile_graph
+from penstock.runtime.outlets import Attempt, Mailbox, Outlet, outlets_of
+from penstock.runtime.physical import PhysicalPlan, compile_graph
 from penstock.runtime.wire import Header, RecordKind, decode_batch
 from tests.builders.local_jobs import a_list
 
 BLOBS = StreamSchema(pa.schema({"blob": pa.binary()}))
 MIB = 1 << 20
+MailboxT = TypeVar("MailboxT", bound=Mailbox)
 
 
 def free_bytes() -> int:
@@ -27,6 +31,18 @@ def free_bytes() -> int:
     if "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return 0
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class Sizes(Mailbox):
+    """Notes how large each payload of data is."""
+
+    def __init__(self, plan: PhysicalPlan, attempt: Attempt) -> None:
+        super().__init__(plan, attempt)
+        self.bytes = 0
+
+    def send(self, kind: RecordKind, header: Header, payload: Any) -> None:
+        if kind is RecordKind.DATA:
+            self.bytes += len(payload)
 
 
 class RowCount(Mailbox):
@@ -48,19 +64,40 @@ def blobs(count: int, size_bytes: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column], schema=BLOBS.schema)
 
 
+def an_outlet(mailbox_type: Callable[..., MailboxT]) -> tuple[Outlet, MailboxT]:
+    """Return the only way out of a source, and what it fills."""
+    pipeline = Pipeline("job")
+    source = list_source([], schema=BLOBS)
+    pipeline.read("read", source).rebalance().write("out", a_list())
+    plan = compile_graph(pipeline.graph())
+    mailbox = mailbox_type(plan, Attempt(0, 0, new_token()))
+    outlets = outlets_of(plan, plan.chains[0], mailbox, subtask=0, epoch=1)
+    (outlet,) = outlets[OperatorId("read")][MAIN]
+    return outlet, mailbox
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     free_bytes() < 4 << 30, reason="only columns of 2 GiB do not fit into one batch"
 )
 def test_rows_that_do_not_fit_into_one_batch_are_all_sent() -> None:
-    pipeline = Pipeline("job")
-    source = list_source([], schema=BLOBS)
-    pipeline.read("read", source).rebalance().write("out", a_list())
-    plan = compile_graph(pipeline.graph())
-    mailbox = RowCount(plan, Attempt(0, 0, new_token()))
-    outlets = outlets_of(plan, plan.chains[0], mailbox, subtask=0, epoch=1)
-    (outlet,) = outlets[OperatorId("read")][MAIN]
+    outlet, mailbox = an_outlet(RowCount)
     outlet.take(blobs(3, MIB))
     outlet.take(blobs(66, 31 * MIB))
     outlet.finish(None)
     assert mailbox.rows == 69
+
+
+def test_the_setting_decides_whether_payloads_are_compressed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = {}
+    for compression in ("none", "lz4"):
+        chosen = replace(current(), exchange_compression=compression)
+        monkeypatch.setattr("penstock.runtime.outlets.current", lambda it=chosen: it)
+        outlet, mailbox = an_outlet(Sizes)
+        outlet.take(blobs(3, MIB))
+        outlet.finish(None)
+        sent[compression] = mailbox.bytes
+    assert sent["none"] > 3 * MIB
+    assert 0 < sent["lz4"] < MIB
