@@ -55,7 +55,9 @@ def test_frames_and_other_sources_share_one_job_per_epoch(tmp_path: Path) -> Non
     assert jobs == status.epochs_run + len(ledger.calls)
 
 
-def test_frames_that_spark_knows_to_be_empty_are_epochs_without_rows(tmp_path: Path) -> None:
+def test_frames_that_spark_knows_to_be_empty_are_epochs_without_rows(
+    tmp_path: Path,
+) -> None:
     """It would plan them, and all above them, without any partition."""
 
     def sometimes(session: SparkSession, offset: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.spark.session import adopt_session
-from tests.builders.spark_session import QUICK_JVM, run_module, shared_session
+from tests.builders.spark_session import QUICK_JVM, ROOT, run_module, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -72,3 +72,18 @@ def test_a_spark_that_lacks_nothing_is_not_talked_about(
     with caplog.at_level(logging.WARNING):
         adopt_session(shared_session())
     assert caplog.messages == []
+
+
+def test_a_job_runs_on_spark_connect_and_attaching_there_is_refused(tmp_path: Path) -> None:
+    done = run_module(
+        "tests.spark.connect_program",
+        "local[2,4]",
+        str(tmp_path / "job"),
+        folder=tmp_path,
+        variables={**QUICK, "SPARK_LOCAL_DIRS": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    module, phase, refused = done.stdout.splitlines()
+    assert module == "pyspark.sql.connect.session"
+    assert phase == "finished"
+    assert "is of Spark Connect, whose queries call functions in another process" in refused

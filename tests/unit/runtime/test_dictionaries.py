@@ -44,7 +44,9 @@ def test_a_trimmed_batch_is_the_same_rows_of_the_same_type(
     trimmed = trim_dictionaries(batch)
     assert trimmed.schema == batch.schema
     assert trimmed.to_pylist() == batch.to_pylist()
-    assert decode_batch(encode_batch(trimmed), batch.schema).to_pylist() == batch.to_pylist()
+    assert (
+        decode_batch(encode_batch(trimmed), batch.schema).to_pylist() == batch.to_pylist()
+    )
 
 
 def test_a_few_rows_take_only_their_values_along() -> None:
@@ -78,7 +80,9 @@ def test_a_large_dictionary_is_no_large_row() -> None:
 
 @pytest.mark.parametrize("rows", [2, 50, 2_000])
 def test_a_dictionary_within_lists_is_not_sent_again_and_again(rows: int) -> None:
-    values = coded([*range(rows)], [f"{number:0{400_000 // rows}}" for number in range(rows)])
+    values = coded(
+        [*range(rows)], [f"{number:0{400_000 // rows}}" for number in range(rows)]
+    )
     lists: Any = pa.ListArray.from_arrays(
         pa.array(range(rows + 1), pa.int32()), values.column(0)
     )
