@@ -23,6 +23,7 @@ from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import assert_job_is_whole
 from tests.builders.marks import claim, wait_for_mark
+from tests.builders.spark_harm import holder_mark
 
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 KEYS = 20
@@ -79,6 +80,7 @@ class SpreadNumberRows(NumberRows):
         collector: ps.ArrowCollector,
     ) -> None:
         subtask = ctx.task.subtask
+        claim(self.marks, holder_mark(barrier.epoch))
         claim(self.marks, f"met-{barrier.epoch}-{subtask.index}")
         for index in range(subtask.parallelism):
             wait_for_mark(self.marks, f"met-{barrier.epoch}-{index}")

@@ -64,10 +64,20 @@ class KillsItsExecutor(Harm):
             os.kill(executor_of_this_worker(), signal.SIGKILL)
 
 
+def holder_mark(epoch: int) -> str:
+    """Return the mark of an executor that holds output of an epoch: this one."""
+    return f"holder-{epoch}-{executor_of_this_worker()}"
+
+
 class WaitsForItsDeath(Harm):
-    """One subtask tells which executor it runs on, and waits there to be killed."""
+    """One subtask tells which executor it runs on, and waits there to be killed.
+
+    One that holds output of the level before: there may be a third executor that does not.
+    """
 
     def strike(self, ctx: ps.OperatorContext) -> None:
+        if not (Path(self.marks) / holder_mark(ctx.epoch)).exists():
+            return
         if claim(self.marks, "waiting"):
             claim(self.marks, f"victim-{executor_of_this_worker()}")
             wait_for_mark(self.marks, "killed")

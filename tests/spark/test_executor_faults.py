@@ -59,9 +59,9 @@ def test_spark_repeats_or_gives_up_an_epoch_of_which_it_lost_half_a_level(
     # One task of the last level has ended with the rows of an attempt that is lost now.
     told = run(cluster, tmp_path, "kill-waiting", has_retry=True)
     assert "killed" in marks_in(tmp_path / "marks")
-    assert told["torn"] == 0
+    assert told["torn"] == 0, told
     # Given up, it is started again; repeated, it is not: then both levels ran as a whole.
-    assert told["restarts"] == len(told["errors"]) <= 1
+    assert told["restarts"] == len(told["errors"]) <= 1, told
 
 
 def test_receipts_catch_an_epoch_that_mixed_two_attempts_of_a_task(
@@ -70,7 +70,7 @@ def test_receipts_catch_an_epoch_that_mixed_two_attempts_of_a_task(
     # Without its checksums Spark repeats only the lost half of level 1 and says all is well.
     told = run(cluster, tmp_path, "kill-waiting", has_retry=False)
     assert "killed" in marks_in(tmp_path / "marks")
-    assert told["torn"] == 1
+    assert told["torn"] == 1, told
     assert told["restarts"] == 0
 
 
