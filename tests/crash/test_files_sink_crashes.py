@@ -2,7 +2,7 @@
 
 A job runs and meets one fault at one call. It dies there or goes on. Another process,
 perhaps at another parallelism, finishes it. All the time a reader follows the lists of
-committed files, and must see whole epochs only.
+committed files, and must see whole epochs only; after a restore, too, and each row once.
 """
 
 import random
@@ -14,7 +14,8 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 
 import penstock as ps
-from penstock.errors import PenstockError
+from penstock.connectors.committed_files import committed_files
+from penstock.errors import FencedError, PenstockError
 from penstock.testing import (
     STORAGE_FAULTS,
     Call,
@@ -50,6 +51,22 @@ def calls_of_a_run() -> tuple[int, int]:
     """Count the calls of an undisturbed run: to the output, and to the checkpoints."""
     job = FilesJob(OPTIONS)
     job.run()
+    job.check()
+    return len(job.output.calls), len(job.job.calls)
+
+
+def a_finished_job() -> FilesJob:
+    """Return a job that has run to its end, to be restored."""
+    job = FilesJob(OPTIONS)
+    job.run()
+    return job
+
+
+@cache
+def calls_of_a_restore() -> tuple[int, int]:
+    """Count the calls of a run that goes back to the first epoch."""
+    job = a_finished_job()
+    job.run(restore=1)
     job.check()
     return len(job.output.calls), len(job.job.calls)
 
@@ -164,3 +181,86 @@ def test_dying_between_acknowledgement_and_commit_commits_at_the_next_start() ->
     # The first epoch's list is the first thing the next process created.
     assert job.seen == 1
     finish(job, 1)
+
+
+@pytest.mark.slow
+def test_whatever_call_to_the_output_fails_after_a_restore_every_row_is_there_once() -> (
+    None
+):
+    died = survived = 0
+    for number, fault in cases(calls_of_a_restore()[0]):
+        job = a_finished_job()
+        try:
+            job.run(output_faults=[fault], restore=1)
+            survived += 1
+        except CrashError:
+            died += 1
+        job.output.deliver_late()
+        job.look()
+        finish(job, number)
+    assert died > 3
+    assert survived > 3
+
+
+@pytest.mark.slow
+def test_whatever_call_to_the_checkpoints_fails_in_a_restore_every_row_is_there_once() -> (
+    None
+):
+    died = 0
+    for number, fault in cases(calls_of_a_restore()[1]):
+        job = a_finished_job()
+        try:
+            job.run(fault, restore=1)
+        except CrashError:
+            died += 1
+        job.look()
+        finish(job, number)
+    assert died > 3
+
+
+@pytest.mark.slow
+def test_a_restored_job_that_dies_at_every_call_gets_to_its_end() -> None:
+    # Of the first ones some die before the restore is asked for: then it is asked for again.
+    job = a_finished_job()
+    deaths = 0
+    for at in range(1, 1000, 5):
+        mode = (FaultMode.CRASH_BEFORE, FaultMode.CRASH_AFTER)[at % 2]
+        claimed = job.job.checkpoints.newest()
+        assert claimed is not None
+        try:
+            job.run(
+                Fault(mode, at=at),
+                restore=1 if claimed.ref.generation == 1 else None,
+                parallelism=PARALLELISMS[at % len(PARALLELISMS)],
+            )
+            break
+        except CrashError:
+            deaths += 1
+        job.look()
+    assert deaths > 5
+    job.check()
+    assert min(file.epoch for file in committed_files(job.inner, since_epoch=2)) > 3
+
+
+@pytest.mark.slow
+def test_a_restore_that_was_replaced_by_another_one_leaves_no_trace() -> None:
+    """A driver that restores sleeps at any call, while another one goes elsewhere and finishes."""
+    fenced = 0
+    for at in range(1, calls_of_a_restore()[1], 2 * STEPS[profile()]):
+        job = a_finished_job()
+        slept: list[Call] = []
+
+        def other_driver(
+            call: Call, job: FilesJob = job, slept: list[Call] = slept
+        ) -> None:
+            if not slept:
+                slept.append(call)
+                job.run(restore=2)
+
+        try:
+            job.run(Fault(FaultMode.DELAY, at=at, hook=other_driver), restore=1)
+        except FencedError:
+            fenced += 1
+        job.check()
+        assert slept
+    assert fenced > 3

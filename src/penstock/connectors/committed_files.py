@@ -2,9 +2,10 @@
 
 Only files on the lists below `_committed` count. A list is written after all of its files,
 so these functions never show a part of an epoch, and never one that was not acknowledged.
+Epochs that a restore abandoned are left out once an epoch after it is committed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.connectors.files_records import (
     decode_record,
     schema_of,
 )
+from penstock.connectors.files_restores import drop_abandoned
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
@@ -95,17 +97,21 @@ def _open(url: str | ObjectStore, options: Mapping[str, Any] | None) -> ObjectSt
     return open_store(url, **(options or {})) if isinstance(url, str) else url
 
 
-def _records(store: ObjectStore, since_epoch: int) -> Iterator[CommittedEpoch]:
-    """Yield the lists in order of epoch, then operator."""
+def _records(store: ObjectStore, since_epoch: int) -> list[CommittedEpoch]:
+    """Return the lists that count in order of epoch, then operator.
+
+    Which earlier epochs count is said by later ones, so older lists than asked for are not
+    needed.
+    """
     found = []
     for info in store.list(COMMITTED):
         name = read_record_name(info.path)
+        data = None
         if name is not None and name[0] >= since_epoch:
-            found.append((name, info.path))
-    for _, path in sorted(found):
-        data = store.read(path)
+            data = store.read(info.path)
         if data is not None:
-            yield decode_record(data, f"{path!r} of {store.url}")
+            found.append(decode_record(data, f"{info.path!r} of {store.url}"))
+    return drop_abandoned(found)
 
 
 def _read(store: ObjectStore, record: CommittedEpoch, file: ListedFile) -> pa.Table:

@@ -97,7 +97,7 @@ def _find_parquet_problem(field: "pa.Field[Any]") -> str | None:
     try:
         with _parquet_writer(pa.BufferOutputStream(), schema) as writer:
             writer.write_table(schema.empty_table())
-    except (pa.ArrowException, NotImplementedError) as error:
+    except (pa.ArrowException, NotImplementedError, OSError) as error:
         return str(error)
     return None
 

@@ -13,7 +13,7 @@
 | null                      | null; every column is there in every line                       |
 
 Inside lists and structs there may be booleans, numbers, text, timestamps, dates, times and
-decimals.
+decimals. Years are 0000 to 9999: see `files_json_years`.
 """
 
 import io
@@ -23,6 +23,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
+
+from penstock.connectors.files_json_years import check_years
+from penstock.connectors.polars_types import is_held_by_polars
 
 _PLAIN = (
     pa.types.is_boolean,
@@ -51,11 +54,10 @@ def find_json_problems(schema: pa.Schema) -> list[str]:
 
 
 def to_json_lines(rows: pa.Table) -> bytes:
-    """Return one line per row, in UTF-8."""
-    columns = [
-        column.cast(pa.int64()) if pa.types.is_duration(column.type) else column
-        for column in rows.columns
-    ]
+    """Return one line per row, in UTF-8; a value without a form is an error of the user."""
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        check_years(name, column)
+    columns = [column.cast(_written_type(column.type)) for column in rows.columns]
     frame = pl.DataFrame(pa.Table.from_arrays(columns, rows.column_names))
     binary = [name for name, kind in frame.schema.items() if kind == pl.Binary]
     frame = frame.with_columns(pl.col(binary).bin.encode("base64")) if binary else frame
@@ -100,7 +102,22 @@ def _is_nestable(kind: Any) -> bool:
         return _is_nestable(kind.value_type)
     if pa.types.is_struct(kind):
         return kind.num_fields > 0 and all(_is_nestable(field.type) for field in kind)
-    return any(is_plain(kind) for is_plain in _PLAIN)
+    return any(is_plain(kind) for is_plain in _PLAIN) and is_held_by_polars(kind)
+
+
+def _written_type(kind: Any) -> Any:
+    """Return the type that Polars writes in the form that a column of this type has."""
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_date64(kind):
+        return pa.date32()
+    if pa.types.is_list(kind):
+        return pa.list_(_written_type(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_written_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _written_type(f.type)) for f in kind])
+    return kind
 
 
 def _is_binary(kind: pa.DataType) -> bool:

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, TaskInfo, Token
+from penstock.state.storage.object_path import is_object_path
 
 STAGING = "_staging"
 COMMITTED = "_committed"
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+LONGEST_SEGMENT = 255
+"""How many bytes a folder's name may have on a disk; kept everywhere, so output can be moved."""
 
 Partition: TypeAlias = tuple[str | None, ...]
 """The values of the partition columns as text; empty for output without partitions."""
@@ -93,6 +96,30 @@ def partition_folder(columns: Sequence[str], partition: Partition) -> str:
         f"{_escape(column)}={_escape(value) if value else NULL_PARTITION}"
         for column, value in zip(columns, partition, strict=True)
     )
+
+
+def find_name_problem(
+    columns: Sequence[str], partition: Partition, path: str
+) -> str | None:
+    """Say why a file of this partition could not be called `path` in every store, or None."""
+    for column, value in zip(columns, partition, strict=True):
+        size_bytes = len(partition_folder([column], (value,)).encode())
+        if size_bytes > LONGEST_SEGMENT:
+            return (
+                f"the value {_shorten(value)} of column {column!r} makes a folder name of "
+                f"{size_bytes} bytes, and {LONGEST_SEGMENT} is the most"
+            )
+    if is_object_path(path):
+        return None
+    values = ", ".join(
+        f"{column!r} = {_shorten(value)}"
+        for column, value in zip(columns, partition, strict=True)
+    )
+    return f"the values {values} make a path of {len(path.encode())} bytes, and 1024 is the most"
+
+
+def _shorten(value: str | None) -> str:
+    return repr(value if value is None or len(value) <= 40 else f"{value[:40]}…")
 
 
 def _escape(text: str) -> str:

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.connectors.files_layout import Partition
+from penstock.connectors.polars_types import is_held_by_polars
 from penstock.core.suggestion import did_you_mean
+from penstock.errors import ErrorCode, UserError
 
 _ALLOWED = (
     pa.types.is_integer,
@@ -30,10 +32,11 @@ def find_partition_problems(columns: Sequence[str], schema: pa.Schema) -> list[s
         if column not in schema.names:
             hint = did_you_mean(column, set(schema.names))
             problems.append(f"partition_by names {column!r}, which is no column{hint}")
-        elif not any(is_allowed(schema.field(column).type) for is_allowed in _ALLOWED):
+        elif not _is_allowed(schema.field(column).type):
             problems.append(
                 f"partition_by names {column!r} of type {schema.field(column).type}: use "
-                "text, whole numbers, booleans, dates, timestamps or decimals"
+                "text, whole numbers, booleans, dates, timestamps (of a zone by name, if any) "
+                "or decimals of 38 digits"
             )
     if len(set(columns)) < len(columns):
         problems.append(f"partition_by names a column twice: {', '.join(columns)}")
@@ -48,6 +51,7 @@ def split_rows(
     """Yield the rows of each partition, in their order, without the partition columns.
 
     Partitions come in the order of their first rows. The loop is over partitions, not rows.
+    A value that its folder's name would not tell is an error of the user.
     """
     if not columns:
         yield (), batch
@@ -59,7 +63,10 @@ def split_rows(
     groups = keys.group_by(names, maintain_order=True).agg(_ROW)
     rows = groups[_ROW]
     firsts: Any = pa.array(rows.list.first().to_numpy(), pa.int64())
-    texts = [pc.cast(value.take(firsts), pa.string()).to_pylist() for value in values]
+    texts = [
+        _to_text(column, value.take(firsts))
+        for column, value in zip(columns, values, strict=True)
+    ]
     whole = len(rows) == 1
     for index, partition in enumerate(zip(*texts, strict=True)):
         yield partition, rest if whole else rest.take(pa.array(rows[index].to_numpy()))
@@ -70,7 +77,37 @@ def add_partition(
 ) -> pa.Table:
     """Return rows of one partition with its columns back in their places, as they were typed."""
     for column, value in zip(columns, partition, strict=True):
-        value_array = pc.cast(pa.array([value], pa.string()), schema.field(column).type)
+        value_array = _from_text([value], schema.field(column).type)
         filled = value_array.take(np.zeros(table.num_rows, np.int64))
         table = table.append_column(column, filled)
     return table.select(schema.names)
+
+
+def _is_allowed(kind: pa.DataType) -> bool:
+    return any(is_allowed(kind) for is_allowed in _ALLOWED) and is_held_by_polars(kind)
+
+
+def _to_text(column: str, values: Any) -> list[str | None]:
+    """Return values as text that `_from_text` understands."""
+    texts: list[str | None] = pc.cast(values, pa.string()).to_pylist()
+    if not _is_told(texts, values):
+        told = [_is_told([text], values[i : i + 1]) for i, text in enumerate(texts)]
+        raise UserError(
+            f"partition_by names {column!r}, which holds a value of type {values.type} that no "
+            f"folder's name can tell: as text it is {texts[told.index(False)]!r}. Change it "
+            "before the sink, or partition by another column",
+            code=ErrorCode.VALUE_OUT_OF_RANGE,
+            column=column,
+        )
+    return texts
+
+
+def _is_told(texts: list[str | None], values: Any) -> bool:
+    try:
+        return bool(_from_text(texts, values.type).equals(values))
+    except pa.ArrowInvalid:
+        return False
+
+
+def _from_text(texts: list[str | None], kind: pa.DataType) -> Any:
+    return pc.cast(pa.array(texts, pa.string()), kind)

@@ -6,7 +6,7 @@ epochs only.
 """
 
 from base64 import b64decode, b64encode
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -15,6 +15,9 @@ from penstock.connectors.files_encoding import Format
 from penstock.connectors.files_layout import Partition
 from penstock.core.checksum import checksum_of
 from penstock.errors import CorruptStateError, ErrorCode
+
+EpochRange: TypeAlias = tuple[int, int]
+"""The epochs `[start, end)`."""
 
 _Record = TypeVar("_Record")
 
@@ -39,6 +42,8 @@ class StagedParts(msgspec.Struct, frozen=True):
     """Of all columns, the partition columns included: an Arrow IPC schema in base64."""
     partition_by: tuple[str, ...]
     files: tuple[StagedFile, ...]
+    abandoned: tuple[EpochRange, ...] = ()
+    """As in `CommittedEpoch`."""
 
 
 class ListedFile(msgspec.Struct, frozen=True):
@@ -68,6 +73,8 @@ class CommittedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     bytes: int
     files: tuple[ListedFile, ...]
+    abandoned: tuple[EpochRange, ...] = ()
+    """Earlier epochs of the job that restores have taken out of the output."""
 
 
 def encode_staged(parts: StagedParts) -> bytes:

@@ -7,14 +7,16 @@ crash at any step leads to. An epoch without rows writes nothing.
     {out}/day=2026-01-01/part-0000000007-hot-000-000.parquet
     {out}/_committed/0000000007-hot.json
 
-A file may appear a moment before the rest of its epoch. Readers who want whole epochs follow
-the lists: `committed_files` and `read_committed`.
+A file may appear a moment before the rest of its epoch, and stays when a restore abandons its
+epoch. Readers who want whole epochs, and each row once, follow the lists: `committed_files`
+and `read_committed`. `files_restores` says how lists tell of restores.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from penstock.connectors.files_commit import commit_files
@@ -29,6 +31,11 @@ from penstock.connectors.files_records import (
     encode_staged,
     schema_hash,
     schema_of,
+)
+from penstock.connectors.files_restores import (
+    abandoned_table,
+    follows_restore,
+    note_abandoned,
 )
 from penstock.connectors.files_staging import EpochParts
 from penstock.core.ids import Epoch
@@ -140,8 +147,9 @@ class FilesSink(ArrowOperator):
             )
 
     def tables(self) -> Sequence[TableSpec]:
-        """Declare the table that carries the commit data."""
-        return [global_table(STAGED, str, bytes, uses_two_phase_commit=True)]
+        """Declare the table that carries the commit data, and that of restores."""
+        staged = global_table(STAGED, str, bytes, uses_two_phase_commit=True)
+        return [staged, abandoned_table()]
 
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
@@ -155,14 +163,15 @@ class FilesSink(ArrowOperator):
     ) -> None:
         """Upload the rest; then the epoch's files are durable, and named in the commit data."""
         del barrier, collector
-        parts, self._parts = self._parts, None
-        if parts is None or not _is_of(parts, ctx):
+        # An epoch after a restore has a list also without rows: readers learn of it there.
+        if not self._has_parts_of(ctx) and not follows_restore(ctx):
+            self._parts = None
             return
-        staged = parts.finish()
-        if staged is not None:
-            ctx.count("files_staged", len(staged.files))
-            ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
-            ctx.insert_committing_data(STAGED, encode_staged(staged))
+        parts, self._parts = self._parts_of(ctx), None
+        staged = msgspec.structs.replace(parts.finish(), abandoned=note_abandoned(ctx))
+        ctx.count("files_staged", len(staged.files))
+        ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
+        ctx.insert_committing_data(STAGED, encode_staged(staged))
 
     def handle_commit(
         self,
@@ -184,8 +193,7 @@ class FilesSink(ArrowOperator):
         self._parts = self._store = None
 
     def _parts_of(self, ctx: OperatorContext) -> EpochParts:
-        # Rows of an attempt that did not come to its end must not get into the next one.
-        if self._parts is None or not _is_of(self._parts, ctx):
+        if self._parts is None or not self._has_parts_of(ctx):
             config = self._config
             names = PartNames(
                 ctx.task, ctx.generation, ctx.epoch, ctx.attempt, config.format
@@ -200,14 +208,15 @@ class FilesSink(ArrowOperator):
             )
         return self._parts
 
+    def _has_parts_of(self, ctx: OperatorContext) -> bool:
+        """Tell whether this attempt has rows; those of one that was cut off do not count."""
+        names = None if self._parts is None else self._parts.names
+        return names is not None and (names.token, names.epoch) == (ctx.attempt, ctx.epoch)
+
     def _output(self) -> ObjectStore:
         if self._store is None:
             self._store = self._open_output(self._config.url, **self._config.store_options)
         return self._store
-
-
-def _is_of(parts: EpochParts, ctx: OperatorContext) -> bool:
-    return parts.names.token == ctx.attempt and parts.names.epoch == ctx.epoch
 
 
 def _record(
@@ -231,6 +240,7 @@ def _record(
         rows=sum(file.rows for file in files),
         bytes=sum(file.bytes for file in files),
         files=files,
+        abandoned=tuple(sorted({found for part in parts for found in part.abandoned})),
     )
 
 

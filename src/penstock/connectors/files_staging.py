@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.connectors.files_encoding import Format, PartWriter, open_part
-from penstock.connectors.files_layout import Partition, PartNames, partition_folder
+from penstock.connectors.files_layout import (
+    Partition,
+    PartNames,
+    find_name_problem,
+    partition_folder,
+)
 from penstock.connectors.files_partitions import split_rows
 from penstock.connectors.files_records import (
     StagedFile,
@@ -20,7 +25,13 @@ from penstock.connectors.files_records import (
     checksum_text,
     schema_text,
 )
-from penstock.errors import ErrorCode, PenstockError, StorageError, UnknownOutcomeError
+from penstock.errors import (
+    ErrorCode,
+    PenstockError,
+    StorageError,
+    UnknownOutcomeError,
+    UserError,
+)
 from penstock.state.storage.object_store import ObjectStore
 
 ROW_GROUP_BYTES = 16 * 1024**2
@@ -97,12 +108,10 @@ class EpochParts:
             for piece in _pieces(rows, self._group_bytes):
                 self._add(partition, piece)
 
-    def finish(self) -> StagedParts | None:
-        """Upload what is still open; return what was staged, None if there was no row."""
+    def finish(self) -> StagedParts:
+        """Upload what is still open; return what was staged, no files if there was no row."""
         for partition in list(self._open):
             self._upload(partition)
-        if not self._files:
-            return None
         return StagedParts(
             self._format, schema_text(self._schema), self._partition_by, tuple(self._files)
         )
@@ -134,22 +143,29 @@ class EpochParts:
     def _upload(self, partition: Partition) -> None:
         part = self._open.pop(partition)
         self._held_bytes -= part.held_bytes
-        data = part.encode().close()
         seq = len(self._files)
+        final = self._final(seq, partition)
+        data = part.encode().close()
         staged = self.names.staged(seq)
         checksum = checksum_text(data)
         create_own(self._store, staged, data)
-        folder = partition_folder(self._partition_by, partition)
         self._files.append(
-            StagedFile(
-                staged,
-                self.names.final(seq, folder),
-                part.rows,
-                len(data),
-                checksum,
-                partition,
-            )
+            StagedFile(staged, final, part.rows, len(data), checksum, partition)
         )
+
+    def _final(self, seq: int, partition: Partition) -> str:
+        """Return a final name. What cannot have it is refused now: a commit cannot go back."""
+        folder = partition_folder(self._partition_by, partition)
+        final = self.names.final(seq, folder)
+        problem = find_name_problem(self._partition_by, partition, final)
+        if problem is not None:
+            raise UserError(
+                f"rows cannot be written by partition_by: {problem}. Shorten the value before "
+                "the sink, or partition by another column",
+                code=ErrorCode.INVALID_NAME,
+                path=final,
+            )
+        return final
 
 
 def create_own(store: ObjectStore, path: str, data: bytes) -> None:

@@ -136,12 +136,22 @@ def _is_list(kind: Any) -> bool:
 
 def describe_sample(batch: pa.RecordBatch) -> str:
     """Show the first rows of a batch, for an error message: a line each, cut when long."""
-    lines = []
-    for row in batch.slice(0, SAMPLE_ROWS).to_pylist():
-        text = repr(row)
-        cut = text if len(text) <= _SAMPLE_CHARACTERS else text[:_SAMPLE_CHARACTERS] + "…"
-        lines.append(cut)
+    lines = [
+        text if len(text) <= _SAMPLE_CHARACTERS else text[:_SAMPLE_CHARACTERS] + "…"
+        for text in _sample_lines(batch.slice(0, SAMPLE_ROWS))
+    ]
     more = batch.num_rows - SAMPLE_ROWS
     if more > 0:
         lines.append(f"… and {more} more rows")
     return "\n".join(lines)
+
+
+def _sample_lines(sample: pa.RecordBatch) -> list[str]:
+    try:
+        return [repr(row) for row in sample.to_pylist()]
+    except (OverflowError, ValueError):
+        # Arrow has dates that Python has not; columns as Arrow shows them do instead of rows.
+        return [
+            f"{name}: {' '.join(column.to_string().split())}"
+            for name, column in zip(sample.schema.names, sample.columns, strict=True)
+        ]

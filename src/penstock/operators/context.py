@@ -44,6 +44,8 @@ class OperatorContext:
         self.outputs = outputs
         """The schemas of its outputs by name."""
         self.epoch = Epoch(1)
+        self.parent: Epoch | None = None
+        """The epoch that this one builds on; after a restore not the one before. None at first."""
         self.processing_time_micros = 0
         """Now, by the epoch's one clock: the same in all hooks of all subtasks."""
         self.previous_watermark: EventTime | None = None

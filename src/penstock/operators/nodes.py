@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from penstock.core.ids import OperatorId, TaskInfo
+from penstock.core.ids import Epoch, OperatorId, TaskInfo
 from penstock.core.signals import CheckpointBarrier, EventTime
 from penstock.errors import ErrorCode, InternalError, PenstockError, UserError
 from penstock.graph.logical import Node
@@ -45,6 +45,8 @@ class EpochTerms:
     """That of the epoch run before; None before the first."""
     is_stop: bool = False
     """Tell operators to close: the job stops after this epoch and goes on another time."""
+    parent: Epoch | None = None
+    """The epoch that this one builds on: the one before it, but after a restore an older one."""
 
 
 @dataclass(slots=True)
@@ -126,6 +128,7 @@ class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
         """Fix the epoch's time and open the collector; start the operator if it is new."""
         context = self.context
         context.epoch = terms.barrier.epoch
+        context.parent = terms.parent
         context.processing_time_micros = terms.processing_time_micros
         context.counters.clear()
         context.wake_up_micros = None

@@ -199,14 +199,21 @@ class JobSession:
         )
         reading = self.planner.plan(now, self.state.manifest, is_last=stop is not None)
         self._run += 1
-        terms = EpochTerms(barrier, now, previous, is_stop=stop is StopMode.GRACEFUL)
+        parent = None if self.state.base is None else self.state.base.ref
+        terms = EpochTerms(
+            barrier,
+            now,
+            previous,
+            is_stop=stop is StopMode.GRACEFUL,
+            parent=None if parent is None else parent.epoch,
+        )
         plan = EpochPlan(
             self.environment.graph.job,
             self.claim.generation,
             terms,
             self._run,
             self._accepted_run,
-            None if self.state.base is None else self.state.base.ref,
+            parent,
             reading.assignments,
             self.environment.settings.allow_dropped_state,
         )

@@ -4,6 +4,7 @@ from penstock.core.ids import OperatorId
 from penstock.errors import CorruptStateError
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.watermarks import has_ended
+from penstock.runtime.abandoned_output import warn_of_output
 from penstock.runtime.commits import commit_sinks
 from penstock.runtime.environment import JobEnvironment
 from penstock.runtime.fitness import check_start
@@ -23,7 +24,10 @@ from penstock.state.protocol.takeover import TakenOver
 def take_over_job(
     environment: JobEnvironment, restore: Epochs | None
 ) -> tuple[ClaimRecord, Recovered]:
-    """Claim a job: check that the graph fits, claim, replay commits that were left open."""
+    """Claim a job: check that the graph fits, claim, replay commits that were left open.
+
+    What a restore abandons is told when the job is claimed: until then its driver may go on.
+    """
     checkpoints = checkpoints_of(environment)
     ref = None if restore is None else checkpoints.plan_restore(restore).ref
     check_start(environment, checkpoints, ref)
@@ -36,6 +40,9 @@ def take_over_job(
     if isinstance(taken, Fenced):
         raise fenced_error(environment.graph.job, taken)
     assert isinstance(taken.decision, Recovered)  # noqa: S101 (the loop above ended)
+    if ref is not None:
+        plan = checkpoints.plan_restore(Epochs(ref.epoch))
+        warn_of_output(environment, checkpoints, plan)
     return taken.claim, taken.decision
 
 

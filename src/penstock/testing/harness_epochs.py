@@ -37,7 +37,8 @@ def next_terms(
         now = max(now, previous + SMALLEST_STEP_MICROS)
     epoch = Epoch(state.epoch + 1)
     barrier = CheckpointBarrier(epoch, epoch, now, then_stop=then_stop)
-    return EpochTerms(barrier, now, previous, is_stop=is_stop)
+    parent = Epoch(state.epoch) if state.epoch else None
+    return EpochTerms(barrier, now, previous, is_stop=is_stop, parent=parent)
 
 
 def to_output(terms: EpochTerms, run: ChainRun) -> EpochOutput:

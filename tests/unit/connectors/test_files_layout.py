@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.connectors.files_layout import (
+    LONGEST_SEGMENT,
     PartNames,
+    find_name_problem,
     partition_folder,
     read_record_name,
     read_staged_name,
@@ -55,3 +57,31 @@ def test_every_value_makes_a_folder_that_tells_it(value: str) -> None:
     assert is_object_path(folder[:200])
     assert "/" not in folder
     assert unquote(folder.removeprefix("day=")) == value
+
+
+def name_problem(**values: str | None) -> str | None:
+    columns, partition = list(values), tuple(values.values())
+    path = NAMES.final(0, partition_folder(columns, partition))
+    return find_name_problem(columns, partition, path)
+
+
+def test_a_folder_may_have_as_many_bytes_as_a_disk_takes() -> None:
+    fits = "x" * (LONGEST_SEGMENT - len("day="))
+    assert name_problem(day=fits, shop=None) is None
+    problem = name_problem(day="mon", shop=f"{fits}x")
+    assert problem is not None
+    assert "column 'shop' makes a folder name of 257 bytes" in problem
+    assert len(problem) < 200
+
+
+def test_bytes_count_not_characters_and_as_they_are_written() -> None:
+    assert name_problem(day="ü" * 126) is not None
+    assert name_problem(day="/" * 84) is not None
+    assert name_problem(day="/" * 83) is None
+
+
+def test_a_path_is_no_longer_than_every_store_takes() -> None:
+    problem = name_problem(a="x" * 250, b="x" * 250, c="x" * 250, d="x" * 250)
+    assert problem is not None
+    assert "'a' = 'xxx" in problem
+    assert "1024 is the most" in problem

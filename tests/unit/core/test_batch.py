@@ -111,3 +111,9 @@ def test_a_sample_shows_the_first_rows_and_cuts_long_ones() -> None:
     assert all(len(line) <= 201 and line.endswith("…") for line in lines[:5])
     assert lines[5] == "… and 2 more rows"
     assert describe_sample(BATCH).splitlines() == [repr(row) for row in BATCH.to_pylist()]
+
+
+def test_a_sample_with_dates_that_python_lacks_is_shown_as_arrow_has_it() -> None:
+    far = pa.array([253_402_300_800, None], pa.int64()).view(pa.timestamp("s"))
+    sample = describe_sample(pa.record_batch({"n": pa.array([1, 2]), "far": far}))
+    assert sample.splitlines() == ["n: [ 1, 2 ]", "far: [ 10000-01-01 00:00:00, null ]"]

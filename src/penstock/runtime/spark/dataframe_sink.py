@@ -1,9 +1,10 @@
 """A sink that hands each committed epoch to a function of the user, as a DataFrame.
 
 Subtasks stage the rows as Parquet files beside the checkpoints, durable before the epoch is
-acknowledged. The commit makes a DataFrame of exactly these files, read by Spark's workers
-through the same store, and calls the function on the driver. A commit may be repeated after
-a crash, so the function must do the same again for the same epoch, as with `foreachBatch`.
+acknowledged, and in Spark's types: what Spark cannot hold fails the epoch, not its commit.
+The commit makes a DataFrame of exactly these files, read by Spark's workers through the same
+store, and calls the function on the driver. A commit may be repeated after a crash, so the
+function must do the same again for the same epoch, as with `foreachBatch`.
 
 Staged files go when a later epoch is committed: until the marker of their own is written,
 they may be needed once more.
@@ -119,18 +120,19 @@ class ForEachEpoch(ArrowOperator):
     ) -> None:
         """Encode the rows, and upload files that are full."""
         del collector
+        form, _ = spark_form_of(ctx.inputs[0].schema)
         # Rows of an attempt that did not come to its end must not get into the next one.
         if self._parts is None or not _is_of(self._parts, ctx):
             names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, "parquet")
             self._parts = EpochParts(
                 ctx.store,
                 names,
-                ctx.inputs[0].schema,
+                form,
                 form="parquet",
                 partition_by=(),
                 target_bytes=TARGET_BYTES,
             )
-        self._parts.add(batch)
+        self._parts.add(_to_form(batch, form))
 
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
@@ -141,7 +143,7 @@ class ForEachEpoch(ArrowOperator):
         if parts is None or not _is_of(parts, ctx):
             return
         staged = parts.finish()
-        if staged is not None:
+        if staged.files:
             ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
             ctx.insert_committing_data(STAGED, encode_staged(staged))
 
@@ -210,8 +212,25 @@ class _StagedRows:
                 path=file.staged,
             )
         parquet = pq.ParquetFile(pa.BufferReader(data))
+        # Files that an earlier version staged are in the types of the stream.
         for group in range(parquet.num_row_groups):
             yield from parquet.read_row_group(group).cast(arrow).to_batches()
+
+
+def _to_form(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
+    """Return rows in Spark's types; a value that they cannot hold is an error of the user."""
+    columns = []
+    for column, field in zip(batch.columns, form, strict=True):
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise UserError(
+                f"column {field.name!r} of type {column.type} holds a value that Spark's "
+                f"{field.type} cannot: {error}. Change it before the sink",
+                code=ErrorCode.VALUE_OUT_OF_RANGE,
+                column=field.name,
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=form)
 
 
 def _is_of(parts: EpochParts, ctx: OperatorContext) -> bool:

@@ -1,0 +1,92 @@
+"""What could not be committed, or not be read after it, fails the epoch before it counts."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.connectors.files_sink import files_sink_spec
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.testing import LocalJob, OperatorHarness
+from tests.builders.files_output import a_schema, an_output
+
+LONG = "x" * 260
+FAR = pa.array([253_402_300_800], pa.int64()).view(pa.timestamp("s"))
+
+
+@pytest.mark.parametrize("value", [LONG, "ü" * 130, "/" * 90])
+def test_a_partition_too_long_for_a_folder_fails_before_it_is_staged(
+    tmp_path: Path, value: str
+) -> None:
+    schema = a_schema(n=pa.int64(), day=pa.string())
+    spec = files_sink_spec(str(tmp_path / "out"), partition_by=["day"])
+    with OperatorHarness(spec, schema) as sink:
+        sink.push([{"n": 1, "day": value}])
+        with pytest.raises(UserError, match="column 'day' makes a folder name") as raised:
+            sink.barrier()
+        assert sink.commits == {}
+    assert raised.value.code is ErrorCode.INVALID_NAME
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_partitions_that_make_a_path_too_long_are_refused(tmp_path: Path) -> None:
+    columns = ["a", "b", "c", "d", "e"]
+    schema = a_schema(n=pa.int64(), **dict.fromkeys(columns, pa.string()))
+    spec = files_sink_spec(str(tmp_path / "out"), partition_by=columns)
+    with OperatorHarness(spec, schema) as sink:
+        sink.push([{"n": 1} | dict.fromkeys(columns, "x" * 240)])
+        with pytest.raises(UserError, match="1024 is the most"):
+            sink.barrier()
+
+
+def test_a_job_with_such_a_value_is_stopped_and_goes_on_when_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    out = str(tmp_path / "out")
+
+    def job(key: Any) -> ps.Pipeline:
+        pipeline = ps.Pipeline("mended")
+        rows = [{"n": 1, "day": "mon"}, {"n": 2, "day": LONG}]
+        read = pipeline.read("rows", ps.list_source(rows)).with_columns(day=key)
+        read.write("out", ps.files(out, partition_by=["day"]))
+        return pipeline
+
+    broken = LocalJob(job(pl.col("day")))
+    with pytest.raises(UserError, match="column 'day'"):
+        broken.run()
+    assert broken.checkpoints.newest() is None
+    mended = LocalJob(job(pl.col("day").str.head(9)), store=broken.store)
+    assert mended.run().phase is ps.JobPhase.FINISHED
+    assert sorted(row["n"] for row in ps.read_committed(out).to_pylist()) == [1, 2]
+
+
+@pytest.mark.parametrize("options", [{"format": "jsonl"}, {"partition_by": ["at"]}])
+def test_a_value_that_could_not_be_read_back_fails_the_epoch(
+    options: dict[str, Any],
+) -> None:
+    schema = a_schema(n=pa.int64(), at=FAR.type)
+    with OperatorHarness(files_sink_spec(an_output(), **options), schema) as sink:
+        sink.push(pa.table([pa.array([1]), FAR], schema=schema))
+        with pytest.raises(UserError, match="'at'") as raised:
+            sink.barrier()
+        assert sink.commits == {}
+    assert raised.value.code is ErrorCode.VALUE_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"partition_by": ["x"]}, pa.decimal256(40, 2)),
+        ({"partition_by": ["x"]}, pa.timestamp("s", "+01:00")),
+        ({"format": "jsonl"}, pa.decimal256(40, 2)),
+        ({"format": "parquet"}, pa.decimal128(5, -2)),
+    ],
+)
+def test_a_type_that_cannot_be_written_is_refused_when_the_sink_is_built(
+    options: dict[str, Any], kind: pa.DataType
+) -> None:
+    with pytest.raises(SchemaError, match="'x'"):
+        OperatorHarness(files_sink_spec("out", **options), a_schema(n=pa.int64(), x=kind))
