@@ -1,7 +1,7 @@
 """Starting a job: does the graph fit, whose is the job, where does it go on, is it over already?"""
 
 from penstock.core.ids import OperatorId
-from penstock.errors import CorruptStateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.watermarks import has_ended
 from penstock.runtime.abandoned_output import warn_of_output
@@ -17,6 +17,7 @@ from penstock.state.protocol.pinning import Epochs
 from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import CheckpointManifest, CheckpointRef, ClaimRecord
 from penstock.state.protocol.recovery import Recovered, ReplayCommit
+from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.status import Fenced
 from penstock.state.protocol.takeover import TakenOver
 
@@ -29,7 +30,11 @@ def take_over_job(
     What a restore abandons is told when the job is claimed: until then its driver may go on.
     """
     checkpoints = checkpoints_of(environment)
-    ref = None if restore is None else checkpoints.plan_restore(restore).ref
+    ref = None
+    if restore is not None:
+        plan = checkpoints.plan_restore(restore)
+        _check_goes_on(environment, checkpoints, plan)
+        ref = plan.ref
     check_start(environment, checkpoints, ref)
     taken = checkpoints.take_over(restore=ref)
     while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
@@ -46,6 +51,21 @@ def take_over_job(
     return taken.claim, taken.decision
 
 
+def _check_goes_on(
+    environment: JobEnvironment, checkpoints: JobCheckpoints, plan: RestorePlan
+) -> None:
+    """Refuse to go back to an end of the job: no epoch would follow to say so."""
+    ends = has_finished(environment.graph, checkpoints.manifest(plan.ref))
+    if ends and plan.abandoned:
+        raise StateError(
+            f"job {plan.ref.job!r} had ended with epoch {plan.ref.epoch}: no epoch would follow "
+            "it, so going back to it would change nothing. Restore an earlier epoch",
+            code=ErrorCode.NOT_RESTORABLE,
+            job=plan.ref.job,
+            epoch=int(plan.ref.epoch),
+        )
+
+
 def has_finished(graph: LogicalGraph, manifest: CheckpointManifest | None) -> bool:
     """Tell whether a graph has nothing left to do after a checkpoint."""
     if manifest is None:
@@ -55,10 +75,15 @@ def has_finished(graph: LogicalGraph, manifest: CheckpointManifest | None) -> bo
 
 
 def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
-    """Return the last checkpoint of a job that is over: starting it again changes nothing."""
+    """Return the last checkpoint of a job that is over: starting it again changes nothing.
+
+    One that was asked to go back, and died before its next epoch, is not over.
+    """
     checkpoints = checkpoints_of(environment)
     manifest = checkpoints.newest()
     if manifest is None or not has_finished(environment.graph, manifest):
+        return None
+    if checkpoints.is_to_be_restored(manifest):
         return None
     return manifest if checkpoints.is_committed(manifest) else None
 

@@ -12,6 +12,7 @@ from penstock.errors import (
     ExternalError,
     FencedError,
     GraphError,
+    StateError,
     StorageError,
     UserCodeError,
     UserError,
@@ -313,6 +314,49 @@ def test_a_restore_is_honoured_once_although_a_failure_restarts_the_session() ->
     assert status.restarts == 1
     assert ledger.numbers.count(2) == 1
     assert sorted(set(ledger.numbers)) == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_restore_of_a_finished_job_is_not_forgotten_by_a_failure() -> None:
+    ledger, flaky = Ledger(), Flaky(StorageError("no answer"), 0)
+    job = DrivenJob()
+    job.read_and_write(
+        lambda: NumberedSource({"s": range(8)}),
+        lambda: ledger.sink(handle_checkpoint=flaky),
+        EDGE,
+    )
+    job.run()
+    ledger.numbers.clear()
+    flaky.left = 1
+    status = job.run(restore=Epochs(Epoch(1)))
+    assert (status.phase, status.restarts) == (JobPhase.FINISHED, 1)
+    assert sorted(set(ledger.numbers)) == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_restore_of_a_finished_job_is_not_forgotten_by_the_next_driver() -> None:
+    ledger = Ledger()
+    job = a_job(ledger)
+    job.run()
+    ledger.numbers.clear()
+    job.run(
+        restore=Epochs(Epoch(1)),
+        on_status=lambda driver, _: driver.request_stop(StopMode.IMMEDIATE),
+    )
+    assert ledger.numbers == []
+    assert job.run().phase is JobPhase.FINISHED
+    assert ledger.numbers == [2, 3, 4, 5]
+
+
+def test_going_back_to_an_end_of_the_job_is_refused_unless_it_is_there() -> None:
+    job = a_job(Ledger())
+    end = job.run().epoch
+    assert end is not None
+    assert job.run(restore=Epochs(Epoch(end))).phase is JobPhase.FINISHED
+    job.run(restore=Epochs(Epoch(1)))
+    claims = [info.path for info in job.store.list("") if info.path.endswith("/claim")]
+    with pytest.raises(StateError, match=f"had ended with epoch {end}"):
+        job.run(restore=Epochs(Epoch(end)))
+    after = [info.path for info in job.store.list("") if info.path.endswith("/claim")]
+    assert after == claims
 
 
 def test_without_data_a_driver_sleeps_until_the_next_poll_or_tick() -> None:

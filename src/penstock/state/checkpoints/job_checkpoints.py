@@ -40,6 +40,7 @@ from penstock.state.protocol.records import (
     Pin,
     PinKind,
 )
+from penstock.state.protocol.recovery import find_restore_request
 from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.rules import RULES, ProtocolRules
 from penstock.state.protocol.status import CheckpointStatus
@@ -215,6 +216,11 @@ class JobCheckpoints:
         """Tell whether nothing is left to commit of an acknowledged epoch."""
         marker = marker_path(manifest.ref)
         return not manifest.needs_commit or self.store.size(marker) is not None
+
+    def is_to_be_restored(self, manifest: CheckpointManifest) -> bool:
+        """Tell whether the job was asked to go back, and has published nothing since this epoch."""
+        request = find_restore_request(self.job, manifest.ref.generation)
+        return run_steps(self.store, request) is not None
 
     def epochs(self) -> tuple[EpochStatus, ...]:
         """Return every kept epoch, newest first."""

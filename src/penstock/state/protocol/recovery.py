@@ -241,6 +241,16 @@ def _find_pending(
     return requests[0] if requests else None
 
 
+def find_restore_request(job: JobId, honoured: Generation) -> Steps[ClaimRecord | None]:
+    """Return the newest claim with a restore request above the generation of the newest epoch."""
+    number = yield from find_newest_claim(job)
+    claim = None if number is None else (yield from read_claim(job, number))
+    if claim is None:
+        return None
+    requests = yield from read_restore_requests(claim, honoured)
+    return requests[0] if requests else None
+
+
 def read_restore_requests(claim: ClaimRecord, after: int) -> Steps[list[ClaimRecord]]:
     """Return the claims with a restore request above generation `after`, newest first."""
     requests = []

@@ -127,8 +127,8 @@ class LocalStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """List the folder; files that appear or go meanwhile may be missed.
 
-        Files that no object path can name are no objects, and links to folders are not
-        followed: what is behind them has another name.
+        Files that no object path can name are no objects. What a link to another folder of
+        this store leads to is listed under its own name only.
         """
         return self._list(prefix, is_object_path)
 
@@ -199,7 +199,8 @@ class LocalStore:
     def _list(self, prefix: str, is_listed: Callable[[str], bool]) -> Iterator[ObjectInfo]:
         start = folder_start(prefix)
         try:
-            found = sorted(_files_below(self._root / start, start, is_listed))
+            seen = frozenset({self._root})
+            found = sorted(_files_below(self._root / start, start, is_listed, seen))
         except OSError as error:
             raise _refused(StorageCall("list", prefix, self._url), error) from error
         return (ObjectInfo(path, size_bytes) for path, size_bytes in found)
@@ -289,12 +290,17 @@ def _size_of(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
+def _overlap(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
 def _files_below(
-    folder: Path, start: str, is_listed: Callable[[str], bool]
+    folder: Path, start: str, is_listed: Callable[[str], bool], seen: frozenset[Path]
 ) -> Iterator[tuple[str, int]]:
     """Yield path and size of every file below `folder`; all their paths begin with `start`.
 
-    Files and folders whose own names are not listed are passed over.
+    Files and folders whose own names are not listed are passed over, and so are links that
+    lead below a folder that was `seen` on the way, or above it: its files are listed there.
     """
     try:
         entries = list(os.scandir(folder))
@@ -305,8 +311,13 @@ def _files_below(
             continue
         path = start + entry.name
         if entry.is_dir():
-            if not entry.is_symlink():
-                yield from _files_below(folder / entry.name, f"{path}/", is_listed)
+            below, known = folder / entry.name, seen
+            if entry.is_symlink():
+                target = below.resolve()
+                if any(_overlap(target, place) for place in seen):
+                    continue
+                known = seen | {target}
+            yield from _files_below(below, f"{path}/", is_listed, known)
             continue
         with suppress(FileNotFoundError):
             yield path, entry.stat().st_size
