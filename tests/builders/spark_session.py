@@ -51,7 +51,7 @@ def run_module(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert list(temporary.iterdir()) == []
     return done

@@ -1,13 +1,17 @@
 """Whose Spark it is: one of Penstock's own is silent, one of the user's is left as it was."""
 
-import logging
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.runtime.spark.session import adopt_session
+from penstock.runtime.spark.session import (
+    EXCLUDED_RULES,
+    _lacking_settings,
+    _refused_settings,
+    adopt_session,
+)
 from tests.builders.spark_session import QUICK_JVM, ROOT, run_module, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -66,12 +70,40 @@ def test_a_spark_that_runs_already_is_used_told_what_it_lacks_once_and_left_alon
     assert "local[2] never tries a task again" in warnings[0]
 
 
-def test_a_spark_that_lacks_nothing_is_not_talked_about(
-    caplog: pytest.LogCaptureFixture,
+def test_the_last_of_several_jobs_stops_their_spark_and_nobody_stops_another(
+    tmp_path: Path,
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        adopt_session(shared_session())
-    assert caplog.messages == []
+    done = run_module(
+        "tests.spark.several_jobs_program",
+        str(tmp_path / "checkpoints"),
+        folder=tmp_path,
+        variables={**QUICK, "SPARK_LOCAL_DIRS": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, *rest = done.stdout.splitlines()
+    assert {first, second} == {"left finished", "right finished"}
+    assert rest == [
+        "left running: False",
+        "on-theirs finished",
+        "3 rows",
+        "after-theirs finished",
+    ]
+
+
+def test_a_spark_of_our_own_lacks_nothing() -> None:
+    own = adopt_session(shared_session())
+    assert [*_refused_settings(own), *_lacking_settings(own)] == []
+
+
+def test_optimizer_rules_that_the_user_has_excluded_stay_excluded() -> None:
+    theirs = shared_session().newSession()
+    own = theirs.newSession()
+    rule = "org.apache.spark.sql.catalyst.optimizer.ColumnPruning"
+    own.conf.set(EXCLUDED_RULES, rule)
+    assert [*_refused_settings(own)] == []
+    excluded = (own.conf.get(EXCLUDED_RULES) or "").split(",")
+    assert rule in excluded
+    assert len(excluded) == 2
 
 
 def test_a_job_runs_on_spark_connect_and_attaching_there_is_refused(tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ def _read_heading(file: SourceFile, max_bytes: int) -> Heading:
 def _read_columns(file: SourceFile, line: bytes) -> tuple[str, ...]:
     """Return the names in a header; refuse one that would hide rows behind them."""
     try:
-        parts = filter(None, csv.reader(io.StringIO(line.decode(), newline="")))
+        text = io.StringIO(line.decode(), newline="")
+        parts = filter(None, csv.reader(text, strict=True))
         found = list(islice(parts, 2))
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(

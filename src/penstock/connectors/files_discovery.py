@@ -43,7 +43,9 @@ class FilePattern:
     """Relative to the root."""
 
     def __str__(self) -> str:
-        return f"{self.root.rstrip('/')}/{self.pattern}"
+        is_quoted = self.root.startswith("file:")
+        pattern = self.pattern.replace("%", "%25") if is_quoted else self.pattern
+        return f"{self.root.rstrip('/')}/{pattern}"
 
     def has_folder(self) -> bool:
         """Tell whether the folder to look in is there; opening its store would make it."""

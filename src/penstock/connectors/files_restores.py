@@ -9,7 +9,7 @@ knows by its parent what it does not descend from, and from then on every list s
     its list                                    abandoned [3, 6)   abandoned [3, 6)
 
 So a reader sees the old output until that epoch is committed and the new one from then on,
-each row once. A sink keeps the ranges in its state: a restore brings back those that held at
+no row twice. A sink keeps the ranges in its state: a restore brings back those that held at
 the restored epoch, so one that is undone needs nothing more. That lists are of acknowledged
 epochs only, and the same whoever commits them, makes this safe against crashes and against
 drivers that were replaced.

@@ -2,7 +2,8 @@
 
 An epoch's rows are staged by its subtasks, durable before the epoch is acknowledged, and get
 their final names in its commit. `files_layout` lists the names, `files_commit` says what a
-crash at any step leads to. An epoch without rows writes nothing.
+crash at any step leads to. An epoch without rows writes nothing,
+unless it is the first after a restore.
 
     {out}/day=2026-01-01/part-0000000007-hot-000-000.parquet
     {out}/_committed/0000000007-hot.json

@@ -30,7 +30,8 @@ def _trimmed(column: Any) -> Any:
         return column
     if column.dictionary.nbytes <= column.indices.nbytes:
         return column
-    used = pc.unique(column.indices).drop_null()
+    # Sorted: the order of an ordered dictionary's values is what they mean.
+    used = pc.unique(column.indices).drop_null().sort()
     if len(used) == len(column.dictionary):
         return column
     indices = pc.index_in(column.indices, value_set=used).cast(column.type.index_type)

@@ -151,20 +151,19 @@ def cut(
     size = batch.nbytes
     if size <= 2 * target_bytes:
         return [batch]
-    if batch.num_rows == 1:
-        if size > max_row_bytes:
-            raise UserError(
-                f"a single row has {size:,} bytes, more than the {max_row_bytes:,} that can be "
-                "moved between tasks: store the large value elsewhere and send its address",
-                code=ErrorCode.INVALID_NUMBER,
-            )
-        return [batch]
     pieces = min(-(-size // target_bytes), batch.num_rows)
     rows = -(-batch.num_rows // pieces)
     parts = [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
-    if len(parts) == 1 or _share_most(parts, size):
-        return [batch]
-    return [piece for part in parts for piece in cut(part, target_bytes, max_row_bytes)]
+    if len(parts) > 1 and not _share_most(parts, size):
+        return [piece for part in parts for piece in cut(part, target_bytes, max_row_bytes)]
+    if size > max_row_bytes:
+        what = "a single row" if batch.num_rows == 1 else "a dictionary inside of rows"
+        raise UserError(
+            f"{what} has {size:,} bytes, more than the {max_row_bytes:,} that can be moved "
+            "between tasks: store the large value elsewhere and send its address",
+            code=ErrorCode.INVALID_NUMBER,
+        )
+    return [batch]
 
 
 def _share_most(parts: Sequence[pa.RecordBatch], size: int) -> bool:

@@ -125,6 +125,12 @@ def test_a_header_that_hides_rows_is_refused(data: bytes) -> None:
         assert caught.value.code is ErrorCode.UNREADABLE_INPUT
 
 
+def test_a_header_with_a_quote_that_is_never_closed_is_refused() -> None:
+    for look in (infer_csv, a_reader().read_heading):
+        with pytest.raises(UserError, match="cannot be read: unexpected end of data"):
+            look(a_file(b'a,"b\n1,2\n3,4\n'))
+
+
 @pytest.mark.parametrize("header", [b'a,"b\rc"\n', b"a,b\r\r\n", b"\ra,b\r\n"])
 def test_a_header_may_have_carriage_returns_that_hide_nothing(header: bytes) -> None:
     columns: Any = ["a", "b\rc"] if b'"' in header else "ab"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import UserError
 from penstock.runtime.dictionaries import has_dictionaries, trim_dictionaries
 from penstock.runtime.wire import cut, decode_batch, encode_batch
 
@@ -56,6 +57,14 @@ def test_a_few_rows_take_only_their_values_along() -> None:
     assert column.dictionary.to_pylist() == [f"{number:01000}" for number in (10, 11, 12)]
 
 
+def test_what_is_left_of_an_ordered_dictionary_is_in_its_order() -> None:
+    order = [f"{name:>100}" for name in ("low", "middle", "high", "extreme")]
+    trimmed = trim_dictionaries(coded([2, 0, None, 2], order, ordered=True))
+    column: Any = trimmed.column(0)
+    assert column.dictionary.to_pylist() == [order[0], order[2]]
+    assert column.to_pylist() == [order[2], order[0], None, order[2]]
+
+
 def test_small_dictionaries_are_left_alone() -> None:
     batch = coded([1] * 1_000, ["a", "b"])
     column: Any = trim_dictionaries(batch).column(0)
@@ -90,3 +99,11 @@ def test_a_dictionary_within_lists_is_not_sent_again_and_again(rows: int) -> Non
     pieces = cut(batch, target_bytes=100_000)
     assert sum(piece.nbytes for piece in pieces) <= 2 * batch.nbytes
     assert [row for piece in pieces for row in piece.to_pylist()] == batch.to_pylist()
+
+
+def test_a_dictionary_within_lists_that_is_too_large_to_be_moved_is_refused() -> None:
+    values = coded([0, 1], ["x" * 5_000, "y" * 5_000]).column(0)
+    lists: Any = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), values)
+    batch = pa.RecordBatch.from_arrays([lists], names=["words"])
+    with pytest.raises(UserError, match="a dictionary inside of rows has 10,"):
+        cut(batch, target_bytes=1_000, max_row_bytes=6_000)

@@ -14,6 +14,7 @@
 | any other, or one of another query | refused: rows would be lost or counted twice |
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from penstock.runtime.spark.frame_source import (
     keep_feed,
 )
 from penstock.runtime.spark.row_schemas import SchemaLike, to_stream_schema
+
+_log = logging.getLogger(__name__)
 
 _NEVER = timedelta(days=1)
 """Nobody has to ask for batches: whoever has one says so."""
@@ -168,6 +171,8 @@ class Handoff:
             # Taking the job over has finished the commit of what was published.
             self.note_stored(offer.batch)
             return NoFrame()
+        if stored is None and offer.batch.number > 0:
+            _log.warning("this job begins with %s: earlier ones are not in it", offer.batch)
         return NextFrame(offer.frame, [offer.batch.query, offer.batch.number])
 
     def note_stored(self, batch: BatchId) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,9 +67,9 @@ def run_on_spark(
             "other processes. Give a folder, s3://…, gs://… or az://…",
             code=ErrorCode.INVALID_URL,
         )
-    theirs = session or running_session()
+    name = str(graph.job)
     with (
-        _session(theirs, master, str(graph.job), shows_logs=shows_logs) as spark,
+        _OWN_SPARK.session(session, master, name, shows_logs=shows_logs) as (theirs, spark),
         _cache_root(settings, spark) as cache_root,
     ):
         spec = WorkerSpec(
@@ -87,23 +88,42 @@ def run_on_spark(
         driver = JobDriver(environment, on_status=on_status, on_epoch=on_epoch)
         if on_driver is not None:
             on_driver(driver)
-        with stopped_by_ctrl_c(driver, executor), driving_with(theirs or spark):
+        with stopped_by_ctrl_c(driver, executor), driving_with(theirs):
             return driver.run(restore=restore)
 
 
-@contextmanager
-def _session(
-    given: SparkSession | None, master: str | None, name: str, *, shows_logs: bool
-) -> Iterator[SparkSession]:
-    if given is not None:
-        _check_master(given, master)
-        yield adopt_session(given)
-        return
-    session = open_session(master or DEFAULT_MASTER, name=name, shows_logs=shows_logs)
-    try:
-        yield session
-    finally:
-        session.stop()
+class _OwnSpark:
+    """The Spark that jobs of this process have started: the last one to end stops it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+
+    @contextmanager
+    def session(
+        self, given: SparkSession | None, master: str | None, name: str, *, shows_logs: bool
+    ) -> Iterator[tuple[SparkSession, SparkSession]]:
+        """Yield whose session it is, and the one beside it that epochs run on."""
+        with self._lock:
+            theirs = given or running_session()
+            is_ours = given is None and (theirs is None or self._users > 0)
+            if theirs is None:
+                theirs = open_session(
+                    master or DEFAULT_MASTER, name=name, shows_logs=shows_logs
+                )
+            else:
+                _check_master(theirs, master)
+            self._users += is_ours
+        try:
+            yield theirs, adopt_session(theirs)
+        finally:
+            with self._lock:
+                self._users -= is_ours
+                if is_ours and self._users == 0:
+                    theirs.stop()
+
+
+_OWN_SPARK = _OwnSpark()
 
 
 def _check_master(running: SparkSession, master: str | None) -> None:

@@ -31,25 +31,26 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.errors import ErrorCode, UserError
+from penstock.runtime.spark.contexts import context_of
 from penstock.runtime.spark.job_threads import POOLS_FILE
 from penstock.runtime.spark.preflight import check_can_start
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_MASTER = "local[*,4]"
+EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _EPOCH_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "0",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
     "spark.sql.unionOutputPartitioning": "false",
-    "spark.sql.optimizer.excludedRules": (
-        "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
-    ),
+    EXCLUDED_RULES: "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
@@ -87,11 +88,16 @@ _LONGEST_SOCKET_FOLDER = 55
 
 
 def running_session() -> SparkSession | None:
-    """Return a session of the Spark that runs in this process already."""
+    """Return a session of the Spark that runs in this process already, or is connected to it."""
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001 (no public way)
+        builder: SparkSession.Builder = SparkSession.builder
+        return builder.getOrCreate()
     try:
-        return SparkSession.active()
+        session = SparkSession.active()
     except PySparkException:
         return None
+    # A session outlives the context that was stopped below it.
+    return session if context_of(session) is None else None
 
 
 def adopt_session(session: SparkSession) -> SparkSession:
@@ -108,7 +114,13 @@ def adopt_session(session: SparkSession) -> SparkSession:
 
 
 def _refused_settings(own: SparkSession) -> Iterator[str]:
-    for name, value in _EPOCH_SETTINGS.items():
+    for name, wanted in _EPOCH_SETTINGS.items():
+        value = wanted
+        if name == EXCLUDED_RULES:
+            theirs = own.conf.get(name, None) or ""
+            value = ",".join(
+                {**dict.fromkeys(filter(None, theirs.split(","))), wanted: None}
+            )
         try:
             own.conf.set(name, value)
         except PySparkException:

@@ -95,18 +95,22 @@ def test_who_reads_the_files_of_others_can_list_odd_names_too(tmp_path: Path) ->
     assert [info.path for info in store.list_files("a")] == list(names[:3])
 
 
-def test_links_to_files_are_listed_and_links_to_folders_are_not_followed(
+def test_links_are_followed_unless_the_files_behind_them_are_listed_already(
     tmp_path: Path,
 ) -> None:
-    root = tmp_path / "root"
+    root, other = tmp_path / "root", tmp_path / "other"
+    other.mkdir()
+    (other / "x").write_bytes(b"1")
+    (other / "again").symlink_to(other)
     (tmp_path / "link").symlink_to(root)
     store = LocalStore(tmp_path / "link")
     store.put("a/b", b"12")
     (root / "a" / "c").symlink_to("b")
     (root / "d").symlink_to("a")
     (root / "e").symlink_to(tmp_path)
+    (root / "f").symlink_to(other)
 
-    assert [info.path for info in store.list("")] == ["a/b", "a/c"]
+    assert [info.path for info in store.list("")] == ["a/b", "a/c", "f/x"]
     assert [info.path for info in store.list("d")] == ["d/b", "d/c"]
 
 
