@@ -139,19 +139,27 @@ def test_an_empty_batch_is_remembered_and_others_are_refused(tmp_path: Path) -> 
     batches = Batches("attach-refused", tmp_path, ledger)
     with as_query("q"), batches.start() as job:
         feed = job.feed()
-        feed(numbers(0, 10), 4)
-        feed(numbers(0, 0), 5)
-        feed(numbers(10, 20), 6)
+        feed(numbers(0, 10), 0)
+        feed(numbers(0, 0), 1)
+        feed(numbers(10, 20), 2)
     with pytest.raises(
-        ps.PenstockError, match="batch 6 of query r cannot follow batch 6 of query q"
+        ps.PenstockError, match="batch 2 of query r cannot follow batch 2 of query q"
     ):
-        batches.feed(6, query="r")
+        batches.feed(2, query="r")
     with pytest.raises(
-        ps.PenstockError, match="batch 8 of query q cannot follow batch 6 of query q"
+        ps.PenstockError, match="batch 4 of query q cannot follow batch 2 of query q"
     ):
-        batches.feed(8)
+        batches.feed(4)
     assert ledger.numbers == list(range(20))
     assert len(ledger.calls) == 2
+
+
+def test_a_job_without_a_batch_begins_with_the_first_one(tmp_path: Path) -> None:
+    batches = Batches("attach-late", tmp_path, Ledger())
+    with pytest.raises(
+        ps.PenstockError, match="batch 4 of query q cannot be the first one"
+    ):
+        batches.feed(4)
 
 
 def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
@@ -178,7 +186,8 @@ def test_two_queries_feed_two_sources_of_one_job(tmp_path: Path) -> None:
     ledger = Ledger()
     pipeline = ps.Pipeline("attach-two", parallelism=2)
     left = pipeline.read("left", ps.attached(schema=NUMBERS))
-    right = pipeline.read("right", ps.attached(schema=NUMBERS), parallelism=1)
+    late = ps.attached(schema=NUMBERS, begins_late=True)
+    right = pipeline.read("right", late, parallelism=1)
     left.union(right).write("ledger", ps.for_each_epoch(ledger))
     checkpoint = str(tmp_path / "checkpoints")
     with pipeline.foreach_batch(checkpoint, session=shared_session()) as job:
