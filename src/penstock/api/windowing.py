@@ -189,6 +189,12 @@ class WindowedStream(Generic[StreamT]):
         """Add the windows behind an exchange of rows; they need a key to travel by."""
         rows = _unkeyed(self._port)
         if not aggregation.stream.key_columns:
+            if ALL_ROWS in aggregation.stream.schema.names:
+                raise SchemaError(
+                    f"window {str(operator)!r} cannot be computed: column {ALL_ROWS!r} has the "
+                    "name of a column that sessions of all rows add: rename it",
+                    operator=str(operator),
+                )
             key = pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS)
             spec = with_columns_spec(key)
             made = self.builder.add_step(f"{operator}-rows", spec, [rows])
@@ -245,8 +251,9 @@ def _check_bad_times(name: str, bad_times: str) -> None:
 
 
 def _unkeyed(port: Port) -> Port:
-    """Return rows before they are sent by key: their partials are sent instead."""
-    return port.sent(Exchange.FORWARD) if port.exchange is Exchange.BY_KEY else port
+    """Return rows before they are sent by key, or to all: their partials are sent instead."""
+    is_sent = port.exchange in (Exchange.BY_KEY, Exchange.BROADCAST)
+    return port.sent(Exchange.FORWARD) if is_sent else port
 
 
 def _compile(

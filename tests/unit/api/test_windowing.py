@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.core.tokens import new_token
 from penstock.errors import ErrorCode, SchemaError, UserError
 from tests.builders.window_jobs import ROWS
 
@@ -135,3 +136,34 @@ def test_explain_shows_windows_and_what_they_compute() -> None:
     assert "window=sliding(3s, 1s), computes=n=count()" in shown
     assert "session_window(window=session(3s), computes=n=count())" in shown
     assert "x1, task" in shown
+
+
+@pytest.mark.parametrize("window", [ps.tumbling("1h"), ps.session("1h")], ids=str)
+def test_rows_that_are_sent_to_all_subtasks_count_once_in_windows(window: Any) -> None:
+    pipeline = ps.Pipeline("windows", parallelism=3)
+    values = [{"key": n, "at": n, "value": n} for n in range(5)]
+    source = ps.list_source(values, ROWS)
+    read = pipeline.read("rows", source, event_time="at").broadcast()
+    out = ps.list_sink(f"out-{new_token()}")
+    read.window("w", window).aggregate(n=ps.count()).write("out", out)
+    pipeline.run_in_process("memory:")
+    assert [row["n"] for row in out.rows()] == [5]
+
+
+def test_sessions_of_all_rows_refuse_a_column_of_the_name_they_add() -> None:
+    schema = ROWS.append(pa.field("all_rows", pa.int64()))
+    pipeline = ps.Pipeline("windows")
+    read = pipeline.read("rows", ps.list_source([], schema), event_time="at")
+    read.window("w", ps.session("5s")).aggregate(m=ps.max("all_rows")).write(
+        "out", ps.blackhole()
+    )
+    with pytest.raises(ps.PenstockError, match="'all_rows' has the name of a column"):
+        pipeline.graph()
+
+
+def test_late_rows_of_a_keyed_session_keep_all_their_columns() -> None:
+    schema = ROWS.append(pa.field("all_rows", pa.int64()))
+    pipeline = ps.Pipeline("windows")
+    read = pipeline.read("rows", ps.list_source([], schema), event_time="at").key_by("key")
+    results = read.window("w", ps.session("5s")).aggregate(m=ps.max("all_rows"))
+    assert "all_rows" in results.side_output(ps.LATE).schema.schema.names

@@ -186,28 +186,36 @@ class Variance(Aggregate):
         }
 
     def merge(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> Mapping[str, pl.Expr]:
-        """Add what each is apart from its own mean, and how far those lie from the common one."""
+        """Add what each is apart from its own mean, and how far those lie from the common one.
+
+        Distances are small numbers and means may be large ones: so all is computed from
+        distances, and what the common mean was rounded by is taken out again.
+        """
         total = count.sum()
-        common = pl.when(total > 0).then((mean * count).sum() / total)
-        return {
-            "count": total,
-            "mean": common,
-            "m2": m2.sum() + (count * (mean - common) ** 2).sum(),
-        }
+        base = mean.max()
+        common = pl.when(total > 0).then(base + ((mean - base) * count).sum() / total)
+        apart = mean - common
+        rounded = (count * apart).sum() ** 2 / total
+        between = (count * apart**2).sum() - pl.when(total > 0).then(rounded).otherwise(0.0)
+        return {"count": total, "mean": common, "m2": m2.sum() + between}
 
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
-        """Merge two by the same formula."""
+        """Merge two: by the distance of their means, which is exact where these are close."""
         mine, other = partials["count"], others["count"].fill_null(0)
         total = mine + other
-        common = pl.when(total > 0).then(
-            (_weighed(partials["mean"], mine) + _weighed(others["mean"], other)) / total
+        distance = others["mean"] - partials["mean"]
+        common = (
+            pl.when(other == 0)
+            .then(partials["mean"])
+            .when(mine == 0)
+            .then(others["mean"])
+            .otherwise(partials["mean"] + distance * other / total)
         )
-        apart = _weighed((partials["mean"] - common) ** 2, mine)
-        other_apart = _weighed((others["mean"] - common) ** 2, other)
+        between = (distance**2 * mine * other / total).fill_null(0.0)
         both = partials["m2"] + others["m2"].fill_null(0.0)
-        return {"count": total, "mean": common, "m2": both + apart + other_apart}
+        return {"count": total, "mean": common, "m2": both + between}
 
     def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
         """Divide by one less than the count."""
@@ -226,11 +234,6 @@ def _is_summable(dtype: pl.DataType) -> bool:
 def _widen(values: pl.Expr) -> pl.Expr:
     """Return whole numbers and durations in 128 bits, whose sums cannot wrap."""
     return values.to_physical().cast(pl.Int128)
-
-
-def _weighed(values: pl.Expr, count: pl.Expr) -> pl.Expr:
-    """Return values times their count; nothing where there are none."""
-    return (values * count).fill_null(0.0)
 
 
 def _null_if_none(values: pl.Expr, total: pl.Expr) -> pl.Expr:

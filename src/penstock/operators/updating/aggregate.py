@@ -142,7 +142,11 @@ class UpdatingAggregate(ArrowOperator):
         merged = self._plan.merge_pairs(news, state)
         table.put(self._to_stored(keys, merged, ctx))
         if self._expiry is not None:
-            self._arm(keys, merged, ctx, ~known.found)
+            is_unarmed = ~known.found
+            if LAST_SEEN in state.columns:
+                # Without a time so far, its timer waits for ever.
+                is_unarmed |= state.get_column(LAST_SEEN).is_null().to_numpy()
+            self._arm(keys, merged, ctx, is_unarmed)
         self._emit(keys, (state, merged), known.found, ctx, collector)
 
     def _in_order(self, news: pl.DataFrame) -> pl.DataFrame:
@@ -200,12 +204,16 @@ class UpdatingAggregate(ArrowOperator):
         return pa.RecordBatch.from_arrays(columns, schema=stored)
 
     def _arm(
-        self, keys: pa.RecordBatch, merged: pl.DataFrame, ctx: OperatorContext, is_new: Any
+        self,
+        keys: pa.RecordBatch,
+        merged: pl.DataFrame,
+        ctx: OperatorContext,
+        is_unarmed: Any,
     ) -> None:
         """Set the timer of each key that has none yet."""
-        if self._expiry is None or not is_new.any():
+        if self._expiry is None or not is_unarmed.any():
             return
-        stored = self._to_stored(keys, merged, ctx).filter(pa.array(is_new))
+        stored = self._to_stored(keys, merged, ctx).filter(pa.array(is_unarmed))
         due = self._expiry.due_micros(stored.column(LAST_SEEN))
         self._timers_in(ctx).set(stored.select(self._keys.names), due)
 

@@ -82,7 +82,7 @@ class SessionWindows(ArrowOperator):
 
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return late rows and, if they are wanted, bad ones: as they came."""
-        fields = [field for field in inputs[0].schema if field.name != ALL_ROWS]
+        fields = [inputs[0].schema.field(name) for name in self._given(inputs[0].schema)]
         rows = StreamSchema(pa.schema(fields), inputs[0].time_column)
         sides = {LATE: rows}
         if self._diverts_bad_times:
@@ -104,7 +104,7 @@ class SessionWindows(ArrowOperator):
             if not self._diverts_bad_times:
                 raise refuse_bad_times(times, batch.column(name), name)
             ctx.count("bad_rows", int(times.bad.sum()))
-            _send_aside(batch.filter(pa.array(times.bad)), collector, BAD)
+            self._send_aside(batch.filter(pa.array(times.bad)), collector, BAD)
             batch, micros = batch.filter(pa.array(~times.bad)), micros[~times.bad]
         if batch.num_rows:
             self._batches.append(batch)
@@ -182,7 +182,7 @@ class SessionWindows(ArrowOperator):
         ctx.count("late_rows", int(is_late.sum()))
         rows = pa.Table.from_batches(batches).filter(is_late.to_arrow())
         for batch in rows.to_batches():
-            _send_aside(batch, collector, LATE)
+            self._send_aside(batch, collector, LATE)
 
     def _emit(self, closed: pl.DataFrame, collector: ArrowCollector) -> None:
         ends = pl.col(LAST) + self._gap
@@ -212,10 +212,15 @@ class SessionWindows(ArrowOperator):
         self._store.write(ctx, kept, known)
         self._store.wake(ctx, kept.filter(pl.col(SESSION)))
 
+    def _send_aside(
+        self, batch: pa.RecordBatch, collector: ArrowCollector, output: str
+    ) -> None:
+        collector.collect(batch.select(self._given(batch.schema)), output)
 
-def _send_aside(batch: pa.RecordBatch, collector: ArrowCollector, output: str) -> None:
-    names = [name for name in batch.schema.names if name != ALL_ROWS]
-    collector.collect(batch.select(names), output)
+    def _given(self, schema: pa.Schema) -> list[str]:
+        """Return the columns that rows came with: those of a stream without a key got one."""
+        is_keyed = bool(self._aggregation.stream.key_columns)
+        return [name for name in schema.names if is_keyed or name != ALL_ROWS]
 
 
 def _micros(watermark: EventTime | None) -> int | None:

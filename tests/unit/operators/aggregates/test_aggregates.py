@@ -1,6 +1,7 @@
 """What each aggregate means at the edges: nulls, NaN, widths of integers, types of results."""
 
 import math
+import statistics
 from collections.abc import Mapping
 from datetime import timedelta
 from decimal import Decimal
@@ -86,6 +87,23 @@ def test_the_variance_of_one_value_is_null_and_survives_a_large_mean() -> None:
     assert results(pa.float64(), [1e9 + 1, 1e9 + 2, 1e9 + 3], var=ps.var("x")) == {
         "var": pytest.approx(1.0, rel=1e-9)
     }
+
+
+@pytest.mark.parametrize("pairwise", [True, False])
+def test_variances_merged_one_by_one_keep_their_digits(*, pairwise: bool) -> None:
+    values = [1e9 + number % 2 for number in range(2_000)]
+    plan = plan_for(pa.float64(), var=ps.var("x"))
+    frames = [
+        plan.partials_of(pl.DataFrame({"x": [value]}, {"x": pl.Float64}), [])
+        for value in values
+    ]
+    merged = frames[0]
+    for frame in frames[1:] if pairwise else ():
+        merged = plan.merge_pairs(frame, merged)
+    if not pairwise:
+        merged = plan.merge(pl.concat(frames), [])
+    ((found,),) = plan.results_of(merged, ()).rows()
+    assert found == pytest.approx(statistics.variance(values), rel=1e-6)
 
 
 def test_first_and_last_go_by_event_time_and_pass_over_nulls() -> None:

@@ -166,6 +166,18 @@ def test_by_event_time_the_watermark_ends_a_key_and_rows_before_it_keep_it() -> 
         assert h.changes() == [("b", "delete", {"rows": 2}, None)]
 
 
+def test_a_key_whose_first_row_has_no_time_ends_by_its_later_ones() -> None:
+    stream = ps.StreamSchema(TIMED.schema.set(2, pa.field("at", pa.timestamp("us"))), "at")
+    with totals(stream, ttl="10m", rows=ps.count()) as h:
+        h.push([{"user": "a", "n": 1, "at": None}])
+        h.kept.barrier()
+        h.push([a_row("a", 1, 3)])
+        h.kept.watermark(5 * MINUTE)
+        h.kept.barrier()
+        h.kept.watermark(13 * MINUTE)
+        assert h.changes() == [("a", "delete", {"rows": 2}, None)]
+
+
 def test_a_row_that_is_older_than_the_time_to_live_comes_and_goes_in_one_epoch() -> None:
     with totals(TIMED, ttl="10m", rows=ps.count()) as h:
         h.kept.watermark(60 * MINUTE)
