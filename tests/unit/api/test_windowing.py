@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -167,3 +168,28 @@ def test_late_rows_of_a_keyed_session_keep_all_their_columns() -> None:
     read = pipeline.read("rows", ps.list_source([], schema), event_time="at").key_by("key")
     results = read.window("w", ps.session("5s")).aggregate(m=ps.max("all_rows"))
     assert "all_rows" in results.side_output(ps.LATE).schema.schema.names
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("window", [ps.tumbling("1h"), ps.session("1h")], ids=str)
+def test_dictionaries_count_as_their_values_in_windows(window: Any, splits: int) -> None:
+    sizes = pl.Enum(["small", "medium", "large"])
+    rows = pl.DataFrame(
+        {
+            "at": pl.Series([0, 1, 2], dtype=pl.Datetime("us")),
+            "size": pl.Series(["large", "small", "medium"], dtype=sizes),
+        }
+    )
+    pipeline = ps.Pipeline("windows", parallelism=splits)
+    read = pipeline.read("rows", ps.list_source(rows, splits=splits), event_time="at")
+    out = ps.list_sink(f"out-{new_token()}")
+    read.window("w", window).aggregate(
+        least=ps.min("size"),
+        most=ps.max("size"),
+        kinds=ps.count_distinct("size"),
+        short=ps.count(where=pl.col("size").str.starts_with("s")),
+    ).write("out", out)
+    pipeline.run_in_process("memory:")
+    (found,) = out.rows()
+    assert (found["least"], found["most"]) == ("large", "small"), "in order of text"
+    assert (found["kinds"], found["short"]) == (3, 1)

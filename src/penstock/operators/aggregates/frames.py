@@ -49,6 +49,16 @@ def to_frame(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pl.Da
     return pl.DataFrame([_series(name, rows.column(name)) for name in names])
 
 
+def relayed(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch | pa.Table:
+    """Return rows in plain layouts, the same object if they are: dictionaries become values."""
+    schema = decoded(rows.schema)
+    if schema.equals(rows.schema):
+        return rows
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    columns = [_relayed_column(column) for column in table.columns]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 def to_batch(frame: pl.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
     """Return the columns of a schema in exactly its types."""
     arrays = [to_array(frame.get_column(field.name), field.type) for field in schema]
@@ -62,8 +72,11 @@ def to_array(column: pl.Series, data_type: pa.DataType) -> Any:
 
 
 def _series(name: str, column: "pa.ChunkedArray[Any]") -> pl.Series:
+    return pl.Series(name, _relayed_column(column))
+
+
+def _relayed_column(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":
     plain = stored_type(column.type)
-    if not plain.equals(column.type):
-        chunks = [relay(chunk, plain) for chunk in column.chunks]
-        column = pa.chunked_array(chunks, plain)
-    return pl.Series(name, column)
+    if plain.equals(column.type):
+        return column
+    return pa.chunked_array([relay(chunk, plain) for chunk in column.chunks], plain)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from penstock.core.schema import StreamSchema
 from penstock.core.suggestion import did_you_mean
+from penstock.operators.aggregates.frames import relayed
 from penstock.operators.aggregates.plan import AggregatePlan
 
 WINDOW_START = "window_start"
@@ -131,8 +132,8 @@ def _plain_type(kind: Any) -> Any:
 
 
 def to_frame(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
-    """Return rows as a frame, without copying what need not be."""
-    return pl.DataFrame(pl.from_arrow(rows, rechunk=False))
+    """Return rows as a frame, dictionaries as values, without copying what need not be."""
+    return pl.DataFrame(pl.from_arrow(relayed(rows), rechunk=False))
 
 
 def to_rows(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
