@@ -1,6 +1,7 @@
 """Windows as users write them: mistakes are named, with the step they are in."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -193,3 +194,22 @@ def test_dictionaries_count_as_their_values_in_windows(window: Any, splits: int)
     (found,) = out.rows()
     assert (found["least"], found["most"]) == ("large", "small"), "in order of text"
     assert (found["kinds"], found["short"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "other", [ps.tumbling("7s"), ps.sliding("10s", "5s"), ps.tumbling("10s", offset="1s")]
+)
+def test_another_grid_under_the_same_name_is_refused(other: Any, tmp_path: Path) -> None:
+    def run(window: Any) -> ps.JobStatus:
+        pipeline = ps.Pipeline("windows")
+        source = ps.list_source([{"key": 1, "at": 1, "value": 1}], ROWS)
+        read = pipeline.read("rows", source, event_time="at").key_by("key")
+        read.window("w", window).aggregate(n=ps.count()).write("out", ps.blackhole())
+        return pipeline.run_in_process(str(tmp_path), restore=restore)
+
+    restore = None
+    run(ps.tumbling("10s"))
+    restore = 1
+    with pytest.raises(ps.PenstockError, match="10000000 us wide, every 10000000 us"):
+        run(other)
+    assert run(ps.tumbling("10000ms")).phase is ps.JobPhase.FINISHED

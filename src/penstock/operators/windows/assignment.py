@@ -43,6 +43,14 @@ class WindowGrid:
     offset_micros: int = 0
 
     @property
+    def meaning(self) -> str:
+        """What panes stand for. Kept in checkpoints: panes of another grid hold other rows."""
+        return (
+            f"panes of windows {self.width_micros} us wide, every {self.slide_micros} us, "
+            f"from {self.offset_micros} us"
+        )
+
+    @property
     def has_gaps(self) -> bool:
         """Tell whether there are instants in no window."""
         return self.slide_micros > self.width_micros

@@ -71,6 +71,7 @@ class PaneWindows(ArrowOperator):
                 key_columns=self._aggregation.keys,
                 time_column=PANE,
                 description=f"partials per key and pane of {self._shown}",
+                meaning=self._grid.meaning,
             )
         ]
 

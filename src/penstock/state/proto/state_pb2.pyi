@@ -270,20 +270,22 @@ class GlobalKeyedTableConfig(_message.Message):
     def __init__(self, table_name: _Optional[str] = ..., description: _Optional[str] = ..., uses_two_phase_commit: bool = ...) -> None: ...
 
 class TimeKeyedTableConfig(_message.Message):
-    __slots__ = ("table_name", "description", "arrow_schema", "key_columns", "time_column", "time_domain")
+    __slots__ = ("table_name", "description", "arrow_schema", "key_columns", "time_column", "time_domain", "meaning")
     TABLE_NAME_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     ARROW_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     KEY_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     TIME_COLUMN_FIELD_NUMBER: _ClassVar[int]
     TIME_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
     table_name: str
     description: str
     arrow_schema: bytes
     key_columns: _containers.RepeatedScalarFieldContainer[str]
     time_column: str
     time_domain: TimeDomain
-    def __init__(self, table_name: _Optional[str] = ..., description: _Optional[str] = ..., arrow_schema: _Optional[bytes] = ..., key_columns: _Optional[_Iterable[str]] = ..., time_column: _Optional[str] = ..., time_domain: _Optional[_Union[TimeDomain, str]] = ...) -> None: ...
+    meaning: str
+    def __init__(self, table_name: _Optional[str] = ..., description: _Optional[str] = ..., arrow_schema: _Optional[bytes] = ..., key_columns: _Optional[_Iterable[str]] = ..., time_column: _Optional[str] = ..., time_domain: _Optional[_Union[TimeDomain, str]] = ..., meaning: _Optional[str] = ...) -> None: ...
 
 class KeyedTableConfig(_message.Message):
     __slots__ = ("table_name", "description", "arrow_schema", "key_columns", "ttl_micros", "ttl_domain", "time_column", "routing_columns")

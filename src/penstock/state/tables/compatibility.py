@@ -48,6 +48,7 @@ def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | 
         _find_other_keys(before, after)
         or _find_other_columns(spec, stored.state_version, before, after)
         or _find_other_clock(before, after)
+        or _find_other_meaning(before, after)
     )
     return None if problem is None else Mismatch(ErrorCode.SCHEMA_MISMATCH, problem)
 
@@ -145,6 +146,18 @@ def _find_other_domain(
     return (
         f"its rows expired by {names(was)} and are declared to expire by {names(becomes)}: rows "
         "keep the expiry they were inserted with, so keep that clock"
+    )
+
+
+def _find_other_meaning(before: Any, after: Any) -> str | None:
+    if not isinstance(before, state_pb2.TimeKeyedTableConfig):
+        return None
+    # Checkpoints of earlier versions do not say.
+    if before.meaning in ("", after.meaning):
+        return None
+    return (
+        f"its rows are {before.meaning} and are declared to be {after.meaning}: one cannot go "
+        "on from the other"
     )
 
 

@@ -110,14 +110,18 @@ def time_keyed_table(
     key_columns: Sequence[str] = (),
     time_domain: TimeDomain = TimeDomain.EVENT_TIME,
     description: str = "",
+    meaning: str = "",
 ) -> TableSpec:
-    """Declare rows by time; see `TimeKeyedView`. They expire by the clock of `time_domain`."""
+    """Declare rows by time; see `TimeKeyedView`. They expire by the clock of `time_domain`.
+
+    `meaning` says what their columns do not: state with another one is refused.
+    """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
     declared = TimeKeyedSchema(
         table, columns, tuple(key_columns), time_column, _DURABLE_DOMAINS[time_domain]
     )
-    config = declared.to_config(description).SerializeToString(deterministic=True)
+    config = declared.to_config(description, meaning).SerializeToString(deterministic=True)
     version = state_version_of(state_type)
     return TableSpec(table, state_pb2.TIME_KEYED_TABLE, config, version, state_type)
 

@@ -68,7 +68,9 @@ class TimeKeyedSchema:
             domain_of(config),
         )
 
-    def to_config(self, description: str = "") -> state_pb2.TimeKeyedTableConfig:
+    def to_config(
+        self, description: str = "", meaning: str = ""
+    ) -> state_pb2.TimeKeyedTableConfig:
         """Return the durable declaration."""
         return state_pb2.TimeKeyedTableConfig(
             table_name=self.table_name,
@@ -79,6 +81,7 @@ class TimeKeyedSchema:
             # Left out for event time, so that declarations are equal to those of checkpoints
             # written before there was a choice.
             time_domain=None if self.domain == state_pb2.EVENT_TIME else self.domain,
+            meaning=meaning,
         )
 
     @cached_property
