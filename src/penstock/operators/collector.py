@@ -145,8 +145,13 @@ class SourceCollector(ArrowCollector):
         self.active_splits.add(split)
         if self._stream.time_column is None:
             return
+        times = batch.column(self._stream.time_column)
+        # What becomes of rows without a time is up to the operators that need one.
+        timed = batch.filter(times.is_valid()) if times.null_count else batch
+        if not timed.num_rows:
+            return
         try:
-            latest = int(np.max(self._stream.event_times_of(batch)))
+            latest = int(np.max(self._stream.event_times_of(timed)))
         except SchemaError as error:
             raise SchemaError(
                 f"source {self._operator!r} emitted rows whose event time cannot be told: "

@@ -132,11 +132,6 @@ def _no_such_item(*_: object) -> None:
     raise IndexError("list index out of range")
 
 
-def _timeless(ctx: SourceContext, collector: SourceCollector) -> None:
-    listed = [{"user": "a", "n": 1, "at": 1}, {"user": "b", "n": 2, "at": None}]
-    collector.collect(pa.RecordBatch.from_pylist(listed, schema=SCHEMA))
-
-
 def _lacks_its_time_column(ctx: SourceContext, collector: SourceCollector) -> None:
     collector.collect(rows(1).drop_columns(["at"]))
 
@@ -219,7 +214,6 @@ BAD: dict[str, BadPart] = {
         lambda: Scripted(handle_watermark=lambda *_: 5), watermark=WatermarkSpec()
     ),
     "wants-ticks-without-pause": _hook(tick=timedelta(0)),
-    "reads-rows-without-event-time": _reads(_timeless),
     "reads-rows-without-the-time-column": _reads(_lacks_its_time_column),
     "reads-an-unknown-split": _reads(_unknown_split, plan_splits=_two_files),
     "advances-an-unknown-split": _reads(_advances_unknown, plan_splits=_two_files),

@@ -213,3 +213,22 @@ def test_another_grid_under_the_same_name_is_refused(other: Any, tmp_path: Path)
     with pytest.raises(ps.PenstockError, match="10000000 us wide, every 10000000 us"):
         run(other)
     assert run(ps.tumbling("10000ms")).phase is ps.JobPhase.FINISHED
+
+
+def test_rows_that_a_source_reads_without_a_time_are_bad_rows_of_the_window() -> None:
+    listed = [{"key": 1, "at": at, "value": 1} for at in (0, None, 1)]
+    for bad_times in ("divert", "fail"):
+        pipeline = ps.Pipeline("windows")
+        read = pipeline.read("rows", ps.list_source(listed, ROWS), event_time="at")
+        out, bad = (ps.list_sink(f"out-{new_token()}") for _ in range(2))
+        cut = read.window("w", ps.tumbling("1h"), bad_times=bad_times)
+        results = cut.aggregate(n=ps.count())
+        results.write("out", out)
+        if bad_times == "divert":
+            results.side_output(ps.BAD).write("bad", bad)
+            pipeline.run_in_process("memory:")
+            assert [row["n"] for row in out.rows()] == [2]
+            assert bad.rows() == [listed[1]]
+            continue
+        with pytest.raises(ps.PenstockError, match="null"):
+            pipeline.run_in_process("memory:")
