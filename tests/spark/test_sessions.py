@@ -8,9 +8,9 @@ import pytest
 
 from penstock.runtime.spark.session import (
     EXCLUDED_RULES,
-    _lacking_settings,
-    _refused_settings,
     adopt_session,
+    find_lacking,
+    set_for_epochs,
 )
 from tests.builders.spark_session import QUICK_JVM, ROOT, run_module, shared_session
 
@@ -92,7 +92,7 @@ def test_the_last_of_several_jobs_stops_their_spark_and_nobody_stops_another(
 
 def test_a_spark_of_our_own_lacks_nothing() -> None:
     own = adopt_session(shared_session())
-    assert [*_refused_settings(own), *_lacking_settings(own)] == []
+    assert [*set_for_epochs(own), *find_lacking(own)] == []
 
 
 def test_optimizer_rules_that_the_user_has_excluded_stay_excluded() -> None:
@@ -100,7 +100,7 @@ def test_optimizer_rules_that_the_user_has_excluded_stay_excluded() -> None:
     own = theirs.newSession()
     rule = "org.apache.spark.sql.catalyst.optimizer.ColumnPruning"
     own.conf.set(EXCLUDED_RULES, rule)
-    assert [*_refused_settings(own)] == []
+    assert set_for_epochs(own) == []
     excluded = (own.conf.get(EXCLUDED_RULES) or "").split(",")
     assert rule in excluded
     assert len(excluded) == 2

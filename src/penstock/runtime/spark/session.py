@@ -103,7 +103,7 @@ def running_session() -> SparkSession | None:
 def adopt_session(session: SparkSession) -> SparkSession:
     """Return a session beside the user's, set for epochs; theirs is not changed."""
     own = session.newSession()
-    lacks = [*_refused_settings(own), *_lacking_settings(own)]
+    lacks = [*set_for_epochs(own), *find_lacking(own)]
     if lacks:
         _warn_once(
             "this Spark was started by somebody else and lacks: "
@@ -113,7 +113,9 @@ def adopt_session(session: SparkSession) -> SparkSession:
     return own
 
 
-def _refused_settings(own: SparkSession) -> Iterator[str]:
+def set_for_epochs(own: SparkSession) -> list[str]:
+    """Set what any session can have; return what this one refuses."""
+    refused = []
     for name, wanted in _EPOCH_SETTINGS.items():
         value = wanted
         if name == EXCLUDED_RULES:
@@ -124,10 +126,11 @@ def _refused_settings(own: SparkSession) -> Iterator[str]:
         try:
             own.conf.set(name, value)
         except PySparkException:
-            yield f"{name}={value}"
+            refused.append(f"{name}={value}")
+    return refused
 
 
-def _lacking_settings(own: SparkSession) -> Iterator[str]:
+def find_lacking(own: SparkSession) -> Iterator[str]:
     """Yield what can only be had when a context starts and makes a difference."""
     if own.conf.get(_STARTED_HERE, None) is not None:
         return
