@@ -295,7 +295,8 @@ def test_a_savepoint_can_be_restored_whatever_was_collected_since() -> None:
     assert ledger.numbers == list(range(2, 20))
 
 
-def test_a_restore_is_honoured_once_although_a_failure_restarts_the_session() -> None:
+def a_finished_flaky_job() -> tuple[Ledger, Flaky, DrivenJob]:
+    """Return a job that has ended, its empty ledger, and what makes its sink fail."""
     ledger, flaky = Ledger(), Flaky(StorageError("no answer"), 0)
     job = DrivenJob()
     job.read_and_write(
@@ -305,6 +306,11 @@ def test_a_restore_is_honoured_once_although_a_failure_restarts_the_session() ->
     )
     job.run()
     ledger.numbers.clear()
+    return ledger, flaky, job
+
+
+def test_a_restore_is_honoured_once_although_a_failure_restarts_the_session() -> None:
+    ledger, flaky, job = a_finished_flaky_job()
 
     def fail_later(driver: JobDriver, status: JobStatus) -> None:
         if status.epochs_published == 2 and not status.restarts and not flaky.left:
@@ -317,15 +323,7 @@ def test_a_restore_is_honoured_once_although_a_failure_restarts_the_session() ->
 
 
 def test_a_restore_of_a_finished_job_is_not_forgotten_by_a_failure() -> None:
-    ledger, flaky = Ledger(), Flaky(StorageError("no answer"), 0)
-    job = DrivenJob()
-    job.read_and_write(
-        lambda: NumberedSource({"s": range(8)}),
-        lambda: ledger.sink(handle_checkpoint=flaky),
-        EDGE,
-    )
-    job.run()
-    ledger.numbers.clear()
+    ledger, flaky, job = a_finished_flaky_job()
     flaky.left = 1
     status = job.run(restore=Epochs(Epoch(1)))
     assert (status.phase, status.restarts) == (JobPhase.FINISHED, 1)
