@@ -23,6 +23,7 @@ PYTEST_ARGS ?=
 PROCESSES ?= -n 2 --dist worksteal
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+HOUSE_ARGS ?=
 LOCK_ARGS ?=
 
 .PHONY: help
@@ -117,6 +118,10 @@ proto: $(PROTO_READY) ## Regenerate the protobuf code
 .PHONY: bench
 bench: $(READY) ## Run the benchmarks; JSON lines (BENCH_ARGS='--quick --suite NAME')
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: house
+house: $(READY) ## Measure the code and the walk of one batch (HOUSE_ARGS='--walk', --json or a checkout)
+	@$(BIN)/python scripts/house.py $(HOUSE_ARGS)
 
 .PHONY: clean
 clean: ## Remove environments, caches and build results
