@@ -13,16 +13,18 @@ import penstock as ps
 from benchmarks.suites import Row
 from penstock.core.ids import Epoch, Generation
 from penstock.core.settings import current
-from penstock.core.signals import CheckpointBarrier
+from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.codec import encode_graph
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.splits import SourceBudget
 from penstock.operators.user_functions import pickle_function
-from penstock.runtime.epoch_plan import EpochPlan
-from penstock.runtime.physical import compile_graph
-from penstock.runtime.planning import SourcePlanner
-from penstock.runtime.spark.plan_delivery import LARGEST_PROPERTY_CHARACTERS
-from penstock.runtime.spark.task import SuperstepTask, WorkerSpec
+from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
+from penstock.runtime.plan.physical import compile_graph
+from penstock.runtime.spark.task import (
+    LARGEST_PROPERTY_CHARACTERS,
+    SuperstepTask,
+    WorkerSpec,
+)
 from penstock.state.storage.urls import open_store
 
 CLOSURE_LIMIT = 1 << 20

@@ -12,15 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.suites import Row
-from penstock.connectors.catalog import default_registry
-from penstock.core.clock import SystemClock
+from penstock.catalog import default_registry
+from penstock.core.clock import SystemClock, new_token
 from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import CheckpointBarrier
-from penstock.core.tokens import new_token
+from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node, OperatorSpec
-from penstock.operators.assembly import AssembledChain, ChainSetting
-from penstock.operators.chain import NoInput, chain_processing
+from penstock.operators.chain import AssembledChain, ChainSetting, NoInput, chain_processing
 from penstock.operators.chained_operator import ChainedOperator
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
@@ -28,11 +26,11 @@ from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.user_functions import pickle_function
-from penstock.runtime.environment import DriverSettings, JobEnvironment
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
+from penstock.runtime.driver.outcomes import EpochRan
+from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.outcomes import EpochRan
-from penstock.runtime.session import JobSession
-from penstock.runtime.worker import Worker
+from penstock.runtime.task.worker import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.protocol.records import FIRST_GENERATION
 from penstock.state.storage.memory import MemoryStore

@@ -21,13 +21,12 @@ import penstock as ps
 from benchmarks.sides import run_side
 from benchmarks.structured_streaming import CORES, ROCKSDB, open_peer
 from benchmarks.suites import Row
+from penstock.core.clock import new_token
 from penstock.core.settings import current
-from penstock.core.tokens import new_token
 from penstock.operators.splits import SourceBudget
 from penstock.operators.user_functions import pickle_function
-from penstock.runtime.environment import DriverSettings, JobEnvironment
-from penstock.runtime.session import JobSession
-from penstock.runtime.side_work import SideWork
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, SideWork
+from penstock.runtime.driver.session import JobSession
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.session import open_session
 from penstock.runtime.spark.task import WorkerSpec

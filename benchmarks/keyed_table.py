@@ -31,15 +31,16 @@ from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
 from penstock.state.storage.local_disk import LocalStore
-from penstock.state.tables.file_lists import files_of, message_of
+from penstock.state.tables.columns import KeyedSchema
 from penstock.state.tables.keyed import KeyedTable
-from penstock.state.tables.keyed_schema import KeyedSchema
 from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.table import (
     CheckpointMessage,
     CompactionConfig,
     Frontier,
     TableEnvironment,
+    files_of,
+    message_of,
 )
 
 Row = dict[str, object]

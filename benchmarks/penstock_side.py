@@ -16,10 +16,10 @@ from benchmarks.profile_split import split_epochs
 from benchmarks.sides import folder_bytes
 from benchmarks.structured_streaming import CORES, SETTLED_AFTER, rows_per_trigger
 from benchmarks.suites import Row
-from penstock.api.running import run
+from penstock.api.pipeline import run
 from penstock.core.settings import current
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.spark.executor import SparkExecutor
 
 Build = Callable[[ps.Stream], ps.Stream]

@@ -21,9 +21,9 @@ import penstock as ps
 from benchmarks.sides import run_side
 from benchmarks.structured_streaming import DEFAULT, open_peer
 from benchmarks.suites import Row
-from penstock.api.running import run as run_job
+from penstock.api.pipeline import run as run_job
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.spark.session import open_session
 
 RATIO_LIMIT = 3.0

@@ -16,9 +16,8 @@ import polars as pl
 import pyarrow as pa
 
 import penstock as ps
-from penstock.connectors.nexmark_config import NexmarkConfig
-from penstock.connectors.nexmark_rows import make_batch
-from penstock.connectors.nexmark_schemas import BID
+from penstock.connectors.nexmark.config import BID, NexmarkConfig
+from penstock.connectors.nexmark.rows import make_batch
 
 NAME = "hot-items"
 WIDTH, SLIDE = "10s", "2s"

@@ -18,25 +18,25 @@ if typing.TYPE_CHECKING:
     from penstock.api.windowing import session as session
     from penstock.api.windowing import sliding as sliding
     from penstock.api.windowing import tumbling as tumbling
-    from penstock.connectors.blackhole import blackhole as blackhole
-    from penstock.connectors.committed_files import CommittedFile as CommittedFile
-    from penstock.connectors.committed_files import committed_files as committed_files
-    from penstock.connectors.committed_files import read_committed as read_committed
-    from penstock.connectors.files import files as files
+    from penstock.connectors.files.commit import CommittedFile as CommittedFile
+    from penstock.connectors.files.commit import committed_files as committed_files
+    from penstock.connectors.files.commit import read_committed as read_committed
+    from penstock.connectors.files.connector import files as files
     from penstock.connectors.impulse import impulse as impulse
     from penstock.connectors.memory import list_sink as list_sink
     from penstock.connectors.memory import list_source as list_source
-    from penstock.connectors.nexmark import nexmark as nexmark
+    from penstock.connectors.nexmark.source import nexmark as nexmark
+    from penstock.connectors.stdout import blackhole as blackhole
     from penstock.connectors.stdout import stdout as stdout
-    from penstock.console.program import exit_code as exit_code
-    from penstock.console.program import main as main
-    from penstock.console.progress import Progress as Progress
+    from penstock.console import Progress as Progress
+    from penstock.console import exit_code as exit_code
+    from penstock.console import main as main
     from penstock.core.schema import StreamSchema as StreamSchema
-    from penstock.core.signals import IDLE as IDLE
-    from penstock.core.signals import CheckpointBarrier as CheckpointBarrier
-    from penstock.core.signals import EndOfData as EndOfData
-    from penstock.core.signals import EventTime as EventTime
-    from penstock.core.signals import Stop as Stop
+    from penstock.core.watermark import IDLE as IDLE
+    from penstock.core.watermark import CheckpointBarrier as CheckpointBarrier
+    from penstock.core.watermark import EndOfData as EndOfData
+    from penstock.core.watermark import EventTime as EventTime
+    from penstock.core.watermark import Stop as Stop
     from penstock.errors import ExternalError as ExternalError
     from penstock.errors import PenstockError as PenstockError
     from penstock.graph.logical import BAD as BAD
@@ -59,8 +59,8 @@ if typing.TYPE_CHECKING:
     from penstock.operators.context import CommitContext as CommitContext
     from penstock.operators.context import OperatorContext as OperatorContext
     from penstock.operators.context import SourceContext as SourceContext
-    from penstock.operators.display import DisplayableOperator as DisplayableOperator
     from penstock.operators.operator import ArrowOperator as ArrowOperator
+    from penstock.operators.operator import DisplayableOperator as DisplayableOperator
     from penstock.operators.registry import ConstructedOperator as ConstructedOperator
     from penstock.operators.registry import OperatorConstructor as OperatorConstructor
     from penstock.operators.registry import Registry as Registry
@@ -75,14 +75,14 @@ if typing.TYPE_CHECKING:
     from penstock.operators.udfs.specs import call_udf as call_udf
     from penstock.operators.udfs.specs import native_udf as native_udf
     from penstock.operators.udfs.specs import udf as udf
-    from penstock.runtime.epoch import StopMode as StopMode
+    from penstock.runtime.driver.decide import JobPhase as JobPhase
+    from penstock.runtime.driver.decide import JobStatus as JobStatus
+    from penstock.runtime.driver.decide import StopMode as StopMode
     from penstock.runtime.spark.attach import AttachedJob as AttachedJob
-    from penstock.runtime.spark.dataframe_sink import for_each_epoch as for_each_epoch
-    from penstock.runtime.spark.dataframe_source import dataframe as dataframe
-    from penstock.runtime.spark.dataframe_source import dataframes as dataframes
-    from penstock.runtime.spark.handoff import attached as attached
-    from penstock.runtime.status import JobPhase as JobPhase
-    from penstock.runtime.status import JobStatus as JobStatus
+    from penstock.runtime.spark.attach import attached as attached
+    from penstock.runtime.spark.frame_sink import for_each_epoch as for_each_epoch
+    from penstock.runtime.spark.frame_source import dataframe as dataframe
+    from penstock.runtime.spark.frame_source import dataframes as dataframes
     from penstock.state.files.migration import MigratableState as MigratableState
     from penstock.state.tables.specs import TimeDomain as TimeDomain
     from penstock.state.tables.specs import global_table as global_table
@@ -100,27 +100,29 @@ _HOMES = {
         "sliding",
         "tumbling",
     ),
-    "penstock.connectors.files": ("files",),
-    "penstock.connectors.blackhole": ("blackhole",),
-    "penstock.connectors.committed_files": (
+    "penstock.connectors.files.commit": (
         "CommittedFile",
         "committed_files",
         "read_committed",
     ),
+    "penstock.connectors.files.connector": ("files",),
     "penstock.connectors.impulse": ("impulse",),
     "penstock.connectors.memory": (
         "list_sink",
         "list_source",
     ),
-    "penstock.connectors.nexmark": ("nexmark",),
-    "penstock.connectors.stdout": ("stdout",),
-    "penstock.console.program": (
+    "penstock.connectors.nexmark.source": ("nexmark",),
+    "penstock.connectors.stdout": (
+        "blackhole",
+        "stdout",
+    ),
+    "penstock.console": (
+        "Progress",
         "exit_code",
         "main",
     ),
-    "penstock.console.progress": ("Progress",),
     "penstock.core.schema": ("StreamSchema",),
-    "penstock.core.signals": (
+    "penstock.core.watermark": (
         "CheckpointBarrier",
         "EndOfData",
         "EventTime",
@@ -159,8 +161,10 @@ _HOMES = {
         "OperatorContext",
         "SourceContext",
     ),
-    "penstock.operators.display": ("DisplayableOperator",),
-    "penstock.operators.operator": ("ArrowOperator",),
+    "penstock.operators.operator": (
+        "ArrowOperator",
+        "DisplayableOperator",
+    ),
     "penstock.operators.registry": (
         "ConstructedOperator",
         "OperatorConstructor",
@@ -183,17 +187,19 @@ _HOMES = {
         "native_udf",
         "udf",
     ),
-    "penstock.runtime.epoch": ("StopMode",),
-    "penstock.runtime.spark.attach": ("AttachedJob",),
-    "penstock.runtime.spark.dataframe_sink": ("for_each_epoch",),
-    "penstock.runtime.spark.dataframe_source": (
-        "dataframe",
-        "dataframes",
-    ),
-    "penstock.runtime.spark.handoff": ("attached",),
-    "penstock.runtime.status": (
+    "penstock.runtime.driver.decide": (
         "JobPhase",
         "JobStatus",
+        "StopMode",
+    ),
+    "penstock.runtime.spark.attach": (
+        "AttachedJob",
+        "attached",
+    ),
+    "penstock.runtime.spark.frame_sink": ("for_each_epoch",),
+    "penstock.runtime.spark.frame_source": (
+        "dataframe",
+        "dataframes",
     ),
     "penstock.state.files.migration": ("MigratableState",),
     "penstock.state.tables.specs": (

@@ -20,8 +20,12 @@ worth starting again are 4, 6 and 7; the driver has then tried several times by 
 Leaf detail is an append-only `ErrorCode`, not another class. A message says what happened,
 where, and what to do next; `context` carries the same facts for programs. All of them
 pickle, because an error raised on a worker must reach the driver whole.
+
+Suggestions: what somebody who wrote an unknown name probably meant.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -193,3 +197,17 @@ class InternalError(PenstockError):
     """Penstock contradicted itself: a bug worth reporting."""
 
     exit_code = 10
+
+
+def did_you_mean(unknown: str, known: Iterable[str]) -> str:
+    """Return a clause that names the closest of the `known`, or all of them if none is close.
+
+    It is made to follow "… is unknown", hence the leading separator.
+    """
+    choices = sorted(known)
+    closest = get_close_matches(unknown, choices, n=1)
+    if closest:
+        return f"; did you mean {closest[0]!r}?"
+    if not choices:
+        return "; there are none"
+    return f"; known are {', '.join(map(repr, choices))}"

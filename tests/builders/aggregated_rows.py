@@ -13,7 +13,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.operators.aggregates.frames import to_batch, to_frame
+from penstock.operators.aggregates.aggregate import to_batch, to_frame
 from penstock.operators.aggregates.plan import AggregatePlan
 
 Row: TypeAlias = dict[str, Any]

@@ -8,13 +8,11 @@ import pyarrow as pa
 
 from penstock.core.clock import ManualClock
 from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
-from penstock.core.signals import CheckpointBarrier, Watermark
+from penstock.core.watermark import CheckpointBarrier, InputWatermark, Watermark
 from penstock.graph.logical import Edge, Node
-from penstock.operators.assembly import AssembledChain, ChainSetting
-from penstock.operators.chain import chain_processing
+from penstock.operators.chain import AssembledChain, ChainSetting, chain_processing
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.splits import SourceAssignment
-from penstock.state.protocol.records import InputWatermark
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table_manager import TableManager

@@ -11,16 +11,18 @@ from penstock.core.schema import StreamSchema
 from penstock.graph.logical import Edge, LogicalGraph, Node
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver import JobDriver
-from penstock.runtime.environment import DriverSettings, JobEnvironment
+from penstock.runtime.driver.decide import JobPhase, JobStatus
+from penstock.runtime.driver.driver import JobDriver, ManualPacer
+from penstock.runtime.driver.environment import (
+    DriverSettings,
+    JobEnvironment,
+    RestartPolicy,
+)
+from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.pacing import ManualPacer
-from penstock.runtime.restarts import RestartPolicy
-from penstock.runtime.session import JobSession
-from penstock.runtime.status import JobPhase, JobStatus
-from penstock.runtime.worker import Worker
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
-from penstock.state.protocol.pinning import Epochs
+from penstock.runtime.task.worker import Worker
+from penstock.state.checkpoints import JobCheckpoints
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from tests.builders.scripted import PLAIN, Parts, Scripted, numbers_in

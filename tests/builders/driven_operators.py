@@ -5,11 +5,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.connectors.catalog import default_registry
+from penstock.catalog import default_registry
 from penstock.core.clock import ManualClock
 from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import CheckpointBarrier, Watermark
+from penstock.core.watermark import CheckpointBarrier, Watermark
 from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import CommitContext, OperatorContext, SourceContext

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import penstock as ps
-from penstock.connectors.catalog import default_registry
-from penstock.connectors.committed_files import committed_files, read_committed
-from penstock.connectors.files_sink import FilesSinkConstructor, files_sink_spec
+from penstock.catalog import default_registry
+from penstock.connectors.files.commit import committed_files, read_committed
+from penstock.connectors.files.sink import FilesSinkConstructor, files_sink_spec
 from penstock.core.ids import Epoch
 from penstock.graph.logical import OperatorSpec
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import (

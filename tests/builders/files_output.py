@@ -4,9 +4,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.connectors.catalog import default_registry
-from penstock.connectors.files_sink import FilesSinkConstructor, files_sink_spec
-from penstock.core.tokens import new_token
+from penstock.catalog import default_registry
+from penstock.connectors.files.sink import FilesSinkConstructor, files_sink_spec
+from penstock.core.clock import new_token
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.registry import Registry
 from penstock.state.storage.object_store import ObjectStore

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.core.duration import DurationLike
+from penstock.core.clock import DurationLike
 from tests.builders.pipeline_operators import schema_of
 
 VARIABLE = "PENSTOCK_TEST_GOLDEN"

@@ -10,11 +10,11 @@ import pytest
 import penstock as ps
 from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver import JobDriver
-from penstock.runtime.environment import DriverSettings, JobEnvironment
-from penstock.runtime.executor import Executor
-from penstock.runtime.status import EpochProgress
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.runtime.driver.decide import EpochProgress
+from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
+from penstock.runtime.plan.executor import Executor
+from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import CrashError, Fault, FaultyStore, assert_job_is_whole

@@ -7,14 +7,7 @@ import pyarrow as pa
 
 from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
-from penstock.graph.logical import (
-    MAIN,
-    Edge,
-    Exchange,
-    LogicalGraph,
-    Node,
-    OperatorSpec,
-)
+from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node, OperatorSpec
 
 
 def columns(**types: pa.DataType) -> pa.Schema:

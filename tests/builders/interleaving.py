@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import PenstockError
-from penstock.state.checkpoints.runner import carry_out
+from penstock.state.checkpoints import carry_out
 from penstock.state.protocol.steps import Create, Delete, Request, Steps
 from penstock.state.storage.object_store import ObjectStore
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
+from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo, Token
-from penstock.core.tokens import new_token
-from penstock.state.checkpoints.backend import ParquetBackend
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
-from penstock.state.protocol.pinning import Epochs
 from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.erased import ErasedKind
 from penstock.state.tables.specs import TableSpec

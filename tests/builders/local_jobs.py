@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.connectors.memory import ListSinkSpec, list_sink
+from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
-from penstock.core.tokens import new_token
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator

@@ -5,19 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.connectors.staged_rows import staged_tables
+from penstock.connectors.memory import staged_tables
 from penstock.core.clock import ManualClock
 from penstock.core.ids import Epoch, Generation
-from penstock.core.signals import CheckpointBarrier
+from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import JobEnvironment
-from penstock.runtime.epoch_plan import EpochPlan
-from penstock.runtime.executor import Executor
-from penstock.runtime.planning import SourcePlanner
-from penstock.runtime.receipts import Agreed, find_agreement
-from penstock.runtime.reports import TaskReport, from_part
+from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.driver.outcomes import Agreed, find_agreement
+from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
+from penstock.runtime.plan.executor import Executor
+from penstock.runtime.plan.reports import TaskReport, from_part
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore

@@ -6,22 +6,22 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from penstock.connectors.catalog import default_registry
+from penstock.catalog import default_registry
 from penstock.core.clock import ManualClock
 from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.chaos import Chaos
-from penstock.runtime.driver import JobDriver
-from penstock.runtime.environment import DriverSettings, JobEnvironment
-from penstock.runtime.epoch import StopMode
-from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.pacing import ManualPacer
-from penstock.runtime.restarts import RestartPolicy
-from penstock.runtime.status import JobPhase, JobStatus
-from penstock.runtime.worker import Worker
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
+from penstock.runtime.driver.driver import JobDriver, ManualPacer
+from penstock.runtime.driver.environment import (
+    DriverSettings,
+    JobEnvironment,
+    RestartPolicy,
+)
+from penstock.runtime.in_process import Chaos, InProcessExecutor
+from penstock.runtime.task.worker import Worker
+from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.files.cache import FileCache
-from penstock.state.protocol.rules import ProtocolRules
+from penstock.state.protocol.records import ProtocolRules
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import assert_job_is_whole

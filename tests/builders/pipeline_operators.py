@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import CheckpointBarrier, EndOfData, Stop
+from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop
 from penstock.graph.logical import BAD, LATE
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext

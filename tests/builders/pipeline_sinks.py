@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from penstock.connectors.staged_rows import StagingSink, staged_tables
+from penstock.connectors.memory import StagingSink, staged_tables
 from penstock.core.ids import Epoch
 from penstock.operators.context import CommitContext
 

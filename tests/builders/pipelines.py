@@ -13,12 +13,7 @@ from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
 from penstock.operators.expressions import FilterConstructor, ProjectConstructor
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.process import ProcessConstructor, SourceConstructor
-from penstock.operators.registry import (
-    ConstructedOperator,
-    OperatorConstructor,
-    Registry,
-)
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.stateless import (
     FlatMap,
@@ -26,6 +21,7 @@ from penstock.operators.stateless import (
     MapBatches,
     UnionConstructor,
 )
+from penstock.operators.user_functions import ProcessConstructor, SourceConstructor
 from tests.builders.graphs import CLICKS
 
 

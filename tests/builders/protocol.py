@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from penstock.core.checksum import checksum_of
 from penstock.core.ids import (
     Epoch,
     Generation,
@@ -11,10 +10,10 @@ from penstock.core.ids import (
     SavepointName,
     TableName,
     Token,
+    checksum_of,
 )
 from penstock.state.proto import state_pb2 as pb
-from penstock.state.protocol.metadata import encode_metadata
-from penstock.state.protocol.pinning import Actor
+from penstock.state.protocol.codec import encode_metadata
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
@@ -25,9 +24,10 @@ from penstock.state.protocol.records import (
     OperatorEntry,
     Pin,
     PinKind,
+    ProtocolRules,
     RetentionRecord,
 )
-from penstock.state.protocol.rules import ProtocolRules
+from penstock.state.protocol.retention import Actor
 
 JOB = JobId("job")
 OTHER_JOB = JobId("other")

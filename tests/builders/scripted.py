@@ -9,16 +9,12 @@ import pyarrow as pa
 
 from penstock.core.ids import Epoch, OperatorId
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import CheckpointBarrier, EndOfData, Stop, Watermark
+from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop, Watermark
 from penstock.graph.logical import MAIN, Edge, Exchange, Node, OperatorSpec, WatermarkSpec
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import CommitContext, OperatorContext, SourceContext
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.registry import (
-    ConstructedOperator,
-    OperatorConstructor,
-    Registry,
-)
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 from penstock.operators.source import SourceFinishType, SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.operators.timers import DueTimers

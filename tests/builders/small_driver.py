@@ -8,13 +8,11 @@ metadata are shared between epochs, outlive some of them, and become garbage.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.core.clock import ManualClock
+from penstock.core.clock import ManualClock, new_token
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Token
-from penstock.core.tokens import new_token
-from penstock.state.checkpoints.backend import ParquetBackend
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.proto import state_pb2 as pb
-from penstock.state.protocol.metadata import decode_metadata
+from penstock.state.protocol.codec import decode_metadata
 from penstock.state.protocol.paths import table_checkpoint_path
 from penstock.state.protocol.publication import (
     CommitPermit,
@@ -28,13 +26,12 @@ from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
+    Fenced,
     ObjectRef,
     OperatorEntry,
+    ProtocolRules,
 )
-from penstock.state.protocol.recovery import ReplayCommit
-from penstock.state.protocol.rules import ProtocolRules
-from penstock.state.protocol.status import Fenced
-from penstock.state.protocol.takeover import TakeOverOutcome
+from penstock.state.protocol.takeover import ReplayCommit, TakeOverOutcome
 from penstock.state.storage.object_store import ObjectStore
 from tests.builders.protocol import JOB, OPERATOR, RULES, TABLE, metadata_of
 

@@ -13,12 +13,11 @@ import polars as pl
 import pyarrow as pa
 
 import penstock as ps
-from penstock.api.running import run
+from penstock.api.pipeline import run
 from penstock.core.ids import JobId
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
-from penstock.runtime.restarts import RestartPolicy
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.runtime.driver.environment import DriverSettings, RestartPolicy
+from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import assert_job_is_whole

@@ -9,9 +9,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 import penstock as ps
-from penstock.api.running import run
+from penstock.api.pipeline import run
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.spark.attach import QUERY_ID
 from tests.builders.spark_session import shared_session
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyspark
 
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
 from tests.builders.spark_session import QUICK_JVM, ROOT
 
 

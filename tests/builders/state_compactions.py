@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from penstock.core.ids import Epoch
 from penstock.state.proto import state_pb2
-from penstock.state.protocol.rules import ProtocolRules
+from penstock.state.protocol.records import ProtocolRules
 from penstock.state.tables.operator_tables import apply_compaction, compact_subtask
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import CompactionConfig

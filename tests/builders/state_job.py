@@ -13,22 +13,20 @@ from collections.abc import Callable, Collection, Mapping
 
 from penstock.core.clock import ManualClock
 from penstock.core.ids import JobId, OperatorId, Subtask
+from penstock.core.watermark import InputWatermark
 from penstock.errors import CorruptStateError, FencedError
-from penstock.state.checkpoints.backend import ParquetBackend
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.files.cache import FileCache
-from penstock.state.protocol.pinning import Epochs
 from penstock.state.protocol.publication import CommitPermit, CommitRequired, Published
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
-    InputWatermark,
     ObjectRef,
     OperatorEntry,
+    ProtocolRules,
 )
-from penstock.state.protocol.recovery import Recovered, ReplayCommit
-from penstock.state.protocol.rules import ProtocolRules
-from penstock.state.protocol.takeover import TakenOver
+from penstock.state.protocol.retention import Epochs
+from penstock.state.protocol.takeover import Recovered, ReplayCommit, TakenOver
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment

@@ -9,18 +9,13 @@ import pyarrow.compute as pc
 
 from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import CheckpointBarrier, EndOfData, Stop
+from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop
 from penstock.graph.logical import LATE
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import CommitContext, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.timers import DueTimers
-from penstock.state.tables.specs import (
-    TableSpec,
-    TimeDomain,
-    global_table,
-    keyed_table,
-)
+from penstock.state.tables.specs import TableSpec, TimeDomain, global_table, keyed_table
 
 
 def schema_of(**types: Any) -> pa.Schema:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.api.windowing import Window
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
 
 SECOND = 1_000_000
 ROWS = pa.schema([("key", pa.int64()), ("at", pa.timestamp("us")), ("value", pa.int64())])

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from penstock.core.signals import MAX_MICROS
+from penstock.core.watermark import MAX_MICROS
 
 Row: TypeAlias = Mapping[str, Any]
 """Of `key`, `at` in microseconds and `value`."""

@@ -10,13 +10,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.core import settings
-from penstock.core.key_range import FULL_RANGE
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
-from penstock.state.protocol.pinning import Epochs
-from penstock.state.protocol.rules import RULES
-from penstock.state.protocol.status import Committing, Ready
+from penstock.core.ids import FULL_RANGE
+from penstock.state.checkpoints import JobCheckpoints
+from penstock.state.protocol.records import RULES, Committing, Ready
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.urls import open_store
-from penstock.state.tables.restore_plan import TableFate, plan_table_restore
+from penstock.state.tables.fit import TableFate, plan_table_restore
 from penstock.state.tables.table_manager import TableManager
 from penstock.testing import assert_job_is_whole
 from tests.builders.arrow_types import spelled

@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from penstock.core.ids import Epoch, SavepointName, Subtask
 from penstock.core.key_hash import hash_keys, owners_of
-from penstock.state.protocol.pinning import Epochs
-from penstock.state.protocol.rules import RULES
+from penstock.state.protocol.records import RULES
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.urls import open_store
 from penstock.state.tables.table_manager import TableManager
 from tests.builders.state_job import StateJob

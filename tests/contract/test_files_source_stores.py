@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.connectors.files import files
-from penstock.core.tokens import new_token
+from penstock.connectors.files.connector import files
+from penstock.core.clock import new_token
 from penstock.state.storage.urls import open_store
 from penstock.testing import SourceHarness
 from tests.builders.source_files import some_rows, to_bytes

@@ -9,9 +9,9 @@ from pathlib import Path
 import polars as pl
 
 import penstock as ps
-from penstock.api.running import run_in_process
+from penstock.api.pipeline import run_in_process
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 
 ROWS = 12_000
 

@@ -13,9 +13,9 @@ import polars as pl
 import pyarrow as pa
 
 import penstock as ps
-from penstock.api.running import run_in_process
+from penstock.api.pipeline import run_in_process
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 
 ROWS = 20_000
 KEYS = 50

@@ -6,9 +6,9 @@ from functools import cache
 
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.errors import PenstockError
-from penstock.state.protocol.pinning import Epochs
 from penstock.state.protocol.publication import CommitRequired, Published
 from penstock.state.protocol.records import CheckpointRef
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from tests.builders.small_driver import Sink, SmallDriver, a_driver, checkpoints_in

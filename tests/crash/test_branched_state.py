@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.ids import Epoch, JobId
 from penstock.state.protocol.collection import CollectionDone
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.retention import Epochs
 from penstock.testing import assert_job_is_whole
 from tests.builders.kept_epochs import load_epoch
 from tests.builders.shop_epoch import ShopEpoch, check_contents

@@ -11,7 +11,7 @@ from penstock.core.ids import Epoch
 from penstock.errors import CorruptStateError, ErrorCode, PenstockError, StateError
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import epoch_record_path, manifest_path
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.kept_epochs import files_of, load_epoch
 from tests.builders.shop_epoch import ShopEpoch, check_contents

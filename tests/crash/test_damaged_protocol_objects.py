@@ -12,10 +12,10 @@ import pytest
 
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, PenstockError, StateError
-from penstock.state.checkpoints.backend import ParquetBackend
+from penstock.state.checkpoints import ParquetBackend
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import assert_job_is_whole, assert_nothing_was_changed, stored_objects
 from tests.builders.protocol import JOB, OTHER_JOB, a_ref

@@ -3,12 +3,12 @@
 import pytest
 
 from penstock.api.pipeline import Pipeline
-from penstock.connectors.files import files
+from penstock.connectors.files.connector import files
 from penstock.connectors.memory import list_sink
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.chaos import Chaos
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.in_process import Chaos
 from penstock.state.storage.urls import open_store
 from penstock.testing import Fault, FaultMode, LocalJob
 from tests.builders.source_files import some_rows, to_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.ids import JobId
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
+from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.storage.urls import open_store
 from penstock.testing import assert_job_is_whole
 from tests.crash.killed_program import KEYS, ROWS

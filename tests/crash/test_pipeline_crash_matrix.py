@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings as hypothesis_settings
 
-from penstock.runtime.status import JobPhase
+from penstock.runtime.driver.decide import JobPhase
 from penstock.testing import (
     Call,
     CrashError,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 
 from penstock.errors import FencedError, StorageError
-from penstock.runtime.status import JobPhase
+from penstock.runtime.driver.decide import JobPhase
 from penstock.testing import (
     Call,
     Fault,

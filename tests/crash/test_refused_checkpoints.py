@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.console.program import main
+from penstock.console import main
 from penstock.state.proto import state_pb2 as pb
 
 TOTALS = pa.schema([("key", pa.int64()), ("total", pa.int64())])

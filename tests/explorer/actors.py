@@ -4,7 +4,6 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, assert_never
 
-from penstock.core.checksum import checksum_of
 from penstock.core.ids import (
     Epoch,
     JobId,
@@ -12,6 +11,7 @@ from penstock.core.ids import (
     SavepointName,
     TableName,
     Token,
+    checksum_of,
 )
 from penstock.errors import (
     ErrorCode,
@@ -22,15 +22,12 @@ from penstock.errors import (
 )
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.branching import branch_job, release_origin
-from penstock.state.protocol.collection import CollectionDone, collect_garbage
-from penstock.state.protocol.kept import Memory
-from penstock.state.protocol.metadata import decode_metadata, encode_metadata
-from penstock.state.protocol.pinning import (
-    Actor,
-    Epochs,
-    pin_epoch,
-    unpin,
+from penstock.state.protocol.codec import decode_metadata, encode_metadata
+from penstock.state.protocol.collection import (
+    CollectionDone,
+    Memory,
+    collect_garbage,
+    sweep_orphans,
 )
 from penstock.state.protocol.publication import (
     CommitRequired,
@@ -46,17 +43,18 @@ from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
+    Fenced,
     ObjectRef,
     OperatorEntry,
     PinKind,
+    ProtocolRules,
 )
-from penstock.state.protocol.recovery import Recovered, ReplayCommit
-from penstock.state.protocol.restoring import plan_restore
-from penstock.state.protocol.rules import ProtocolRules
-from penstock.state.protocol.status import Fenced
+from penstock.state.protocol.restoring import branch_job, plan_restore, release_origin
+from penstock.state.protocol.retention import Actor, Epochs, pin_epoch, unpin
 from penstock.state.protocol.steps import create_once, read
-from penstock.state.protocol.sweeping import sweep_orphans
 from penstock.state.protocol.takeover import (
+    Recovered,
+    ReplayCommit,
     TakenOver,
     release_honoured_restores,
     resume,

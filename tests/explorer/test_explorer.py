@@ -11,13 +11,12 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from penstock.state.protocol.pinning import Actor
 from penstock.state.protocol.publication import publish_checkpoint
 from penstock.state.protocol.reading import is_fenced
-from penstock.state.protocol.recovery import Recovered
-from penstock.state.protocol.status import Fenced
+from penstock.state.protocol.records import Fenced
+from penstock.state.protocol.retention import Actor
 from penstock.state.protocol.steps import delete
-from penstock.state.protocol.takeover import TakenOver, take_over
+from penstock.state.protocol.takeover import Recovered, TakenOver, take_over
 from tests.explorer.actors import JOB, RULES, Driver, Program, token_of
 from tests.explorer.scenarios import LONG, SHORT
 from tests.explorer.search import Budget, exhaust, sample, scatter

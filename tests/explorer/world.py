@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.ids import JobId
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.metadata import files_in_metadata
+from penstock.state.protocol.codec import files_in_metadata
 from penstock.state.protocol.records import (
     CheckpointRef,
     EpochRecord,
@@ -17,14 +17,7 @@ from penstock.state.protocol.records import (
     RetentionRecord,
 )
 from penstock.state.protocol.retention import is_kept
-from penstock.state.protocol.steps import (
-    Create,
-    Delete,
-    Exists,
-    ListPaths,
-    Read,
-    Request,
-)
+from penstock.state.protocol.steps import Create, Delete, Exists, ListPaths, Read, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,7 @@ import pyarrow as pa
 
 from penstock.core.ids import JobId
 from penstock.core.schema import StreamSchema
-from penstock.graph.logical import (
-    LATE,
-    MAIN,
-    Exchange,
-    LogicalGraph,
-    Node,
-    WatermarkSpec,
-)
+from penstock.graph.logical import LATE, MAIN, Exchange, LogicalGraph, Node, WatermarkSpec
 from tests.builders.graphs import (
     AT,
     BY_USER,

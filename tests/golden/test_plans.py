@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.physical import compile_graph
-from penstock.runtime.plan_text import describe_plan
+from penstock.runtime.plan.physical import compile_graph, describe_plan
 from tests.golden.plan_cases import PLANS
 
 FOLDER = Path(__file__).parent / "plans"

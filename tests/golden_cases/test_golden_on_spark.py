@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.core.clock import new_token
 from penstock.core.settings import current
-from penstock.core.tokens import new_token
 from penstock.operators.user_functions import pickle_function
-from penstock.runtime.executor import Executor
+from penstock.runtime.plan.executor import Executor
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.task import WorkerSpec
 from penstock.state.storage.object_store import ObjectStore

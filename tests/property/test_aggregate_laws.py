@@ -14,7 +14,7 @@ from penstock.operators.aggregates.compiling import (
     plan_from_config,
     plan_to_config,
 )
-from penstock.operators.config import read_config
+from penstock.operators.registry import read_config
 from tests.builders.aggregated_rows import (
     AGGREGATES,
     ROWS,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.key_range import owner_of
-from penstock.core.signals import MAX_EVENT_TIME, MIN_MICROS, EventTime
+from penstock.core.ids import owner_of
+from penstock.core.watermark import MAX_EVENT_TIME, MIN_MICROS, EventTime
 from tests.unit.operators.udfs.by_hand import OperatorByHand
 from tests.unit.operators.udfs.service import KEYED, Service, rows
 

@@ -9,18 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ids import Subtask, Token
-from penstock.core.signals import EventTime
+from penstock.core.watermark import EventTime, merge
 from penstock.graph.logical import LogicalGraph
-from penstock.operators.watermarks import merge
-from penstock.runtime.inlets import (
+from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
+from penstock.runtime.task.exchange import (
     AbortedInputError,
+    Attempt,
     ExchangeInput,
+    Mailbox,
     Sender,
     TornInputError,
+    outlets_of,
 )
-from penstock.runtime.outlets import Attempt, Mailbox, outlets_of
-from penstock.runtime.physical import PhysicalPlan, compile_graph
-from penstock.runtime.wire import Record, RecordKind, decode_header
+from penstock.runtime.task.wire import Record, RecordKind, decode_header
 from tests.builders.graphs import CLICKS, a_graph
 
 

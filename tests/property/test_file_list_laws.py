@@ -16,8 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from penstock.core.ids import Epoch, Subtask
-from penstock.core.key_range import KeyRange, owner_of
+from penstock.core.ids import Epoch, KeyRange, Subtask, owner_of
 from penstock.state.files.state_file import (
     StateFile,
     apply_swap,

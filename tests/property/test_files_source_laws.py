@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.connectors.files import files
-from penstock.connectors.files_csv import CsvFormat
-from penstock.connectors.files_formats import FileFormat, FileOffset, SourceFile
-from penstock.connectors.files_jsonl import JsonLinesFormat
+from penstock.connectors.files.connector import files
+from penstock.connectors.files.csv import CsvFormat
+from penstock.connectors.files.formats import FileFormat, FileOffset, SourceFile
+from penstock.connectors.files.jsonl import JsonLinesFormat
 from penstock.operators.splits import SourceBudget
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.urls import open_store

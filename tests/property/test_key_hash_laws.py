@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.ids import HASH_SPACE, owner_of, range_of
 from penstock.core.key_hash import hash_keys, hash_keys_uncut, owners_of
-from penstock.core.key_range import HASH_SPACE, owner_of, range_of
 from tests.golden.key_hash_reference import hash_rows
 
 whole = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -1,7 +1,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.core.key_range import FULL_RANGE, HASH_SPACE, KeyRange, owner_of, range_of
+from penstock.core.ids import FULL_RANGE, HASH_SPACE, KeyRange, owner_of, range_of
 
 hashes = st.one_of(
     st.integers(0, HASH_SPACE - 1),

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from penstock.state.tables.keyed_expiry import TimeToLive, frontier_micros
+from penstock.state.tables.expiry import TimeToLive, frontier_micros
 from penstock.state.tables.table import Frontier
 from tests.unit.state.tables.keyed_harness import KeyedHarness, a_schema
 

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
-from penstock.core.signals import EventTime, Watermark
+from penstock.core.watermark import EventTime, Watermark
 from penstock.errors import UserError
 from penstock.graph.logical import Exchange, LogicalGraph
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.chaos import Chaos, Mischief
-from penstock.runtime.epoch import StopMode
-from penstock.runtime.status import JobPhase
+from penstock.runtime.driver.decide import JobPhase, StopMode
+from penstock.runtime.in_process import Chaos, Mischief
 from penstock.testing import stored_objects
 from tests.builders.pipeline_graphs import SHAPES, Shape, counting, some_rows, windows
 from tests.builders.pipeline_job import PipelineJob, small_settings

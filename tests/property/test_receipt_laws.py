@@ -19,14 +19,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.ids import Token
-from penstock.core.signals import EventTime
-from penstock.runtime.inlets import ExchangeInput, TornInputError
-from penstock.runtime.outlets import Attempt, Mailbox
-from penstock.runtime.physical import PhysicalPlan, compile_graph
-from penstock.runtime.receipts import Agreed, Failed, TaskKey, Torn, find_agreement
-from penstock.runtime.reports import ErrorPart, Receipt, TaskReport
-from penstock.runtime.routing import consumers_of, producers_of
-from penstock.runtime.wire import (
+from penstock.core.watermark import EventTime
+from penstock.runtime.driver.outcomes import Agreed, Failed, TaskKey, Torn, find_agreement
+from penstock.runtime.plan.physical import (
+    PhysicalPlan,
+    compile_graph,
+    consumers_of,
+    producers_of,
+)
+from penstock.runtime.plan.reports import ErrorPart, Receipt, TaskReport
+from penstock.runtime.task.exchange import Attempt, ExchangeInput, Mailbox, TornInputError
+from penstock.runtime.task.wire import (
     BarrierPayload,
     Header,
     Record,

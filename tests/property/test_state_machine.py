@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from penstock.core.ids import Epoch, SavepointName
 from penstock.state.files.cache import FileCache
 from penstock.state.protocol.paths import slot_of
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.compaction import exceeds_run_limit
 from penstock.testing import assert_job_is_whole, assert_no_restore_is_left_pinned

@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from penstock.core.ids import owner_of
 from penstock.core.key_hash import hash_keys
-from penstock.core.key_range import owner_of
 from penstock.state.proto import state_pb2
 from penstock.state.tables.specs import TableSpec, time_keyed_table
 from tests.unit.state.files.file_builders import a_schema

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.runtime.chaos import Chaos, Mischief
-from penstock.runtime.physical import compile_graph
-from penstock.state.checkpoints.backend import ParquetBackend
+from penstock.runtime.in_process import Chaos, Mischief
+from penstock.runtime.plan.physical import compile_graph
+from penstock.state.checkpoints import ParquetBackend
 from penstock.state.proto import state_pb2 as pb
 from tests.builders.pipeline_graphs import SHAPES, Shape
 from tests.builders.pipeline_job import PipelineJob

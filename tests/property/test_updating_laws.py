@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.core.clock import new_token
 from penstock.core.settings import CompactionSettings
-from penstock.core.tokens import new_token
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
 from tests.builders.aggregated_rows import agrees
 from tests.builders.folded_changes import Row, fold

@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import IDLE
-from penstock.operators.watermark_generator import watermark_spec
-from penstock.operators.watermarks import advance, event_time_of, merge
-from penstock.state.protocol.records import InputWatermark
+from penstock.core.watermark import IDLE, InputWatermark, advance, event_time_of, merge
+from penstock.operators.event_time import watermark_spec
 from tests.builders.driven_operators import DrivenOperator
 
 LATENESS = 5

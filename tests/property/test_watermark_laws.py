@@ -5,15 +5,19 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Idle, Watermark
-from penstock.operators.watermarks import (
+from penstock.core.watermark import (
+    IDLE,
+    MAX_EVENT_TIME,
+    EventTime,
+    Idle,
+    InputWatermark,
+    Watermark,
     advance,
     event_time_of,
     has_ended,
     merge,
     merge_subtasks,
 )
-from penstock.state.protocol.records import InputWatermark
 
 event_times = st.integers(-5, 20).map(EventTime)
 ends = st.just(MAX_EVENT_TIME)

@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.chaos import Chaos
-from penstock.runtime.environment import DriverSettings
-from penstock.testing import (
-    CrashError,
-    Fault,
-    FaultMode,
-    LocalJob,
-    assert_job_is_whole,
-)
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.in_process import Chaos
+from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
 from tests.builders.window_jobs import SECOND, WindowJob
 from tests.builders.window_model import Result, Row, SessionModel, batch_windows
 

@@ -12,13 +12,13 @@ import pytest
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
+from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
-from penstock.core.tokens import new_token
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
-from penstock.runtime.chaos import Chaos, Mischief
+from penstock.runtime.in_process import Chaos, Mischief
 from penstock.state.tables.specs import TableSpec, global_table
 from tests.builders.pipeline_graphs import JOB, Row, Shape, some_rows
 from tests.builders.pipeline_job import PipelineJob

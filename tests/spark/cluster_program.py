@@ -21,15 +21,15 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock.core.clock import new_token
 from penstock.core.settings import current
-from penstock.core.tokens import new_token
 from penstock.operators.user_functions import pickle_function
-from penstock.runtime.driver import JobDriver
-from penstock.runtime.environment import JobEnvironment
+from penstock.runtime.driver.decide import JobStatus
+from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.session import adopt_session, open_session
 from penstock.runtime.spark.task import WorkerSpec
-from penstock.runtime.status import JobStatus
 from penstock.state.files.cache import FileCache
 from tests.builders.marks import claim, wait_for_mark
 from tests.builders.spark_counting import (

@@ -14,8 +14,8 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.spark.session import open_session
-from penstock.runtime.status import JobStatus
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import Call, Fault, FaultMode, FaultyStore
 from tests.builders.spark_counting import SETTINGS, CountingJob

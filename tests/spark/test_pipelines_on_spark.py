@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api.running import run
+from penstock.api.pipeline import run
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
-from penstock.state.protocol.pinning import Epochs
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.state.checkpoints import JobCheckpoints
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.urls import open_store
 from tests.builders.spark_session import last_job, shared_session
 

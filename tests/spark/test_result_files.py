@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.connectors.files_encoding import open_part
+from penstock.connectors.files.encoding import open_part
 from tests.builders.spark_session import shared_session
 
 INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint32())

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.settings import CompactionSettings
 from penstock.errors import ExternalError, StorageError
-from penstock.runtime.restarts import RestartPolicy
+from penstock.runtime.driver.environment import RestartPolicy
 from penstock.testing import Call, Fault, FaultMode, FaultyStore, Lands
 from tests.builders.marks import claim, marks_in
 from tests.builders.small_disks import remount, small_disk

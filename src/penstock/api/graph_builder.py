@@ -2,12 +2,16 @@
 
 Every step is built once through the registry when it is added: what it emits is known for
 the next one. A step that cannot work raises here; `penstock.api.gathering` keeps its error.
+
+What users write for an expression: a Polars expression, the name of a column, or a value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
+
+import polars as pl
 
 from penstock.api.gathering import Problems
 from penstock.core.ids import JobId, OperatorId
@@ -23,8 +27,7 @@ from penstock.graph.logical import (
     WatermarkSpec,
 )
 from penstock.graph.validate import find_problems, validate
-from penstock.operators.display import DisplayableOperator
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import ArrowOperator, DisplayableOperator
 from penstock.operators.registry import Registry
 from penstock.operators.source import SourceOperator
 
@@ -292,3 +295,30 @@ def _naming(operator: OperatorId) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"while adding operator {operator!r} to the pipeline")
         raise
+
+
+ExpressionLike: TypeAlias = pl.Expr | str | Any
+
+
+def to_expression(value: ExpressionLike) -> pl.Expr:
+    """Return an expression; text is the name of a column, as in Polars, other values literals."""
+    if isinstance(value, pl.Expr):
+        return value
+    if isinstance(value, str):
+        return pl.col(value)
+    try:
+        return pl.lit(value)
+    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{value!r} is no expression ({error}): give a Polars expression, the name of a "
+            "column or a plain value. A function goes to map_batches",
+            code=ErrorCode.INVALID_CONFIG,
+        ) from error
+
+
+def to_expressions(
+    values: Sequence[ExpressionLike], named: Mapping[str, ExpressionLike]
+) -> list[pl.Expr]:
+    """Return expressions, those with a name behind the others."""
+    aliased = [to_expression(value).alias(name) for name, value in named.items()]
+    return [*map(to_expression, values), *aliased]

@@ -11,23 +11,33 @@ from typing import Any, TypeAlias, Union
 
 import pyarrow as pa
 
-from penstock.api.aggregating import add_updating_aggregate
-from penstock.api.expressions import ExpressionLike, to_expression, to_expressions
 from penstock.api.gathering import step
-from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
-from penstock.api.windowing import BadTimes, BrokenWindows, Window, WindowedStream
-from penstock.core.duration import DurationLike
+from penstock.api.graph_builder import (
+    BrokenPort,
+    ExpressionLike,
+    GraphBuilder,
+    Port,
+    to_expression,
+    to_expressions,
+)
+from penstock.api.windowing import (
+    BadTimes,
+    BrokenWindows,
+    Window,
+    WindowedStream,
+    add_updating_aggregate,
+)
+from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
-from penstock.core.suggestion import did_you_mean
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import MAIN, Exchange, OperatorSpec, Writable
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.process import process_spec
 from penstock.operators.stateless import flat_map_spec, map_batches_spec, union_spec
 from penstock.operators.udfs.specs import ResultSpec
-from penstock.operators.updating.debezium import to_debezium_spec
+from penstock.operators.updating.changelog import to_debezium_spec
+from penstock.operators.user_functions import process_spec
 from penstock.state.tables.specs import TimeDomain
 
 AnyStream: TypeAlias = Union["Stream", "KeyedStream"]

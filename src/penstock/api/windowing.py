@@ -3,25 +3,30 @@
     keyed.window("per-auction", ps.tumbling("10s")).aggregate(bids=ps.count())
 
 A window is a value without a name; the step that uses it has one, and its errors say which.
+
+How `key_by(…).aggregate(…)` becomes operators: rows are combined, sent by key and kept.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
 
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
-from penstock.core.duration import DurationLike, to_micros
+from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
-from penstock.core.suggestion import did_you_mean
-from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import BAD, LATE, Exchange, OperatorSpec
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.expressions import with_columns_spec
+from penstock.operators.updating.aggregate import Expiry
+from penstock.operators.updating.changelog import AFTER, BEFORE, OP
+from penstock.operators.updating.kinds import combine_spec, updating_aggregate_spec
 from penstock.operators.windows.aggregation import (
     ALL_ROWS,
     KEY_OF_ALL_ROWS,
@@ -35,6 +40,7 @@ from penstock.operators.windows.assignment import (
     find_length_problems,
 )
 from penstock.operators.windows.kinds import pane_window_specs, session_window_spec
+from penstock.state.tables.specs import TimeDomain
 
 BadTimes: TypeAlias = Literal["fail", "divert"]
 """What becomes of rows whose event time is null or absurd."""
@@ -313,3 +319,44 @@ def _length_problems(lengths: Mapping[str, int]) -> list[str]:
     if "gap" in lengths:
         return find_length_problems(lengths)
     return find_grid_problems(lengths["width"], lengths["slide"], lengths["offset"])
+
+
+def add_updating_aggregate(
+    builder: GraphBuilder,
+    keyed: Port,
+    name: str,
+    aggregates: Mapping[str, Any],
+    *,
+    ttl: DurationLike | None,
+    ttl_domain: TimeDomain | None,
+    parallelism: int | None,
+) -> Port:
+    """Add both operators behind a keyed stream; return the changelog."""
+    operator = builder.claim(name)
+    ttl_micros = expiry = None
+    with builder.problems.noting():
+        ttl_micros = None if ttl is None else to_micros(ttl, "ttl")
+    stream, keys = keyed.schema, keyed.schema.key_columns
+    if ttl_micros is not None:
+        with builder.problems.noting():
+            expiry = Expiry.of(ttl_micros, ttl_domain, stream)
+    taken = (*keys, OP, BEFORE, AFTER)
+    plan = compile_aggregates(name, aggregates, stream, taken=taken)
+    if expiry is not None and (hidden := expiry.hidden_aggregates(stream)):
+        kept = compile_aggregates(name, hidden, stream)
+        plan = AggregatePlan((*plan.aggregates, *kept.aggregates))
+    clashes = set(keys) & {field.name for field in plan.partials}
+    if clashes:
+        raise SchemaError(
+            f"{name!r}: key columns {sorted(clashes)} are called like columns of its state: "
+            "rename the results",
+            operator=name,
+        )
+    whole = replace(keyed, exchange=Exchange.FORWARD, schema=stream.keyed_by())
+    combined = builder.add_step(
+        builder.name_for("combine"), combine_spec(plan, keys), [whole]
+    )
+    partials = builder.port(combined).sent_by(keys)
+    spec = updating_aggregate_spec(plan, partials.schema, expiry)
+    builder.place(operator, spec, [partials], parallelism=parallelism)
+    return builder.port(operator)

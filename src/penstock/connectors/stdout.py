@@ -2,22 +2,26 @@
 
 At-least-once: what was printed cannot be looked up, so a commit that is repeated (after a
 crash between printing and noting that it was done) prints its epoch's rows again.
+
+A sink that takes every row and keeps none: to measure or warm up what comes before it.
 """
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import polars as pl
 import pyarrow as pa
 
-from penstock.connectors.staged_rows import StagingSink, staged_tables
+from penstock.connectors.memory import StagingSink, staged_tables
 from penstock.core.ids import Epoch
+from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.context import CommitContext
-from penstock.operators.display import DisplayableOperator
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import CommitContext, OperatorContext
+from penstock.operators.operator import ArrowOperator, DisplayableOperator
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 
 Format = Literal["json", "table"]
@@ -87,3 +91,43 @@ class StdoutConstructor(OperatorConstructor[StdoutConfig]):
         """Take the format over."""
         del registry
         return ConstructedOperator(StdoutSink(config.format))
+
+
+def blackhole() -> OperatorSpec:
+    """Drop every row. The job's status still counts what came in."""
+    return OperatorSpec("blackhole")
+
+
+class Blackhole(ArrowOperator):
+    """Drops rows. It has no state, and nothing of it is ever committed."""
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "blackhole"
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
+        """Return None: it is a sink."""
+        del inputs
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Let the rows go."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlackholeConfig:
+    """The config of kind "blackhole": there is nothing to choose."""
+
+
+class BlackholeConstructor(OperatorConstructor[BlackholeConfig]):
+    """Builds sinks that drop."""
+
+    config_type = BlackholeConfig
+
+    def with_config(
+        self, config: BlackholeConfig, registry: Registry
+    ) -> ConstructedOperator:
+        """Build one."""
+        del config, registry
+        return ConstructedOperator(Blackhole())

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from penstock.core.suggestion import did_you_mean
-from penstock.errors import SchemaError
+from penstock.errors import SchemaError, did_you_mean
 
 RowsLike: TypeAlias = Any
 """A `pyarrow.RecordBatch`, a `pyarrow.Table`, or a Polars `DataFrame`."""

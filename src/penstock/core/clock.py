@@ -1,11 +1,23 @@
 """The clock: the only reader of wall time, and the instants the rest of Penstock uses.
 
 Instants are whole microseconds since 1970-01-01 UTC, negative before it.
+
+Tokens: the only randomness in Penstock, drawn once per task attempt or driver.
+
+Durations as people write them: "250ms", "10s", "1h30m" → microseconds. Pure.
 """
 
+import re
+import secrets
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import timedelta
+from fractions import Fraction
+from typing import Protocol, TypeAlias
+
+from penstock.core.ids import Token
+from penstock.core.watermark import MAX_MICROS
+from penstock.errors import ErrorCode, UserError
 
 
 class Clock(Protocol):
@@ -39,3 +51,71 @@ class ManualClock:
         if micros < 0:
             raise ValueError("a clock only moves forward")
         self.micros += micros
+
+
+def new_token() -> Token:
+    """Draw 128 random bits that no other attempt will ever share."""
+    return Token(secrets.token_hex(16))
+
+
+DurationLike: TypeAlias = str | timedelta | int
+"""A text such as "1h30m", a `timedelta`, or a whole number of microseconds."""
+
+_MICROS_PER_UNIT = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)", re.ASCII)
+_WHOLE = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
+
+
+def to_micros(duration: DurationLike, what: str = "duration") -> int:
+    """Return a duration in microseconds; `what` names it in the error of one that cannot be.
+
+    >>> to_micros("1m30s")
+    90000000
+    """
+    micros = _read(duration)
+    if micros is None:
+        raise UserError(
+            f"{duration!r} is not a valid {what}: write numbers with units, such as '250ms', "
+            f"'10s', '5m' or '1h30m' (units: {', '.join(_MICROS_PER_UNIT)}), or give a "
+            "timedelta or a whole number of microseconds",
+            code=ErrorCode.INVALID_NUMBER,
+            value=repr(duration),
+        )
+    if micros.denominator != 1:
+        raise UserError(
+            f"{duration!r} is not a valid {what}: it is finer than a microsecond",
+            code=ErrorCode.INVALID_NUMBER,
+            value=repr(duration),
+        )
+    if not 0 <= micros <= MAX_MICROS:
+        raise UserError(
+            f"{duration!r} is not a valid {what}: it must not be negative, nor longer than 2**63 "
+            "microseconds",
+            code=ErrorCode.INVALID_NUMBER,
+            value=repr(duration),
+        )
+    return int(micros)
+
+
+def _read(duration: object) -> Fraction | None:
+    """Return the microseconds, or None for what is no duration at all; callers may be untyped."""
+    if isinstance(duration, timedelta):
+        return Fraction(duration // timedelta(microseconds=1))
+    if isinstance(duration, int) and not isinstance(duration, bool):
+        return Fraction(duration)
+    if isinstance(duration, str) and _WHOLE.fullmatch(duration):
+        return sum(
+            (
+                Fraction(number) * _MICROS_PER_UNIT[unit]
+                for number, unit in _PART.findall(duration)
+            ),
+            start=Fraction(0),
+        )
+    return None

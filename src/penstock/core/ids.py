@@ -2,14 +2,75 @@
 
 An id can be put into an object name without a second look: it holds no separator, is
 neither `.` nor `..`, is short, and so can never lead outside the job's prefix.
+
+Key ranges: which subtask owns which key hash.
+
+Pure. `owner_of` is the one rule, used for routing, restore and compaction alike, and
+`range_of` is its exact inverse. Intervals are `[start, end)` everywhere in Penstock.
+
+The checksum of durable bytes: XXH3 with 64 bits, the same on every machine.
 """
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeAlias
 
-from penstock.core.key_range import KeyRange, range_of
+import xxhash
+
 from penstock.errors import ErrorCode, UserError
+
+HASH_SPACE = 1 << 64
+"""One more than the largest key hash: the end of the full range."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyRange:
+    """The key hashes `start <= hash < end`; never empty."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end <= HASH_SPACE:
+            raise UserError(
+                f"[{self.start}, {self.end}) is not a key range: need 0 <= start < end <= 2**64",
+                code=ErrorCode.INVALID_NUMBER,
+                start=self.start,
+                end=self.end,
+            )
+
+    def __contains__(self, key_hash: int) -> bool:
+        return self.start <= key_hash < self.end
+
+    def overlaps(self, other: "KeyRange") -> bool:
+        """Tell whether the two share a hash; ranges that only touch do not."""
+        return self.start < other.end and other.start < self.end
+
+    def covers(self, other: "KeyRange") -> bool:
+        """Tell whether every hash of `other` is in this range."""
+        return self.start <= other.start and other.end <= self.end
+
+    def intersection(self, other: "KeyRange") -> "KeyRange | None":
+        """Return what both hold, or None when they share nothing."""
+        if not self.overlaps(other):
+            return None
+        return KeyRange(max(self.start, other.start), min(self.end, other.end))
+
+
+FULL_RANGE = KeyRange(0, HASH_SPACE)
+
+
+def owner_of(key_hash: int, parallelism: int) -> int:
+    """Return the index of the subtask that owns `key_hash`."""
+    return (key_hash * parallelism) >> 64
+
+
+def range_of(index: int, parallelism: int) -> KeyRange:
+    """Return exactly the hashes that `owner_of` gives to subtask `index`."""
+    return KeyRange(
+        -(-index * HASH_SPACE // parallelism), -(-(index + 1) * HASH_SPACE // parallelism)
+    )
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
@@ -160,3 +221,11 @@ class TaskInfo:
     def key_range(self) -> KeyRange:
         """The key hashes this task owns."""
         return self.subtask.key_range
+
+
+Readable: TypeAlias = bytes | bytearray | memoryview
+
+
+def checksum_of(data: Readable) -> int:
+    """Return the checksum of all of `data`."""
+    return xxhash.xxh3_64_intdigest(data)

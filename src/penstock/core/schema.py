@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
 from penstock.core.key_hash import Column, check_key_type, hash_keys
-from penstock.core.suggestion import did_you_mean
-from penstock.errors import CorruptStateError, ErrorCode, SchemaError
+from penstock.errors import CorruptStateError, ErrorCode, SchemaError, did_you_mean
 
 RESERVED_PREFIX = "_penstock"
 RESERVED_NAMES = frozenset({"_key_hash", "_operation", "_expires_at"})

@@ -23,8 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from penstock.core.suggestion import did_you_mean
-from penstock.errors import SettingsError
+from penstock.errors import SettingsError, did_you_mean
 
 _PREFIX = "PENSTOCK_"
 _FILE_VARIABLE = "PENSTOCK_CONFIG"

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.checksum import checksum_of
-from penstock.core.ids import JobId, OperatorId
+from penstock.core.ids import JobId, OperatorId, checksum_of
 from penstock.core.schema import StreamSchema
 from penstock.errors import CorruptStateError, ErrorCode, GraphError, PenstockError
 from penstock.graph.logical import (

@@ -11,10 +11,8 @@ import pyarrow as pa
 
 from penstock.core.batch import find_differences
 from penstock.core.schema import StreamSchema
-from penstock.core.suggestion import did_you_mean
-from penstock.errors import GraphError
-from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node
-from penstock.graph.order import find_cycles
+from penstock.errors import GraphError, did_you_mean
+from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node, find_cycles
 
 LARGEST_PARALLELISM = 1_000_000
 

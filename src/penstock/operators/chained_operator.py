@@ -7,14 +7,19 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.core.ids import TaskInfo
-from penstock.core.signals import (
+from penstock.core.watermark import (
     IDLE,
     MAX_EVENT_TIME,
+    Advance,
     EndOfData,
     EventTime,
     Idle,
+    InputWatermark,
     Stop,
     Watermark,
+    advance,
+    event_time_of,
+    has_ended,
 )
 from penstock.errors import ErrorCode, PenstockError, StateError, UserError
 from penstock.operators.collector import ArrowCollector
@@ -28,8 +33,6 @@ from penstock.operators.nodes import (
 )
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.timers import Timers
-from penstock.operators.watermarks import Advance, advance, event_time_of, has_ended
-from penstock.state.protocol.records import InputWatermark
 from penstock.state.tables.specs import TimeDomain
 from penstock.state.tables.table import Frontier
 

@@ -12,12 +12,10 @@ import pyarrow as pa
 
 from penstock.core.ids import Epoch, Generation, OperatorId, TaskInfo, Token
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import EventTime
+from penstock.core.watermark import EventTime, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.splits import BudgetMeter, SplitPlan, SplitState, change
 from penstock.operators.timers import Timers
-from penstock.operators.watermarks import event_time_of
-from penstock.state.protocol.records import InputWatermark
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView

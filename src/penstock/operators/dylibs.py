@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock.core import settings
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, UserError
 from penstock.state.storage.urls import open_store
 

@@ -1,4 +1,31 @@
-"""Event time of splits: from the rows seen to a watermark. Pure.
+"""The watermark generator: event time from the rows of a stream, per partition.
+
+A stream may be made of partitions, named by a column, that are each in order but for some
+lateness: then each has its own watermark, and the stream's is the lowest. Without such a
+column the rows that one subtask gets are one partition.
+
+**Who speaks for a partition.** The table holds, per value of the column, its latest event
+time, when that was, and the subtask that saw it. A partition is spoken for by the subtask
+that was last fed it, modulo the parallelism:
+
+    fed by 2 of 3 ── rescale to 2 ──> 0 of 2 repeats its watermark ── rows come to 1 ──> 1 of 2
+
+So after a rescale, or when a partition moves, somebody holds the watermark at what the
+partition had reached until its rows are seen again, wherever that is; in that epoch both
+speak, from the next one on only the new subtask. The watermark can neither run ahead of a
+partition nor wait for a subtask that will never get it. A subtask that speaks for no
+partition is idle. A partition that goes silent for good holds the watermark for good, unless
+there is an idle timeout.
+
+Without a column the subtasks' inputs are different partitions, which a rescale ends: the new
+subtasks begin without a row. One that never had a row is idle at once, or after the idle
+timeout if there is one.
+
+**Backwards.** A subtask may say less than before: when an idle partition wakes up, or one
+comes from another subtask. It must not say more than is true of the partitions it speaks
+for; later operators keep the highest that all subtasks have said together.
+
+Event time of splits: from the rows seen to a watermark. Pure.
 
 | a split that | says |
 |---|---|
@@ -12,18 +39,35 @@ was first known. The watermark of all splits is the merged one (see `watermarks`
 fall when an idle split wakes up: whoever sends it on must not send less than before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
-from penstock.core.signals import (
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.schema import StreamSchema
+from penstock.core.watermark import (
     IDLE,
+    MAX_EVENT_TIME,
     MAX_MICROS,
     MIN_MICROS,
+    CheckpointBarrier,
     EventTime,
     Watermark,
+    merge,
 )
-from penstock.graph.logical import WatermarkSpec
+from penstock.errors import SchemaError, did_you_mean
+from penstock.graph.logical import OperatorSpec, WatermarkSpec
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import OperatorContext
+from penstock.operators.operator import ArrowOperator, DisplayableOperator
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 from penstock.operators.splits import SplitState
-from penstock.operators.watermarks import merge
+from penstock.state.tables.global_keyed_view import GlobalKeyedView
+from penstock.state.tables.specs import TableSpec, global_table
 
 
 def watermark_of_splits(
@@ -86,3 +130,246 @@ def _to_event_time(latest_micros: int, spec: WatermarkSpec) -> EventTime:
     # The largest instant stands for the end of all data, which no row can announce.
     reached = min(latest_micros - spec.lateness_micros, MAX_MICROS - 1)
     return EventTime(max(reached, MIN_MICROS))
+
+
+WATERMARKS_TABLE = "penstock.watermarks"
+
+_Key: TypeAlias = tuple[str, str | None]
+"""A partition: its scope, which is the column, and its value there as text."""
+_INPUT = "input"
+"""The scope of the rows of each subtask, by `_own_name`, if there is no partition column."""
+
+
+class PartitionState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a partition has come. Stored as msgpack; new fields need defaults."""
+
+    max_event_time_micros: int | None = None
+    last_active_micros: int | None = None
+    """The processing time of the last epoch that had rows of it."""
+    subtask: int = 0
+    """Who was fed it then."""
+
+
+def watermark_spec(
+    *,
+    lateness_micros: int = 0,
+    idle_timeout_micros: int | None = None,
+    partition_column: str | None = None,
+    time_column: str | None = None,
+) -> OperatorSpec:
+    """Derive watermarks from rows; `time_column` if the stream has not named it before."""
+    return OperatorSpec(
+        "watermark",
+        {
+            "lateness_micros": lateness_micros,
+            "idle_timeout_micros": idle_timeout_micros,
+            "partition_column": partition_column,
+            "time_column": time_column,
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkConfig:
+    """The config of kind "watermark"."""
+
+    lateness_micros: int = 0
+    idle_timeout_micros: int | None = None
+    partition_column: str | None = None
+    time_column: str | None = None
+    """None: the input's."""
+
+    def __post_init__(self) -> None:
+        if self.lateness_micros < 0:
+            raise ValueError("'lateness_micros' must not be negative")
+        if self.idle_timeout_micros is not None and self.idle_timeout_micros <= 0:
+            raise ValueError("'idle_timeout_micros' must be positive, or None for never")
+
+    @property
+    def rule(self) -> WatermarkSpec:
+        """How a partition's watermark follows from its rows."""
+        return WatermarkSpec(self.lateness_micros, self.idle_timeout_micros)
+
+
+class WatermarkGenerator(ArrowOperator):
+    """Passes rows on and says how far their event time has come.
+
+    What its input says about event time is ignored, but for the end of all data.
+    """
+
+    def __init__(self, config: WatermarkConfig) -> None:
+        self._config = config
+        column = config.partition_column
+        self._scope = _INPUT if column is None else f"column {column}"
+        self._latest: dict[str | None, int] = {}
+        """The latest event time per partition in this epoch; empty between epochs."""
+        self._is_noted = False
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "watermark"
+
+    def display(self) -> DisplayableOperator:
+        """Show what was set."""
+        config = self._config
+        known = {
+            "lateness_micros": config.lateness_micros,
+            "idle_timeout_micros": config.idle_timeout_micros,
+            "partition_column": config.partition_column,
+            "time_column": config.time_column,
+        }
+        facts = {name: str(value) for name, value in known.items() if value is not None}
+        return DisplayableOperator("watermark", facts)
+
+    def generates_watermarks(self) -> bool:
+        """Return True: it speaks although its input may never do."""
+        return True
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the input with its time column; a missing column is refused."""
+        stream, names = inputs[0], inputs[0].schema.names
+        problems = [
+            f"its {role} {name!r} is not a column{did_you_mean(name, names)}"
+            for role, name in (
+                ("time column", self._config.time_column),
+                ("partition column", self._config.partition_column),
+            )
+            if name is not None and name not in names
+        ]
+        if self._config.time_column is None and stream.time_column is None:
+            problems.append("its input has no event time: name the time column")
+        if problems:
+            raise SchemaError(
+                f"{self.display()} does not fit its input: " + "; ".join(problems)
+            )
+        return self._timed(stream)
+
+    def tables(self) -> Sequence[TableSpec]:
+        """Declare the table of partitions."""
+        return [global_table(WATERMARKS_TABLE, _Key, PartitionState)]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Note the latest event time of every partition, and pass the rows on."""
+        times = self._timed(ctx.inputs[0]).event_times_of(batch)
+        column = self._config.partition_column
+        found: dict[str | None, int] = (
+            {_own_name(ctx): int(times.max())}
+            if column is None
+            else _latest_by(batch.column(column), times)
+        )
+        for name, micros in found.items():
+            self._latest[name] = max(micros, self._latest.get(name, micros))
+        collector.collect(batch)
+
+    def handle_watermark(
+        self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
+    ) -> Watermark | None:
+        """Say how far the partitions that this subtask speaks for have come."""
+        del collector
+        said = self._advance(ctx)
+        return MAX_EVENT_TIME if watermark == MAX_EVENT_TIME else said
+
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Keep what was seen, also in an epoch in which it was not asked for a watermark."""
+        del barrier, collector
+        if not self._is_noted:
+            self._advance(ctx)
+        self._is_noted = False
+
+    def _timed(self, stream: StreamSchema) -> StreamSchema:
+        column = self._config.time_column
+        return stream if column is None else replace(stream, time_column=column)
+
+    def _advance(self, ctx: OperatorContext) -> Watermark | None:
+        view = ctx.get_global_keyed_state(WATERMARKS_TABLE)
+        known: dict[_Key, PartitionState] = dict(view.items())
+        self._remove_outdated(view, known, ctx)
+        changed = self._seen(known, ctx)
+        for key, state in changed.items():
+            view.insert(key, state)
+        self._latest = {}
+        self._is_noted = True
+        own = self._spoken_for({**known, **changed}, ctx)
+        now, rule = ctx.processing_time_micros, self._config.rule
+        wake_up = next_idle_micros(own, rule, now)
+        if wake_up is not None:
+            ctx.wake_at(wake_up)
+        return watermark_of_splits(own, rule, now)
+
+    def _seen(
+        self, known: Mapping[_Key, PartitionState], ctx: OperatorContext
+    ) -> dict[_Key, PartitionState]:
+        """Return the state of the partitions whose rows came in this epoch."""
+        now, index = ctx.processing_time_micros, ctx.task.subtask.index
+        changed: dict[_Key, PartitionState] = {}
+        first = (_INPUT, _own_name(ctx))
+        is_waiting = self._scope == _INPUT and self._config.idle_timeout_micros is not None
+        if is_waiting and first not in known:
+            changed[first] = PartitionState(None, now, index)
+        for name, latest in self._latest.items():
+            before = known.get((self._scope, name), PartitionState()).max_event_time_micros
+            micros = latest if before is None else max(before, latest)
+            changed[self._scope, name] = PartitionState(micros, now, index)
+        return changed
+
+    def _spoken_for(
+        self, known: Mapping[_Key, PartitionState], ctx: OperatorContext
+    ) -> dict[str, SplitState]:
+        subtask = ctx.task.subtask
+        own = _own_name(ctx)
+        return {
+            repr(name): SplitState(
+                max_event_time_micros=entry.max_event_time_micros,
+                last_active_micros=entry.last_active_micros,
+            )
+            for (scope, name), entry in known.items()
+            if scope == self._scope
+            and entry.subtask % subtask.parallelism == subtask.index
+            and (scope != _INPUT or name == own)
+        }
+
+    def _remove_outdated(
+        self,
+        view: GlobalKeyedView[Any, Any],
+        known: Mapping[_Key, PartitionState],
+        ctx: OperatorContext,
+    ) -> None:
+        """Remove the partitions of another column, and inputs of another parallelism."""
+        subtask = ctx.task.subtask
+        if subtask.index != 0:
+            return
+        for scope, name in known:
+            is_gone = scope == _INPUT and not str(name).endswith(f"/{subtask.parallelism}")
+            if scope != self._scope or is_gone:
+                view.remove((scope, name))
+
+
+def _own_name(ctx: OperatorContext) -> str:
+    subtask = ctx.task.subtask
+    return f"{subtask.index}/{subtask.parallelism}"
+
+
+def _latest_by(column: Any, times: Any) -> dict[str | None, int]:
+    """Return the latest of the times per value of a column, values as text."""
+    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    names = encoded.dictionary.cast(pa.string()).to_pylist()
+    latest = np.full(len(names), np.iinfo(np.int64).min)
+    np.maximum.at(latest, encoded.indices.to_numpy(), times)
+    return dict(zip(names, latest.tolist(), strict=True))
+
+
+class WatermarkConstructor(OperatorConstructor[WatermarkConfig]):
+    """Builds watermark generators."""
+
+    config_type = WatermarkConfig
+
+    def with_config(
+        self, config: WatermarkConfig, registry: Registry
+    ) -> ConstructedOperator:
+        """Take the config over."""
+        del registry
+        return ConstructedOperator(WatermarkGenerator(config))

@@ -13,17 +13,16 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from penstock.core.ids import Epoch, OperatorId, TaskInfo
-from penstock.core.signals import CheckpointBarrier, EventTime
+from penstock.core.watermark import CheckpointBarrier, EventTime, InputWatermark
 from penstock.errors import ErrorCode, InternalError, PenstockError, UserError
 from penstock.graph.logical import Node
 from penstock.operators.collector import ArrowCollector, Target
 from penstock.operators.context import OperatorContext
-from penstock.operators.failures import describe_failure
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.source import SourceFinishType, SourceOperator, splits_table
 from penstock.operators.splits import SplitState
 from penstock.operators.timers import timer_tables
-from penstock.state.protocol.records import InputWatermark
+from penstock.operators.user_functions import describe_failure
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager

@@ -21,22 +21,36 @@ survive is in a table; attributes are for what can be derived from config and fr
 keyed tables. What other subtasks write to a global table is seen by reading it again. An
 epoch may run more than once before it counts, so no hook but `handle_commit` may have an
 effect outside of tables and emitted rows.
+
+How an operator shows itself to people: a name and a few facts.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pyarrow as pa
 
 from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import CheckpointBarrier, EndOfData, Stop, Watermark
+from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop, Watermark
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import CommitContext, OperatorContext
-from penstock.operators.display import DisplayableOperator
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import TableSpec, TimeDomain
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayableOperator:
+    """What `explain`, the console and error messages print about an operator."""
+
+    name: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        facts = ", ".join(f"{key}={value}" for key, value in self.fields.items())
+        return f"{self.name}({facts})"
 
 
 class ArrowOperator(ABC):

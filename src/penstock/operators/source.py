@@ -18,7 +18,7 @@ from enum import Enum
 from penstock.core.schema import StreamSchema
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
-from penstock.operators.display import DisplayableOperator
+from penstock.operators.operator import DisplayableOperator
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.state.tables.specs import TableSpec, global_table
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from penstock.core.clock import Clock
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, Watermark
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, PenstockError, UserError
-from penstock.operators.collector import SourceCollector
+from penstock.operators.collector import SourceCollector, call_within
 from penstock.operators.context import SourceContext
 from penstock.operators.event_time import (
     last_watermark,
@@ -21,7 +21,6 @@ from penstock.operators.nodes import (
     OperatorReport,
     Outlets,
 )
-from penstock.operators.overrun import call_within
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, SourceOperator
 from penstock.operators.splits import (
     BudgetMeter,

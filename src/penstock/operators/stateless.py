@@ -14,8 +14,7 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.display import DisplayableOperator
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import ArrowOperator, DisplayableOperator
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 from penstock.operators.user_functions import pickle_function, unpickle_function
 

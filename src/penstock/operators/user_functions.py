@@ -3,17 +3,33 @@
 Functions and operator objects of users travel inside the graph to the workers. State never
 does: it is Parquet. A function that a worker can import is pickled by its name; anything
 else, such as a lambda or what a notebook defines, by value.
+
+User operators and sources in a graph: the kinds "process" and "source".
+
+What becomes of an exception in user code: an error that says where it was raised and on what.
+
+A value that travels to the driver, so everything worth knowing is in its text: causes do not
+survive pickling. Errors that Penstock itself raised keep their class; they only learn whose
+hook they came from.
 """
 
 import inspect
 import pickle
+import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+import pyarrow as pa
 
-from penstock.errors import ErrorCode, UserError
-from penstock.graph.logical import UserFunction
+from penstock.core.batch import describe_sample
+from penstock.errors import ErrorCode, PenstockError, UserCodeError, UserError
+from penstock.graph.logical import OperatorSpec, UserFunction
+from penstock.operators.context import OperatorContext
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.source import SourceOperator
 
 _SEARCH_DEPTH = 4
 """How deep inside an object the part that cannot be pickled is looked for."""
@@ -137,3 +153,122 @@ def _pickles(value: Any) -> bool:
     except Exception:  # noqa: BLE001 (whatever it raises, it does not pickle)
         return False
     return True
+
+
+def process_spec(operator: ArrowOperator) -> OperatorSpec:
+    """Put a user's operator into a graph, as it is now."""
+    _checked_operator(operator)
+    return OperatorSpec("process", {"operator": pickle_function(operator)})
+
+
+def source_spec(source: SourceOperator) -> OperatorSpec:
+    """Put a user's source into a graph, as it is now."""
+    _checked_source(source)
+    return OperatorSpec("source", {"source": pickle_function(source)})
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """The config of kind "process"."""
+
+    operator: UserFunction
+    """A pickled `ArrowOperator`."""
+
+
+class ProcessConstructor(OperatorConstructor[ProcessConfig]):
+    """Builds user operators: another copy each time."""
+
+    config_type = ProcessConfig
+
+    def with_config(self, config: ProcessConfig, registry: Registry) -> ConstructedOperator:
+        """Load a new copy of the operator as it was when the graph was built."""
+        del registry
+        operator = unpickle_function(config.operator)
+        return ConstructedOperator(_checked_operator(operator))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """The config of kind "source"."""
+
+    source: UserFunction
+    """A pickled `SourceOperator`."""
+
+
+class SourceConstructor(OperatorConstructor[SourceConfig]):
+    """Builds user sources: another copy each time."""
+
+    config_type = SourceConfig
+
+    def with_config(self, config: SourceConfig, registry: Registry) -> ConstructedOperator:
+        """Load a new copy of the source as it was when the graph was built."""
+        del registry
+        source = unpickle_function(config.source)
+        return ConstructedOperator(_checked_source(source))
+
+
+def _checked_operator(obj: object) -> ArrowOperator:
+    if isinstance(obj, ArrowOperator):
+        return obj
+    raise _refusal(obj, ArrowOperator, "process")
+
+
+def _checked_source(obj: object) -> SourceOperator:
+    if isinstance(obj, SourceOperator):
+        return obj
+    raise _refusal(obj, SourceOperator, "source")
+
+
+def _refusal(obj: object, kind: type, what: str) -> UserError:
+    hint = ""
+    if isinstance(obj, type) and issubclass(obj, kind):
+        hint = f": write {obj.__name__}(…), an instance, instead of the class"
+    shown = obj.__name__ if isinstance(obj, type) else type(obj).__name__
+    return UserError(
+        f"{what} takes {kind.__name__}s, and {shown} is none{hint}",
+        code=ErrorCode.UDF_INVALID,
+    )
+
+
+_TRACEBACK_FRAMES = 12
+
+
+def describe_failure(
+    error: Exception,
+    context: OperatorContext,
+    hook: str,
+    batch: pa.RecordBatch | None = None,
+) -> PenstockError:
+    """Return the error to report for an exception that a hook raised."""
+    subtask = context.task.subtask
+    where = f"in {hook} (subtask {subtask.index} of {subtask.parallelism}, epoch {context.epoch})"
+    facts: dict[str, Any] = {
+        "operator": str(context.task.operator),
+        "subtask": subtask.index,
+        "epoch": int(context.epoch),
+        "hook": hook,
+    }
+    if isinstance(error, PenstockError):
+        failure = error
+        for name, value in facts.items():
+            failure.context.setdefault(name, value)
+        _note(failure, f"Raised by operator {context.task.operator!r} {where}")
+    else:
+        failure = UserCodeError(
+            f"operator {context.task.operator!r} raised {type(error).__name__} {where}: "
+            f"{error}",
+            **facts,
+        )
+        failure.__cause__ = error
+    if batch is not None:
+        _note(failure, f"The batch it was given begins with:\n{describe_sample(batch)}")
+    if failure is not error:
+        frames = traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)
+        _note(failure, "".join(frames).rstrip())
+    return failure
+
+
+def _note(error: PenstockError, text: str) -> None:
+    """Add a note, once: an error object may be raised again."""
+    if text not in getattr(error, "__notes__", ()):
+        error.add_note(text)

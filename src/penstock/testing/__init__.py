@@ -14,18 +14,18 @@ if typing.TYPE_CHECKING:
     from penstock.connectors.memory import list_sink as list_sink
     from penstock.connectors.memory import list_source as list_source
     from penstock.core.clock import ManualClock as ManualClock
-    from penstock.runtime.chaos import Chaos as Chaos
+    from penstock.runtime.in_process import Chaos as Chaos
     from penstock.testing.chain_subtasks import Amnesia as Amnesia
-    from penstock.testing.emitted import EpochOutput as EpochOutput
-    from penstock.testing.fault_modes import STORAGE_FAULTS as STORAGE_FAULTS
-    from penstock.testing.fault_modes import Call as Call
-    from penstock.testing.fault_modes import Fault as Fault
-    from penstock.testing.fault_modes import FaultMode as FaultMode
-    from penstock.testing.fault_modes import Lands as Lands
-    from penstock.testing.fault_sweep import Trial as Trial
-    from penstock.testing.fault_sweep import sweep as sweep
+    from penstock.testing.faults import STORAGE_FAULTS as STORAGE_FAULTS
+    from penstock.testing.faults import Call as Call
     from penstock.testing.faults import CrashError as CrashError
+    from penstock.testing.faults import Fault as Fault
+    from penstock.testing.faults import FaultMode as FaultMode
     from penstock.testing.faults import FaultyStore as FaultyStore
+    from penstock.testing.faults import Lands as Lands
+    from penstock.testing.faults import Trial as Trial
+    from penstock.testing.faults import sweep as sweep
+    from penstock.testing.given import EpochOutput as EpochOutput
     from penstock.testing.harness import HarnessCheckpoint as HarnessCheckpoint
     from penstock.testing.harness import OperatorHarness as OperatorHarness
     from penstock.testing.invariants import (
@@ -57,24 +57,20 @@ _HOMES = {
         "list_source",
     ),
     "penstock.core.clock": ("ManualClock",),
-    "penstock.runtime.chaos": ("Chaos",),
+    "penstock.runtime.in_process": ("Chaos",),
     "penstock.testing.chain_subtasks": ("Amnesia",),
-    "penstock.testing.emitted": ("EpochOutput",),
-    "penstock.testing.fault_modes": (
-        "STORAGE_FAULTS",
+    "penstock.testing.faults": (
         "Call",
+        "CrashError",
         "Fault",
         "FaultMode",
+        "FaultyStore",
         "Lands",
-    ),
-    "penstock.testing.fault_sweep": (
+        "STORAGE_FAULTS",
         "Trial",
         "sweep",
     ),
-    "penstock.testing.faults": (
-        "CrashError",
-        "FaultyStore",
-    ),
+    "penstock.testing.given": ("EpochOutput",),
     "penstock.testing.harness": (
         "HarnessCheckpoint",
         "OperatorHarness",

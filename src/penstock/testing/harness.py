@@ -20,32 +20,48 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from penstock.core.clock import ManualClock
-from penstock.core.duration import DurationLike, to_micros
+from penstock.core.clock import DurationLike, ManualClock, to_micros
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import MAX_EVENT_TIME, Watermark
+from penstock.core.watermark import MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import Edge, Exchange, Node
 from penstock.operators.registry import Registry
-from penstock.runtime.routing import route_rows
+from penstock.runtime.plan.physical import route_rows
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TimeDomain
-from penstock.testing.chain_commits import ChainCommits, CommitData
-from penstock.testing.chain_nodes import OperatorLike, StreamLike, chain_of, to_streams
-from penstock.testing.chain_state import read_table, read_timers
+from penstock.testing.chain_nodes import (
+    START,
+    ChainCommits,
+    CommitData,
+    OperatorLike,
+    StreamLike,
+    chain_of,
+    next_terms,
+    shared_registry,
+    to_output,
+    to_streams,
+)
 from penstock.testing.chain_subtasks import (
     Amnesia,
     ChainState,
     ChainSubtasks,
     SubtaskInput,
+    read_table,
+    read_timers,
     rescale_nodes,
 )
-from penstock.testing.emitted import Emitted, EpochOutput
-from penstock.testing.given_rows import GivenRows, rows_to_batches
-from penstock.testing.harness_epochs import START, next_terms, shared_registry, to_output
-from penstock.testing.instants import InstantLike, WatermarkLike, to_instant, to_watermark
+from penstock.testing.given import (
+    Emitted,
+    EpochOutput,
+    GivenRows,
+    InstantLike,
+    WatermarkLike,
+    rows_to_batches,
+    to_instant,
+    to_watermark,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,23 @@ nothing on trust: they look at every object a kept epoch needs.
 
 from collections.abc import Iterable, Mapping
 
-from penstock.core.checksum import checksum_of
-from penstock.core.ids import Generation
-from penstock.state.checkpoints.backend import ParquetBackend
-from penstock.state.checkpoints.job_checkpoints import EpochStatus, JobCheckpoints
-from penstock.state.checkpoints.runner import run_steps
+from penstock.core.ids import Generation, checksum_of
+from penstock.state.checkpoints import (
+    EpochStatus,
+    JobCheckpoints,
+    ParquetBackend,
+    run_steps,
+)
 from penstock.state.proto import state_pb2 as pb
-from penstock.state.protocol.ledger import read_retention
 from penstock.state.protocol.reading import read_epoch_record, read_identity
-from penstock.state.protocol.records import CheckpointManifest, CheckpointRef, PinKind
-from penstock.state.protocol.retention import is_kept
-from penstock.state.protocol.status import Committing, Ready
+from penstock.state.protocol.records import (
+    CheckpointManifest,
+    CheckpointRef,
+    Committing,
+    PinKind,
+    Ready,
+)
+from penstock.state.protocol.retention import is_kept, read_retention
 from penstock.state.storage.object_store import ObjectStore
 
 

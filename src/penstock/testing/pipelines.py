@@ -17,23 +17,19 @@ from penstock.api.pipeline import Pipeline
 from penstock.core.clock import ManualClock
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
-from penstock.runtime.chaos import NO_CHAOS, Chaos
-from penstock.runtime.driver import JobDriver
-from penstock.runtime.environment import DriverSettings, JobEnvironment
-from penstock.runtime.epoch import StopMode
-from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.pacing import ManualPacer
-from penstock.runtime.status import JobStatus
-from penstock.runtime.worker import Worker
-from penstock.state.checkpoints.job_checkpoints import JobCheckpoints
-from penstock.state.protocol.pinning import Epochs
+from penstock.runtime.driver.decide import JobStatus, StopMode
+from penstock.runtime.driver.driver import JobDriver, ManualPacer
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
+from penstock.runtime.in_process import NO_CHAOS, Chaos, InProcessExecutor
+from penstock.runtime.task.worker import Worker
+from penstock.state.checkpoints import JobCheckpoints
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
+from penstock.testing.chain_nodes import START, shared_registry
 from penstock.testing.chain_subtasks import NO_CACHE, rescale_nodes
-from penstock.testing.fault_modes import Call, Fault
-from penstock.testing.faults import CrashError, FaultyStore
-from penstock.testing.harness_epochs import START, shared_registry
-from penstock.testing.instants import InstantLike, to_instant
+from penstock.testing.faults import Call, CrashError, Fault, FaultyStore
+from penstock.testing.given import InstantLike, to_instant
 
 
 class LocalJob:

@@ -21,7 +21,7 @@ import pytest
 
 if TYPE_CHECKING:
     from penstock.core.clock import ManualClock
-    from penstock.runtime.status import JobStatus
+    from penstock.runtime.driver.decide import JobStatus
     from penstock.state.storage.memory import MemoryStore
     from penstock.testing.faults import FaultyStore
     from penstock.testing.harness import OperatorHarness
@@ -49,8 +49,8 @@ def faulty_store(memory_store: "MemoryStore") -> Callable[..., "FaultyStore"]:
 def manual_clock() -> "ManualClock":
     """A clock that stands at the beginning of 2026 until it is moved."""
     from penstock.core.clock import ManualClock
-    from penstock.testing.harness_epochs import START
-    from penstock.testing.instants import to_instant
+    from penstock.testing.chain_nodes import START
+    from penstock.testing.given import to_instant
 
     return ManualClock(to_instant(START))
 

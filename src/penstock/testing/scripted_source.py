@@ -25,10 +25,9 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from penstock.core.duration import DurationLike, to_micros
+from penstock.core.clock import DurationLike, new_token, to_micros
 from penstock.core.ids import Token
 from penstock.core.schema import StreamSchema
-from penstock.core.tokens import new_token
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
@@ -40,7 +39,7 @@ from penstock.operators.source import (
 )
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.testing.faults import CrashError
-from penstock.testing.given_rows import GivenRows, rows_to_batches
+from penstock.testing.given import GivenRows, rows_to_batches
 
 _IDLE_POLL = timedelta(milliseconds=100)
 _STOP = "stop"

@@ -15,12 +15,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.core.clock import ManualClock
-from penstock.core.duration import DurationLike, to_micros
+from penstock.core.clock import DurationLike, ManualClock, to_micros
 from penstock.core.ids import OperatorId
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import MAIN, LogicalGraph, Node, OperatorSpec, WatermarkSpec
-from penstock.operators.process import source_spec
 from penstock.operators.registry import Registry
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, SourceOperator
 from penstock.operators.splits import (
@@ -29,20 +27,20 @@ from penstock.operators.splits import (
     SourcePhase,
     SplitState,
 )
-from penstock.runtime.planning import SourcePlanner
+from penstock.operators.user_functions import source_spec
+from penstock.runtime.plan.epoch_plan import SourcePlanner
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
-from penstock.testing.chain_state import read_table
+from penstock.testing.chain_nodes import START, next_terms, shared_registry, to_output
 from penstock.testing.chain_subtasks import (
     JOB,
     Amnesia,
     ChainSubtasks,
     SubtaskInput,
+    read_table,
     rescale_nodes,
 )
-from penstock.testing.emitted import Emitted, EpochOutput
-from penstock.testing.harness_epochs import START, next_terms, shared_registry, to_output
-from penstock.testing.instants import InstantLike, to_instant
+from penstock.testing.given import Emitted, EpochOutput, InstantLike, to_instant
 
 _SOURCE = OperatorId("source")
 

@@ -18,7 +18,7 @@ from penstock.api.pipeline import Pipeline
 from penstock.api.stream import Stream
 from penstock.connectors.memory import ListSinkSpec, list_sink, list_source
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Watermark
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.stateless import map_batches_spec

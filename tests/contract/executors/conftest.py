@@ -6,12 +6,11 @@ from typing import Protocol
 
 import pytest
 
-from penstock.core.clock import Clock
+from penstock.core.clock import Clock, new_token
 from penstock.core.settings import current
-from penstock.core.tokens import new_token
-from penstock.runtime.executor import Executor
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.worker import Worker
+from penstock.runtime.plan.executor import Executor
+from penstock.runtime.task.worker import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore

@@ -20,14 +20,12 @@ from penstock.graph.logical import LogicalGraph
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
-from penstock.runtime.driver import JobDriver
-from penstock.runtime.outcomes import EpochRan
-from penstock.runtime.pacing import ManualPacer
-from penstock.runtime.receipts import Failed, find_agreement
-from penstock.runtime.reports import from_error_part
-from penstock.runtime.restarts import is_transient
-from penstock.runtime.session import JobSession
-from penstock.runtime.status import JobPhase
+from penstock.runtime.driver.decide import JobPhase
+from penstock.runtime.driver.driver import JobDriver, ManualPacer
+from penstock.runtime.driver.environment import is_transient
+from penstock.runtime.driver.outcomes import EpochRan, Failed, find_agreement
+from penstock.runtime.driver.session import JobSession
+from penstock.runtime.plan.reports import from_error_part
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import Fault, FaultMode, FaultyStore
 from tests.builders.pipeline_epochs import EpochRunner

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import FaultyStore

@@ -8,11 +8,11 @@ from threading import Barrier
 
 import pytest
 
-from penstock.core.checksum import checksum_of
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
+from penstock.core.ids import checksum_of
 from penstock.errors import ErrorCode, UserError
 from penstock.state.storage.object_store import ObjectInfo, ObjectStore
-from penstock.state.storage.probe import probe_store
+from penstock.state.storage.urls import probe_store
 
 ODD_PATHS = [
     "a",

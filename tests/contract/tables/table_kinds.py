@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.core.ids import owner_of
 from penstock.core.key_hash import hash_keys
-from penstock.core.key_range import owner_of
 from penstock.state.tables.specs import (
     TableSpec,
     global_table,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import MAX_EVENT_TIME, EventTime
+from penstock.core.watermark import MAX_EVENT_TIME, EventTime
 from penstock.errors import ExternalError
 from penstock.graph.logical import WatermarkSpec
 from penstock.operators.collector import ArrowCollector, SourceCollector

@@ -12,7 +12,7 @@ from penstock.connectors.memory import list_sink, list_source
 from penstock.errors import ErrorCode, GraphError, SchemaError, UserError
 from penstock.graph.codec import decode_graph, encode_graph
 from penstock.graph.logical import MAIN, OperatorSpec, WatermarkSpec
-from penstock.runtime.physical import compile_graph
+from penstock.runtime.plan.physical import compile_graph
 from tests.builders.graphs import CLICKS
 from tests.builders.pipelines import Clicks, Drop, Pass, a_pipeline, some_clicks
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, SchemaError, UserError
 from tests.builders.window_jobs import ROWS
 

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.connectors.catalog import default_registry
+from penstock.catalog import default_registry
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.stateless import UnionConstructor

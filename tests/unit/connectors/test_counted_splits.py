@@ -1,4 +1,4 @@
-from penstock.connectors.counted_splits import CountedSplits
+from penstock.connectors.impulse import CountedSplits
 from penstock.operators.source import SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 

@@ -3,7 +3,7 @@ from typing import Literal
 import pyarrow as pa
 import pytest
 
-from penstock.connectors.files import files
+from penstock.connectors.files.connector import files
 from penstock.errors import ErrorCode, SchemaError, UserError
 from tests.builders.source_files import SCHEMA
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.connectors.files_csv import CsvFormat, infer_csv
-from penstock.connectors.files_formats import BadRow, FileOffset, Piece, SourceFile
+from penstock.connectors.files.csv import CsvFormat, infer_csv
+from penstock.connectors.files.formats import BadRow, FileOffset, Piece, SourceFile
 from penstock.errors import ErrorCode, UserError
 from penstock.state.storage.memory import MemoryStore
 

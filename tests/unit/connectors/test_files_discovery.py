@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.connectors.files_discovery import FilePattern, parse_pattern, to_regex
+from penstock.connectors.files.discovery import FilePattern, parse_pattern, to_regex
 from penstock.errors import ErrorCode, UserError
 from penstock.state.storage.local_disk import LocalStore
 from penstock.state.storage.memory import MemoryStore

@@ -3,7 +3,7 @@ from urllib.parse import unquote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.connectors.files_layout import (
+from penstock.connectors.files.names import (
     LONGEST_SEGMENT,
     PartNames,
     find_name_problem,
@@ -14,7 +14,7 @@ from penstock.connectors.files_layout import (
     staging_folder,
 )
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo, Token
-from penstock.state.storage.object_path import is_object_path
+from penstock.state.storage.object_store import is_object_path
 
 TASK = TaskInfo(JobId("shop"), OperatorId("hot-items.v2"), Subtask(7, 8))
 NAMES = PartNames(TASK, Generation(3), Epoch(12), Token("0f" * 16), "parquet")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.api.pipeline import Pipeline
-from penstock.connectors.files import files
-from penstock.connectors.files_origin import LISTING, ORIGIN
+from penstock.connectors.files.connector import files
+from penstock.connectors.files.discovery import LISTING, ORIGIN
 from penstock.connectors.memory import list_sink
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.splits import SourceBudget

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.connectors.files_partitions import (
+from penstock.connectors.files.names import (
     add_partition,
     find_partition_problems,
     split_rows,

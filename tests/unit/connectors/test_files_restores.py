@@ -6,11 +6,15 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.connectors.committed_files import committed_files, read_committed
-from penstock.connectors.files_records import CommittedEpoch, EpochRange
-from penstock.connectors.files_restores import drop_abandoned
+from penstock.connectors.files.commit import (
+    CommittedEpoch,
+    EpochRange,
+    committed_files,
+    drop_abandoned,
+    read_committed,
+)
 from penstock.core.ids import Epoch, SavepointName
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import CUT, EOF, LocalJob, ScriptedSource

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.connectors.committed_files import committed_files, read_committed
-from penstock.connectors.files_sink import files_sink_spec
+from penstock.connectors.files.commit import committed_files, read_committed
+from penstock.connectors.files.sink import files_sink_spec
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore

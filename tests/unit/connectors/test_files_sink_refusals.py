@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.connectors.files_sink import files_sink_spec
+from penstock.connectors.files.sink import files_sink_spec
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.testing import LocalJob, OperatorHarness
 from tests.builders.files_output import a_schema, an_output

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.api.pipeline import Pipeline
-from penstock.connectors.files import files
-from penstock.connectors.files_formats import FileOffset
-from penstock.connectors.files_origin import LISTING, ORIGIN
+from penstock.connectors.files.connector import files
+from penstock.connectors.files.discovery import LISTING, ORIGIN
+from penstock.connectors.files.formats import FileOffset
 from penstock.connectors.memory import list_sink
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import EventTime
+from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.splits import SourceBudget

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.api.pipeline import Pipeline
-from penstock.connectors.files import files
-from penstock.connectors.files_csv import CsvFormat, find_row_ends
-from penstock.connectors.files_formats import FileOffset, SourceFile
-from penstock.connectors.files_jsonl import JsonLinesFormat
+from penstock.connectors.files.connector import files
+from penstock.connectors.files.csv import CsvFormat, find_row_ends
+from penstock.connectors.files.formats import FileOffset, SourceFile
+from penstock.connectors.files.jsonl import JsonLinesFormat
 from penstock.connectors.memory import list_source
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError

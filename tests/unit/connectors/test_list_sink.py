@@ -3,8 +3,8 @@ import pickle
 import pyarrow as pa
 
 from penstock.connectors.memory import list_sink
+from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
-from penstock.core.tokens import new_token
 from tests.builders.driven_operators import DrivenOperator
 
 STREAM = StreamSchema(pa.schema({"n": pa.int64()}))

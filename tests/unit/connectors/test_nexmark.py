@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.connectors.catalog import default_registry
-from penstock.connectors.nexmark import nexmark
+from penstock.catalog import default_registry
+from penstock.connectors.nexmark.source import nexmark
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.splits import SourceBudget

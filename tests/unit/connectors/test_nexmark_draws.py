@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.connectors.nexmark_draws import (
+from penstock.connectors.nexmark.draws import (
     Purpose,
     _price_table,
     draw,

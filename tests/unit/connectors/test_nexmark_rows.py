@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from penstock.connectors.nexmark import nexmark
-from penstock.connectors.nexmark_events import FIRST_ID, ID_LEAD
+from penstock.connectors.nexmark.rows import FIRST_ID, ID_LEAD
+from penstock.connectors.nexmark.source import nexmark
 from penstock.operators.splits import SourceBudget
 from tests.builders.driven_operators import DrivenSource, a_source
 

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.core.checksum import checksum_of
+from penstock.core.ids import checksum_of
 
 
 @pytest.mark.parametrize(

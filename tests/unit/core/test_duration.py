@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.duration import DurationLike, to_micros
-from penstock.core.signals import MAX_MICROS
+from penstock.core.clock import DurationLike, to_micros
+from penstock.core.watermark import MAX_MICROS
 from penstock.errors import ErrorCode, UserError
 
 

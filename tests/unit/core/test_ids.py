@@ -7,6 +7,7 @@ from penstock.core.ids import (
     Epoch,
     Generation,
     JobId,
+    KeyRange,
     Name,
     OperatorId,
     Ordinal,
@@ -16,7 +17,6 @@ from penstock.core.ids import (
     TaskInfo,
     Token,
 )
-from penstock.core.key_range import KeyRange
 from penstock.errors import ErrorCode, UserError
 
 NAMES: list[type[Name]] = [JobId, OperatorId, TableName, SavepointName]

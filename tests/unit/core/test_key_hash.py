@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 import pytest
 
 from penstock.core import settings
+from penstock.core.ids import owner_of
 from penstock.core.key_hash import (
     NULL_HASH,
     check_key_type,
@@ -15,7 +16,6 @@ from penstock.core.key_hash import (
     keep_top_bits,
     owners_of,
 )
-from penstock.core.key_range import owner_of
 from penstock.errors import ErrorCode, SchemaError, UserError
 from tests.golden.key_hash_reference import hash_bytes, hash_rows
 

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.core.key_range import FULL_RANGE, HASH_SPACE, KeyRange, owner_of, range_of
+from penstock.core.ids import FULL_RANGE, HASH_SPACE, KeyRange, owner_of, range_of
 from penstock.errors import ErrorCode, UserError
 
 

@@ -5,7 +5,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.recent import Recent
+from penstock.state.files.cache import Recent
 
 
 class Seconds:

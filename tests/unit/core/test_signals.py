@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from penstock.core.ids import Epoch
-from penstock.core.signals import (
+from penstock.core.watermark import (
     IDLE,
     MAX_EVENT_TIME,
     CheckpointBarrier,

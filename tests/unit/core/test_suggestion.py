@@ -1,4 +1,4 @@
-from penstock.core.suggestion import did_you_mean
+from penstock.errors import did_you_mean
 
 
 def test_a_close_name_is_suggested() -> None:

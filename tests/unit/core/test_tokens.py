@@ -1,5 +1,5 @@
+from penstock.core.clock import new_token
 from penstock.core.ids import Token
-from penstock.core.tokens import new_token
 
 
 def test_tokens_are_valid_and_never_the_same() -> None:

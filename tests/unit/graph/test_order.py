@@ -2,8 +2,7 @@
 
 from hypothesis import given
 
-from penstock.graph.logical import LogicalGraph
-from penstock.graph.order import find_cycles, topological_order
+from penstock.graph.logical import LogicalGraph, find_cycles, topological_order
 from tests.builders.graphs import a_graph, an_edge, with_edges
 from tests.builders.random_graphs import sound_graphs
 

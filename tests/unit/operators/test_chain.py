@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import ErrorCode, ExternalError, UserCodeError, UserError
 from penstock.operators.chain import NoInput
 from penstock.operators.collector import ArrowCollector

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import ErrorCode, UserCodeError, UserError
 from penstock.operators.context import OperatorContext
 from penstock.operators.timers import DueTimers

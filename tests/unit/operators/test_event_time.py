@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.signals import IDLE, MAX_MICROS, MIN_MICROS, EventTime, Idle, Watermark
+from penstock.core.watermark import IDLE, MAX_MICROS, MIN_MICROS, EventTime, Idle, Watermark
 from penstock.graph.logical import WatermarkSpec
 from penstock.operators.event_time import (
     last_watermark,

@@ -5,9 +5,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Watermark
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.errors import SchemaError, UserError
-from penstock.operators.watermark_generator import watermark_spec
+from penstock.operators.event_time import watermark_spec
 from tests.builders.driven_operators import DrivenOperator, an_operator
 
 _FIELDS: list[Any] = [pa.field("device", pa.string()), pa.field("ts", pa.timestamp("us"))]

@@ -5,13 +5,13 @@ import pyarrow as pa
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_sink, list_source
+from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import MAX_MICROS, EventTime, Watermark
-from penstock.core.tokens import new_token
+from penstock.core.watermark import MAX_MICROS, EventTime, Watermark
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
+from penstock.operators.event_time import watermark_spec
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.watermark_generator import watermark_spec
 from penstock.state.storage.memory import MemoryStore
 
 SECOND = 1_000_000

@@ -4,15 +4,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo
-from penstock.errors import (
-    ErrorCode,
-    ExternalError,
-    StorageError,
-    UserCodeError,
-    UserError,
-)
+from penstock.errors import ErrorCode, ExternalError, StorageError, UserCodeError, UserError
 from penstock.operators.context import OperatorContext
-from penstock.operators.failures import describe_failure
+from penstock.operators.user_functions import describe_failure
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.table_manager import TableManager
 from tests.builders.kept_epochs import an_attempt

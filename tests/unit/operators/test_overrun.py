@@ -3,7 +3,7 @@ import time
 import pytest
 
 from penstock.errors import ErrorCode, UserCodeError
-from penstock.operators.overrun import call_within
+from penstock.operators.collector import call_within
 
 FOREVER = 60.0
 

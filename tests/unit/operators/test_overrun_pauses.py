@@ -8,12 +8,11 @@ import pytest
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
 from penstock.errors import ErrorCode, UserCodeError
-from penstock.operators.collector import ArrowCollector
+from penstock.operators.collector import ArrowCollector, call_within, not_counted
 from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.overrun import call_within, not_counted
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 from penstock.testing import LocalJob
 from tests.builders.local_jobs import a_list, numbered, numbers_in
 

@@ -7,9 +7,8 @@ from penstock.graph.logical import OperatorSpec
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.process import process_spec, source_spec
 from penstock.operators.source import SourceOperator
-from penstock.operators.user_functions import pickle_function
+from penstock.operators.user_functions import pickle_function, process_spec, source_spec
 from tests.builders.driven_operators import a_source, an_operator
 
 STREAM = StreamSchema(pa.schema({"n": pa.int64()}))

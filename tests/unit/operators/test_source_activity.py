@@ -2,9 +2,9 @@
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
-from penstock.core.signals import EventTime
+from penstock.core.watermark import EventTime
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 from penstock.testing import LocalJob, SourceHarness
 from tests.builders.local_jobs import SECOND, CountLate, a_list, a_row, numbers_in
 

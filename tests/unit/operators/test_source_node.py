@@ -5,18 +5,13 @@ from typing import Any
 
 import pytest
 
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import ErrorCode, UserCodeError, UserError
 from penstock.graph.logical import WatermarkSpec
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.source import SourceFinishType
-from penstock.operators.splits import (
-    SourceAssignment,
-    SourceBudget,
-    SourcePhase,
-    SplitPlan,
-)
+from penstock.operators.splits import SourceAssignment, SourceBudget, SourcePhase, SplitPlan
 from tests.builders.chain_rig import ChainRig, Ran
 from tests.builders.scripted import PLAIN, Log, Parts, Scripted, ScriptedSource, link, rows
 

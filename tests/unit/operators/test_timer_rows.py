@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import SchemaError, UserError
-from penstock.operators.timer_rows import newest_rows, to_instants, to_rows
+from penstock.operators.timers import newest_rows, to_instants, to_rows
 from tests.unit.operators.timer_cluster import INPUT, keys
 
 TWO = [1_000_000, -2_000_000]

@@ -10,11 +10,7 @@ import pytest
 
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import UserFunction
-from penstock.operators.user_functions import (
-    name_of,
-    pickle_function,
-    unpickle_function,
-)
+from penstock.operators.user_functions import name_of, pickle_function, unpickle_function
 
 
 def double(value: int) -> int:

@@ -2,15 +2,18 @@
 
 import pytest
 
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Watermark
-from penstock.operators.watermarks import (
+from penstock.core.watermark import (
+    IDLE,
+    MAX_EVENT_TIME,
+    EventTime,
+    InputWatermark,
+    Watermark,
     advance,
     event_time_of,
     has_ended,
     merge,
     merge_subtasks,
 )
-from penstock.state.protocol.records import InputWatermark
 
 FIVE, NINE = EventTime(5), EventTime(9)
 SILENT = InputWatermark()

@@ -6,14 +6,14 @@ import pytest
 
 import penstock as ps
 from penstock.core.ids import Epoch
-from penstock.runtime.abandoned_output import format_epochs
+from penstock.runtime.driver.start import format_epochs
 from penstock.state.protocol import paths
-from penstock.state.protocol.pinning import Epochs
 from penstock.state.protocol.records import CheckpointRef
+from penstock.state.protocol.retention import Epochs
 from penstock.testing import CUT, LocalJob, ScriptedSource
 from tests.builders.files_job import FilesJob
 
-NAME = "penstock.runtime.abandoned_output"
+NAME = "penstock.runtime.driver.start"
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

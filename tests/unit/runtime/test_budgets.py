@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.budgets import (
+from penstock.runtime.plan.epoch_plan import (
     MAX_ROWS,
     MIN_ROWS,
     Pace,

@@ -8,7 +8,7 @@ from penstock.errors import ExternalError, StateError, UserCodeError
 from penstock.graph.logical import Exchange
 from penstock.operators.context import CommitContext, OperatorContext
 from penstock.operators.operator import ArrowOperator
-from penstock.runtime.status import JobPhase
+from penstock.runtime.driver.decide import JobPhase
 from penstock.state.tables.specs import global_table
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import PLAIN, NumberedSource, Scripted, link

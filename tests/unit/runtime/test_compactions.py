@@ -11,9 +11,9 @@ from penstock.core.ids import OperatorId
 from penstock.core.settings import CompactionSettings
 from penstock.graph.logical import Exchange
 from penstock.operators.context import OperatorContext
+from penstock.runtime.driver.outcomes import EpochRan
+from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.outcomes import EpochRan
-from penstock.runtime.session import JobSession
 from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.erased import ErasedKind

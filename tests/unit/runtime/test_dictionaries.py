@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UserError
-from penstock.runtime.dictionaries import has_dictionaries, trim_dictionaries
-from penstock.runtime.wire import cut, decode_batch, encode_batch
+from penstock.runtime.task.wire import (
+    cut,
+    decode_batch,
+    encode_batch,
+    has_dictionaries,
+    trim_dictionaries,
+)
 
 
 def coded(

@@ -21,12 +21,11 @@ from penstock.graph.logical import Exchange, OperatorSpec
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.source import SourceFinishType
-from penstock.runtime.driver import JobDriver
-from penstock.runtime.epoch import StopMode
-from penstock.runtime.restarts import RestartPolicy
-from penstock.runtime.status import JobPhase, JobStatus
-from penstock.state.protocol.pinning import Epochs
-from penstock.state.protocol.rules import ProtocolRules
+from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
+from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.environment import RestartPolicy
+from penstock.state.protocol.records import ProtocolRules
+from penstock.state.protocol.retention import Epochs
 from penstock.testing import Fault, FaultMode, FaultyStore, stored_objects
 from tests.builders.driven_job import SECOND, DrivenJob, Ledger
 from tests.builders.scripted import (

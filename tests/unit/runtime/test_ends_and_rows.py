@@ -7,14 +7,14 @@ import pytest
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import ListSinkSpec, list_source
+from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
-from penstock.core.tokens import new_token
 from penstock.errors import ErrorCode, StateError, UserError
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.source import SourceFinishType, SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
-from penstock.runtime.status import JobPhase
+from penstock.runtime.driver.decide import JobPhase
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import CUT, EOF, LocalJob, ScriptedSource
 from tests.builders.local_jobs import NUMBERED, a_list, numbered, numbers_in

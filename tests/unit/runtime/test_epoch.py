@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.epoch import (
+from penstock.runtime.driver.decide import (
     Action,
     Facts,
     Finish,
+    JobPhase,
     Restart,
     RunEpoch,
     StopMode,
     Wait,
     next_action,
 )
-from penstock.runtime.status import JobPhase
 
 STOPPED, FINISHED = Finish(JobPhase.STOPPED), Finish(JobPhase.FINISHED)
 NOW = 100

@@ -7,17 +7,15 @@ import pytest
 
 from penstock.api.pipeline import Pipeline
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import IDLE, EventTime, Watermark
+from penstock.core.watermark import IDLE, EventTime, InputWatermark, Watermark, advance
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
+from penstock.operators.event_time import watermark_spec
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
-from penstock.operators.watermark_generator import watermark_spec
-from penstock.operators.watermarks import advance
-from penstock.runtime.status import JobPhase
-from penstock.state.protocol.records import InputWatermark
+from penstock.runtime.driver.decide import JobPhase
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.specs import TableSpec, TimeDomain, time_keyed_table
 from penstock.testing import CUT, PAUSE, LocalJob, ScriptedSource

@@ -6,24 +6,23 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.api.pipeline import Pipeline
-from penstock.connectors.blackhole import blackhole
-from penstock.connectors.catalog import default_registry
+from penstock.catalog import default_registry
+from penstock.connectors.stdout import blackhole
 from penstock.core.clock import ManualClock
 from penstock.core.ids import Epoch, Generation
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import CheckpointBarrier
+from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.codec import fingerprint_of
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import FED_BUDGET, SourceBudget, SplitPlan, SplitState
-from penstock.runtime.epoch_plan import EpochPlan
-from penstock.runtime.physical import compile_graph
-from penstock.runtime.planning import SourcePlanner
-from penstock.runtime.reports import decode_report, from_part
-from penstock.runtime.superstep import CompiledJob, run_task
-from penstock.runtime.worker import Worker
+from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
+from penstock.runtime.plan.physical import CompiledJob, compile_graph
+from penstock.runtime.plan.reports import decode_report, from_part
+from penstock.runtime.task.task import run_task
+from penstock.runtime.task.worker import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 

@@ -8,8 +8,7 @@ import pytest
 from penstock.errors import ErrorCode, StateError
 from penstock.graph.logical import Exchange
 from penstock.operators.context import OperatorContext
-from penstock.runtime.epoch import StopMode
-from penstock.runtime.status import JobPhase
+from penstock.runtime.driver.decide import JobPhase, StopMode
 from penstock.state.tables.specs import TableSpec, global_table, keyed_table
 from penstock.testing import assert_nothing_was_changed, stored_objects
 from tests.builders.driven_job import DrivenJob, Ledger

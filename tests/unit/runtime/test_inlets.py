@@ -8,10 +8,17 @@ import pyarrow as pa
 
 from penstock.core.ids import OperatorId, Token
 from penstock.core.schema import StreamSchema
-from penstock.runtime.inlets import JOINED_BYTES, JOINED_ROWS, ExchangeInput, Waiting
-from penstock.runtime.outlets import Attempt, Mailbox, outlets_of
-from penstock.runtime.physical import PhysicalPlan, compile_graph
-from penstock.runtime.wire import Record, RecordKind
+from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
+from penstock.runtime.task.exchange import (
+    JOINED_BYTES,
+    JOINED_ROWS,
+    Attempt,
+    ExchangeInput,
+    Mailbox,
+    Waiting,
+    outlets_of,
+)
+from penstock.runtime.task.wire import Record, RecordKind
 from tests.builders.graphs import CLICKS, a_graph, with_node
 
 SCHEMA = CLICKS.schema

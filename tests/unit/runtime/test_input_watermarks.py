@@ -1,16 +1,11 @@
 """Watermarks of inputs are found again by their producers, not by their places."""
 
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId
-from penstock.core.signals import MAX_MICROS
+from penstock.core.watermark import MAX_MICROS, InputWatermark
 from penstock.graph.logical import Edge, LogicalGraph, Node, OperatorSpec
-from penstock.runtime.input_watermarks import known_inputs, label_inputs
+from penstock.runtime.plan.epoch_plan import known_inputs, label_inputs
 from penstock.state.protocol.codec import decode_manifest, encode_manifest
-from penstock.state.protocol.records import (
-    CheckpointManifest,
-    CheckpointRef,
-    InputWatermark,
-    OperatorEntry,
-)
+from penstock.state.protocol.records import CheckpointManifest, CheckpointRef, OperatorEntry
 
 A, B, C, UNION = (OperatorId(name) for name in ("a", "b", "c", "union"))
 

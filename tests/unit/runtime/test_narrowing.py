@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.narrowing import AS_IT_IS, narrow, narrowed_schema, widen
-from penstock.runtime.wire import decode_batch, encode_batch
+from penstock.runtime.task.wire import (
+    AS_IT_IS,
+    decode_batch,
+    encode_batch,
+    narrow,
+    narrowed_schema,
+    widen,
+)
 
 ROWS = 300
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1

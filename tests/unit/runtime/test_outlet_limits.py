@@ -11,14 +11,14 @@ import pytest
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
+from penstock.core.clock import new_token
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.settings import current
-from penstock.core.tokens import new_token
 from penstock.graph.logical import MAIN
-from penstock.runtime.outlets import Attempt, Mailbox, Outlet, outlets_of
-from penstock.runtime.physical import PhysicalPlan, compile_graph
-from penstock.runtime.wire import Header, RecordKind, decode_batch
+from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
+from penstock.runtime.task.exchange import Attempt, Mailbox, Outlet, outlets_of
+from penstock.runtime.task.wire import Header, RecordKind, decode_batch
 from tests.builders.local_jobs import a_list
 
 BLOBS = StreamSchema(pa.schema({"blob": pa.binary()}))
@@ -94,7 +94,7 @@ def test_the_setting_decides_whether_payloads_are_compressed(
     sent = {}
     for compression in ("none", "lz4"):
         chosen = replace(current(), exchange_compression=compression)
-        monkeypatch.setattr("penstock.runtime.outlets.current", lambda it=chosen: it)
+        monkeypatch.setattr("penstock.runtime.task.exchange.current", lambda it=chosen: it)
         outlet, mailbox = an_outlet(Sizes)
         outlet.take(blobs(3, MIB))
         outlet.finish(None)

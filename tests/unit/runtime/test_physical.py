@@ -8,7 +8,7 @@ from hypothesis import given
 from penstock.core.ids import JobId, Subtask
 from penstock.errors import GraphError
 from penstock.graph.logical import Exchange, LogicalGraph
-from penstock.runtime.physical import PhysicalPlan, compile_graph
+from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
 from tests.builders.graphs import BY_USER, a_graph
 from tests.builders.random_graphs import sound_graphs
 

@@ -17,8 +17,8 @@ from penstock.operators.splits import (
     SplitPlan,
     SplitState,
 )
-from penstock.runtime.planning import ReadingPlan, SourcePlanner
-from penstock.runtime.status import JobPhase
+from penstock.runtime.driver.decide import JobPhase
+from penstock.runtime.plan.epoch_plan import ReadingPlan, SourcePlanner
 from tests.builders.driven_job import JOB, DrivenJob, Ledger
 from tests.builders.scripted import (
     PLAIN,

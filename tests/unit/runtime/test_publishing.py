@@ -8,9 +8,9 @@ import pyarrow as pa
 from penstock.graph.logical import Exchange, WatermarkSpec
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
-from penstock.runtime.epoch import StopMode
-from penstock.runtime.outcomes import EpochRan
-from penstock.runtime.session import JobSession
+from penstock.runtime.driver.decide import StopMode
+from penstock.runtime.driver.outcomes import EpochRan
+from penstock.runtime.driver.session import JobSession
 from penstock.state.tables.specs import TimeDomain, global_table
 from tests.builders.driven_job import SECOND, DrivenJob, Ledger
 from tests.builders.scripted import (

@@ -4,10 +4,9 @@ import msgspec
 import pytest
 
 from penstock.errors import UserCodeError
-from penstock.runtime.physical import PhysicalPlan, compile_graph
-from penstock.runtime.receipts import Agreed, Failed, TaskKey, Torn, find_agreement
-from penstock.runtime.reports import Receipt, TaskReport, to_error_part
-from penstock.runtime.routing import producers_of
+from penstock.runtime.driver.outcomes import Agreed, Failed, TaskKey, Torn, find_agreement
+from penstock.runtime.plan.physical import PhysicalPlan, compile_graph, producers_of
+from penstock.runtime.plan.reports import Receipt, TaskReport, to_error_part
 from tests.builders.graphs import a_graph
 
 PLAN = compile_graph(

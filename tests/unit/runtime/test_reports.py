@@ -2,11 +2,12 @@ import pytest
 
 from penstock import errors
 from penstock.core.ids import OperatorId
+from penstock.core.watermark import InputWatermark
 from penstock.errors import ErrorCode, ExternalError, InternalError, PenstockError
 from penstock.operators.nodes import OperatorReport
 from penstock.operators.source import SourceFinishType
 from penstock.operators.splits import SplitState
-from penstock.runtime.reports import (
+from penstock.runtime.plan.reports import (
     Receipt,
     TaskReport,
     decode_report,
@@ -17,7 +18,6 @@ from penstock.runtime.reports import (
     to_part,
 )
 from penstock.state.proto.state_pb2 import OperatorCheckpointMetadata
-from penstock.state.protocol.records import InputWatermark
 from penstock.state.tables.table_manager import SubtaskCheckpoint
 
 

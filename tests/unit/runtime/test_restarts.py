@@ -15,7 +15,7 @@ from penstock.errors import (
     UserCodeError,
     UserError,
 )
-from penstock.runtime.restarts import (
+from penstock.runtime.driver.environment import (
     GiveUp,
     RestartAfter,
     RestartPolicy,

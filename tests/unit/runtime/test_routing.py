@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.graph.logical import Exchange
-from penstock.runtime.routing import consumers_of, producers_of, route_rows
+from penstock.runtime.plan.physical import consumers_of, producers_of, route_rows
 from tests.builders.scripted import BY_USER, PLAIN, SCHEMA, numbers_in
 
 users = st.sampled_from(["ann", "bob", "cid", "dan", None, ""])

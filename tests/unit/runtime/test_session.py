@@ -6,19 +6,18 @@ from typing import Any
 import pytest
 
 from penstock.core.ids import Epoch, SavepointName
-from penstock.core.signals import EndOfData
+from penstock.core.watermark import EndOfData
 from penstock.errors import PenstockError
 from penstock.graph.logical import Exchange, WatermarkSpec
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.source import SourcePlan
 from penstock.operators.splits import SplitPlan, SplitState
-from penstock.runtime.chaos import Chaos, Mischief
-from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.outcomes import EpochRan, EpochTorn
-from penstock.runtime.session import JobSession
-from penstock.runtime.status import JobPhase
-from penstock.state.protocol.pinning import Epochs
+from penstock.runtime.driver.decide import JobPhase
+from penstock.runtime.driver.outcomes import EpochRan, EpochTorn
+from penstock.runtime.driver.session import JobSession
+from penstock.runtime.in_process import Chaos, InProcessExecutor, Mischief
+from penstock.state.protocol.retention import Epochs
 from penstock.testing import assert_nothing_was_changed, stored_objects
 from tests.builders.driven_job import SECOND, DrivenJob, Ledger
 from tests.builders.scripted import (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import FencedError, StorageError
-from penstock.runtime.side_work import SideWork
+from penstock.runtime.driver.environment import SideWork
 
 
 def numbered(log: list[int]) -> list[Callable[[], int]]:

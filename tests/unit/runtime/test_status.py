@@ -5,12 +5,11 @@ import dataclasses
 import pyarrow as pa
 import pytest
 
-from penstock.core.signals import MAX_EVENT_TIME
+from penstock.core.watermark import MAX_EVENT_TIME
 from penstock.graph.logical import Exchange, WatermarkSpec
 from penstock.operators.context import OperatorContext
-from penstock.runtime.chaos import Chaos, Mischief
-from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.status import JobPhase, JobStatus
+from penstock.runtime.driver.decide import JobPhase, JobStatus
+from penstock.runtime.in_process import Chaos, InProcessExecutor, Mischief
 from penstock.state.tables.specs import global_table
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import PLAIN, NumberedSource, Scripted, link

@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow as pa
 
 import penstock as ps
-from penstock.runtime.status import EpochProgress
+from penstock.runtime.driver.decide import EpochProgress
 
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 

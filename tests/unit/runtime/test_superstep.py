@@ -6,13 +6,13 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.ids import Token
-from penstock.core.signals import EventTime
+from penstock.core.watermark import EventTime
 from penstock.errors import StorageError, UserCodeError
 from penstock.graph.logical import Exchange
-from penstock.runtime.outcomes import EpochRan
-from penstock.runtime.outlets import Attempt, Mailbox, Outlet
-from penstock.runtime.physical import compile_graph
-from penstock.runtime.wire import RecordKind, decode_barrier
+from penstock.runtime.driver.outcomes import EpochRan
+from penstock.runtime.plan.physical import compile_graph
+from penstock.runtime.task.exchange import Attempt, Mailbox, Outlet
+from penstock.runtime.task.wire import RecordKind, decode_barrier
 from tests.builders.driven_job import DrivenJob
 from tests.builders.graphs import CLICKS, a_graph
 from tests.builders.scripted import PLAIN, Log, NumberedSource, Scripted, link

@@ -14,7 +14,7 @@ from penstock.operators.context import OperatorContext, SourceContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 from penstock.state.tables.specs import TableSpec, global_table
 from penstock.testing import CUT, EOF, Fault, FaultMode, LocalJob, ScriptedSource
 from tests.builders.local_jobs import NUMBERED, a_list, numbered

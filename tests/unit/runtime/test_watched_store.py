@@ -5,8 +5,8 @@ import contextlib
 import pytest
 
 from penstock.errors import StorageError
-from penstock.runtime.watched_store import StoreUsage, WatchedStore
 from penstock.state.storage.memory import MemoryStore
+from penstock.state.storage.watched import StoreUsage, WatchedStore
 from penstock.testing import Fault, FaultMode, FaultyStore
 
 

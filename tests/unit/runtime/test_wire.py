@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ids import Token
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Watermark
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.errors import InternalError, UserError
-from penstock.runtime.wire import (
+from penstock.runtime.task.wire import (
     BarrierPayload,
     Header,
     cut,

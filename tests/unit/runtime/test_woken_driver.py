@@ -7,20 +7,20 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.api.pipeline import Pipeline
-from penstock.connectors.blackhole import blackhole
-from penstock.connectors.catalog import default_registry
+from penstock.catalog import default_registry
+from penstock.connectors.stdout import blackhole
 from penstock.core.clock import ManualClock
 from penstock.core.schema import StreamSchema
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitState
-from penstock.runtime.driver import JobDriver
-from penstock.runtime.environment import JobEnvironment
-from penstock.runtime.epoch import StopMode
+from penstock.runtime.driver.decide import StopMode
+from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.outcomes import EpochRan
-from penstock.runtime.worker import Worker
+from penstock.runtime.task.worker import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 

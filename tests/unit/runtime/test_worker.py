@@ -8,10 +8,9 @@ import pytest
 from penstock.errors import UserCodeError
 from penstock.graph.logical import Exchange, WatermarkSpec
 from penstock.operators.context import OperatorContext
-from penstock.runtime.chaos import Chaos, Mischief
-from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.outcomes import EpochRan, EpochTorn
-from penstock.runtime.session import JobSession
+from penstock.runtime.driver.outcomes import EpochRan, EpochTorn
+from penstock.runtime.driver.session import JobSession
+from penstock.runtime.in_process import Chaos, InProcessExecutor, Mischief
 from penstock.state.tables.specs import global_table
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import BY_USER, Log, NumberedSource, Scripted, link

@@ -87,6 +87,6 @@ def test_a_bug_in_the_workflow_comes_out_of_the_sweep() -> None:
 
 
 def test_the_example_in_the_documentation_works() -> None:
-    result = doctest.testmod(sys.modules["penstock.testing.fault_sweep"])
+    result = doctest.testmod(sys.modules["penstock.testing.faults"])
     assert result.attempted > 0
     assert result.failed == 0

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.connectors.memory import list_source
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import IDLE, EventTime
+from penstock.core.watermark import IDLE, EventTime
 from penstock.errors import ErrorCode, SchemaError, StateError, UserCodeError, UserError
 from penstock.operators.expressions import filter_spec
 from penstock.state.tables.specs import TimeDomain

@@ -2,7 +2,7 @@ import pytest
 
 from penstock.core.ids import Epoch, Generation, SavepointName
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import (
     assert_acknowledged_epochs_survive,

@@ -8,10 +8,9 @@ from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import ListSinkSpec, list_sink
 from penstock.errors import UserError
 from penstock.operators.source import SourceOperator
-from penstock.runtime.chaos import Chaos
-from penstock.runtime.status import JobPhase
-from penstock.testing.fault_modes import Fault, FaultMode
-from penstock.testing.faults import CrashError
+from penstock.runtime.driver.decide import JobPhase
+from penstock.runtime.in_process import Chaos
+from penstock.testing.faults import CrashError, Fault, FaultMode
 from penstock.testing.invariants import assert_job_is_whole
 from penstock.testing.pipelines import LocalJob, run_pipeline
 from penstock.testing.scripted_source import ABORT, CUT, EOF, PAUSE, ScriptedSource

@@ -13,11 +13,10 @@ from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_sink
 from penstock.core.clock import ManualClock
 from penstock.errors import UnknownOutcomeError
-from penstock.runtime.status import JobPhase, JobStatus
+from penstock.runtime.driver.decide import JobPhase, JobStatus
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import plugin
-from penstock.testing.fault_modes import Fault, FaultMode
-from penstock.testing.faults import FaultyStore
+from penstock.testing.faults import Fault, FaultMode, FaultyStore
 from penstock.testing.harness import OperatorHarness
 from penstock.testing.pipelines import LocalJob
 from penstock.testing.scripted_source import EOF, PAUSE, ScriptedSource

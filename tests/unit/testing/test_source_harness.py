@@ -3,7 +3,7 @@ import pytest
 
 from penstock.connectors.memory import list_sink, list_source
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import UserError
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext

@@ -14,14 +14,19 @@ from hypothesis import strategies as st
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_sink
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import IDLE, MAX_EVENT_TIME, EventTime, Watermark
+from penstock.core.watermark import (
+    IDLE,
+    MAX_EVENT_TIME,
+    EventTime,
+    InputWatermark,
+    Watermark,
+    advance,
+)
 from penstock.operators.splits import SourceBudget
-from penstock.operators.watermarks import advance
-from penstock.runtime.chaos import Chaos
-from penstock.runtime.environment import DriverSettings
-from penstock.runtime.status import JobPhase
-from penstock.state.protocol.records import InputWatermark
-from penstock.testing.fault_modes import STORAGE_FAULTS, Fault
+from penstock.runtime.driver.decide import JobPhase
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.in_process import Chaos
+from penstock.testing.faults import STORAGE_FAULTS, Fault
 from penstock.testing.harness import OperatorHarness
 from penstock.testing.invariants import assert_job_is_whole
 from penstock.testing.pipelines import LocalJob

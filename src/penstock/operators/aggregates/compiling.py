@@ -15,8 +15,12 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import Plain
 from penstock.operators.aggregates.aggregate import Aggregate, refuse_non_aggregate
-from penstock.operators.aggregates.dense import Reduction, read_kind
-from penstock.operators.aggregates.plan import AggregatePlan, CompiledAggregate
+from penstock.operators.aggregates.plan import (
+    AggregatePlan,
+    CompiledAggregate,
+    Reduction,
+    read_kind,
+)
 
 
 def compile_aggregates(

@@ -6,9 +6,8 @@ import polars as pl
 import pyarrow as pa
 
 from penstock.core.schema import StreamSchema
-from penstock.operators.aggregates.aggregate import Aggregate
-from penstock.operators.aggregates.columns import AggregatedColumn, is_number
-from penstock.operators.aggregates.dense import Reduction
+from penstock.operators.aggregates.aggregate import Aggregate, AggregatedColumn, is_number
+from penstock.operators.aggregates.plan import Reduction
 
 _LONG = pl.Int64()
 _DECIMAL_LIMIT = 0.999999e38

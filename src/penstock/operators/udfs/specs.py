@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import pyarrow as pa
 
 from penstock.core.schema import StreamSchema
-from penstock.core.suggestion import did_you_mean
-from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import BAD, OperatorSpec, Plain, UserFunction
 from penstock.operators.user_functions import pickle_function
 

@@ -12,8 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.core.batch import to_batches
-from penstock.core.ids import Epoch, Subtask
-from penstock.core.key_range import KeyRange
+from penstock.core.ids import Epoch, KeyRange, Subtask
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, StateError
 from penstock.operators.context import OperatorContext

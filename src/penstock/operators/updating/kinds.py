@@ -1,22 +1,141 @@
-"""The kinds "combine", "updating_aggregate" and "to_debezium" in a graph."""
+"""Combine: rows become partials before they are sent to the owner of their key.
 
+An exchange then moves one row per key and epoch instead of one per row. Without state: what
+it has taken it passes on in the same epoch.
+
+The kinds "combine", "updating_aggregate" and "to_debezium" in a graph.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import pyarrow as pa
+
+from penstock.core.arrow_types import stored_type
 from penstock.core.schema import StreamSchema
+from penstock.core.watermark import CheckpointBarrier, Watermark
+from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
+from penstock.operators.aggregates.aggregate import check_groupable, to_batch, to_frame
 from penstock.operators.aggregates.compiling import (
     AggregateConfig,
     plan_from_config,
     plan_to_config,
 )
 from penstock.operators.aggregates.plan import AggregatePlan
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import OperatorContext
+from penstock.operators.operator import ArrowOperator, DisplayableOperator
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
-from penstock.operators.updating.aggregate import UpdatingAggregate
-from penstock.operators.updating.combine import CombineConstructor
-from penstock.operators.updating.debezium import ToDebeziumConstructor
-from penstock.operators.updating.expiry import Expiry
+from penstock.operators.updating.aggregate import Expiry, UpdatingAggregate
+from penstock.operators.updating.changelog import ToDebeziumConstructor
 from penstock.state.tables.specs import TimeDomain
+
+_MAX_ROWS = 1_000_000
+_MAX_BYTES = 256 * 1024 * 1024
+
+
+def combine_spec(plan: AggregatePlan, keys: Sequence[str]) -> OperatorSpec:
+    """Turn rows into partials by key, a row per key and epoch if they fit into memory."""
+    return OperatorSpec(
+        "combine", {"keys": tuple(keys), "aggregates": plan_to_config(plan)}
+    )
+
+
+def partial_schema(
+    plan: AggregatePlan, keys: Sequence[str], stream: StreamSchema
+) -> StreamSchema:
+    """Return the stream of partials by key; encoded key columns hold their values instead."""
+    fields = [stream.schema.field(name) for name in keys]
+    plain = [field.with_type(stored_type(field.type)) for field in fields]
+    return StreamSchema(pa.schema([*plain, *plan.partials]), None, tuple(keys))
+
+
+class Combine(ArrowOperator):
+    """Gathers an epoch's rows and emits their partials by key."""
+
+    def __init__(self, plan: AggregatePlan, keys: Sequence[str]) -> None:
+        self._plan = plan
+        self._keys = tuple(keys)
+        self._columns = tuple(dict.fromkeys((*keys, *plan.reads)))
+        self._taken: list[pa.RecordBatch] = []
+        self._row_count = 0
+        self._size_bytes = 0
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "combine"
+
+    def display(self) -> DisplayableOperator:
+        """Show the key and the aggregates."""
+        fields = {"by": ", ".join(self._keys), "aggregates": self._plan.display()}
+        return DisplayableOperator("combine", fields)
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return keys and partials."""
+        check_groupable(inputs[0].schema, self._keys)
+        return partial_schema(self._plan, self._keys, inputs[0])
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Keep what is needed of some rows; combine them when they get many."""
+        needed = batch.select(list(self._columns))
+        self._taken.append(needed)
+        self._row_count += needed.num_rows
+        self._size_bytes += needed.nbytes
+        if self._row_count >= _MAX_ROWS or self._size_bytes >= _MAX_BYTES:
+            self._emit(ctx, collector)
+
+    def handle_watermark(
+        self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
+    ) -> Watermark:
+        """Emit before the watermark passes: what follows may act on it."""
+        self._emit(ctx, collector)
+        return watermark
+
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit what came without a watermark or behind it."""
+        del barrier
+        self._emit(ctx, collector)
+
+    def _emit(self, ctx: OperatorContext, collector: ArrowCollector) -> None:
+        if not self._taken:
+            return
+        rows = to_frame(self._taken, self._columns)
+        self._taken, self._row_count, self._size_bytes = [], 0, 0
+        partials = self._plan.partials_of(rows, self._keys)
+        (output,) = ctx.outputs.values()
+        collector.collect(to_batch(partials, output.schema))
+
+
+@dataclass(frozen=True, slots=True)
+class CombineConfig:
+    """The config of kind "combine"."""
+
+    keys: tuple[str, ...]
+    aggregates: tuple[AggregateConfig, ...]
+
+
+class CombineConstructor(OperatorConstructor[CombineConfig]):
+    """Builds combiners."""
+
+    config_type = CombineConfig
+
+    def with_config(self, config: CombineConfig, registry: Registry) -> ConstructedOperator:
+        """Read the plan."""
+        del registry
+        if not config.keys:
+            raise UserError(
+                "combine without a key: name at least one column",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        return ConstructedOperator(
+            Combine(plan_from_config(config.aggregates), config.keys)
+        )
 
 
 def updating_aggregate_spec(

@@ -17,9 +17,8 @@ from penstock.operators.windows.assignment import (
     find_grid_problems,
     find_length_problems,
 )
-from penstock.operators.windows.combiner import PaneCombiner
-from penstock.operators.windows.pane_windows import PaneWindows
-from penstock.operators.windows.session import SessionWindows
+from penstock.operators.windows.panes import PaneCombiner, PaneWindows
+from penstock.operators.windows.sessions import SessionWindows
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,38 +4,251 @@
 
 Compactions are jobs of their own in a background thread; a failed one is logged and
 forgotten, because the next epochs order it again.
+
+Compactions as Spark tasks: one per subtask, in a job of their own that no epoch waits for.
+
+A failure comes back as a value and is logged: Spark's attempts would take the cores from the
+epochs, and whatever is still due is ordered again after the next one.
+
+The first superstep as a DataFrame: a partition per task, in the tasks' order.
+
+    range(n) ─ mapInArrow(task)                  chains whose sources read by themselves
+    rows.repartition(p) ─ mapInArrow(task)       chains that are fed a DataFrame in this epoch
+
+All of them are one union, so an epoch stays one job, and the number of a partition is that
+of its task over the whole union.
+
+What a failed Spark job means: a fix for the user, or something that may pass.
+
+User errors travel as values and never get here. What does is Spark itself: lost executors,
+a job given up after its retries, a package that is missing on the workers; and DataFrames
+of users that are read in an epoch and fail by themselves.
 """
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
 
+import msgspec
+import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from penstock.errors import InternalError
-from penstock.graph.codec import encode_graph
-from penstock.runtime.epoch_plan import EpochPlan
-from penstock.runtime.executor import CompactionOrder, CompactionResult
-from penstock.runtime.reports import TaskReport, decode_report
-from penstock.runtime.spark.compaction import (
-    RESULT_SCHEMA,
-    CompactionTask,
-    compact_here,
-    read_results,
+from penstock.core.ids import OperatorId
+from penstock.errors import (
+    ErrorCode,
+    ExternalError,
+    InternalError,
+    PenstockError,
+    UserCodeError,
+    UserError,
 )
-from penstock.runtime.spark.exchange import SPARK_SCHEMA, from_batches
-from penstock.runtime.spark.failures import describe_job_failure
-from penstock.runtime.spark.first_superstep import first_superstep, is_fed
-from penstock.runtime.spark.job_threads import COMPACTIONS, EPOCHS, cancel_jobs, job_thread
-from penstock.runtime.spark.plan_delivery import send_beside
-from penstock.runtime.spark.task import SuperstepTask, WorkerSpec
-from penstock.runtime.superstep import CompiledJob
+from penstock.graph.codec import encode_graph
+from penstock.runtime.plan.epoch_plan import EpochPlan
+from penstock.runtime.plan.executor import CompactionOrder, CompactionResult
+from penstock.runtime.plan.physical import Chain, CompiledJob, PhysicalPlan
+from penstock.runtime.plan.reports import TaskReport, decode_report
+from penstock.runtime.spark.frame_source import fed_frame
+from penstock.runtime.spark.session import COMPACTIONS, EPOCHS, cancel_jobs, job_thread
+from penstock.runtime.spark.task import (
+    SPARK_SCHEMA,
+    SuperstepTask,
+    WorkerSpec,
+    from_batches,
+    partition_number,
+    send_beside,
+    worker_of,
+)
+from penstock.state.proto.state_pb2 import TableCheckpointMetadata
 from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.tables.operator_tables import compact_subtask
 
 _log = logging.getLogger(__name__)
+RESULT_SCHEMA = "result BINARY"
+_ARROW = pa.schema([("result", pa.binary())])
+
+
+class _Result(msgspec.Struct, frozen=True, array_like=True):
+    """New files by table, each as the bytes of its message; or why there are none."""
+
+    operator: str
+    tables: dict[str, bytes]
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionTask:
+    """All orders of one job; each partition carries out its own."""
+
+    orders: tuple[CompactionOrder, ...]
+    worker: WorkerSpec
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Carry out the order that this partition is."""
+        for _ in batches:
+            pass
+        result = _carry_out(self.orders[partition_number()], self.worker)
+        data = msgspec.msgpack.encode(result)
+        yield pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], schema=_ARROW)
+
+
+def read_results(table: pa.Table) -> Sequence[CompactionResult]:
+    """Return what the tasks gave back."""
+    column: list[Any] = table.column("result").to_pylist()
+    return _done(msgspec.msgpack.decode(data, type=_Result) for data in column)
+
+
+def compact_here(
+    orders: Sequence[CompactionOrder], spec: WorkerSpec
+) -> Sequence[CompactionResult]:
+    """Carry orders out in this process: for those smaller than the job that would do it."""
+    return _done(_carry_out(order, spec) for order in orders)
+
+
+def _carry_out(order: CompactionOrder, spec: WorkerSpec) -> _Result:
+    try:
+        worker = worker_of(spec)
+        config = order.config(worker.store, worker.cache)
+        done = compact_subtask(order.specs, config, order.metadata)
+    except (PenstockError, OSError, pa.ArrowException) as error:
+        return _Result(str(order.operator), {}, str(error) or repr(error))
+    tables = {name: message.SerializeToString() for name, message in done.items()}
+    return _Result(str(order.operator), tables)
+
+
+def _done(results: Iterable[_Result]) -> Sequence[CompactionResult]:
+    found = []
+    for result in results:
+        if result.failure:
+            _log.warning(
+                "a compaction of %r failed and is ordered again: %s",
+                result.operator,
+                result.failure,
+            )
+        elif result.tables:
+            tables = {
+                name: TableCheckpointMetadata.FromString(message)
+                for name, message in result.tables.items()
+            }
+            found.append(CompactionResult(OperatorId(result.operator), tables))
+    return found
+
+
+def is_fed(plan: PhysicalPlan, epoch: EpochPlan) -> bool:
+    """Tell whether any source is brought a DataFrame in this epoch."""
+    chains = (plan.chains[number] for number in plan.supersteps[0].chains)
+    return any(_fed_by(chain, epoch) is not None for chain in chains)
+
+
+def first_superstep(
+    session: SparkSession, plan: PhysicalPlan, epoch: EpochPlan, task: SuperstepTask
+) -> DataFrame:
+    """Return what runs the tasks of level 0."""
+    parts = list(_parts(session, plan, epoch, task))
+    whole = parts[0]
+    if _fed_by(plan.chains[plan.supersteps[0].chains[0]], epoch) is not None:
+        # A union is planned by the session of what it begins with, and that must be ours:
+        # another one may cut the epoch into several jobs. Spark removes what has no rows.
+        nothing = session.range(0, 1, 1, 1).where("false").toDF("id")
+        whole = nothing.mapInArrow(task, SPARK_SCHEMA).union(whole)
+    for part in parts[1:]:
+        whole = whole.union(part)
+    return whole
+
+
+def _parts(
+    session: SparkSession, plan: PhysicalPlan, epoch: EpochPlan, task: SuperstepTask
+) -> Iterator[DataFrame]:
+    """Yield the parts of the union; chains side by side that read by themselves are one."""
+    waiting = 0
+    for number in plan.supersteps[0].chains:
+        chain = plan.chains[number]
+        name = _fed_by(chain, epoch)
+        if name is None:
+            waiting += chain.parallelism
+            continue
+        if waiting:
+            yield _placeholders(session, waiting, task)
+            waiting = 0
+        rows = fed_frame(name).repartition(chain.parallelism)
+        yield rows.mapInArrow(replace(task, is_fed=True), SPARK_SCHEMA)
+    if waiting:
+        yield _placeholders(session, waiting, task)
+
+
+def _placeholders(session: SparkSession, count: int, task: SuperstepTask) -> DataFrame:
+    return session.range(0, count, 1, count).toDF("id").mapInArrow(task, SPARK_SCHEMA)
+
+
+def _fed_by(chain: Chain, epoch: EpochPlan) -> str | None:
+    """Return what the chain's source is fed from in this epoch; its source comes first."""
+    assignments = epoch.assignments.get(chain.operators[0], ())
+    return next((part.fed for part in assignments), None)
+
+
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'")
+_RAISED = re.compile(
+    r"^(?:penstock\.errors\.\w+: (?P<own>.+)|(?P<other>[\w.]*(?:Error|Exception): .+))$",
+    re.MULTILINE,
+)
+"""The last line of a Python traceback; our own errors need no class to be understood."""
+_TEXT_LIMIT = 4_000
+_OF_THE_QUERY = ("22", "42", "P0")
+"""SQL states that begin so are about data or the query itself: again would be the same."""
+
+
+def describe_job_failure(error: Exception, job: str) -> PenstockError:
+    """Return the error to raise for a Spark job that failed."""
+    text = str(error)
+    missing = _MISSING_MODULE.search(text)
+    if missing is not None:
+        name = missing["name"]
+        return UserError(
+            f"job {job!r} cannot run: the Python of Spark's executors has no module {name!r}. "
+            "Install it there, or point spark.pyspark.python to an environment that has it",
+            code=ErrorCode.MISSING_PACKAGE,
+            job=job,
+            module=name,
+        )
+    if _is_of_a_frame(error):
+        return UserCodeError(
+            f"a DataFrame that job {job!r} reads failed: {_reason_in(text)}. Nothing of the "
+            "epoch was published: correct the DataFrame and start the job again",
+            job=job,
+        )
+    failure = ExternalError(
+        f"Spark could not run an epoch of job {job!r}: {_reason_in(text)}. Nothing of it was "
+        "published; it is tried again",
+        code=ErrorCode.ENGINE_FAILED,
+        job=job,
+    )
+    failure.add_note(text[-_TEXT_LIMIT:])
+    return failure
+
+
+def _is_of_a_frame(error: Exception) -> bool:
+    """Tell whether a user's DataFrame failed: all that is ours is Python, and in this package."""
+    if isinstance(error, PythonException):
+        return "penstock/runtime/spark/" not in str(error)
+    state = error.getSqlState() if isinstance(error, PySparkException) else None
+    return state is not None and state.startswith(_OF_THE_QUERY)
+
+
+def _reason_in(text: str) -> str:
+    """Return what a Python task raised, or else how Spark begins: its text is long."""
+    _, traceback, rest = text.partition("Traceback (most recent call last)")
+    raised = _RAISED.search(rest) if traceback else None
+    if raised is not None:
+        return (raised["own"] or raised["other"]).strip().rstrip(".")[:300]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "it gave no reason"
+
+
 _EPOCH = "epoch"
 _FEW_ORDERS, _SMALL_BYTES = 16, 4 << 20
 

@@ -7,26 +7,65 @@ where the old ones end.
 
 All splits are one stream: from the epoch after a frame was read, event time has come as far
 in each of them as in the latest row of that frame, also where few rows went.
+
+DataFrames on their way from a source's plan to the epoch that reads them, by name.
+
+A DataFrame belongs to the driver's process and cannot be part of a plan; its name can.
+
+DataFrames as sources: one that is read once, or a function that gives one per epoch.
+
+p.read("shops", ps.dataframe(spark.table("shops")))
+p.read("sales", ps.dataframes(next_day, schema=SALES))
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
+from penstock.core.clock import DurationLike, new_token, to_micros
 from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.core.watermark import EndOfData
+from penstock.errors import ErrorCode, InternalError, SchemaError, UserError
+from penstock.graph.logical import OperatorSpec
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
-from penstock.operators.display import DisplayableOperator
+from penstock.operators.operator import DisplayableOperator
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
-from penstock.runtime.spark.fed_frames import offer_frame, withdraw_frame
-from penstock.runtime.spark.row_schemas import find_frame_problems
+from penstock.operators.user_functions import name_of, source_spec
+from penstock.runtime.spark.row_schemas import (
+    SchemaLike,
+    find_frame_problems,
+    to_stream_schema,
+)
+from penstock.runtime.spark.session import driving_session
+
+_FRAMES: dict[str, DataFrame] = {}
+
+
+def offer_frame(name: str, frame: DataFrame) -> None:
+    """Let the next epoch of the source of this name read a DataFrame; it replaces the last one."""
+    _FRAMES[name] = frame
+
+
+def fed_frame(name: str) -> DataFrame:
+    """Return what the source of this name offered last."""
+    frame = _FRAMES.get(name)
+    if frame is None:
+        raise InternalError(
+            f"an epoch is to read the DataFrame {name!r}, which nobody gave"
+        )
+    return frame
+
+
+def withdraw_frame(name: str) -> None:
+    """Forget a DataFrame: what it refers to may be large."""
+    _FRAMES.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,4 +288,92 @@ def _check_nulls(batch: pa.RecordBatch, required: list[str]) -> None:
             f"a DataFrame has nulls where its schema declares none: {'; '.join(problems)}. "
             "Filter such rows out, or declare the columns as nullable",
             problems=tuple(problems),
+        )
+
+
+_DEFAULT_POLL = timedelta(seconds=1)
+
+
+def dataframe(frame: DataFrame, *, schema: SchemaLike | None = None) -> OperatorSpec:
+    """Read a DataFrame once, whole, in one epoch; then the source has ended.
+
+    Without `schema` its columns are those of the DataFrame; with it, other columns are left
+    out. A job that is started again after that epoch does not read it again.
+    """
+    if not isinstance(frame, DataFrame):
+        raise UserError(
+            f"dataframe was given {type(frame).__name__}: give a Spark DataFrame",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    if frame.isStreaming:
+        raise streaming_refusal("dataframe")
+    return _spec(
+        "dataframe",
+        _OneFrame(frame),
+        frame.schema if schema is None else schema,
+        _DEFAULT_POLL,
+    )
+
+
+def dataframes(
+    next_frame: Callable[[SparkSession, Any], tuple[DataFrame, Any] | EndOfData | None],
+    *,
+    schema: SchemaLike,
+    poll: DurationLike = _DEFAULT_POLL,
+) -> OperatorSpec:
+    """Read one DataFrame per epoch: what `next_frame(session, offset)` returns.
+
+    It is called on the driver before an epoch, with None at first and then with the offset
+    it returned last, also after a restart. It returns a DataFrame and the offset to go on
+    from, None if there is nothing yet (it is asked again after `poll`), or `EndOfData()`.
+    Asked twice with one offset it must give the same rows: an epoch may run again.
+    """
+    if not callable(next_frame):
+        raise UserError(
+            f"dataframes was given {type(next_frame).__name__}: give a function "
+            "next_frame(session, offset)",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    interval = timedelta(microseconds=to_micros(poll, "poll interval"))
+    return _spec("dataframes", _FrameFunction(next_frame), schema, interval)
+
+
+def _spec(kind: str, feed: Any, schema: SchemaLike, poll: timedelta) -> OperatorSpec:
+    token = new_token()
+    keep_feed(token, feed)
+    return source_spec(FrameSource(kind, token, to_stream_schema(schema), poll=poll))
+
+
+class _OneFrame:
+    """A feed of one DataFrame."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame = frame
+
+    def next_step(self, offset: Any) -> FrameStep:
+        """Return the frame, if it was not read before."""
+        return NextFrame(self._frame, 1, is_last=True) if offset is None else FramesEnd()
+
+
+class _FrameFunction:
+    """A feed that asks the user's function."""
+
+    def __init__(self, next_frame: Callable[[SparkSession, Any], Any]) -> None:
+        self._next_frame = next_frame
+
+    def next_step(self, offset: Any) -> FrameStep:
+        """Ask for the frame that follows."""
+        name = name_of(self._next_frame)
+        answer = self._next_frame(driving_session("dataframes"), offset)
+        if answer is None:
+            return NoFrame()
+        if isinstance(answer, EndOfData) or answer is EndOfData:
+            return FramesEnd()
+        if isinstance(answer, tuple) and len(answer) == 2:
+            return NextFrame(*answer)
+        raise UserError(
+            f"{name!r} returned {type(answer).__name__}: return (DataFrame, next offset), None "
+            "while there is nothing to read, or EndOfData() at the end",
+            code=ErrorCode.INVALID_CONFIG,
+            function=name,
         )

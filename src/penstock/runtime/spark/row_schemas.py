@@ -16,8 +16,7 @@ from pyspark.sql.types import StructType
 
 from penstock.core.batch import find_differences
 from penstock.core.schema import StreamSchema
-from penstock.core.suggestion import did_you_mean
-from penstock.errors import SchemaError
+from penstock.errors import SchemaError, did_you_mean
 
 SchemaLike: TypeAlias = StreamSchema | pa.Schema | StructType
 """What users give: a stream's schema, an Arrow schema, or that of a DataFrame."""

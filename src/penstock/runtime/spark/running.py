@@ -1,40 +1,95 @@
-"""Running a job on Spark: session, executor, driver, and Ctrl-C, put together."""
+"""Running a job on Spark: session, executor, driver, and Ctrl-C, put together.
+
+Ctrl-C on a job, run or attached: once stops it after a checkpoint, twice stops it now.
+
+Installed after the Spark context exists, because PySpark's own handler cancels all jobs.
+"""
 
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock.core.clock import new_token
 from penstock.core.settings import Settings, variable
-from penstock.core.tokens import new_token
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import pickle_function
-from penstock.runtime.driver import JobDriver
-from penstock.runtime.environment import DriverSettings, JobEnvironment
-from penstock.runtime.outcomes import EpochRan
-from penstock.runtime.side_work import SideWork
-from penstock.runtime.spark.contexts import context_of
-from penstock.runtime.spark.driving import driving_with
+from penstock.runtime.driver.decide import JobStatus, StopMode
+from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, SideWork
+from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.spark.executor import SparkExecutor
-from penstock.runtime.spark.interrupts import stopped_by_ctrl_c
 from penstock.runtime.spark.session import (
     DEFAULT_MASTER,
     adopt_session,
+    context_of,
+    driving_with,
     open_session,
     running_session,
 )
 from penstock.runtime.spark.task import WorkerSpec
-from penstock.runtime.status import JobStatus
 from penstock.state.files.cache import FileCache
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
+
+
+@contextmanager
+def stopped_by_ctrl_c(driver: JobDriver, executor: SparkExecutor) -> Iterator[None]:
+    """Let Ctrl-C stop the driver for as long as the body runs; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    presses = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal presses
+        del number, frame
+        presses += 1
+        if presses == 1:
+            driver.request_stop(StopMode.CHECKPOINT)
+            return
+        driver.request_stop(StopMode.IMMEDIATE)
+        executor.cancel()
+
+    before: Any = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def noticing_ctrl_c() -> Iterator[threading.Event]:
+    """Yield what the first Ctrl-C sets; from the second on it does what it did before.
+
+    Only in the main thread: elsewhere nothing is ever set.
+    """
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        pressed.set()
+        signal.signal(signal.SIGINT, before)
+
+    before: Any = signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
 
 _WRITERS = 8
 """How many metadata objects of an epoch are written side by side."""

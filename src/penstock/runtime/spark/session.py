@@ -16,6 +16,24 @@
 | Java's fast compiler only (own, local) | the other takes a core from the tasks for minutes |
 | shuffles are not compressed (own, local) | they never leave the machine |
 | a temporary folder for the JVM (own session) | Spark leaves sockets behind, and Java does not heed TMPDIR |
+
+What must be there before Spark is started: a Java it can run on, a master that answers.
+
+Spark itself tells of neither in a way that helps: an old Java fails with a class file version,
+and a master that cannot be reached is tried for a minute. Both are found out here, in less
+than a second or a few, before anything is started or written.
+
+What only a Spark in this process has: its context. Behind Spark Connect there is none.
+
+Pools, local properties and job tags of a context make epochs faster and are done without
+where it is missing; nothing else of Penstock may ask for one.
+
+Threads that start Spark jobs, each with a scheduling pool and a tag.
+
+Pools, tags and local properties belong to a thread. In threads of our own they never touch
+the jobs that the user starts beside an epoch.
+
+The Spark session of the job that this thread drives: what hooks on the driver work with.
 """
 
 import atexit
@@ -23,10 +41,14 @@ import logging
 import os
 import re
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -35,10 +57,133 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from penstock.core.settings import variable
 from penstock.errors import ErrorCode, UserError
-from penstock.runtime.spark.contexts import context_of
-from penstock.runtime.spark.job_threads import POOLS_FILE
-from penstock.runtime.spark.preflight import check_can_start
+
+NEEDED_JAVA = 17
+_VERSION = re.compile(r'version "(?P<version>[^"]+)"')
+_CONNECT_SECONDS = 5.0
+_JAVA_SECONDS = 20.0
+_STANDALONE = "spark://"
+_HOW_TO_GET_JAVA = f"Install Java {NEEDED_JAVA} or newer, or point JAVA_HOME to one (in a checkout: `make java`)"
+
+
+def check_can_start(master: str) -> None:
+    """Raise `UserError` if Spark could not start with this master, saying why."""
+    # A JVM that somebody started for us, as spark-submit does, is past all of this.
+    if variable("PYSPARK_GATEWAY_PORT") is None:
+        check_java()
+    if master.startswith(_STANDALONE):
+        check_master(master)
+
+
+def check_java() -> None:
+    """Look at the Java that Spark will use: that of JAVA_HOME, else the one on PATH."""
+    home = variable("JAVA_HOME")
+    wanted = str(Path(home) / "bin" / "java") if home else "java"
+    program = shutil.which(wanted)
+    if program is None:
+        where = (
+            f"JAVA_HOME is {home!r}, and there is no bin/java" if home else "not on PATH"
+        )
+        raise _java_error(f"no Java was found ({where})", found=None)
+    version = _read_version(program)
+    if version is None:
+        raise _java_error(f"{program} does not tell its version", found=None)
+    if _major_of(version) < NEEDED_JAVA:
+        raise _java_error(f"{program} is Java {version}", found=version)
+
+
+def check_master(master: str) -> None:
+    """Ask a standalone master, or any of several, whether somebody listens there."""
+    reasons = []
+    for place in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = place.rpartition(":")
+        if not host or not port.isdigit():
+            raise UserError(
+                f"the Spark master {master!r} has no host and port: write spark://host:7077",
+                code=ErrorCode.INVALID_URL,
+                master=master,
+            )
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
+                return
+        except (OSError, OverflowError) as error:
+            reasons.append(f"{place}: {error}")
+    raise UserError(
+        f"the Spark master {master!r} cannot be reached ({'; '.join(reasons)}). Check its "
+        "address and that it runs, or leave the master out to run Spark in this process",
+        code=ErrorCode.ENGINE_MISSING,
+        master=master,
+    )
+
+
+def _read_version(program: str) -> str | None:
+    try:
+        # Without performance data, which Java would leave a folder for in /tmp.
+        done = subprocess.run(  # noqa: S603 (the program that Spark is about to start)
+            [program, "-XX:-UsePerfData", "-version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_JAVA_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(done.stderr + done.stdout)
+    return None if match is None else match["version"]
+
+
+def _major_of(version: str) -> int:
+    """Return 17 for "17.0.9", and 8 for "1.8.0_392"."""
+    digits = re.match(r"(?:1\.)?(\d+)", version)
+    return int(digits[1]) if digits is not None else 0
+
+
+def _java_error(what: str, *, found: str | None) -> UserError:
+    return UserError(
+        f"Spark cannot start: it needs Java {NEEDED_JAVA} or newer, and {what}. "
+        f"{_HOW_TO_GET_JAVA}",
+        code=ErrorCode.ENGINE_MISSING,
+        needed=NEEDED_JAVA,
+        found=found,
+    )
+
+
+def context_of(session: SparkSession) -> SparkContext | None:
+    """Return the context of a session; None for one of Spark Connect."""
+    # There, asking raises an AttributeError that says so.
+    return getattr(session, "sparkContext", None)
+
+
+EPOCHS = "penstock-epochs"
+COMPACTIONS = "penstock-compactions"
+POOLS_FILE = Path(__file__).with_name("pools.xml")
+"""What the pools get, for a session that is told so when it starts."""
+
+
+def job_thread(session: SparkSession, pool: str, tag: str) -> ThreadPoolExecutor:
+    """Return one thread whose jobs run in a pool and can be cancelled by a tag."""
+
+    def prepare() -> None:
+        context = context_of(session)
+        if context is None:
+            session.addTag(tag)
+            return
+        context.setLocalProperty("spark.scheduler.pool", pool)
+        context.addJobTag(tag)
+
+    return ThreadPoolExecutor(1, thread_name_prefix=pool, initializer=prepare)
+
+
+def cancel_jobs(session: SparkSession, tag: str) -> None:
+    """Cancel the jobs under way that have a tag; for any thread."""
+    context = context_of(session)
+    if context is None:
+        session.interruptTag(tag)
+    else:
+        context.cancelJobsWithTag(tag)
+
 
 _log = logging.getLogger(__name__)
 
@@ -234,3 +379,28 @@ def _no_spark(error: Exception, master: str, log: IO[str]) -> UserError:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+_SESSION: ContextVar[SparkSession] = ContextVar("penstock-spark-session")
+
+
+@contextmanager
+def driving_with(session: SparkSession) -> Iterator[None]:
+    """Let hooks that the body calls on this thread find the session: the user's, if one was given."""
+    token = _SESSION.set(session)
+    try:
+        yield
+    finally:
+        _SESSION.reset(token)
+
+
+def driving_session(what: str) -> SparkSession:
+    """Return the session of the running job; `what` needs it."""
+    session = _SESSION.get(None)
+    if session is None:
+        raise UserError(
+            f"{what} needs Spark, and this job runs without it: start it with Pipeline.run or "
+            "Pipeline.attach",
+            code=ErrorCode.ENGINE_MISSING,
+        )
+    return session

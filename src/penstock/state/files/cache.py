@@ -19,6 +19,13 @@ How it works
   Entries removed earlier, with the files they are pieces of, stay counted until then.
 - A writer holds a lock on its temporary file, so one that can be locked has no writer
   and is swept.
+
+Recent: values worth keeping while they are used again and again, and no longer.
+
+A cache that is limited by number alone grows until it is full, hours into a run. This one
+also forgets what was not used for some seconds, so its size follows the work. What is made
+anew because it was forgotten is made anew at most every few seconds, which is cheap next
+to the seconds that have passed.
 """
 
 import errno
@@ -28,15 +35,17 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from penstock.core.checksum import checksum_of
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
+from penstock.core.ids import checksum_of
 
 _LOGGER = logging.getLogger(__name__)
 _MAGIC = b"PNSTKC01"
@@ -327,3 +336,53 @@ def _read_usage(descriptor: int) -> int | None:
 
 def _write_usage(descriptor: int, used: int) -> None:
     os.pwrite(descriptor, _USAGE.pack(used), 0)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_SECONDS = 10.0
+
+
+class Recent(Generic[K, V]):
+    """Values of two turns, the current and the last; using a value takes it into the current.
+
+    A turn ends after some seconds or when it holds `limit` values. Threads may share it
+    without a lock: all that a race can do is to forget a value.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        seconds: float = _SECONDS,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._now = now
+        self._current: dict[K, V] = {}
+        self._last: dict[K, V] = {}
+        self._ends = now() + seconds
+
+    def __len__(self) -> int:
+        return len(self._current.keys() | self._last.keys())
+
+    def get(self, key: K) -> V | None:
+        """Return a value and note that it was used."""
+        value = self._current.get(key)
+        if value is None:
+            value = self._last.get(key)
+            if value is not None:
+                self.put(key, value)
+        return value
+
+    def put(self, key: K, value: V) -> V:
+        """Keep a value."""
+        now = self._now()
+        if now >= self._ends or len(self._current) >= self._limit:
+            self._last = self._current
+            self._current = {}
+            self._ends = now + self._seconds
+        self._current[key] = value
+        return value

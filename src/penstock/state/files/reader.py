@@ -12,12 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.core.checksum import Readable, checksum_of
-from penstock.core.key_range import KeyRange
+from penstock.core.ids import KeyRange, Readable, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
-from penstock.state.files.parquet import KEY_HASH, as_batch, decode_row_groups
-from penstock.state.files.segments import Footer, Segment, footer_batch, footer_key
+from penstock.state.files.parquet import (
+    KEY_HASH,
+    Footer,
+    Segment,
+    as_batch,
+    decode_row_groups,
+    footer_batch,
+    footer_key,
+)
 from penstock.state.files.state_file import StateFile
 from penstock.state.storage.object_store import ObjectStore
 

@@ -15,8 +15,7 @@ table. Three facts make lists easy to reason about:
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.core.ids import Epoch
-from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.core.ids import FULL_RANGE, Epoch, KeyRange
 from penstock.state.proto import state_pb2
 
 

@@ -21,8 +21,8 @@ from penstock.state.protocol.records import (
     ClaimRecord,
     CommitMarker,
     EpochRecord,
+    Fenced,
 )
-from penstock.state.protocol.status import Fenced
 from penstock.state.protocol.steps import Steps, create_once
 
 

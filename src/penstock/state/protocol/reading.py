@@ -9,14 +9,15 @@ from penstock.state.protocol.records import (
     FIRST_GENERATION,
     CheckpointManifest,
     CheckpointRef,
+    CheckpointStatus,
     ClaimRecord,
     CommitMarker,
     EpochRecord,
+    Fenced,
+    ProtocolRules,
+    derive_status,
 )
-from penstock.state.protocol.rules import ProtocolRules
-from penstock.state.protocol.sequences import find_newest
-from penstock.state.protocol.status import CheckpointStatus, Fenced, derive_status
-from penstock.state.protocol.steps import Steps, exists, read
+from penstock.state.protocol.steps import Steps, exists, find_newest, read
 
 T = TypeVar("T")
 

@@ -2,12 +2,19 @@
 
 All of them are create-once. What is true of a checkpoint is derived from which of these
 exist (see `status`), never stored.
+
+What a checkpoint or a driver is, derived from which records exist. Never stored. Pure.
+
+The numbers every driver of a job must agree on. Part of the on-disk protocol, not settings.
 """
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, SavepointName, Token
+from penstock.core.watermark import InputWatermark
+from penstock.errors import CorruptStateError, ErrorCode
 
 FIRST_EPOCH = Epoch(1)
 FIRST_GENERATION = Generation(1)
@@ -50,16 +57,6 @@ class ClaimRecord:
     """For a branch: the other job's checkpoint it starts from. Same in every claim."""
     restore: CheckpointRef | None = None
     """What the first epoch published by this or a later generation must start from."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputWatermark:
-    """How far one input of an operator has come; neither set means it has not spoken yet."""
-
-    event_time_micros: int | None = None
-    idle: bool = False
-    producer: str = ""
-    """Which operator and output feed the input; "" where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +141,107 @@ class RetentionRecord:
     """Every epoch below this number is given up, unless it is pinned."""
     collecting: tuple[CheckpointRef, ...] = ()
     """Given up, and perhaps not yet deleted in full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invisible:
+    """No manifest: to everybody but its writer this checkpoint does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unacknowledged:
+    """A manifest, but no record of its epoch: nobody may build on it or commit it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The epoch belongs to another checkpoint."""
+
+    winner: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True)
+class Committing:
+    """Acknowledged; its sinks have to commit, perhaps once more, before anything builds on it."""
+
+    manifest: CheckpointManifest
+    record: EpochRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Acknowledged and committed, or with nothing to commit. May be a parent."""
+
+    manifest: CheckpointManifest
+
+
+CheckpointStatus: TypeAlias = Invisible | Unacknowledged | Superseded | Committing | Ready
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A newer generation owns the job: stop for good, commit and delete nothing."""
+
+    generation: Generation
+    """The generation that was replaced."""
+    acknowledged: CheckpointRef | None = None
+    """What this driver still made the record of; its successor commits it, if it is news to it."""
+
+
+def derive_status(
+    ref: CheckpointRef,
+    manifest: CheckpointManifest | None,
+    record: EpochRecord | None,
+    marker: CommitMarker | None,
+) -> CheckpointStatus:
+    """Say what `ref` is, given what was found at its places; contradictions are corruption."""
+    if manifest is None:
+        return Invisible()
+    _require(manifest.ref == ref, ref, f"its manifest says it is {manifest.ref}")
+    if record is None:
+        return Unacknowledged()
+    _require(record.ref.epoch == ref.epoch, ref, f"its epoch record is of {record.ref}")
+    if record.ref != ref:
+        return Superseded(record.ref)
+    _require(
+        record.parent == manifest.parent, ref, "manifest and epoch record differ in parent"
+    )
+    if not manifest.needs_commit:
+        return Ready(manifest)
+    if marker is None:
+        return Committing(manifest, record)
+    _require(marker.ref == ref, ref, f"its committed marker is of {marker.ref}")
+    return Ready(manifest)
+
+
+def _require(holds: bool, ref: CheckpointRef, what: str) -> None:  # noqa: FBT001 (an assertion)
+    if not holds:
+        raise CorruptStateError(
+            f"checkpoint {ref} contradicts itself: {what}. Nothing was changed; objects were "
+            "moved or edited by hand, bring them back or restore another epoch",
+            code=ErrorCode.PROTOCOL_VIOLATION,
+            checkpoint=str(ref),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolRules:
+    """Constants of the protocol; only tests use other values than the defaults."""
+
+    waypoint_stride: int = 1024
+    """Every so many numbers of a sequence one is kept for ever, so that its end can be found."""
+    adoption_window: int = 256
+    """An epoch may adopt new files only from its own slot and this many slots before it.
+
+    A delta lies in its own epoch's slot; a compacted file in the slot of the epoch after
+    the one it was planned from, and is void when it comes later than this. So an object
+    nobody refers to in a slot this far below the newest epoch can never be referred to
+    again, even by a driver that slept: the epoch it would publish is already taken.
+    """
+
+    def may_adopt(self, slot_epoch: int, epoch: int) -> bool:
+        """Tell whether `epoch` may refer to a new file that lies in the slot of `slot_epoch`."""
+        return epoch - self.adoption_window <= slot_epoch <= epoch
+
+
+RULES = ProtocolRules()

@@ -17,10 +17,14 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any
 
-from penstock.core.checksum import checksum_of
+from penstock.core.ids import checksum_of
 from penstock.errors import ErrorCode, UserError
-from penstock.state.storage.object_path import check_path, check_range, folder_start
-from penstock.state.storage.object_store import ObjectInfo
+from penstock.state.storage.object_store import (
+    ObjectInfo,
+    check_path,
+    check_range,
+    folder_start,
+)
 
 _SHARED: dict[str, "MemoryStore"] = {}
 _SHARED_LOCK = Lock()

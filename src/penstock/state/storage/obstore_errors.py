@@ -1,4 +1,4 @@
-r"""What obstore's exceptions mean: refused, or of unknown outcome, and why.
+"""What obstore's exceptions mean: refused, or of unknown outcome, and why.
 
 obstore tells most failures apart only in the text of its exceptions; this is the only
 place that reads it. Pure. What the text looks like was tried out with obstore 0.12

@@ -26,8 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from penstock.core.ids import Epoch
-from penstock.core.key_range import KeyRange
+from penstock.core.ids import Epoch, KeyRange
 from penstock.state.files.state_file import StateFile, restrict
 from penstock.state.files.writer import FileDescription
 from penstock.state.tables.table import CompactionConfig

@@ -14,9 +14,8 @@ from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.files.migration import state_version_of
 from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
-from penstock.state.tables.file_lists import files_of
 from penstock.state.tables.global_keyed import GlobalKeyedTable
-from penstock.state.tables.global_keyed_files import KeyValueTypes
+from penstock.state.tables.global_keyed_view import KeyValueTypes
 from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.table import (
     CheckpointMessage,
@@ -26,6 +25,7 @@ from penstock.state.tables.table import (
     TableEnvironment,
     TableEpochCheckpointer,
     View,
+    files_of,
 )
 from penstock.state.tables.time_keyed import TimeKeyedTable
 

@@ -17,11 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
-from penstock.state.tables.hash_order import is_in_order, stable_order
-from penstock.state.tables.key_equality import Positions, equal_keys
-from penstock.state.tables.keyed_expiry import live_rows
-from penstock.state.tables.keyed_rows import take_columns, take_rows
-from penstock.state.tables.keyed_run import Run, Segment
+from penstock.state.tables.expiry import live_rows
+from penstock.state.tables.keyed_runs import Run, Segment
+from penstock.state.tables.sorted_rows import (
+    Positions,
+    equal_keys,
+    is_in_order,
+    stable_order,
+    take_columns,
+    take_rows,
+)
 from penstock.state.tables.table import DataOperation
 
 Flags: TypeAlias = npt.NDArray[np.bool_]

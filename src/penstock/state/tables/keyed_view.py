@@ -17,18 +17,22 @@ from penstock.core.batch import RowsLike, to_batch
 from penstock.core.hash_kernels import Hashes
 from penstock.errors import ErrorCode, InternalError, SchemaError, StateError
 from penstock.state.files.state_file import StateFile
-from penstock.state.tables.keyed_expiry import (
+from penstock.state.tables.columns import KeyedSchema
+from penstock.state.tables.expiry import (
     expiry_of_deletions,
     expiry_of_rows,
     frontier_micros,
 )
-from penstock.state.tables.keyed_file_run import FileRun
 from penstock.state.tables.keyed_lookup import Matches, Probes, look_up
-from penstock.state.tables.keyed_merge import live_only, merge_runs
 from penstock.state.tables.keyed_pending import PendingRows
-from penstock.state.tables.keyed_rows import sort_rows
-from penstock.state.tables.keyed_run import OpenSegments, Run
-from penstock.state.tables.keyed_schema import KeyedSchema
+from penstock.state.tables.keyed_runs import (
+    FileRun,
+    OpenSegments,
+    Run,
+    live_only,
+    merge_runs,
+)
+from penstock.state.tables.sorted_rows import sort_rows
 from penstock.state.tables.table import (
     DataOperation,
     Frontier,

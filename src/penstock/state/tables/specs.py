@@ -20,11 +20,9 @@ from penstock.core.ids import TableName
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.files.migration import find_typed_chain_problems, state_version_of
 from penstock.state.proto import state_pb2
-from penstock.state.tables.global_keyed_files import KeyValueTypes
-from penstock.state.tables.keyed_expiry import TimeToLive
-from penstock.state.tables.keyed_schema import KeyedSchema
-from penstock.state.tables.time_keyed_schema import TimeKeyedSchema
-from penstock.state.tables.value_codec import ValueCodec
+from penstock.state.tables.columns import KeyedSchema, TimeKeyedSchema
+from penstock.state.tables.expiry import TimeToLive
+from penstock.state.tables.global_keyed_view import KeyValueTypes, ValueCodec
 
 
 class TimeDomain(Enum):

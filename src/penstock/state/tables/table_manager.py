@@ -21,17 +21,17 @@ from penstock.errors import ErrorCode, InternalError, StateError
 from penstock.state.files.reader import drop_cached
 from penstock.state.files.state_file import StateFile, derive_missing
 from penstock.state.proto import state_pb2
+from penstock.state.tables.fit import check_restorable, plan_table_restore
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
-from penstock.state.tables.open_tables import (
+from penstock.state.tables.operator_tables import (
     OpenTable,
     check_complete,
     newest_epoch,
     open_tables,
     parent_of,
+    tables_by_name,
 )
-from penstock.state.tables.operator_tables import tables_by_name
-from penstock.state.tables.restore_plan import check_restorable, plan_table_restore
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import (
     CheckpointMessage,

@@ -20,8 +20,9 @@ from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.state_file import StateFile, restrict
 from penstock.state.proto import state_pb2
+from penstock.state.tables.columns import TimeKeyedSchema, live_rows
 from penstock.state.tables.compaction import for_expiring, plan_compaction
-from penstock.state.tables.file_lists import files_of, message_of
+from penstock.state.tables.expiry import clock_after_epoch
 from penstock.state.tables.table import (
     CheckpointMessage,
     CompactionConfig,
@@ -29,15 +30,15 @@ from penstock.state.tables.table import (
     TableData,
     TableEnvironment,
     TableEpochCheckpointer,
+    files_of,
+    message_of,
 )
-from penstock.state.tables.time_keyed_clock import clock_after_epoch
 from penstock.state.tables.time_keyed_files import (
     VersionedReader,
     compact_files,
     is_expired,
     write_rows,
 )
-from penstock.state.tables.time_keyed_schema import TimeKeyedSchema, live_rows
 from penstock.state.tables.time_keyed_view import KeyTimeView, TimeKeyedView
 
 TableMessage = state_pb2.TimeKeyedTableCheckpointMetadata

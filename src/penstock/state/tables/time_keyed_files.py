@@ -13,25 +13,29 @@ import pyarrow as pa
 from penstock.core.hash_kernels import Hashes
 from penstock.core.ids import Epoch, TableName
 from penstock.errors import ErrorCode, SchemaError
-from penstock.state.files.migration import MigrationStep, migrate_rows, plan_migration
+from penstock.state.files.migration import (
+    MigrationStep,
+    as_declared,
+    migrate_rows,
+    plan_migration,
+)
 from penstock.state.files.parquet import KEY_HASH
 from penstock.state.files.reader import StateFileReader, rows_in_range
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import FileDescription, StateFileWriter, write_state_file
-from penstock.state.tables.compaction import CompactionPlan
-from penstock.state.tables.hash_order import stable_order
-from penstock.state.tables.older_rows import as_declared
-from penstock.state.tables.table import CompactionConfig, TableEnvironment
-from penstock.state.tables.time_keyed_clock import clock_after_epoch
-from penstock.state.tables.time_keyed_rows import Chunk
-from penstock.state.tables.time_keyed_schema import (
-    BOOKKEEPING_FIELDS,
+from penstock.state.tables.columns import (
     EXPIRES_AT,
+    TIME_BOOKKEEPING_FIELDS,
     TimeKeyedSchema,
     live_rows,
 )
+from penstock.state.tables.compaction import CompactionPlan
+from penstock.state.tables.expiry import clock_after_epoch
+from penstock.state.tables.sorted_rows import stable_order
+from penstock.state.tables.table import CompactionConfig, TableEnvironment
+from penstock.state.tables.time_keyed_rows import Chunk
 
-_BOOKKEEPING = [field.name for field in BOOKKEEPING_FIELDS]
+_BOOKKEEPING = [field.name for field in TIME_BOOKKEEPING_FIELDS]
 _ONE_FILE_SHARE = 2
 """Epochs that inserted more than the memory budget divided by this are written as several files."""
 

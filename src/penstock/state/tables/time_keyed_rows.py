@@ -20,15 +20,14 @@ import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
 from penstock.state.files.parquet import KEY_HASH
-from penstock.state.tables.hash_order import is_in_order, stable_order
-from penstock.state.tables.key_equality import equal_keys
-from penstock.state.tables.time_keyed_schema import (
+from penstock.state.tables.columns import (
     EXPIRES_AT,
     Micros,
     TimeKeyedSchema,
     live_rows,
     micros_of,
 )
+from penstock.state.tables.sorted_rows import equal_keys, is_in_order, stable_order
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 _SCANS_BEFORE_SORTING = 16

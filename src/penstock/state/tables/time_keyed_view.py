@@ -16,24 +16,20 @@ from penstock.core.hash_kernels import Hashes
 from penstock.core.key_hash import hash_keys
 from penstock.errors import InternalError, SchemaError, StateError
 from penstock.state.files.state_file import StateFile
+from penstock.state.tables.columns import ExpiresAt, TimeKeyedSchema, expiry_column
+from penstock.state.tables.expiry import clock_after_epoch, clock_within_epoch
 from penstock.state.tables.table import (
     Frontier,
     TableEnvironment,
     TableEpochCheckpointer,
     View,
 )
-from penstock.state.tables.time_keyed_clock import clock_after_epoch, clock_within_epoch
 from penstock.state.tables.time_keyed_files import VersionedReader
 from penstock.state.tables.time_keyed_rows import (
     Chunk,
     TimeRange,
     join_chunks,
     settle_chunks,
-)
-from penstock.state.tables.time_keyed_schema import (
-    ExpiresAt,
-    TimeKeyedSchema,
-    expiry_column,
 )
 
 Positions: TypeAlias = npt.NDArray[np.int64]

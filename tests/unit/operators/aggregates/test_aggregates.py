@@ -13,8 +13,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ErrorCode, UserError
+from penstock.operators.aggregates.aggregate import to_batch, to_frame
 from penstock.operators.aggregates.compiling import compile_aggregates
-from penstock.operators.aggregates.frames import to_batch, to_frame
 from penstock.operators.aggregates.plan import AggregatePlan
 
 LEAST, GREATEST = -(2**63), 2**63 - 1

@@ -12,13 +12,13 @@ from polars.testing import assert_frame_equal
 import penstock as ps
 from penstock.core.schema import StreamSchema
 from penstock.operators.aggregates.compiling import compile_aggregates
-from penstock.operators.aggregates.dense import (
+from penstock.operators.aggregates.plan import (
     PLACES_PER_ROW,
+    AggregatePlan,
     Reduction,
     read_kind,
     reduce_by_place,
 )
-from penstock.operators.aggregates.plan import AggregatePlan
 
 KEY_TYPES = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
 VALUE_TYPES = (*KEY_TYPES, pl.Float32, pl.Float64)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import (
+from penstock.core.watermark import (
     MAX_EVENT_TIME,
     CheckpointBarrier,
     EndOfData,

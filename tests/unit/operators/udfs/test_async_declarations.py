@@ -5,15 +5,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import EventTime
-from penstock.errors import (
-    ErrorCode,
-    UserError,
-)
+from penstock.core.watermark import EventTime
+from penstock.errors import ErrorCode, UserError
 from penstock.operators.registry import Registry
-from penstock.operators.udfs.async_operator import AsyncUdfOperator
+from penstock.operators.udfs.async_operator import AsyncUdfOperator, RowCall, patience_of
 from penstock.operators.udfs.kinds import register_udfs
-from penstock.operators.udfs.row_calls import RowCall, patience_of
 from penstock.operators.udfs.specs import async_udf
 from penstock.operators.udfs.stored_calls import CALLS_TABLE, StoredCall
 from tests.unit.operators.udfs.by_hand import OperatorByHand

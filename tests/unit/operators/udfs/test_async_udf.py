@@ -4,16 +4,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.core.key_range import owner_of
+from penstock.core.ids import owner_of
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import MAX_EVENT_TIME, EventTime
-from penstock.errors import (
-    ErrorCode,
-    ExternalError,
-    StateError,
-    UserCodeError,
-    UserError,
-)
+from penstock.core.watermark import MAX_EVENT_TIME, EventTime
+from penstock.errors import ErrorCode, ExternalError, StateError, UserCodeError, UserError
 from tests.unit.operators.udfs.by_hand import EpochOutput, OperatorByHand
 from tests.unit.operators.udfs.service import KEYED, UNKEYED, Service, rows
 

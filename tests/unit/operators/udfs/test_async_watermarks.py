@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from penstock.core.schema import StreamSchema
-from penstock.core.signals import IDLE, EventTime
+from penstock.core.watermark import IDLE, EventTime
 from tests.unit.operators.udfs.by_hand import OperatorByHand
 from tests.unit.operators.udfs.service import KEYED, Service, rows
 

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import SchemaError
-from penstock.operators.updating.debezium import to_debezium_spec
+from penstock.operators.updating.changelog import to_debezium_spec
 from penstock.testing import LocalJob, OperatorHarness, run_pipeline
 
 VALUES = pa.struct([("total", pa.int64())])

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api.aggregating import add_updating_aggregate
 from penstock.api.graph_builder import GraphBuilder, Port
+from penstock.api.windowing import add_updating_aggregate
 from penstock.core.ids import JobId
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec

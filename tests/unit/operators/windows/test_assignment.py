@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.signals import MAX_MICROS
+from penstock.core.watermark import MAX_MICROS
 from penstock.operators.windows.assignment import (
     END_MICROS,
     FIRST_MICROS,

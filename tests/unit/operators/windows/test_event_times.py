@@ -5,8 +5,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.operators.windows.assignment import END_MICROS, FIRST_MICROS
-from penstock.operators.windows.event_times import read_event_times, refuse_bad_times
+from penstock.operators.windows.assignment import (
+    END_MICROS,
+    FIRST_MICROS,
+    read_event_times,
+    refuse_bad_times,
+)
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 

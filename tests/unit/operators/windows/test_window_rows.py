@@ -15,8 +15,8 @@ from penstock.errors import PenstockError
 from penstock.operators.aggregates.compiling import compile_aggregates
 from penstock.operators.windows.aggregation import WindowAggregation
 from penstock.operators.windows.assignment import WindowGrid
-from penstock.operators.windows.combiner import BUFFERED_ROWS
 from penstock.operators.windows.kinds import pane_window_specs
+from penstock.operators.windows.panes import BUFFERED_ROWS
 from penstock.testing import OperatorHarness, run_pipeline
 from tests.builders.local_jobs import a_list
 from tests.builders.window_jobs import ROWS, SECOND, WindowJob

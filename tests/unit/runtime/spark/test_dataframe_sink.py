@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.connectors.files_records import decode_staged, schema_of
+from penstock.connectors.files.commit import decode_staged, schema_of
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import OperatorHarness

@@ -4,8 +4,8 @@ import gc
 
 import pyarrow as pa
 
-from penstock.runtime.spark.exchange import BATCH_BYTES, from_batches, to_batches
-from penstock.runtime.wire import Record
+from penstock.runtime.spark.task import BATCH_BYTES, from_batches, to_batches
+from penstock.runtime.task.wire import Record
 
 
 def records_of(*sizes: int) -> list[Record]:

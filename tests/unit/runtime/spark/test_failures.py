@@ -1,8 +1,8 @@
 """Tests of what a failed Spark job is said to mean."""
 
 from penstock.errors import ErrorCode, ExternalError, UserError
-from penstock.runtime.restarts import is_transient
-from penstock.runtime.spark.failures import describe_job_failure
+from penstock.runtime.driver.environment import is_transient
+from penstock.runtime.spark.executor import describe_job_failure
 
 FROM_A_WORKER = """
   An exception was thrown from the Python worker. Please see the stack trace below.

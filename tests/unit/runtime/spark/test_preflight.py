@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ErrorCode, UserError
-from penstock.runtime.spark.preflight import check_can_start, check_java, check_master
+from penstock.runtime.spark.session import check_can_start, check_java, check_master
 
 SHELL = shutil.which("sh")
 """Found before tests change PATH."""

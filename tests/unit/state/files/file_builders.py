@@ -3,8 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.ids import Epoch
-from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.core.ids import FULL_RANGE, Epoch, KeyRange
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import FileDescription
 

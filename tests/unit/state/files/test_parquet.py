@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.checksum import checksum_of
+from penstock.core.ids import checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError
 from penstock.state.files.parquet import (
     ROW_GROUP_BYTES,

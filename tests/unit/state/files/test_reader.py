@@ -11,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.checksum import checksum_of
-from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.core.ids import FULL_RANGE, KeyRange, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
-from penstock.state.files.parquet import ROW_GROUP_ROWS, encode_parquet
+from penstock.state.files.parquet import (
+    ROW_GROUP_ROWS,
+    encode_parquet,
+    footer_batch,
+    footer_key,
+)
 from penstock.state.files.reader import StateFileReader, drop_cached, rows_in_range
-from penstock.state.files.segments import footer_batch, footer_key
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import write_state_file
 from penstock.state.storage.memory import MemoryStore

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.core.ids import FULL_RANGE, KeyRange
 from penstock.state.files.state_file import (
     StateFile,
     apply_swap,

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.core.checksum import checksum_of
-from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.core.ids import FULL_RANGE, KeyRange, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, UnknownOutcomeError
 from penstock.state.files.cache import FileCache
 from penstock.state.files.parquet import ROW_GROUP_BYTES, ROW_GROUP_ROWS

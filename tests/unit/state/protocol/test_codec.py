@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.checksum import checksum_of
 from penstock.core.ids import (
     Epoch,
     Generation,
@@ -13,7 +12,9 @@ from penstock.core.ids import (
     OperatorId,
     SavepointName,
     Token,
+    checksum_of,
 )
+from penstock.core.watermark import InputWatermark
 from penstock.errors import CorruptStateError, ErrorCode, PenstockError, StateError
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol import codec
@@ -23,7 +24,6 @@ from penstock.state.protocol.records import (
     ClaimRecord,
     CommitMarker,
     EpochRecord,
-    InputWatermark,
     ObjectRef,
     OperatorEntry,
     Pin,

@@ -2,18 +2,16 @@ import pytest
 
 from penstock.core.ids import Epoch, Generation, SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, UserError
-from penstock.state.checkpoints.runner import run_steps
+from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.collection import (
     CollectionDone,
+    Memory,
     NothingToCollect,
     collect_garbage,
 )
-from penstock.state.protocol.kept import Memory
-from penstock.state.protocol.ledger import read_retention
-from penstock.state.protocol.pinning import Epochs
-from penstock.state.protocol.records import RetentionRecord
-from penstock.state.protocol.status import Fenced
+from penstock.state.protocol.records import Fenced, RetentionRecord
+from penstock.state.protocol.retention import Epochs, read_retention
 from penstock.state.protocol.steps import Steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore, sweep

@@ -2,12 +2,17 @@ import pytest
 
 from penstock.core.ids import SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, StateError
-from penstock.state.checkpoints.runner import run_steps
+from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.ledger import append_retention, next_retention, read_retention
-from penstock.state.protocol.pinning import Epochs, pin_epoch
 from penstock.state.protocol.records import PinKind, RetentionRecord
-from penstock.state.protocol.retention import Change
+from penstock.state.protocol.retention import (
+    Change,
+    Epochs,
+    append_retention,
+    next_retention,
+    pin_epoch,
+    read_retention,
+)
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper, creating
 from tests.builders.protocol import (

@@ -2,7 +2,7 @@ import pytest
 
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.proto import state_pb2 as pb
-from penstock.state.protocol.metadata import (
+from penstock.state.protocol.codec import (
     FileList,
     decode_metadata,
     encode_metadata,

@@ -2,7 +2,7 @@ import pytest
 
 from penstock.core.ids import Generation
 from penstock.errors import CorruptStateError, ErrorCode, InternalError
-from penstock.state.checkpoints.runner import run_steps
+from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.publication import (
     CommitPermit,
@@ -19,8 +19,8 @@ from penstock.state.protocol.records import (
     CheckpointRef,
     ClaimRecord,
     EpochRecord,
+    Fenced,
 )
-from penstock.state.protocol.status import Fenced
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore, Lands
 from tests.builders.protocol import (

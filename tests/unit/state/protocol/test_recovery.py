@@ -2,11 +2,20 @@ import pytest
 
 from penstock.core.ids import Epoch, Generation
 from penstock.errors import CorruptStateError, ErrorCode
-from penstock.state.checkpoints.runner import run_steps
+from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
-from penstock.state.protocol.records import ClaimRecord
-from penstock.state.protocol.recovery import (
+from penstock.state.protocol.records import (
+    CheckpointStatus,
+    ClaimRecord,
+    Committing,
+    Fenced,
+    Invisible,
+    Ready,
+    Superseded,
+    Unacknowledged,
+)
+from penstock.state.protocol.takeover import (
     Recovered,
     RecoveryFacts,
     ReplayCommit,
@@ -14,15 +23,6 @@ from penstock.state.protocol.recovery import (
     decide_recovery,
     plan_claim,
     read_restore_requests,
-)
-from penstock.state.protocol.status import (
-    CheckpointStatus,
-    Committing,
-    Fenced,
-    Invisible,
-    Ready,
-    Superseded,
-    Unacknowledged,
 )
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper, creating

@@ -3,7 +3,7 @@ import pytest
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.errors import StateError
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.protocol import JOB, a_record, a_ref
 from tests.builders.small_driver import a_driver, checkpoints_in

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.state.protocol.rules import RULES, ProtocolRules
+from penstock.state.protocol.records import RULES, ProtocolRules
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 import pytest
 
 from penstock.errors import CorruptStateError, ErrorCode
-from penstock.state.protocol.records import CheckpointManifest, CommitMarker, EpochRecord
-from penstock.state.protocol.status import (
+from penstock.state.protocol.records import (
+    CheckpointManifest,
+    CommitMarker,
     Committing,
+    EpochRecord,
     Invisible,
     Ready,
     Superseded,

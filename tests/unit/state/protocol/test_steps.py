@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.errors import StorageError, UnknownOutcomeError
-from penstock.state.checkpoints.runner import run_steps
+from penstock.state.checkpoints import run_steps
 from penstock.state.protocol.steps import CREATE_ATTEMPTS, create_once
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore, Lands

@@ -2,15 +2,18 @@ import pytest
 
 from penstock.core.ids import Epoch, Generation, SavepointName
 from penstock.errors import CorruptStateError
-from penstock.state.checkpoints.runner import run_steps
+from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import paths
-from penstock.state.protocol.collection import NothingToCollect
-from penstock.state.protocol.kept import Memory
-from penstock.state.protocol.pinning import Epochs
+from penstock.state.protocol.collection import (
+    Memory,
+    NothingToCollect,
+    SweepDone,
+    sweep_orphans,
+)
 from penstock.state.protocol.publication import LostEpoch
-from penstock.state.protocol.sequences import find_newest
-from penstock.state.protocol.status import Fenced
-from penstock.state.protocol.sweeping import SweepDone, sweep_orphans
+from penstock.state.protocol.records import Fenced
+from penstock.state.protocol.retention import Epochs
+from penstock.state.protocol.steps import find_newest
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore
 from penstock.testing.invariants import assert_job_is_whole

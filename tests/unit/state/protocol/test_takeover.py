@@ -2,19 +2,19 @@ import pytest
 
 from penstock.core.ids import Epoch, Generation, JobId, SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, StateError
-from penstock.state.checkpoints.runner import run_steps
+from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.pinning import Epochs
 from penstock.state.protocol.publication import (
     CommitRequired,
     LostEpoch,
     Published,
     ReadyCheckpoint,
 )
-from penstock.state.protocol.records import CheckpointRef
-from penstock.state.protocol.recovery import Recovered, ReplayCommit
-from penstock.state.protocol.status import Fenced
+from penstock.state.protocol.records import CheckpointRef, Fenced
+from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import (
+    Recovered,
+    ReplayCommit,
     TakenOver,
     release_honoured_restores,
     resume,

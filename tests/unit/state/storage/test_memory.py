@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, UserError
 from penstock.state.storage.memory import MemoryStore, _load_shared, shared_memory_store
 

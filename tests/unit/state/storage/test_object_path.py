@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UserError
-from penstock.state.storage.object_path import (
+from penstock.state.storage.object_store import (
     check_path,
     check_range,
     folder_start,

@@ -13,7 +13,7 @@ from penstock.errors import (
     UnknownOutcomeError,
     UserError,
 )
-from penstock.state.storage.obstore_store import ObstoreStore
+from penstock.state.storage.obstore import ObstoreStore
 from tests.unit.state.storage.scripted_server import (
     Answer,
     Script,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.tokens import new_token
+from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, SettingsError, UserError
 from penstock.state.storage import urls
 from penstock.state.storage.local_disk import LocalStore
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.obstore_store import ObstoreStore
+from penstock.state.storage.obstore import ObstoreStore
 from penstock.state.storage.urls import open_store
 
 

@@ -8,31 +8,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.ids import (
-    Epoch,
-    Generation,
-    JobId,
-    OperatorId,
-    Subtask,
-    TaskInfo,
-)
+from penstock.core.clock import new_token
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.key_hash import hash_keys, owners_of
-from penstock.core.tokens import new_token
 from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile, derive_missing
 from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.tables.file_lists import files_of
+from penstock.state.tables.columns import KeyedSchema
+from penstock.state.tables.expiry import TimeToLive
 from penstock.state.tables.keyed import KeyedTable
-from penstock.state.tables.keyed_expiry import TimeToLive
-from penstock.state.tables.keyed_schema import KeyedSchema
 from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.table import (
     CheckpointMessage,
     CompactionConfig,
     Frontier,
     TableEnvironment,
+    files_of,
 )
 
 

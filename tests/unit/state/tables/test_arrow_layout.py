@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.state.tables.arrow_layout import have_same_values, relay, stored_type
+from penstock.core.arrow_types import have_same_values, relay, stored_type
 
 CODES: Any = pa.dictionary(pa.int8(), pa.string())
 CODED: Any = pa.struct([("code", CODES), ("n", pa.int64())])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.core.ids import FULL_RANGE, KeyRange
 from penstock.state.files.state_file import StateFile, apply_swap, count_runs, merge_lists
 from penstock.state.tables.compaction import (
     CompactionPlan,

@@ -13,7 +13,7 @@ from penstock.state.tables.erased import (
     checked_proto_decode,
 )
 from penstock.state.tables.global_keyed import GlobalKeyedTable
-from penstock.state.tables.global_keyed_files import KeyValueTypes
+from penstock.state.tables.global_keyed_view import KeyValueTypes
 from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.specs import global_table, keyed_table
 from penstock.state.tables.time_keyed import TimeKeyedTable

@@ -6,7 +6,7 @@ import pytest
 from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.writer import FileDescription, write_state_file
-from penstock.state.tables.global_keyed_files import GlobalFileReader, KeyValueTypes
+from penstock.state.tables.global_keyed_view import GlobalFileReader, KeyValueTypes
 from penstock.state.tables.specs import global_table
 from penstock.state.tables.table import BlindDataTuple, CommitData, DataOperation, DataTuple
 from tests.unit.state.tables.table_builders import a_barrier

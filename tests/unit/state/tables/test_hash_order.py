@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state.tables.hash_order import stable_order
+from penstock.state.tables.sorted_rows import stable_order
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1) | st.integers(0, 3), max_size=50))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.key_hash import hash_keys
-from penstock.state.tables import key_equality
+from penstock.state.tables import sorted_rows
 
 NAN = float("nan")
 OTHER_NAN = float(np.uint64(0xFFF8_0000_0000_0001).view(np.float64))
@@ -21,7 +21,7 @@ OTHER_NAN = float(np.uint64(0xFFF8_0000_0000_0001).view(np.float64))
 def equal_keys(left: list[Any], right: list[Any], *, row_count: int) -> Any:
     """Compare row by row, picked backwards on both sides."""
     rows = np.arange(row_count, dtype=np.int64)[::-1]
-    return key_equality.equal_keys(left, rows, right, rows)[::-1]
+    return sorted_rows.equal_keys(left, rows, right, rows)[::-1]
 
 
 def compare(left: Any, right: Any, data_type: pa.DataType) -> list[bool]:
@@ -167,7 +167,7 @@ def test_any_rows_of_two_sides_can_be_compared(
     left, right = data.draw(places), data.draw(places)
     for kind in (pa.int16(), pa.float32(), pa.decimal128(5, 1)):
         column = pa.array(values, pa.int8()).cast(kind)
-        same = key_equality.equal_keys([column], np.array(left), [column], np.array(right))
+        same = sorted_rows.equal_keys([column], np.array(left), [column], np.array(right))
         assert same.tolist() == [
             values[i] == values[j] for i, j in zip(left, right, strict=True)
         ]

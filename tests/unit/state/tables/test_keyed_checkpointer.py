@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.ids import Epoch
-from penstock.core.key_range import FULL_RANGE
+from penstock.core.ids import FULL_RANGE, Epoch
 from penstock.errors import ErrorCode, InternalError, StateError
 from penstock.state.files.state_file import count_runs
 from penstock.state.storage.memory import MemoryStore
-from penstock.state.tables.keyed_expiry import TimeToLive
+from penstock.state.tables.expiry import TimeToLive
 from penstock.state.tables.table import (
     BlindDataTuple,
     CheckpointMessage,

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.key_range import FULL_RANGE, KeyRange
+from penstock.core.ids import FULL_RANGE, KeyRange
 from penstock.state.files.parquet import ROW_GROUP_ROWS
 from penstock.state.files.state_file import count_runs
-from penstock.state.tables.keyed_compaction import join_ranges
-from penstock.state.tables.keyed_expiry import TimeToLive
+from penstock.state.tables.expiry import TimeToLive
+from penstock.state.tables.keyed import join_ranges
 from penstock.state.tables.table import Frontier
 from tests.unit.state.tables.keyed_harness import SIMPLE, KeyedHarness, a_schema
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SchemaError, SettingsError
-from penstock.state.tables.keyed_expiry import (
+from penstock.state.tables.expiry import (
     TimeToLive,
     check_time_column,
     expiry_of_deletions,

@@ -9,17 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.checksum import checksum_of
-from penstock.core.ids import Subtask
+from penstock.core.ids import Subtask, checksum_of
 from penstock.core.key_hash import hash_keys
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, StateError
 from penstock.state.files.migration import MigratableState
 from penstock.state.files.parquet import ROW_GROUP_ROWS, CheckpointParquetMetadata
 from penstock.state.files.reader import StateFileReader
 from penstock.state.proto import state_pb2
-from penstock.state.tables.file_lists import message_of
+from penstock.state.tables.expiry import TimeToLive
 from penstock.state.tables.keyed import KeyedTable
-from penstock.state.tables.keyed_expiry import TimeToLive
+from penstock.state.tables.table import message_of
 from tests.unit.state.files.file_builders import a_schema as columns
 from tests.unit.state.files.stores import CountingStore
 from tests.unit.state.tables.keyed_harness import (

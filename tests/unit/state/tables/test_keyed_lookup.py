@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.core.hash_kernels import Hashes
 from penstock.state.tables.keyed_lookup import Probes, look_up
-from penstock.state.tables.keyed_run import MemoryRun, Run, Segment
+from penstock.state.tables.keyed_runs import MemoryRun, Run, Segment
 from penstock.state.tables.table import DataOperation
 
 PUT, DELETED = DataOperation.UPSERT.value, DataOperation.TOMBSTONE.value

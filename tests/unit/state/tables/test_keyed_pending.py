@@ -7,11 +7,15 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ErrorCode, StorageError
-from penstock.state.tables.keyed_merge import merge_runs
-from penstock.state.tables.keyed_pending import PendingRows
-from penstock.state.tables.keyed_rows import hashes_of
-from penstock.state.tables.keyed_run import MemoryRun, OpenSegments, Run, Segment
-from penstock.state.tables.keyed_spill import SPILL_SEGMENT_BYTES, SpilledRun
+from penstock.state.tables.keyed_pending import SPILL_SEGMENT_BYTES, PendingRows, SpilledRun
+from penstock.state.tables.keyed_runs import (
+    MemoryRun,
+    OpenSegments,
+    Run,
+    Segment,
+    merge_runs,
+)
+from penstock.state.tables.sorted_rows import hashes_of
 from tests.unit.state.tables.keyed_harness import KeyedHarness
 
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.core.ids import Subtask
 from penstock.core.key_hash import hash_keys, owners_of
 from penstock.errors import StateError
-from penstock.state.tables.keyed_schema import KeyedSchema
+from penstock.state.tables.columns import KeyedSchema
 from penstock.state.tables.keyed_view import KeyedView
 from tests.unit.state.tables.keyed_harness import an_environment
 

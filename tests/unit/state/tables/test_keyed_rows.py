@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state.tables.keyed_rows import (
+from penstock.state.tables.sorted_rows import (
     join_rows,
     merge_rows,
     newest_per_key,

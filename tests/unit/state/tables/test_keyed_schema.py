@@ -5,11 +5,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.core.arrow_types import have_same_values, relay, stored_type
 from penstock.errors import ErrorCode, SchemaError
 from penstock.state.proto import state_pb2
-from penstock.state.tables.arrow_layout import have_same_values, relay, stored_type
-from penstock.state.tables.keyed_expiry import TimeToLive
-from penstock.state.tables.keyed_schema import KeyedSchema
+from penstock.state.tables.columns import KeyedSchema
+from penstock.state.tables.expiry import TimeToLive
 from tests.unit.state.tables.keyed_harness import a_schema
 
 

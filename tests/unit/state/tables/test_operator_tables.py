@@ -8,7 +8,7 @@ import pytest
 from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError, UserError
 from penstock.state.proto import state_pb2
-from penstock.state.protocol.rules import ProtocolRules
+from penstock.state.protocol.records import ProtocolRules
 from penstock.state.tables.operator_tables import (
     apply_compaction,
     compact_subtask,

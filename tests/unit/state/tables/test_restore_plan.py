@@ -10,7 +10,7 @@ from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import MigratableState
 from penstock.state.proto import state_pb2
-from penstock.state.tables.restore_plan import (
+from penstock.state.tables.fit import (
     TableFate,
     TablePlan,
     check_restorable,

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.files.migration import MigratableState
 from penstock.state.proto import state_pb2
-from penstock.state.tables.compatibility import find_mismatch
+from penstock.state.tables.fit import find_mismatch
 from penstock.state.tables.specs import (
     TimeDomain,
     global_table,

@@ -3,11 +3,7 @@
 import pytest
 
 from penstock.core.ids import Epoch, Subtask
-from penstock.errors import (
-    InternalError,
-    PenstockError,
-    StateError,
-)
+from penstock.errors import InternalError, PenstockError, StateError
 from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.table import Frontier

@@ -4,8 +4,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.core.ids import owner_of
 from penstock.core.key_hash import hash_keys
-from penstock.core.key_range import owner_of
 from penstock.state.tables.specs import time_keyed_table
 from penstock.state.tables.time_keyed_view import TimeKeyedView
 from tests.unit.state.files.file_builders import a_schema

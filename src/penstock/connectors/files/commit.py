@@ -1,0 +1,435 @@
+"""Committing staged files: each gets its final name once, then the epoch's list is written.
+
+    list there and the same?  → done before: only tidy up
+    copy every staged file to its final name, which is created once
+    create the list           → from here on readers see the epoch, all of it
+    remove what was staged
+
+Every step may be repeated at any time, by another process too. A staged file that is gone
+while its final one is there was copied before. Staging is tidied last and only as far as it
+can matter to nobody: an acknowledged epoch's files have their final names by then, and no
+attempt at it or at an earlier epoch can count any more.
+
+What a files sink notes: the files an epoch staged, and the list of those it committed.
+
+`StagedParts` travels as commit data, in the checkpoint. `CommittedEpoch` is a JSON object
+beside the output, created once, after all files it lists: who follows the lists sees whole
+epochs only.
+
+Restores and output files: which committed epochs are no part of the output any more.
+
+A restore goes back to an older epoch, and the epochs after it are abandoned: their rows come
+again under new numbers. Nothing is written at the restore itself. The first epoch after it
+knows by its parent what it does not descend from, and from then on every list says so:
+
+    epoch    1   2   3   4   5   restore of 2   6                  7
+    parent       1   2   3   4                  2                  6
+    its list                                    abandoned [3, 6)   abandoned [3, 6)
+
+So a reader sees the old output until that epoch is committed and the new one from then on,
+no row twice. A sink keeps the ranges in its state: a restore brings back those that held at
+the restored epoch, so one that is undone needs nothing more. That lists are of acknowledged
+epochs only, and the same whoever commits them, makes this safe against crashes and against
+drivers that were replaced.
+
+Reading what a files sink has committed: whole epochs, each row once.
+
+Only files on the lists below `_committed` count. A list is written after all of its files,
+so these functions never show a part of an epoch, and never one that was not acknowledged.
+Epochs that a restore abandoned are left out once an epoch after it is committed.
+"""
+
+import logging
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.connectors.files.encoding import Format, from_json_lines
+from penstock.connectors.files.names import (
+    COMMITTED,
+    Partition,
+    add_partition,
+    read_record_name,
+    read_staged_name,
+    record_path,
+    staging_folder,
+)
+from penstock.core.ids import Epoch, TaskInfo, checksum_of
+from penstock.errors import CorruptStateError, ErrorCode, StorageError, UnknownOutcomeError
+from penstock.operators.context import OperatorContext
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.storage.urls import open_store
+from penstock.state.tables.specs import TableSpec, global_table
+
+EpochRange: TypeAlias = tuple[int, int]
+"""The epochs `[start, end)`."""
+
+_Record = TypeVar("_Record")
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """A file in the staging area, with the name it will have."""
+
+    staged: str
+    path: str
+    """The final name, relative to the sink's folder."""
+    rows: int
+    bytes: int
+    checksum: str
+    partition: Partition = ()
+
+
+class StagedParts(msgspec.Struct, frozen=True):
+    """What one subtask staged in one epoch."""
+
+    format: Format
+    schema: str
+    """Of all columns, the partition columns included: an Arrow IPC schema in base64."""
+    partition_by: tuple[str, ...]
+    files: tuple[StagedFile, ...]
+    abandoned: tuple[EpochRange, ...] = ()
+    """As in `CommittedEpoch`."""
+
+
+class ListedFile(msgspec.Struct, frozen=True):
+    """One file of a committed epoch."""
+
+    path: str
+    rows: int
+    bytes: int
+    checksum: str
+    """XXH3 with 64 bits, in hexadecimal digits."""
+    partition: Partition = ()
+
+
+class CommittedEpoch(msgspec.Struct, frozen=True, kw_only=True):
+    """All files that one sink committed in one epoch."""
+
+    version: int = 1
+    job: str
+    identity: str
+    """What tells the job from another of its name."""
+    operator: str
+    epoch: int
+    format: Format
+    schema: str
+    schema_hash: str
+    partition_by: tuple[str, ...]
+    rows: int
+    bytes: int
+    files: tuple[ListedFile, ...]
+    abandoned: tuple[EpochRange, ...] = ()
+    """Earlier epochs of the job that restores have taken out of the output."""
+
+
+def encode_staged(parts: StagedParts) -> bytes:
+    """Return commit data."""
+    return msgspec.json.encode(parts)
+
+
+def decode_staged(data: bytes, where: str) -> StagedParts:
+    """Return what commit data holds."""
+    return _decode(data, StagedParts, where)
+
+
+def encode_record(record: CommittedEpoch) -> bytes:
+    """Return the list as it is written, for people to read as well."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1)
+
+
+def decode_record(data: bytes, where: str) -> CommittedEpoch:
+    """Return a list that was read."""
+    return _decode(data, CommittedEpoch, where)
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """Return a schema as text that `schema_of` understands."""
+    return b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
+
+
+def schema_of(text: str) -> pa.Schema:
+    """Return the schema that a text holds."""
+    return pa.ipc.read_schema(pa.py_buffer(b64decode(text)))
+
+
+def schema_hash(schema: pa.Schema) -> str:
+    """Return what is equal for schemas of the same columns and types."""
+    columns = "\n".join(f"{f.name}: {f.type} {f.nullable}" for f in schema)
+    return checksum_text(columns.encode())
+
+
+def checksum_text(data: bytes) -> str:
+    """Return the checksum of bytes as text."""
+    return format_checksum(checksum_of(data))
+
+
+def format_checksum(checksum: int) -> str:
+    """Return a checksum as text."""
+    return f"{checksum:016x}"
+
+
+def _decode(data: bytes, kind: type[_Record], where: str) -> _Record:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise CorruptStateError(
+            f"{where} is not what a files sink writes there: {error}. Restore the object if "
+            "something changed it; nothing was changed now",
+            code=ErrorCode.UNDECODABLE,
+        ) from error
+
+
+_log = logging.getLogger(__name__)
+
+
+def commit_files(
+    store: ObjectStore, task: TaskInfo, record: CommittedEpoch, staged: list[StagedFile]
+) -> None:
+    """Make an acknowledged epoch's files visible: all of them, once."""
+    path = record_path(Epoch(record.epoch), task.operator)
+    if not _is_listed(store, path, record):
+        for file in staged:
+            _place(store, file)
+        _write_list(store, path, record)
+    _tidy(store, task, record.epoch, staged)
+
+
+def _place(store: ObjectStore, file: StagedFile) -> None:
+    """Give a staged file its final name, or make sure that it has it."""
+    lost: UnknownOutcomeError | None = None
+    try:
+        copied = store.copy(file.staged, file.path)
+    except UnknownOutcomeError as error:
+        lost, copied = error, False
+    if copied:
+        return
+    checksum = store.checksum(file.path)
+    if checksum is None:
+        raise lost or CorruptStateError(
+            f"{file.path!r} of {store.url} cannot be committed: there is neither that file "
+            f"nor the staged one ({file.staged!r}). If something removed them, restore them; "
+            "its rows are lost otherwise",
+            code=ErrorCode.OBJECT_MISSING,
+            path=file.path,
+        )
+    if format_checksum(checksum) != file.checksum:
+        raise CorruptStateError(
+            f"{file.path!r} of {store.url} exists and holds something else than the epoch "
+            f"staged (checksum {format_checksum(checksum)} instead of {file.checksum}). "
+            f"Nothing was overwritten. {_ADVICE}",
+            code=ErrorCode.CHECKSUM_MISMATCH,
+            path=file.path,
+        )
+
+
+_ADVICE = (
+    "Another job, or an earlier one of this name, writes to this folder: give each job its "
+    "own, or move the old output away"
+)
+
+
+def _is_listed(store: ObjectStore, path: str, record: CommittedEpoch) -> bool:
+    """Tell whether the epoch's list is there; one of something else is refused."""
+    data = store.read(path)
+    if data is None:
+        return False
+    found = decode_record(data, f"{path!r} of {store.url}")
+    if found == record:
+        return True
+    raise CorruptStateError(
+        f"{path!r} of {store.url} lists other files than epoch {record.epoch} of job "
+        f"{record.job!r} staged. Nothing was changed. {_ADVICE}",
+        code=ErrorCode.FOREIGN_OBJECT,
+        path=path,
+    )
+
+
+def _write_list(store: ObjectStore, path: str, record: CommittedEpoch) -> None:
+    lost: UnknownOutcomeError | None = None
+    try:
+        if store.create(path, encode_record(record)):
+            return
+    except UnknownOutcomeError as error:
+        lost = error
+    if not _is_listed(store, path, record):
+        raise lost or StorageError(
+            f"{path!r} of {store.url} was refused because it exists, and it does not: does "
+            "something delete the lists of committed files?",
+            code=ErrorCode.STORAGE_UNSAFE,
+            path=path,
+        )
+
+
+def _tidy(store: ObjectStore, task: TaskInfo, epoch: int, staged: list[StagedFile]) -> None:
+    """Remove what this sink staged up to this epoch; what cannot be removed is left for later."""
+    try:
+        for file in staged:
+            store.delete(file.staged)
+        for info in store.list(staging_folder(task.job)):
+            found = read_staged_name(info.path)
+            if found is not None and found[0] <= epoch and found[1] == task.operator:
+                store.delete(info.path)
+    except (StorageError, UnknownOutcomeError) as error:
+        _log.warning(
+            "staged files of epoch %s could not all be removed; a later commit tries again: "
+            "%s",
+            epoch,
+            error,
+            extra={"job": str(task.job), "operator": str(task.operator), "epoch": epoch},
+        )
+
+
+ABANDONED = "abandoned"
+
+_Who: TypeAlias = tuple[str, str]
+"""A job by name and identity."""
+
+
+def abandoned_table() -> TableSpec:
+    """Declare the table of abandoned epochs: the start of each range, by its end."""
+    return global_table(ABANDONED, int, int)
+
+
+def follows_restore(ctx: OperatorContext) -> bool:
+    """Tell whether this is the first epoch after a restore that abandoned others."""
+    return ctx.parent is not None and ctx.parent + 1 < ctx.epoch
+
+
+def note_abandoned(ctx: OperatorContext) -> tuple[EpochRange, ...]:
+    """Return the epochs before this one that it does not descend from; remember new ones."""
+    table = ctx.get_global_keyed_state(ABANDONED)
+    known: set[EpochRange] = {(start, end) for end, start in table.items()}
+    if ctx.parent is not None and follows_restore(ctx):
+        start, end = int(ctx.parent) + 1, int(ctx.epoch)
+        known.add((start, end))
+        if ctx.task.subtask.index == 0:
+            table.insert(end, start)
+    return tuple(sorted(known))
+
+
+def drop_abandoned(records: Iterable[CommittedEpoch]) -> list[CommittedEpoch]:
+    """Return the lists that the newest one of their job descends from, in order of epoch.
+
+    Pure. What a list says counts unless it is abandoned itself: a later restore may have
+    gone back to what an earlier one had abandoned.
+    """
+    abandoned: dict[_Who, set[EpochRange]] = {}
+    kept = []
+    for record in sorted(records, key=lambda record: record.epoch, reverse=True):
+        ranges = abandoned.setdefault((record.job, record.identity), set())
+        if not any(start <= record.epoch < end for start, end in ranges):
+            ranges.update(record.abandoned)
+            kept.append(record)
+    return sorted(kept, key=lambda record: (record.epoch, record.operator))
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """One file of a committed epoch."""
+
+    path: str
+    """Relative to the sink's folder."""
+    epoch: int
+    operator: str
+    row_count: int
+    size_bytes: int
+    partition: Mapping[str, str | None]
+    """The values of the partition columns, as text."""
+    schema_hash: str
+    """Equal for files of the same columns and types."""
+
+
+def committed_files(
+    url: str | ObjectStore,
+    *,
+    since_epoch: int = 0,
+    store_options: Mapping[str, Any] | None = None,
+) -> list[CommittedFile]:
+    """Return the files of all committed epochs from `since_epoch` on, in order of epoch.
+
+    `url` is the folder given to the sink. Any engine may read the files; for a folder of
+    this machine: `polars.read_parquet([f"out/{file.path}" for file in committed_files("out")])`.
+    """
+    store = _open(url, store_options)
+    return [
+        CommittedFile(
+            file.path,
+            record.epoch,
+            record.operator,
+            file.rows,
+            file.bytes,
+            dict(zip(record.partition_by, file.partition, strict=True)),
+            record.schema_hash,
+        )
+        for record in _records(store, since_epoch)
+        for file in record.files
+    ]
+
+
+def read_committed(
+    url: str | ObjectStore,
+    *,
+    since_epoch: int = 0,
+    store_options: Mapping[str, Any] | None = None,
+) -> pa.Table:
+    """Return the rows of all committed epochs from `since_epoch` on, in order of epoch.
+
+    Partition columns are back in their places, and JSON lines in their types. Every file is
+    checked against its checksum. Without a committed epoch the table has no columns.
+    """
+    store = _open(url, store_options)
+    tables = [
+        _read(store, record, file)
+        for record in _records(store, since_epoch)
+        for file in record.files
+    ]
+    return (
+        pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+    )
+
+
+def _open(url: str | ObjectStore, options: Mapping[str, Any] | None) -> ObjectStore:
+    return open_store(url, **(options or {})) if isinstance(url, str) else url
+
+
+def _records(store: ObjectStore, since_epoch: int) -> list[CommittedEpoch]:
+    """Return the lists that count in order of epoch, then operator.
+
+    Which earlier epochs count is said by later ones, so older lists than asked for are not
+    needed.
+    """
+    found = []
+    for info in store.list(COMMITTED):
+        name = read_record_name(info.path)
+        data = None
+        if name is not None and name[0] >= since_epoch:
+            data = store.read(info.path)
+        if data is not None:
+            found.append(decode_record(data, f"{info.path!r} of {store.url}"))
+    return drop_abandoned(found)
+
+
+def _read(store: ObjectStore, record: CommittedEpoch, file: ListedFile) -> pa.Table:
+    data = store.read(file.path)
+    if data is None or checksum_text(data) != file.checksum:
+        what = "is missing" if data is None else "holds other bytes"
+        raise CorruptStateError(
+            f"{file.path!r} of {store.url} {what}, and epoch {record.epoch} was committed "
+            "with it: something removed or changed it. Restore it, or begin to read at a "
+            "later epoch (since_epoch)",
+            code=ErrorCode.OBJECT_MISSING if data is None else ErrorCode.CHECKSUM_MISMATCH,
+            path=file.path,
+        )
+    schema = schema_of(record.schema)
+    kept = pa.schema([field for field in schema if field.name not in record.partition_by])
+    if record.format == "parquet":
+        # Not `pq.read_table`: a process that ends soon after it aborts, now and then.
+        rows = pq.ParquetFile(pa.BufferReader(data)).read()
+    else:
+        rows = from_json_lines(data, kept)
+    return add_partition(rows, record.partition_by, file.partition, schema)

@@ -1,0 +1,196 @@
+"""Files by path or glob, to read from or to write to: what users call.
+
+    p.read("bids", files("s3://lake/bids/*.parquet", discover="10s"))
+    stream.write("out", files("out", format="parquet", partition_by=["day"]))
+
+What is read and how is in `files_source`, what is written and how in `files_sink`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from penstock.core.clock import DurationLike, to_micros
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, UserError, did_you_mean
+from penstock.graph.logical import OperatorSpec, Plain
+
+if TYPE_CHECKING:
+    from penstock.connectors.files.formats import FormatName
+
+_ENDINGS: Mapping[str, "FormatName"] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+}
+_FORMATS = ("parquet", "jsonl", "csv")
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".snappy")
+_DISCOVER_MICROS = 1_000_000
+_MIN_DISCOVER_MICROS = 1_000
+
+
+def files(
+    path: str,
+    format: "FormatName | None" = None,  # noqa: A002 (what users call it everywhere)
+    *,
+    schema: StreamSchema | pa.Schema | None = None,
+    discover: bool | DurationLike = False,
+    in_time_order: bool = False,
+    on_bad: Literal["fail", "side"] = "fail",
+    moved_from: str | None = None,
+    partition_by: Sequence[str] = (),
+    target_bytes: int | None = None,
+    store_options: Mapping[str, Plain] | None = None,
+) -> "FilesSpec":
+    """Name files: for `Pipeline.read` by a path or glob, for `Stream.write` by a folder.
+
+    `format` is "parquet", "jsonl" (JSON lines) or "csv" (with a header, read only); unless it
+    is given, the ending of the path tells it. `store_options` are those of `open_store`.
+
+    Reading: without `schema` the columns are those of the first file by name; then all files
+    must have exactly these. With it, other columns are skipped. `discover=True` looks for
+    new files for ever, every second, or as often as it says ("10s"); otherwise the files are
+    those there at the first epoch and the job ends with them; event time waits until the last
+    of them is begun, unless they are `in_time_order` of their names. A row of text that
+    cannot be read fails the job, or with `on_bad="side"` goes to the side output `BAD`, with
+    the columns path, line, text and error. A job goes on only with the files it began with;
+    if these are in another folder now, `moved_from` is the path that named them before.
+
+    Writing: `partition_by` names the columns whose values become folders; a file is closed
+    at about `target_bytes`.
+
+    >>> files("s3://lake/bids/**/*.jsonl", on_bad="side").format
+    'jsonl'
+    """
+    problems = [*_path_problems(path, format), *_reading_problems(discover, on_bad)]
+    if problems:
+        raise UserError(
+            f"files {path!r} cannot be named so: {'; '.join(problems)}",
+            code=ErrorCode.INVALID_CONFIG,
+            problems=tuple(problems),
+        )
+    return FilesSpec(
+        path,
+        format or _format_of(path),
+        schema=schema,
+        discover_micros=_discover_micros(discover),
+        in_time_order=in_time_order,
+        bad_to_side=on_bad == "side",
+        moved_from=moved_from,
+        partition_by=partition_by,
+        target_bytes=target_bytes,
+        store_options=store_options or {},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSpec:
+    """Files of a graph, not yet looked at. Made by `files`; see there."""
+
+    path: str
+    format: "FormatName | None"
+    """None if it is not known: an error only if they are read."""
+    schema: StreamSchema | pa.Schema | None = None
+    discover_micros: int | None = None
+    in_time_order: bool = False
+    bad_to_side: bool = False
+    moved_from: str | None = None
+    partition_by: Sequence[str] = ()
+    target_bytes: int | None = None
+    """None: what the sink does by default."""
+    store_options: Mapping[str, Plain] = field(default_factory=dict)
+
+    def source_spec(self) -> OperatorSpec:
+        """Return what reads them; looks at the first file if there is no schema."""
+        from penstock.connectors.files.discovery import find_moved_root, parse_pattern
+        from penstock.connectors.files.source import check_types, infer_schema
+
+        if self.format is None:
+            raise UserError(
+                f"the format of {self.path!r} is not known: pass format=, one of "
+                f"{', '.join(map(repr, _FORMATS))}",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        pattern = parse_pattern(self.path)
+        moved_root = None
+        if self.moved_from is not None:
+            moved_root = find_moved_root(pattern, self.moved_from)
+        schema = self.schema
+        if schema is None:
+            schema = infer_schema(pattern, self.format, self.store_options)
+        stream = schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
+        check_types(stream.schema, self.format)
+        return OperatorSpec(
+            "files_source",
+            {
+                "root": pattern.root,
+                "pattern": pattern.pattern,
+                "format": self.format,
+                "schema": stream.to_bytes(),
+                "ignores_extra": self.schema is not None,
+                "discover_micros": self.discover_micros,
+                "in_time_order": self.in_time_order,
+                "bad_to_side": self.bad_to_side,
+                "moved_root": moved_root,
+                "store_options": dict(self.store_options),
+            },
+        )
+
+    def sink_spec(self) -> OperatorSpec:
+        """Return what writes them, exactly once."""
+        from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, files_sink_spec
+
+        if self.format == "csv":
+            raise UserError(
+                f"CSV is only read, so {self.path!r} cannot be written: use 'parquet' or "
+                "'jsonl'",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        size = DEFAULT_TARGET_BYTES if self.target_bytes is None else self.target_bytes
+        return files_sink_spec(
+            self.path,
+            format=self.format or "parquet",
+            partition_by=self.partition_by,
+            target_bytes=size,
+            store_options=self.store_options,
+        )
+
+
+def _format_of(path: str) -> "FormatName | None":
+    return next((f for ending, f in _ENDINGS.items() if path.endswith(ending)), None)
+
+
+def _path_problems(path: str, format_: str | None) -> list[str]:
+    problems = []
+    if format_ is not None and format_ not in _FORMATS:
+        problems.append(f"format {format_!r} is unknown{did_you_mean(format_, _FORMATS)}")
+    if path.endswith(_COMPRESSED) and format_ != "parquet":
+        problems.append(
+            "compressed text has no offsets to go on from: decompress it, or use Parquet"
+        )
+    return problems
+
+
+def _reading_problems(discover: bool | DurationLike, on_bad: str) -> list[str]:  # noqa: FBT001
+    problems = []
+    if on_bad not in ("fail", "side"):
+        problems.append(f"on_bad is {on_bad!r}: use 'fail' or 'side'")
+    if not isinstance(discover, bool):
+        try:
+            is_short = to_micros(discover, "discover interval") < _MIN_DISCOVER_MICROS
+        except UserError as error:
+            problems.append(error.message)
+        else:
+            if is_short:
+                problems.append(f"discover is {discover!r}: it must be at least 1ms")
+    return problems
+
+
+def _discover_micros(discover: bool | DurationLike) -> int | None:  # noqa: FBT001
+    if isinstance(discover, bool):
+        return _DISCOVER_MICROS if discover else None
+    return to_micros(discover, "discover interval")

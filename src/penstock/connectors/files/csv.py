@@ -1,0 +1,198 @@
+"""CSV as RFC 4180 has it: a header, commas, quotes that may hold newlines. Parsed by Arrow.
+
+An empty field is null, except in a column of text, where it is empty text. A quote that
+begins or ends no field is against the rule: it makes the row bad, and rows up to the next
+such quote with it.
+
+A row ends at a newline; for Arrow a carriage return outside of quotes ends one too. So one
+before or after a row does no harm, and one inside makes it bad: it would be two rows.
+"""
+
+import csv
+import io
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from penstock.connectors.files.formats import SourceFile
+from penstock.connectors.files.text import (
+    NEWLINE,
+    SAMPLE_BYTES,
+    Ends,
+    Heading,
+    TextFormat,
+    mark_length,
+    widen_inferred,
+)
+from penstock.errors import ErrorCode, SchemaError, UserError
+
+_QUOTE, _CARRIAGE_RETURN = b'"\r'
+_BESIDE_FIELDS = np.frombuffer(b',\r\n"', dtype=np.uint8)
+"""What may precede an opening quote or follow a closing one; a quote, if it is doubled."""
+
+
+class CsvFormat(TextFormat):
+    """Reads CSV files with a header."""
+
+    def row_without_values(self) -> bytes:
+        """Return empty fields; quoted, so that a single one is no empty line."""
+        return b",".join([b'""'] * len(self.schema)) + b"\n"
+
+    def find_row_ends(self, text: bytes) -> Ends:
+        """Return where the rows end: newlines that an even number of quotes precedes."""
+        return find_row_ends(text)
+
+    def count_rows(self, text: bytes) -> int:
+        """Return how many rows are more than line ends; quotes must be where the rule has them.
+
+        Then quotes that are open at a newline are open for Arrow too, which gives no row for
+        a blank one and at least one for any other: so as many rows as counted means one each.
+        """
+        characters = np.frombuffer(text, dtype=np.uint8)
+        _check_quotes(characters)
+        starts = np.concatenate([[0], find_row_ends(text)])
+        starts = starts[starts < len(text)]
+        firsts = characters[starts]
+        if not (firsts == _CARRIAGE_RETURN).any():
+            return int(np.count_nonzero(firsts != NEWLINE))
+        is_content = (characters != NEWLINE) & (characters != _CARRIAGE_RETURN)
+        return int(np.count_nonzero(np.logical_or.reduceat(is_content, starts)))
+
+    def parse(self, text: bytes, heading: Heading) -> pa.Table:
+        """Parse all rows at once."""
+        types = {field.name: field.type for field in self.schema}
+        return _read(text, heading.columns, types)
+
+    def read_heading(self, file: SourceFile) -> Heading:
+        """Return the header, once its columns were compared with the schema's."""
+        heading = _read_heading(file, self._max_row_bytes)
+        problems = [
+            f"column {name!r} occurs more than once"
+            for name in dict.fromkeys(heading.columns)
+            if heading.columns.count(name) > 1
+        ]
+        if problems:
+            raise SchemaError(
+                f"the header of {file} cannot be used: {'; '.join(problems)}. Rename them",
+                path=file.path,
+            )
+        fields = {field.name: field for field in self.schema}
+        found = [fields.get(name, pa.field(name, pa.string())) for name in heading.columns]
+        self.check_columns(file, pa.schema(found))
+        return heading
+
+
+def infer_csv(file: SourceFile) -> pa.Schema:
+    """Return the columns that the header and the first rows of a file suggest."""
+    heading = _read_heading(file, SAMPLE_BYTES)
+    length = min(SAMPLE_BYTES, file.size_bytes - heading.length)
+    text = file.read_range(heading.length, length)
+    ends = find_row_ends(text)
+    if heading.length + length < file.size_bytes and len(ends):
+        text = text[: ends[-1]]
+    try:
+        return widen_inferred(file, _read(text, heading.columns, None).schema)
+    except pa.ArrowException as error:
+        raise UserError(
+            f"the columns of {file} cannot be told from its first rows: {error}. Pass "
+            "schema=",
+            code=ErrorCode.INVALID_CONFIG,
+            path=file.path,
+        ) from error
+
+
+def find_row_ends(text: bytes) -> Ends:
+    """Return where the complete rows of a text end that begins with a row."""
+    characters = np.frombuffer(text, dtype=np.uint8)
+    ends = np.flatnonzero(characters == NEWLINE) + 1
+    quotes = np.flatnonzero(characters == _QUOTE)
+    if not len(quotes):
+        return ends
+    is_outside = np.searchsorted(quotes, ends) % 2 == 0
+    return np.compress(is_outside, ends)
+
+
+def _check_quotes(characters: npt.NDArray[np.uint8]) -> None:
+    """Refuse quotes that neither stand around a field nor are doubled inside of one."""
+    quotes = np.flatnonzero(characters == _QUOTE)
+    if not len(quotes):
+        return
+    if len(quotes) % 2:
+        raise ValueError("a quote is not closed")
+    # As if the text had newlines around it, so that every character has neighbours.
+    padded = np.concatenate([[NEWLINE], characters, [NEWLINE]])
+    before, after = padded[quotes[0::2]], padded[quotes[1::2] + 2]
+    if not (np.isin(before, _BESIDE_FIELDS).all() and np.isin(after, _BESIDE_FIELDS).all()):
+        raise ValueError("a quote stands inside of a field, and is not doubled")
+
+
+def _read_heading(file: SourceFile, max_bytes: int) -> Heading:
+    length = min(64 << 10, max_bytes)
+    while True:
+        text = file.read_range(0, min(length, file.size_bytes))
+        mark = mark_length(text)
+        ends = find_row_ends(text[mark:])
+        if len(ends) or len(text) == file.size_bytes:
+            break
+        if length >= max_bytes:
+            raise UserError(
+                f"{file} has no header: its first {length} bytes are one line. Correct the "
+                "file, or move it away",
+                code=ErrorCode.UNREADABLE_INPUT,
+                path=file.path,
+            )
+        length *= 2
+    end = mark + int(ends[0]) if len(ends) else len(text)
+    line = text[mark:end]
+    return Heading(end, line.count(b"\n"), _read_columns(file, line))
+
+
+def _read_columns(file: SourceFile, line: bytes) -> tuple[str, ...]:
+    """Return the names in a header; refuse one that would hide rows behind them."""
+    try:
+        text = io.StringIO(line.decode(), newline="")
+        parts = filter(None, csv.reader(text, strict=True))
+        found = list(islice(parts, 2))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"the header of {file} cannot be read: {error}",
+            code=ErrorCode.UNREADABLE_INPUT,
+            path=file.path,
+        ) from error
+    if len(found) > 1:
+        more = ",".join(found[1])[:80]
+        raise UserError(
+            f"the header of {file} goes on with {more!r}: a quote in it is not closed, or "
+            "lines end with a carriage return alone. Correct the header, or end lines with a "
+            "newline",
+            code=ErrorCode.UNREADABLE_INPUT,
+            path=file.path,
+        )
+    return tuple(found[0]) if found else ()
+
+
+def _read(
+    text: bytes, columns: tuple[str, ...], types: dict[str, pa.DataType] | None
+) -> pa.Table:
+    if not text.strip(b"\r\n"):
+        fields = [pa.field(name, (types or {}).get(name, pa.null())) for name in columns]
+        return pa.schema(fields).empty_table()
+    if mark_length(text):
+        # Arrow drops a mark at the start, which may be any row's: an empty line keeps it.
+        text = b"\n" + text
+    return pa_csv.read_csv(
+        io.BytesIO(text),
+        read_options=pa_csv.ReadOptions(
+            use_threads=False, block_size=len(text) + 1, column_names=list(columns)
+        ),
+        parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=types,
+            include_columns=None if types is None else list(types),
+            null_values=[""],
+            strings_can_be_null=False,
+        ),
+    )

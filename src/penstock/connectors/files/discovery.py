@@ -1,0 +1,240 @@
+"""Which files a path or glob names, on any store.
+
+| pattern         | names                                                             |
+|-----------------|-------------------------------------------------------------------|
+| `a/b.csv`       | that file; if it is a folder, all files below it                  |
+| `a/`            | all files below that folder                                       |
+| `*`, `?`, `[…]` | any characters, one, one of a set (`[!…]`: none of it); never `/` |
+| `**`            | any number of folders                                             |
+
+Wildcards and sets do not match a leading `.` or `_`, neither of files nor of folders: such
+names are for what is not, or not yet, data. A store is opened at the folder before the first
+wildcard and files are named by their path below it. A file that is meant, but has a name that
+stores do not take, is refused: it would be left out otherwise.
+
+Which files a job has begun to read: kept in its state, to refuse others in their place.
+
+A file is known by its path below the root. Below another root the same path is another file,
+which would be passed over; with another root or pattern the same file may have another path,
+and would be read twice. So root and pattern are kept as the offset of a split, and do not
+change, unless the user says that the files have moved.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from penstock.errors import ErrorCode, UserError
+from penstock.operators.splits import SplitPlan, SplitState
+from penstock.state.storage.local_disk import LocalStore
+from penstock.state.storage.object_store import ObjectInfo, ObjectStore, is_object_path
+from penstock.state.storage.urls import absolute_url
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)(//[^/]*)?(.*)", re.DOTALL)
+_WILD = re.compile(r"[*?[]")
+_VISIBLE = r"(?![._])"
+_FOLDERS = rf"(?:{_VISIBLE}[^/]+/)*"
+_ANY_FILE = rf"{_FOLDERS}{_VISIBLE}[^/]+"
+_SHOWN_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FilePattern:
+    """A store and the files in it that are meant. Plain data; `parse_pattern` makes it."""
+
+    root: str
+    """The URL of the store."""
+    pattern: str
+    """Relative to the root."""
+
+    def __str__(self) -> str:
+        is_quoted = self.root.startswith("file:")
+        pattern = self.pattern.replace("%", "%25") if is_quoted else self.pattern
+        return f"{self.root.rstrip('/')}/{pattern}"
+
+    def has_folder(self) -> bool:
+        """Tell whether the folder to look in is there; opening its store would make it."""
+        scheme, _, path = self.root.partition("://")
+        return scheme != "file" or Path(unquote(path)).is_dir()
+
+    def list_files(self, store: ObjectStore) -> list[ObjectInfo]:
+        """Return all files that the pattern names, in order of path."""
+        folder, is_wild = _static_folder(self.pattern)
+        if not is_wild:
+            self._refuse_names([self.pattern])
+        matches = re.compile(to_regex(self.pattern)).fullmatch
+        listed = (
+            store.list_files(folder)
+            if isinstance(store, LocalStore)
+            else store.list(folder)
+        )
+        found = [info for info in listed if matches(info.path)]
+        self._refuse_names(info.path for info in found)
+        if not is_wild:
+            size_bytes = store.size(self.pattern)
+            if size_bytes is not None:
+                found.append(ObjectInfo(self.pattern, size_bytes))
+        return sorted(found, key=lambda info: info.path)
+
+    def _refuse_names(self, paths: Iterable[str]) -> None:
+        """Raise if a file has a name that is no object path, and so cannot be read."""
+        refused = [path for path in paths if not is_object_path(path)]
+        if not refused:
+            return
+        shown = ", ".join(map(repr, refused[:_SHOWN_NAMES]))
+        more = len(refused) - _SHOWN_NAMES
+        if more > 0:
+            shown += f" and {more} more"
+        raise UserError(
+            f"{self} names files that cannot be read because of their names: {shown}. Rename "
+            "them: names are UTF-8 without '#', '\\' and control characters, paths at most "
+            "1024 bytes long. Or begin the names with '_', to have the files passed over",
+            code=ErrorCode.INVALID_NAME,
+            path=repr(refused[0]),
+        )
+
+
+def parse_pattern(path: str) -> FilePattern:
+    """Part a path or URL into the store to open and the pattern of names in it.
+
+    A relative path is made absolute: whoever reads may have another working folder.
+
+    >>> parse_pattern("s3://lake/bids/2026-*/part-?.parquet")
+    FilePattern(root='s3://lake/bids', pattern='2026-*/part-?.parquet')
+    """
+    match = _URL.fullmatch(path)
+    scheme, authority, rest = match.groups() if match else ("", None, path)
+    segments = rest.split("/")
+    if not rest.strip("/") and not authority:
+        raise UserError(
+            f"{path!r} names no files: give a path or a glob, such as 'bids/*.parquet'",
+            code=ErrorCode.INVALID_URL,
+        )
+    if segments[-1] == "":
+        segments[-1] = "**"
+    if scheme.lower() == "memory:":
+        # A store in memory has no folders of its own: its name is the first segment.
+        name, segments = (
+            (authority, segments[1:]) if authority else (segments[0], segments[1:])
+        )
+        return FilePattern(f"memory:{name.removeprefix('//')}", "/".join(segments))
+    count = _static_count(segments)
+    root = "/".join(segments[:count])
+    if not root:
+        root = "/" if count else ("" if authority else ".")
+    pattern = "/".join(segments[count:])
+    if scheme.lower() == "file:":
+        pattern = unquote(pattern)
+    url = absolute_url(f"{scheme}{authority or ''}{root}")
+    return FilePattern(url.rstrip("/"), pattern)
+
+
+def to_regex(pattern: str) -> str:
+    """Return the regular expression that a path must match as a whole."""
+    if _WILD.search(pattern) is None:
+        return rf"{re.escape(pattern)}(?:/{_ANY_FILE})?"
+    *folders, last = pattern.split("/")
+    parts = [
+        _FOLDERS if segment == "**" else f"{_segment_regex(segment)}/"
+        for segment in folders
+    ]
+    return "".join(parts) + (_ANY_FILE if last == "**" else _segment_regex(last))
+
+
+def _segment_regex(segment: str) -> str:
+    found = _VISIBLE if segment[:1] in ("*", "?", "[") else ""
+    index = 0
+    while index < len(segment):
+        character = segment[index]
+        end = segment.find("]", index + 2) if character == "[" else -1
+        if end > 0:
+            found += _set_regex(segment[index + 1 : end])
+            index = end
+        else:
+            found += {"*": "[^/]*", "?": "[^/]"}.get(character) or re.escape(character)
+        index += 1
+    return found
+
+
+def _set_regex(members: str) -> str:
+    negation = "^" if members[:1] == "!" else ""
+    escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", members[len(negation) :])
+    return f"[{negation}{escaped}]"
+
+
+def _static_count(segments: list[str]) -> int:
+    """Return how many leading segments are folders without wildcards."""
+    for index, segment in enumerate(segments[:-1]):
+        if _WILD.search(segment):
+            return index
+    return len(segments) - 1
+
+
+def _static_folder(pattern: str) -> tuple[str, bool]:
+    """Return the folder that has all files of a pattern, and whether that has wildcards."""
+    if _WILD.search(pattern) is None:
+        return pattern, False
+    segments = pattern.split("/")
+    return "/".join(segments[: _static_count(segments)]), True
+
+
+LISTING = "#listing"
+"""The split whose offset is pattern and list of files; no object path holds a `#`."""
+ORIGIN = "#origin"
+"""The split whose offset is root and pattern. Older checkpoints do not have it."""
+
+
+def find_moved_root(files: FilePattern, moved_from: str) -> str:
+    """Return the root that files had before they moved; below it their paths were the same."""
+    before = parse_pattern(moved_from)
+    if before.pattern != files.pattern:
+        raise UserError(
+            f"files that have moved keep their paths below the folder: {str(files)!r} names "
+            f"{files.pattern!r} below it, and moved_from names {before.pattern!r}. Pass the "
+            "path that named them before, with another folder and otherwise as it is now",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return before.root
+
+
+def check_origin(
+    known: Mapping[str, SplitState], files: FilePattern, moved_root: str | None
+) -> None:
+    """Refuse to go on with other files than those that were begun."""
+    before = _origin_of(known, files)
+    if before == files:
+        return
+    # A folder that was replaced by a link to where it is now is still the same.
+    root = absolute_url(before.root)
+    if before.pattern == files.pattern and root in (files.root, moved_root):
+        return
+    advice = "Name the same files as before, or start the job anew"
+    if before.pattern == files.pattern:
+        advice += f". If they are the same and have moved, pass moved_from={str(before)!r}"
+    raise UserError(
+        f"the job has begun to read the files {before} and now names {files}. Files are known "
+        "by their paths below the folder: others of the same path would not be read, or those "
+        f"that were read would be read again. {advice}",
+        code=ErrorCode.INVALID_CONFIG,
+        path=str(files),
+    )
+
+
+def plan_origin(
+    known: Mapping[str, SplitState], files: FilePattern
+) -> tuple[SplitPlan, ...]:
+    """Have root and pattern kept, if they are not yet."""
+    if ORIGIN in known and FilePattern(*known[ORIGIN].offset) == files:
+        return ()
+    return (SplitPlan(ORIGIN, None, (files.root, files.pattern)),)
+
+
+def _origin_of(known: Mapping[str, SplitState], files: FilePattern) -> FilePattern:
+    """Return which files were begun; what the state does not tell is taken to be as now."""
+    if ORIGIN in known:
+        return FilePattern(*known[ORIGIN].offset)
+    if LISTING in known:
+        return FilePattern(files.root, known[LISTING].offset[0])
+    return files

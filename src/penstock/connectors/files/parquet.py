@@ -1,0 +1,203 @@
+"""Parquet files: positions are row groups, sizes come from the footer.
+
+A row group is fetched with one request and decoded batch by batch, so a reader holds one
+row group in its encoded form and one batch.
+"""
+
+import io
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.connectors.files.formats import (
+    Allowance,
+    FileFormat,
+    FileOffset,
+    Piece,
+    Reach,
+    SourceFile,
+    to_plain_layout,
+)
+from penstock.errors import ErrorCode, UserError
+
+_FOOTER_BYTES = 64 << 10
+_BATCH_ROWS = 65_536
+_KEPT_FOOTERS = 256
+
+
+class ParquetFormat(FileFormat):
+    """Reads whole row groups. Keeps what it needs of recent footers."""
+
+    def __init__(self, schema: pa.Schema, *, ignores_extra: bool) -> None:
+        super().__init__(schema, ignores_extra=ignores_extra)
+        self._groups: OrderedDict[tuple[str, int], list[tuple[int, int]]] = OrderedDict()
+
+    def check_types(self) -> None:
+        """Accept all types."""
+
+    def reach(
+        self, file: SourceFile, start: FileOffset, allowance: Allowance
+    ) -> Reach | None:
+        """Take row groups while they fit, by rows and by their size when decoded."""
+        groups = self._groups_of(file)
+        end, rows, size_bytes = start.position, 0, 0
+        for group_rows, group_bytes in groups[start.position :]:
+            fits = (
+                rows + group_rows <= allowance.rows
+                and size_bytes + group_bytes <= allowance.size_bytes
+            )
+            if not fits and not (allowance.is_first and end == start.position):
+                break
+            end, rows, size_bytes = end + 1, rows + group_rows, size_bytes + group_bytes
+        is_whole = end == len(groups)
+        if end == start.position and not is_whole:
+            return None
+        return Reach(end, rows, size_bytes, is_whole)
+
+    def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
+        """Read row groups, each in batches; only after its last batch the offset moves."""
+        with _open(file) as (reader, window):
+            self.check_columns(file, reader.schema_arrow)
+            group_count = reader.metadata.num_row_groups
+            at = start
+            yield Piece((), (), at, is_last=at.position >= group_count)
+            for index in range(start.position, end):
+                group = reader.metadata.row_group(index)
+                window.fetch(*_range_of(group, self.schema.names))
+                for batch in self._batches(file, reader, index):
+                    yield Piece((batch,), (), None, is_last=False)
+                rows = at.lines + group.num_rows
+                at = FileOffset(file.size_bytes, index + 1, rows)
+                yield Piece((), (), at, is_last=index + 1 == group_count)
+
+    def _batches(
+        self, file: SourceFile, reader: pq.ParquetFile, index: int
+    ) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from reader.iter_batches(
+                _BATCH_ROWS,
+                row_groups=[index],
+                columns=self.schema.names,
+                use_threads=False,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(file, f"row group {index}: {error}") from error
+
+    def _groups_of(self, file: SourceFile) -> list[tuple[int, int]]:
+        """Return rows and decoded bytes of every row group, once the columns were checked."""
+        key = (file.path, file.size_bytes)
+        found = self._groups.get(key)
+        if found is None:
+            with _open(file) as (reader, _):
+                self.check_columns(file, reader.schema_arrow)
+                metadata = reader.metadata
+                found = [
+                    (group.num_rows, group.total_byte_size)
+                    for group in map(metadata.row_group, range(metadata.num_row_groups))
+                ]
+            self._groups[key] = found
+            if len(self._groups) > _KEPT_FOOTERS:
+                self._groups.popitem(last=False)
+        return found
+
+
+def infer_parquet(file: SourceFile) -> pa.Schema:
+    """Return the columns that a file's footer names, in their usual layouts."""
+    with _open(file) as (reader, _):
+        found = reader.schema_arrow
+        return pa.schema([field.with_type(to_plain_layout(field.type)) for field in found])
+
+
+@contextmanager
+def _open(file: SourceFile) -> Iterator[tuple[pq.ParquetFile, "_Window"]]:
+    """Open a file by its footer; gives the reader and the window its bytes come through."""
+    window = _Window(file)
+    length = min(_FOOTER_BYTES, file.size_bytes)
+    window.fetch(file.size_bytes - length, length)
+    try:
+        reader = pq.ParquetFile(pa.PythonFile(window, mode="r"), pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(file, str(error)) from error
+    try:
+        yield reader, window
+    finally:
+        window.close()
+
+
+class _Window(io.RawIOBase):
+    """A file as Arrow reads it: from the bytes fetched last, or by a request of its own."""
+
+    def __init__(self, file: SourceFile) -> None:
+        super().__init__()
+        self._file = file
+        self._start = 0
+        self._bytes = b""
+        self._at = 0
+
+    def fetch(self, start: int, length: int) -> None:
+        """Hold these bytes, instead of those before."""
+        self._bytes = b""
+        self._start, self._bytes = start, self._file.read_range(start, length)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes."""
+        rest = max(0, self._file.size_bytes - self._at)
+        length = rest if size < 0 else min(size, rest)
+        first = self._at - self._start
+        if first >= 0 and first + length <= len(self._bytes):
+            data = self._bytes[first : first + length]
+        else:
+            data = self._file.read_range(self._at, length)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a place."""
+        self._at = offset + (0, self._at, self._file.size_bytes)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._at
+
+    def close(self) -> None:
+        """Let go of the bytes."""
+        self._bytes = b""
+        super().close()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+
+def _range_of(group: Any, names: Sequence[str]) -> tuple[int, int]:
+    """Return where the wanted columns of a row group lie in the file: first byte, length."""
+    starts, ends = [], []
+    for column in map(group.column, range(group.num_columns)):
+        if column.path_in_schema not in names and (
+            column.path_in_schema.partition(".")[0] not in names
+        ):
+            continue
+        start = column.data_page_offset
+        if column.has_dictionary_page and column.dictionary_page_offset is not None:
+            start = min(start, column.dictionary_page_offset)
+        starts.append(start)
+        ends.append(start + column.total_compressed_size)
+    return (min(starts), max(ends) - min(starts)) if starts else (0, 0)
+
+
+def _unreadable(file: SourceFile, reason: str) -> UserError:
+    return UserError(
+        f"{file} cannot be read as Parquet: {reason}. It is damaged, was not written to its "
+        "end, or is something else: replace it before the job has begun it, or move it away",
+        code=ErrorCode.UNREADABLE_INPUT,
+        path=file.path,
+    )

@@ -1,0 +1,404 @@
+"""The files source: every file is a split, read from its first row to its last.
+
+How it works: the driver lists the files and says of each how far the epoch reads it; see
+`files_planning`. A subtask reads its parts in pieces of a row group or some megabytes. The
+offset of a file has its size: a file that is another size later was changed, and is refused,
+as is one that went before its end. One that was read to its end may go.
+
+Without discovery the files are those of the first epoch. Their list is kept in the state,
+as the offset of a split that no file can be named like: so a job that is started again
+reads the same files and ends, whatever came since. Until the last of them is begun this
+split holds the watermark back, because a file that waits may have the oldest rows; unless
+the user says that files are in order of time. Root and pattern are kept in the same manner,
+with discovery too; see `files_origin`.
+
+Rows of files that cannot be read: as a stream of their own, or as an error. Pure.
+
+How much of which files an epoch reads, so that no subtask gets more than its budget.
+
+Files that were begun come first, then new ones, each in order of name. Every subtask is
+filled up in turn; a file goes to one subtask only. No file is begun before there is room
+for it: one that waits with no rows read would hold the watermark of all the others back.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.connectors.files.csv import CsvFormat, infer_csv
+from penstock.connectors.files.discovery import (
+    LISTING,
+    ORIGIN,
+    FilePattern,
+    check_origin,
+    plan_origin,
+)
+from penstock.connectors.files.formats import (
+    Allowance,
+    BadRow,
+    FileFormat,
+    FileOffset,
+    FormatName,
+    Reach,
+    SourceFile,
+)
+from penstock.connectors.files.jsonl import JsonLinesFormat, infer_json_lines
+from penstock.connectors.files.parquet import ParquetFormat, infer_parquet
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import BAD
+from penstock.operators.collector import SourceCollector
+from penstock.operators.context import SourceContext
+from penstock.operators.operator import DisplayableOperator
+from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.storage.urls import open_store
+
+_COLUMNS: list[tuple[str, pa.DataType]] = [
+    ("path", pa.string()),
+    ("line", pa.int64()),
+    ("text", pa.string()),
+    ("error", pa.string()),
+]
+BAD_ROWS = StreamSchema(pa.schema(_COLUMNS))
+"""What the side output `BAD` of a files source holds."""
+
+_SAMPLE_CHARACTERS = 200
+
+
+def to_table(file: SourceFile, bad: Sequence[BadRow]) -> pa.Table:
+    """Return bad rows as rows; what is no UTF-8 is replaced."""
+    columns = {
+        "path": [file.path] * len(bad),
+        "line": [row.line for row in bad],
+        "text": [row.text.decode(errors="replace") for row in bad],
+        "error": [row.error for row in bad],
+    }
+    return pa.table(columns, schema=BAD_ROWS.schema)
+
+
+def bad_row_error(file: SourceFile, row: BadRow) -> UserError:
+    """Make the error of a row that cannot be read, for who does not want it aside."""
+    text = row.text[: 4 * _SAMPLE_CHARACTERS].decode(errors="replace")
+    if len(text) > _SAMPLE_CHARACTERS:
+        text = text[:_SAMPLE_CHARACTERS] + "…"
+    return UserError(
+        f"{file}, line {row.line}, cannot be read: {row.error}. The row is {text!r}. Correct "
+        'the schema, or pass on_bad="side" to have such rows in the side output "bad"',
+        code=ErrorCode.UNREADABLE_INPUT,
+        path=file.path,
+        line=row.line,
+    )
+
+
+_FULL = 0.95
+"""A subtask with so much of its budget planned takes no further file."""
+_WEIGHT_OF_BUDGET = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A file that has rows left, as far as known."""
+
+    file: SourceFile
+    start: FileOffset
+
+
+def plan_files(
+    candidates: Iterable[Candidate], budget: SourceBudget, format_: FileFormat
+) -> tuple[tuple[SplitPlan, ...], bool]:
+    """Return what to read, and whether more is there.
+
+    The shares are those of the subtasks of a greedy dealing. The real one may pack files
+    differently, so a subtask may get a third more than its budget, or a piece that cannot be
+    smaller.
+    """
+    loads = [0.0] * max(1, budget.subtasks)
+    plans: list[SplitPlan] = []
+    has_more = False
+    for candidate in candidates:
+        least = loads.index(min(loads))
+        reach = _reach(candidate, budget, loads[least], format_)
+        if reach is None:
+            has_more = True
+            break
+        load = max(reach.rows / budget.rows, reach.size_bytes / budget.size_bytes)
+        loads[least] += load
+        has_more |= not reach.is_whole
+        weight = max(1, int(load * _WEIGHT_OF_BUDGET))
+        plans.append(
+            SplitPlan(candidate.file.path, tuple(candidate.start), reach.end, weight)
+        )
+    return tuple(plans), has_more
+
+
+def _reach(
+    candidate: Candidate, budget: SourceBudget, load: float, format_: FileFormat
+) -> Reach | None:
+    if load >= _FULL:
+        return None
+    allowance = Allowance(
+        int(budget.rows * (1 - load)), int(budget.size_bytes * (1 - load)), load == 0
+    )
+    return format_.reach(candidate.file, candidate.start, allowance)
+
+
+_FORMATS = {"parquet": ParquetFormat, "jsonl": JsonLinesFormat, "csv": CsvFormat}
+_INFERENCES = {"parquet": infer_parquet, "jsonl": infer_json_lines, "csv": infer_csv}
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSourceConfig:
+    """The config of kind "files_source"."""
+
+    root: str
+    """The URL of the store."""
+    pattern: str
+    format: FormatName
+    schema: bytes
+    """What `StreamSchema.to_bytes` gives."""
+    ignores_extra: bool = False
+    """Skip columns that the schema does not name, instead of refusing them."""
+    discover_micros: int | None = None
+    """How often to look for new files; None: never."""
+    bad_to_side: bool = False
+    """Rows that cannot be read go to the output `BAD`, instead of failing the job."""
+    in_time_order: bool = False
+    """Files that wait to be read do not hold event time back."""
+    moved_root: str | None = None
+    """The URL of the store in which the files were when the job began to read them."""
+    store_options: Mapping[str, Any] = field(default_factory=dict)
+    """What `open_store` takes for the store's kind."""
+
+
+def infer_schema(
+    files: FilePattern, format_: FormatName, store_options: Mapping[str, Any]
+) -> pa.Schema:
+    """Return the columns of the first file, in order of name."""
+    if not files.has_folder():
+        raise _no_files(files)
+    store = open_store(files.root, **store_options)
+    found = files.list_files(store)
+    if not found:
+        raise _no_files(files)
+    first = found[0]
+    return _INFERENCES[format_](SourceFile(store, first.path, first.size_bytes))
+
+
+def check_types(schema: pa.Schema, format_: FormatName) -> None:
+    """Refuse columns that files of a format cannot have; rows of text have at least one."""
+    if not schema.names and format_ != "parquet":
+        raise SchemaError(
+            f"schema= names no column, and {format_} without columns has no rows: name the "
+            "columns to read, or leave schema= out"
+        )
+    _FORMATS[format_](schema, ignores_extra=True).check_types()
+
+
+class FilesSource(SourceOperator):
+    """Reads the files of a pattern. Opens its store when it first needs it."""
+
+    def __init__(self, config: FilesSourceConfig) -> None:
+        self._config = config
+        self._files = FilePattern(config.root, config.pattern)
+        self._stream = StreamSchema.from_bytes(config.schema)
+        self._format: FileFormat = _FORMATS[config.format](
+            self._stream.schema, ignores_extra=config.ignores_extra
+        )
+        self._opened: ObjectStore | None = None
+        self._listed: dict[str, int] = {}
+        self._listed_at_micros: int | None = None
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "files_source"
+
+    def display(self) -> DisplayableOperator:
+        """Show which files are read."""
+        facts = {"files": str(self._files), "format": self._config.format}
+        if self._config.discover_micros is not None:
+            facts["discover"] = str(self.poll_interval())
+        return DisplayableOperator("files_source", facts)
+
+    def output_schema(self) -> StreamSchema:
+        """Return the columns that are read."""
+        return self._stream
+
+    def side_outputs(self) -> Mapping[str, StreamSchema]:
+        """Return the stream of bad rows, if they are wanted as such."""
+        return {BAD: BAD_ROWS} if self._config.bad_to_side else {}
+
+    def poll_interval(self) -> timedelta:
+        """Return how often to look for new files."""
+        micros = self._config.discover_micros
+        return super().poll_interval() if micros is None else timedelta(microseconds=micros)
+
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        """Read on in the files that were begun, then in others, as far as the budget goes."""
+        check_origin(known, self._files, self._config.moved_root)
+        discovers = self._config.discover_micros is not None
+        if discovers:
+            self._discover(known, now_micros)
+        elif LISTING in known:
+            self._listed = dict(known[LISTING].offset[1])
+        else:
+            self._list_once()
+        plans, has_more = plan_files(self._candidates(known), budget, self._format)
+        if not known.get(LISTING, SplitState(ended=discovers)).ended:
+            begun = known.keys() | {split.name for split in plans}
+            plans = (self._plan_listing(known, begun), *plans)
+        if plans or (discovers and known):
+            plans = (*plan_origin(known, self._files), *plans)
+        return SourcePlan(plans, is_complete=not discovers, has_more=has_more)
+
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
+        """Read what was planned, so that a second run of the epoch gives the same rows.
+
+        The plan keeps to the budget of rows and bytes. Time is looked at only to come back
+        before the runtime gives the source up.
+        """
+        files = [split for split in ctx.splits if split.name not in (LISTING, ORIGIN)]
+        for split in ctx.splits:
+            self._keep(split, ctx)
+        for split in files:
+            ctx.advance(split.name, split.start)
+        for index, split in enumerate(files):
+            if index and self._is_too_late(ctx):
+                return
+            self._read(split, ctx, collector)
+
+    @staticmethod
+    def _keep(split: SplitPlan, ctx: SourceContext) -> None:
+        """Store what a split says that is no file."""
+        if split.name == ORIGIN:
+            ctx.advance(ORIGIN, split.end)
+            ctx.end_split(ORIGIN)
+        elif split.name == LISTING:
+            listing, is_all_begun = split.end
+            if listing is not None:
+                ctx.advance(LISTING, listing)
+            if is_all_begun:
+                ctx.end_split(LISTING)
+
+    def _read(
+        self, split: SplitPlan, ctx: SourceContext, collector: SourceCollector
+    ) -> None:
+        start = FileOffset(*split.start)
+        file = SourceFile(self._store, split.name, start.size_bytes)
+        file.check_size()
+        for piece in self._format.read(file, start, split.end):
+            for rows in piece.rows:
+                collector.collect(rows, split=split.name)
+            if piece.bad:
+                self._handle_bad(file, piece.bad, ctx, collector)
+            if piece.next is not None:
+                ctx.advance(split.name, tuple(piece.next))
+                if piece.is_last:
+                    ctx.end_split(split.name)
+                elif piece.next != start and self._is_too_late(ctx):
+                    return
+
+    def _handle_bad(
+        self,
+        file: SourceFile,
+        bad: Sequence[BadRow],
+        ctx: SourceContext,
+        collector: SourceCollector,
+    ) -> None:
+        if not self._config.bad_to_side:
+            raise bad_row_error(file, bad[0])
+        ctx.count("bad_rows", len(bad))
+        collector.collect(to_table(file, bad), BAD)
+
+    @property
+    def _store(self) -> ObjectStore:
+        if self._opened is None:
+            self._opened = open_store(self._config.root, **self._config.store_options)
+        return self._opened
+
+    def _list(self) -> dict[str, int]:
+        if not self._files.has_folder():
+            return {}
+        return {info.path: info.size_bytes for info in self._files.list_files(self._store)}
+
+    def _list_once(self) -> None:
+        if not self._listed:
+            self._listed = self._list()
+        if not self._listed:
+            raise _no_files(self._files)
+
+    def _plan_listing(self, known: Mapping[str, SplitState], begun: Set[str]) -> SplitPlan:
+        """Have the list kept, in the first epoch, and say when all its files are begun.
+
+        With discovery there is one only if the job began without: nothing waits for it then.
+        """
+        listing = None
+        if LISTING not in known:
+            listing = (self._config.pattern, tuple(self._listed.items()))
+        is_all_begun = (
+            self._config.in_time_order
+            or self._config.discover_micros is not None
+            or self._listed.keys() <= begun
+        )
+        return SplitPlan(LISTING, None, (listing, is_all_begun))
+
+    def _discover(self, known: Mapping[str, SplitState], now_micros: int) -> None:
+        """List the files again if it is time to, and refuse those that were changed."""
+        interval = self._config.discover_micros or 0
+        last = self._listed_at_micros
+        if last is not None and last <= now_micros < last + interval:
+            return
+        self._listed = self._list()
+        self._listed_at_micros = now_micros
+        for path, size_bytes in self._listed.items():
+            state = known.get(path)
+            if state is not None and FileOffset(*state.offset).size_bytes != size_bytes:
+                # Listings may lag behind, so the store is asked about the file itself.
+                self._known_file(path, state).check_size()
+
+    def _candidates(self, known: Mapping[str, SplitState]) -> Iterator[Candidate]:
+        for path in sorted(known):
+            if path not in (LISTING, ORIGIN) and not known[path].ended:
+                file = self._known_file(path, known[path])
+                yield Candidate(file, FileOffset(*known[path].offset))
+        for path in sorted(self._listed.keys() - known.keys()):
+            size_bytes = self._listed[path]
+            file = SourceFile(self._store, path, size_bytes)
+            yield Candidate(file, FileOffset(size_bytes))
+
+    def _known_file(self, path: str, state: SplitState) -> SourceFile:
+        return SourceFile(self._store, path, FileOffset(*state.offset).size_bytes)
+
+    @staticmethod
+    def _is_too_late(ctx: SourceContext) -> bool:
+        limits = ctx.budget.budget
+        return ctx.budget.elapsed_micros >= limits.wall_micros + limits.overrun_micros // 2
+
+
+def _no_files(files: FilePattern) -> UserError:
+    return UserError(
+        f"{files} names no file. Correct the path, or, if files are still to come, pass "
+        "schema= and discover=True",
+        code=ErrorCode.INVALID_CONFIG,
+        path=str(files),
+    )
+
+
+class FilesSourceConstructor(OperatorConstructor[FilesSourceConfig]):
+    """Builds files sources."""
+
+    config_type = FilesSourceConfig
+
+    def with_config(
+        self, config: FilesSourceConfig, registry: Registry
+    ) -> ConstructedOperator:
+        """Take the config over; nothing is opened yet."""
+        del registry
+        return ConstructedOperator(FilesSource(config))

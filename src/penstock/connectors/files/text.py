@@ -1,0 +1,253 @@
+"""Text files of rows: cut into pieces at row ends, and bad rows found without parsing row by row.
+
+How it works: a piece of some megabytes is parsed at once. Only if that fails, or gives
+another number of rows than the text has, the piece is halved, again and again, until the
+rows that cannot be read stand alone; what is left is parsed in stretches as long as possible.
+
+A row belongs to the range in which it begins, so a range that ends in the midst of a row
+takes the whole row, and the next range begins after it.
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.connectors.files.formats import (
+    Allowance,
+    BadRow,
+    FileFormat,
+    FileOffset,
+    Piece,
+    Reach,
+    SourceFile,
+)
+from penstock.errors import ErrorCode, SchemaError, UserError
+
+PIECE_BYTES = 4 << 20
+MAX_ROW_BYTES = 64 << 20
+SAMPLE_BYTES = 1 << 20
+NEWLINE = ord("\n")
+_ROW_OF_STRETCH = re.compile(r"Row #\d+: |\.? in row \d+")
+"""Arrow counts from where it was told to begin: this is no line of the file."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_FEW_ROWS_BYTES = 64 << 10
+_BAD_ROWS_OF_PIECE = 256
+
+Ends: TypeAlias = npt.NDArray[np.int64]
+"""For every row of some text, the place behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What precedes the rows of a file."""
+
+    length: int = 0
+    lines: int = 0
+    columns: tuple[str, ...] = ()
+
+
+class TextFormat(FileFormat):
+    """Rows as text. Subclasses say where rows end and what they hold."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        ignores_extra: bool,
+        piece_bytes: int = PIECE_BYTES,
+        max_row_bytes: int = MAX_ROW_BYTES,
+    ) -> None:
+        super().__init__(schema, ignores_extra=ignores_extra)
+        self.row_bytes: float | None = None
+        """What a row takes on average, as far as known."""
+        self._piece_bytes = piece_bytes
+        self._max_row_bytes = max_row_bytes
+
+    @abstractmethod
+    def row_without_values(self) -> bytes:
+        """Return a row in which all columns are null."""
+
+    def check_types(self) -> None:
+        """Refuse a schema with types that have no form in this kind of text."""
+        try:
+            self.parse(self.row_without_values(), Heading(columns=tuple(self.schema.names)))
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(
+                f"the schema has a type that text is not read as: {error}. Read the column as "
+                "text and convert it in a later step, or use Parquet"
+            ) from error
+        except pa.ArrowInvalid:
+            return  # a column that may not be null; its type is known
+
+    @abstractmethod
+    def find_row_ends(self, text: bytes) -> Ends:
+        """Return where the complete rows of a text end that begins with a row."""
+
+    @abstractmethod
+    def count_rows(self, text: bytes) -> int:
+        """Return how many rows there are in whole lines; blank ones are none.
+
+        Raises ValueError for text that a parser would read as other rows than those between
+        row ends: then a bad row could be made good by the rows beside it.
+        """
+
+    @abstractmethod
+    def parse(self, text: bytes, heading: Heading) -> pa.Table:
+        """Return the rows of a text; raise an Arrow error or ValueError if one is bad."""
+
+    @abstractmethod
+    def read_heading(self, file: SourceFile) -> Heading:
+        """Return what precedes the rows, and check that it fits the schema."""
+
+    def reach(
+        self, file: SourceFile, start: FileOffset, allowance: Allowance
+    ) -> Reach | None:
+        """Take as many bytes as fit, and as hold about as many rows as fit."""
+        row_bytes = self._estimate_row_bytes(file, start)
+        rest = file.size_bytes - start.position
+        fitting = int(min(allowance.size_bytes, allowance.rows * row_bytes))
+        taken = min(rest, max(fitting, 1 if allowance.is_first else 0))
+        if rest and not taken:
+            return None
+        end = start.position + taken
+        return Reach(end, taken / row_bytes, taken, end == file.size_bytes)
+
+    def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
+        """Read the rows that begin before `end`, a few megabytes at a time."""
+        if file.size_bytes == 0:
+            yield Piece((), (), start, is_last=True)
+            return
+        heading = self.read_heading(file)
+        at = start
+        if at.position == 0:
+            at = FileOffset(file.size_bytes, heading.length, heading.lines)
+        yield Piece((), (), at, is_last=at.position == file.size_bytes)
+        while at.position < end:
+            text, ends = self._read_rows(file, at.position, end)
+            for piece in self._parse_rows(text, ends, heading, at):
+                yield piece
+                at = piece.next or at
+
+    def _estimate_row_bytes(self, file: SourceFile, start: FileOffset) -> float:
+        if start.lines > 1:
+            return max(1.0, start.position / start.lines)
+        if self.row_bytes is None:
+            sample = file.read_range(0, min(_FEW_ROWS_BYTES, file.size_bytes))
+            self.row_bytes = max(1.0, len(sample) / max(1, sample.count(b"\n")))
+        return self.row_bytes
+
+    def _read_rows(self, file: SourceFile, start: int, end: int) -> tuple[bytes, Ends]:
+        """Return whole rows from `start`, none that begins at `end` or later, and their ends."""
+        length = min(self._piece_bytes, end - start + _FEW_ROWS_BYTES)
+        while True:
+            text = file.read_range(start, min(length, file.size_bytes - start))
+            ends = self.find_row_ends(text)
+            if start + len(text) == file.size_bytes and not (
+                len(ends) and ends[-1] == len(text)
+            ):
+                ends = np.append(ends, len(text))
+            if len(ends):
+                last = min(int(np.searchsorted(ends, end - start)), len(ends) - 1)
+                return text[: ends[last]], ends[: last + 1]
+            if length >= self._max_row_bytes:
+                raise UserError(
+                    f"{file} has no end of a row within {length} bytes after byte {start}: "
+                    "it is not of this format, or a quote is not closed. Correct the file, "
+                    "or move it away",
+                    code=ErrorCode.UNREADABLE_INPUT,
+                    path=file.path,
+                )
+            length *= 2
+
+    def _parse_rows(
+        self, text: bytes, ends: Ends, heading: Heading, at: FileOffset
+    ) -> Iterator[Piece]:
+        """Parse rows; those that cannot be are named, with the reason.
+
+        A stretch costs a fraction of a millisecond however short it is, so where most rows
+        are bad this takes seconds: it gives what it has from time to time.
+        """
+        starts = np.concatenate([[0], ends[:-1]])
+        newlines = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE)
+        good: list[pa.Table] = [self.schema.empty_table()]
+        bad: list[BadRow] = []
+        # Stretches of rows still to be parsed, the next one last.
+        waiting = [(0, len(ends))]
+        while waiting:
+            first, stop = waiting.pop()
+            stretch = text[starts[first] : ends[stop - 1]]
+            try:
+                good.append(self._parse_stretch(stretch, heading))
+            except (pa.ArrowException, ValueError) as error:
+                if stop - first > 1:
+                    middle = (first + stop) // 2
+                    waiting += [(middle, stop), (first, middle)]
+                    continue
+                line = at.lines + int(np.searchsorted(newlines, starts[first])) + 1
+                reason = _ROW_OF_STRETCH.sub("", str(error))
+                bad.append(BadRow(line, stretch.rstrip(b"\r\n"), reason))
+            if not waiting or len(bad) >= _BAD_ROWS_OF_PIECE:
+                end = ends[stop - 1]
+                position = at.position + int(end)
+                lines = at.lines + int(np.searchsorted(newlines, end))
+                yield Piece(
+                    (pa.concat_tables(good),),
+                    tuple(bad),
+                    FileOffset(at.size_bytes, position, lines),
+                    is_last=position == at.size_bytes,
+                )
+                good, bad = [self.schema.empty_table()], []
+
+    def _parse_stretch(self, stretch: bytes, heading: Heading) -> pa.Table:
+        stretch.decode()  # a parser would pass wrong UTF-8 on
+        row_count = self.count_rows(stretch)
+        if row_count == 0:
+            return self.schema.empty_table()
+        table = self.parse(stretch, heading)
+        if table.num_rows != row_count:
+            raise ValueError(f"it holds {table.num_rows} rows instead of one")
+        _check_nulls(table, self.schema)
+        return table.cast(self.schema) if table.schema != self.schema else table
+
+
+def _check_nulls(table: pa.Table, schema: pa.Schema) -> None:
+    missing = [
+        field.name
+        for field in schema
+        if not field.nullable and table.column(field.name).null_count
+    ]
+    if missing:
+        raise ValueError(
+            f"column {missing[0]!r} is null, and the schema does not allow that"
+        )
+
+
+def mark_length(text: bytes) -> int:
+    """Return how many bytes a byte order mark takes at the start of a file."""
+    return len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
+
+
+def widen_inferred(file: SourceFile, found: pa.Schema) -> pa.Schema:
+    """Return a schema that a sample suggests, wide enough for what may follow.
+
+    Timestamps get microseconds, whatever the sample's have. A column of nulls says nothing.
+    """
+    unknown = [field.name for field in found if pa.types.is_null(field.type)]
+    if unknown or not len(found):
+        what = f"the types of {', '.join(map(repr, unknown))}" if unknown else "columns"
+        raise UserError(
+            f"{file} does not tell {what}: its first rows have no values. Pass schema=",
+            code=ErrorCode.INVALID_CONFIG,
+            path=file.path,
+        )
+    return pa.schema([pa.field(field.name, _widened(field.type)) for field in found])
+
+
+def _widened(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind

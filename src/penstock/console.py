@@ -1,0 +1,335 @@
+"""Progress: a job's status as it changes, on a terminal or as plain lines.
+
+    pipeline.run("checkpoints", on_status=ps.Progress())
+
+On a terminal one block is redrawn a few times a second. Elsewhere, as in a log file, a line
+is written every few seconds and whenever the job starts, ends or gets into trouble. Both go
+to standard error: standard output belongs to the data.
+
+The figures of a job's progress, and how people read them. Pure.
+
+Programs that run jobs: errors become a message and an exit code that tells their kind.
+
+| code | kind of error | starting again |
+|---|---|---|
+| 0 | none | |
+| 1 | any other exception, with its traceback | |
+| 2 | `UserError`: the call, the pipeline, its settings, or what Spark needs | after a fix |
+| 3 | `UserCodeError`: a user's function raised | after a fix |
+| 4 | `ExternalError`: Spark, or a system that user code talks to | may help |
+| 5 | `FencedError`: another driver has taken the job over | never |
+| 6 | `StorageError` | may help |
+| 7 | `UnknownOutcomeError` | may help |
+| 8 | `CorruptStateError`: durable bytes are damaged | never: look first |
+| 9 | `StateError`: the graph does not fit the checkpoint | after a fix |
+| 10 | `InternalError`: a bug of Penstock, with its traceback | |
+| 130 | Ctrl-C before the job could stop by itself | goes on |
+"""
+
+import contextlib
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.watermark import MAX_MICROS
+from penstock.errors import InternalError, PenstockError
+from penstock.runtime.driver.decide import EpochProgress, JobPhase, JobStatus
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(slots=True)
+class RowRate:
+    """Rows per second over the last few seconds: one epoch says little."""
+
+    window_micros: int = 5_000_000
+    _samples: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def note(self, now_micros: int, rows: int) -> None:
+        """Note how many rows there were by now, in total."""
+        samples = self._samples
+        samples.append((now_micros, rows))
+        while len(samples) > 2 and samples[1][0] <= now_micros - self.window_micros:
+            samples.popleft()
+
+    @property
+    def rows_per_second(self) -> float:
+        """The rate between the oldest and the newest sample kept."""
+        if len(self._samples) < 2:
+            return 0.0
+        (start, before), (end, after) = self._samples[0], self._samples[-1]
+        return (after - before) * 1_000_000 / (end - start) if end > start else 0.0
+
+
+def state_bytes(status: JobStatus) -> int:
+    """Return how large the state of all operators is."""
+    return sum(operator.state_bytes for operator in status.operators)
+
+
+def state_files(status: JobStatus) -> int:
+    """Return how many files hold the state of all operators."""
+    return sum(operator.state_files for operator in status.operators)
+
+
+def rows_written(status: JobStatus) -> int:
+    """Return how many rows the sinks were given since the driver started."""
+    return sum(operator.rows_taken for operator in status.operators if operator.is_sink)
+
+
+def watermark_micros(status: JobStatus) -> int | None:
+    """Return the instant that all operators which know one have reached."""
+    known = [
+        operator.watermark_micros
+        for operator in status.operators
+        if operator.watermark_micros is not None
+    ]
+    return min(known, default=None)
+
+
+def show_storage(epoch: EpochProgress) -> str:
+    """Return what an epoch asked of storage and cache."""
+    shown = f"{epoch.storage_requests} requests, {show_bytes(epoch.bytes_written)} written"
+    rate = epoch.cache_hit_rate
+    return shown if rate is None else f"{shown}, cache hits {rate:.0%}"
+
+
+def show_instant(micros: int | None) -> str:
+    """Return an instant as text, to the tenth of a second."""
+    if micros is None:
+        return "none yet"
+    if micros >= MAX_MICROS:
+        return "end of data"
+    try:
+        instant = _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return f"{micros:,} us"
+    return instant.strftime("%Y-%m-%d %H:%M:%S.") + str(instant.microsecond // 100_000)
+
+
+def show_bytes(size_bytes: int) -> str:
+    """Return a size with a unit that keeps it short.
+
+    >>> show_bytes(512), show_bytes(3_500_000)
+    ('512 B', '3.3 MiB')
+    """
+    size, unit = float(size_bytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{size_bytes} B"
+
+
+def show_seconds(micros: int) -> str:
+    """Return a duration: with hundredths below ten seconds, else as minutes and seconds."""
+    return f"{micros / 1_000_000:.2f} s" if micros < 10_000_000 else show_elapsed(micros)
+
+
+def show_elapsed(micros: int) -> str:
+    """Return a duration that is still growing, as minutes and seconds."""
+    minutes, seconds = divmod(micros // 1_000_000, 60)
+    return f"{minutes}:{seconds:02}"
+
+
+_LAST = frozenset({JobPhase.STOPPED, JobPhase.FINISHED, JobPhase.FAILED, JobPhase.FENCED})
+"""Phases after which a driver says nothing more."""
+_QUIET = frozenset({JobPhase.RUNNING, JobPhase.WAITING})
+"""Phases that come and go with every epoch."""
+_COLOURS = {
+    JobPhase.RUNNING: "green",
+    JobPhase.FINISHED: "bold green",
+    JobPhase.RESTARTING: "yellow",
+    JobPhase.FAILED: "bold red",
+    JobPhase.FENCED: "bold red",
+}
+_REDRAWS_PER_SECOND = 4
+
+
+class _Forgiving:
+    """A file that may break, as a pipe does whose reader is gone: never the job's problem."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class Progress:
+    """Shows one run of a job; give it as `on_status`. Begins and ends by itself."""
+
+    def __init__(
+        self,
+        *,
+        file: TextIO | None = None,
+        is_live: bool | None = None,
+        line_every_micros: int = 2_000_000,
+        clock: Clock | None = None,
+    ) -> None:
+        """Choose where it is shown; `is_live` overrides whether that looks like a terminal."""
+        shown_on: Any = _Forgiving(file or sys.stderr)
+        self._console = Console(file=shown_on, highlight=False, force_terminal=is_live)
+        self._is_live = self._console.is_terminal if is_live is None else is_live
+        self._line_every_micros = line_every_micros
+        self._clock = clock or SystemClock()
+        self._started_micros: int | None = None
+        self._last_line_micros = 0
+        self._rate = RowRate()
+        self._shown: tuple[JobStatus, float] | None = None
+        self._live: Live | None = None
+
+    def __call__(self, status: JobStatus) -> None:
+        """Show a status."""
+        now = self._clock.now_micros()
+        if self._started_micros is None:
+            self._started_micros = now
+            self._rate.note(now, 0)
+        before = None if self._shown is None else self._shown[0]
+        if before is None or before.epochs_run != status.epochs_run:
+            self._rate.note(now, status.rows_read)
+        self._shown = (status, self._rate.rows_per_second)
+        if self._is_live:
+            self._redraw(status)
+        elif self._is_line_due(before, status, now):
+            self._last_line_micros = now
+            self._console.print(self.line(), soft_wrap=True)
+
+    def _is_line_due(self, before: JobStatus | None, status: JobStatus, now: int) -> bool:
+        if before is None or status.phase in _LAST:
+            return True
+        if status.phase is not before.phase and status.phase not in _QUIET:
+            return True
+        has_news = status.epochs_run > 0 and before.epochs_run != status.epochs_run
+        return has_news and now - self._last_line_micros >= self._line_every_micros
+
+    def _redraw(self, status: JobStatus) -> None:
+        if self._live is None:
+            self._live = Live(
+                get_renderable=self.block,
+                console=self._console,
+                refresh_per_second=_REDRAWS_PER_SECOND,
+            )
+            self._live.start(refresh=True)
+        if status.phase in _LAST:
+            self._live.stop()
+            self._live = None
+            self._started_micros = None
+            self._rate = RowRate()
+
+    def line(self) -> str:
+        """Return the newest status as one line."""
+        if self._shown is None:
+            return ""
+        status, rate = self._shown
+        parts = [f"{status.job}: {status.phase}"]
+        if status.epoch is not None:
+            parts.append(f"epoch {status.epoch}")
+        if status.epochs_run:
+            parts += [
+                f"{status.rows_read:,} rows read ({rate:,.0f}/s)",
+                f"{rows_written(status):,} written",
+                f"watermark {show_instant(watermark_micros(status))}",
+                f"state {show_bytes(state_bytes(status))}",
+            ]
+        if status.restarts:
+            parts.append(f"{status.restarts} restarts")
+        if status.error is not None:
+            parts.append(status.error.splitlines()[0])
+        return " · ".join(parts)
+
+    def block(self) -> Table:
+        """Return the newest status as a block of several lines."""
+        block = Table.grid(padding=(0, 2))
+        block.add_column(style="dim", min_width=12)
+        block.add_column()
+        if self._shown is None:
+            return block
+        status, rate = self._shown
+        block.add_row(status.job, self._headline(status))
+        if status.epochs_run:
+            rows = f"{status.rows_read:,}"
+            block.add_row("rows read", f"{rows}   [cyan]{rate:,.0f} rows/s[/cyan]")
+            block.add_row("rows written", f"{rows_written(status):,}")
+            block.add_row("watermark", show_instant(watermark_micros(status)))
+            files = f"[dim]in {state_files(status)} files[/dim]"
+            block.add_row("state", f"{show_bytes(state_bytes(status))}   {files}")
+        if status.last is not None:
+            block.add_row("storage", f"[dim]{show_storage(status.last)}[/dim]")
+        if status.error is not None:
+            block.add_row("trouble", Text(status.error.splitlines()[0], style="yellow"))
+        return block
+
+    def _headline(self, status: JobStatus) -> Text:
+        headline = Text()
+        headline.append(str(status.phase), _COLOURS.get(status.phase, ""))
+        if status.epoch is not None:
+            headline.append(f"   epoch {status.epoch}", "bold")
+        if status.last is not None:
+            duration = show_seconds(status.last.duration_micros)
+            headline.append(f"   {duration} per epoch", "dim")
+        if self._started_micros is not None:
+            elapsed = self._clock.now_micros() - self._started_micros
+            headline.append(f"   {show_elapsed(elapsed)} elapsed", "dim")
+        return headline
+
+
+_INTERRUPTED = 130
+
+
+def exit_code(error: BaseException) -> int:
+    """Return what a program that ends with this error should exit with.
+
+    >>> from penstock.errors import FencedError
+    >>> exit_code(FencedError("another driver owns the job")), exit_code(ValueError())
+    (5, 1)
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
+    return error.exit_code if isinstance(error, PenstockError) else 1
+
+
+def main(function: Callable[[], object]) -> NoReturn:
+    """Call a function and exit: with what it returns if that is a number, else with 0.
+
+    An error of Penstock's is printed as its message and notes, without a traceback unless it
+    is a bug of ours, and the exit code tells its kind. The last line of a program:
+
+        if __name__ == "__main__":
+            ps.main(run)
+    """
+    try:
+        result = function()
+    except (PenstockError, KeyboardInterrupt) as error:
+        print(describe_error(error), file=sys.stderr, flush=True)  # noqa: T201 (its purpose)
+        sys.exit(exit_code(error))
+    sys.exit(result if isinstance(result, int) and not isinstance(result, bool) else 0)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error as people read it: kind, code, message, then the notes."""
+    if not isinstance(error, PenstockError):
+        return "interrupted"
+    if isinstance(error, InternalError):
+        return "".join(traceback.format_exception(error)).rstrip()
+    lines = [f"error: {error.message} [{error.code}]"]
+    for note in getattr(error, "__notes__", ()):
+        lines += [f"  {line}" for line in note.splitlines()]
+    return "\n".join(lines)

@@ -1,0 +1,170 @@
+"""Arrow layouts: which types hold the same values in another memory layout.
+
+Pure. Libraries hand over text as string, large_string, string_view or dictionary as they
+please; state accepts each for the other. Stored are only layouts that can be gathered row
+by row and joined without limits: views as their large sibling, dictionaries as values.
+
+Which Arrow types Polars can hold: for others it stops the process's thread, so ask first. Pure.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_Type: TypeAlias = Any
+_Field: TypeAlias = Any
+
+
+def stored_type(data_type: _Type) -> _Type:
+    """Return the type that values of `data_type` are stored as: the same, in a plain layout."""
+    if _is_encoded(data_type):
+        return stored_type(data_type.value_type)
+    if pa.types.is_string_view(data_type):
+        return pa.large_string()
+    if pa.types.is_binary_view(data_type):
+        return pa.large_binary()
+    return _rebuild(data_type, lambda part: part.with_type(stored_type(part.type)))
+
+
+def relay(array: Any, data_type: _Type) -> Any:
+    """Return the values of `array` in the layout of `data_type`, which must hold the same values.
+
+    Nested values are taken apart and put together again, because Arrow casts neither into
+    nested dictionaries nor out of those whose hidden slots point to nothing.
+    """
+    if array.type.equals(data_type):
+        return array
+    if pa.types.is_run_end_encoded(array.type):
+        return relay(pc.call_function("run_end_decode", [array]), data_type)
+    if pa.types.is_dictionary(array.type):
+        values = relay(array.dictionary, stored_type(array.type.value_type))
+        plain = pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
+        return relay(plain, data_type)
+    for is_kind, build in _BUILDERS:
+        if is_kind(data_type):
+            return build(array, data_type)
+    return array.cast(data_type)
+
+
+def _relay_dictionary(array: Any, data_type: _Type) -> Any:
+    encoded = array.dictionary_encode()
+    return pa.DictionaryArray.from_arrays(
+        encoded.indices.cast(data_type.index_type),
+        encoded.dictionary.cast(data_type.value_type),
+        ordered=data_type.ordered,
+    )
+
+
+def _relay_struct(array: Any, data_type: _Type) -> Any:
+    fields = list(data_type)
+    # Flattening makes the parts below a null struct null: what they hide is not looked at.
+    parts = zip(array.flatten(), fields, strict=True)
+    relaid = [relay(part, field.type) for part, field in parts]
+    return pa.StructArray.from_arrays(relaid, fields=fields, mask=array.is_null())
+
+
+def _relay_fixed_size_list(array: Any, data_type: _Type) -> Any:
+    size = data_type.list_size
+    elements = array.values.slice(array.offset * size, len(array) * size)
+    build: Any = pa.FixedSizeListArray.from_arrays
+    relaid = relay(elements, data_type.value_type)
+    return build(relaid, type=data_type, mask=array.is_null())
+
+
+def _relay_list(array: Any, data_type: _Type) -> Any:
+    offsets, elements = _taken_apart(array)
+    is_large = pa.types.is_large_list(data_type)
+    starts = pa.array(offsets, pa.int64() if is_large else pa.int32())
+    build: Any = (pa.LargeListArray if is_large else pa.ListArray).from_arrays
+    relaid = relay(elements, data_type.value_type)
+    return build(starts, relaid, type=data_type, mask=array.is_null())
+
+
+def _relay_map(array: Any, data_type: _Type) -> Any:
+    entries = pa.struct([array.type.key_field, array.type.item_field])
+    offsets, elements = _taken_apart(array.cast(pa.list_(entries)))
+    keys = relay(elements.field(0), data_type.key_type)
+    items = relay(elements.field(1), data_type.item_type)
+    build: Any = pa.MapArray.from_arrays
+    starts = pa.array(offsets, pa.int32())
+    return build(starts, keys, items, type=data_type, mask=array.is_null())
+
+
+def _taken_apart(array: Any) -> tuple[Any, Any]:
+    """Return where each list starts among all elements, leaving out those of null lists."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    return np.concatenate([[0], np.cumsum(lengths)]), array.flatten()
+
+
+_BUILDERS: tuple[tuple[Callable[[_Type], bool], Callable[[Any, _Type], Any]], ...] = (
+    (pa.types.is_dictionary, _relay_dictionary),
+    (pa.types.is_struct, _relay_struct),
+    (pa.types.is_fixed_size_list, _relay_fixed_size_list),
+    (pa.types.is_list, _relay_list),
+    (pa.types.is_large_list, _relay_list),
+    (pa.types.is_map, _relay_map),
+)
+
+
+def have_same_values(one: _Type, other: _Type) -> bool:
+    """Tell whether both types hold the same values, so that a cast cannot change any."""
+    return bool(_value_type(one).equals(_value_type(other)))
+
+
+def _value_type(data_type: _Type) -> _Type:
+    """Return one type for all layouts of the same values; names inside lists do not count."""
+    if _is_encoded(data_type):
+        return _value_type(data_type.value_type)
+    if pa.types.is_string(data_type) or pa.types.is_string_view(data_type):
+        return pa.large_string()
+    if pa.types.is_binary(data_type) or pa.types.is_binary_view(data_type):
+        return pa.large_binary()
+    if pa.types.is_list(data_type):
+        return _value_type(pa.large_list(data_type.value_field))
+    is_struct = pa.types.is_struct(data_type)
+    return _rebuild(
+        data_type,
+        lambda part: pa.field(part.name if is_struct else "item", _value_type(part.type)),
+    )
+
+
+def _is_encoded(data_type: _Type) -> bool:
+    return pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type)
+
+
+def _rebuild(data_type: _Type, change: Callable[[_Field], _Field]) -> _Type:
+    """Return a nested type with each part changed, list views as lists; others as they are."""
+    if pa.types.is_struct(data_type):
+        return pa.struct([change(part) for part in data_type])
+    if pa.types.is_map(data_type):
+        key, item = change(data_type.key_field), change(data_type.item_field)
+        return pa.map_(key.type, item, data_type.keys_sorted)
+    if pa.types.is_list(data_type):
+        return pa.list_(change(data_type.value_field))
+    if pa.types.is_fixed_size_list(data_type):
+        return pa.list_(change(data_type.value_field), data_type.list_size)
+    if (
+        pa.types.is_large_list(data_type)
+        or pa.types.is_list_view(data_type)
+        or pa.types.is_large_list_view(data_type)
+    ):
+        return pa.large_list(change(data_type.value_field))
+    return data_type
+
+
+def is_held_by_polars(kind: Any) -> bool:
+    """Tell whether Polars has a form for a column of this type; lists and structs count as held.
+
+    It has neither decimals of more than 38 digits or with a negative scale, nor time zones
+    that are an offset (`+05:30`) instead of a name.
+    """
+    if pa.types.is_decimal256(kind):
+        return False
+    if pa.types.is_decimal(kind):
+        return bool(kind.scale >= 0)
+    if pa.types.is_timestamp(kind):
+        return kind.tz is None or not kind.tz.startswith(("+", "-"))
+    return True

@@ -1,0 +1,250 @@
+"""Signals: what travels between operators beside the rows.
+
+Event times are whole microseconds since 1970-01-01 UTC, negative before it, and fit a
+signed 64-bit integer.
+
+| Signal | Says |
+|---|---|
+| `EventTime` | no row before this instant will follow |
+| `Idle` | this input has nothing to say and must not hold the others back |
+| `CheckpointBarrier` | the rows of this epoch are complete: write a checkpoint |
+| `Stop` | stop now, without flushing windows |
+| `EndOfData` | no row will ever follow |
+
+Watermarks: how several inputs agree on how far event time has come. Pure.
+
+| rule | |
+|---|---|
+| an input that has not spoken keeps the result unknown | nothing may be closed |
+| an idle input is left out | it must not hold the others back |
+| all idle is idle | repeating the last instant would close what a waking input could fill |
+| an ended input is left out, too | only when all have ended is this the end |
+| never backwards | what was closed stays closed |
+
+Producers repeat their watermark in every epoch, so the only memory is one value per input
+of an operator: it is kept in the manifest, the same for all subtasks.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.core.ids import Epoch
+from penstock.errors import ErrorCode, UserError
+
+MIN_MICROS = -(1 << 63)
+MAX_MICROS = (1 << 63) - 1
+
+
+def _check_micros(micros: int) -> None:
+    if not MIN_MICROS <= micros <= MAX_MICROS:
+        raise UserError(
+            f"{micros} microseconds are no instant: need -2**63 <= microseconds < 2**63",
+            code=ErrorCode.INVALID_NUMBER,
+            micros=micros,
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EventTime:
+    """A watermark: no row with an earlier event time will follow."""
+
+    micros: int
+
+    def __post_init__(self) -> None:
+        _check_micros(self.micros)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A watermark that makes no promise: the input is silent and must be left out."""
+
+
+IDLE = Idle()
+MAX_EVENT_TIME = EventTime(MAX_MICROS)
+"""The watermark of an input that has ended: it closes every window."""
+
+Watermark: TypeAlias = EventTime | Idle
+
+
+@dataclass(frozen=True, slots=True)
+class InputWatermark:
+    """How far one input of an operator has come; neither set means it has not spoken yet."""
+
+    event_time_micros: int | None = None
+    idle: bool = False
+    producer: str = ""
+    """Which operator and output feed the input; "" where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBarrier:
+    """The end of an epoch's rows: whoever has seen it on every input writes its state."""
+
+    epoch: Epoch
+    min_epoch: Epoch
+    """The oldest epoch still retained; what only older ones need may be dropped."""
+    timestamp_micros: int
+    """When the driver began the epoch, by its clock."""
+    then_stop: bool = False
+    """Stop after this checkpoint, without flushing windows."""
+
+    def __post_init__(self) -> None:
+        _check_micros(self.timestamp_micros)
+        if self.min_epoch > self.epoch:
+            raise UserError(
+                f"a barrier of epoch {self.epoch} cannot retain epochs from "
+                f"{self.min_epoch} on: need min_epoch <= epoch",
+                code=ErrorCode.INVALID_NUMBER,
+                epoch=self.epoch,
+                min_epoch=self.min_epoch,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop at once: windows stay open, so that a restart goes on where this run stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """The input has ended for good: windows are flushed."""
+
+
+SignalMessage: TypeAlias = CheckpointBarrier | EventTime | Idle | Stop | EndOfData
+
+
+def merge(latest: Iterable[Watermark | None]) -> Watermark | None:
+    """Return the watermark all have reached: None while one is silent, idle if all are.
+
+    Idle and ended ones alone are idle, not ended: the idle ones may wake up.
+    """
+    lowest: EventTime | None = None
+    has_idle = False
+    for watermark in latest:
+        if watermark is None:
+            return None
+        if isinstance(watermark, Idle):
+            has_idle = True
+        elif lowest is None or watermark < lowest:
+            lowest = watermark
+    if lowest is None or (has_idle and lowest == MAX_EVENT_TIME):
+        return IDLE
+    return lowest
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What an operator knows about event time after an epoch's input."""
+
+    inputs: tuple[InputWatermark, ...]
+    """To be remembered per input."""
+    watermark: Watermark | None
+    """What `handle_watermark` is told; None: nothing."""
+
+    @property
+    def event_time(self) -> EventTime | None:
+        """How far event time has come, also while all inputs are idle."""
+        return event_time_of(self.inputs)
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether no row will ever come."""
+        return has_ended(self.inputs)
+
+
+def advance(
+    previous: Sequence[InputWatermark], spoken: Sequence[Watermark | None]
+) -> Advance:
+    """Merge what the inputs said in this epoch into what was known before.
+
+    An input that was left out while idle comes back at the operator's watermark: it may not
+    take back what the others were promised.
+    """
+    inputs = [_advance_input(old, new) for old, new in zip(previous, spoken, strict=True)]
+    watermark = merge(_current(known) for known in inputs)
+    return Advance(tuple(_raise_all_idle(inputs, watermark)), watermark)
+
+
+def merge_subtasks(
+    of_subtasks: Sequence[Sequence[InputWatermark]],
+) -> tuple[InputWatermark, ...]:
+    """Return the one value per input that stands for all subtasks of an operator.
+
+    Behind an exchange they are equal. Behind a forward edge the slowest counts, idle
+    subtasks left out, exactly as if an exchange stood between.
+    """
+    columns = list(zip(*of_subtasks, strict=True))
+    merged = [merge(_current(known) for known in column) for column in columns]
+    is_silent = None in merged
+    inputs = [
+        _merge_input(column, watermark, is_silent=is_silent)
+        for column, watermark in zip(columns, merged, strict=True)
+    ]
+    return tuple(_raise_all_idle(inputs, merge(merged)))
+
+
+def event_time_of(inputs: Sequence[InputWatermark]) -> EventTime | None:
+    """Return how far an operator's event time has come; None before all inputs spoke."""
+    times = [known.event_time_micros for known in inputs]
+    known_times = [micros for micros in times if micros is not None]
+    if not times or len(known_times) < len(times):
+        return None
+    return EventTime(min(known_times))
+
+
+def has_ended(inputs: Sequence[InputWatermark]) -> bool:
+    """Tell whether all inputs have ended; false for a source, which has none."""
+    return event_time_of(inputs) == MAX_EVENT_TIME
+
+
+def _advance_input(previous: InputWatermark, spoken: Watermark | None) -> InputWatermark:
+    match spoken:
+        case None:
+            # Silent is not idle: who has not spoken may still have rows of any time.
+            return InputWatermark(previous.event_time_micros)
+        case Idle() if previous.event_time_micros == MAX_EVENT_TIME.micros:
+            return previous
+        case Idle():
+            return InputWatermark(previous.event_time_micros, idle=True)
+        case EventTime(micros):
+            known = previous.event_time_micros
+            return InputWatermark(micros if known is None else max(micros, known))
+
+
+def _current(known: InputWatermark) -> Watermark | None:
+    if known.idle:
+        return IDLE
+    if known.event_time_micros is None:
+        return None
+    return EventTime(known.event_time_micros)
+
+
+def _raise_all_idle(
+    inputs: list[InputWatermark], watermark: Watermark | None
+) -> list[InputWatermark]:
+    if not isinstance(watermark, EventTime):
+        return inputs
+    return [_raise_idle(known, watermark.micros) for known in inputs]
+
+
+def _raise_idle(known: InputWatermark, micros: int) -> InputWatermark:
+    if not known.idle:
+        return known
+    before = known.event_time_micros
+    return InputWatermark(micros if before is None else max(before, micros), idle=True)
+
+
+def _merge_input(
+    subtasks: Sequence[InputWatermark], merged: Watermark | None, *, is_silent: bool
+) -> InputWatermark:
+    if merged is None:
+        return InputWatermark()
+    if isinstance(merged, EventTime):
+        return InputWatermark(merged.micros)
+    times = [known.event_time_micros for known in subtasks if known.idle]
+    raised = [micros for micros in times if micros is not None]
+    # While another input is silent, nothing was promised that it would have to come back at.
+    if is_silent and None in times:
+        raised = []
+    return InputWatermark(min(raised, default=None), idle=True)

@@ -1,0 +1,320 @@
+"""The operator that adds a column computed by a synchronous function. Stateless.
+
+What functions give back, checked against what was declared.
+
+A result of another type or length is a mistake in the declaration or in the function, never
+in a row: it fails the epoch even where rows that raise are sent aside.
+
+How a Python function is called on a batch: row by row, or with whole columns. Stateless.
+"""
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.batch import describe_sample, find_differences
+from penstock.core.schema import StreamSchema
+from penstock.errors import (
+    ErrorCode,
+    ExternalError,
+    PenstockError,
+    UserCodeError,
+    UserError,
+)
+from penstock.graph.logical import BAD, MAIN
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import OperatorContext
+from penstock.operators.operator import ArrowOperator, DisplayableOperator
+from penstock.operators.udfs.specs import ResultSpec, UdfSpec
+
+ResultArray: TypeAlias = "pa.Array[Any]"
+
+_TRACEBACK_FRAMES = 12
+_SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What came of calling a function on some rows."""
+
+    values: ResultArray
+    """The results of the rows that have one, in order."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Why the others have none, by row."""
+
+
+def to_result_array(
+    values: Sequence[Any], spec: ResultSpec, operator: str, arguments: Sequence[Any]
+) -> ResultArray:
+    """Return Python values as an array of the declared type; name the first that is not.
+
+    `arguments` are those of each call, for the message.
+    """
+    kind = spec.return_type
+    try:
+        array: ResultArray = pa.array(values, type=kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        index = _first_misfit(values, kind)
+        raise UserError(
+            f"UDF {spec.name!r} of operator {operator!r} returned {_show(values[index])} of "
+            f"type {type(values[index]).__name__}, which is no {kind}, when called with "
+            f"{_show(arguments[index])}. Correct the function, or declare what it returns",
+            code=ErrorCode.UDF_INVALID,
+            operator=operator,
+            udf=spec.name,
+        ) from error
+    return array
+
+
+def conform_result(
+    result: Any, spec: ResultSpec, operator: str, batch: pa.RecordBatch
+) -> ResultArray:
+    """Return a whole column of results in the declared type, or say how it differs."""
+    if isinstance(result, pa.ChunkedArray):
+        result = result.combine_chunks()
+    kind = spec.return_type
+    if not isinstance(result, pa.Array):
+        problem = f"a {type(result).__name__} instead of an array"
+    elif len(result) != batch.num_rows:
+        problem = f"{len(result)} values for {batch.num_rows} rows"
+    elif _differs(result.type, kind):
+        problem = f"the type {result.type} instead of {kind}"
+    else:
+        return result if result.type.equals(kind) else result.cast(kind)
+    raise UserError(
+        f"UDF {spec.name!r} of operator {operator!r} returned {problem}. Correct the function, "
+        f"or declare what it returns. The batch it was given begins with:\n"
+        f"{describe_sample(batch)}",
+        code=ErrorCode.UDF_INVALID,
+        operator=operator,
+        udf=spec.name,
+    )
+
+
+def call_failed(
+    error: BaseException, spec: ResultSpec, operator: str, arguments: Any
+) -> PenstockError:
+    """Return the error to raise for a call that failed and must fail the epoch.
+
+    Errors that are Penstock's own, such as `ExternalError`, keep their class.
+    """
+    where = f"UDF {spec.name!r} of operator {operator!r} was called with {_show(arguments)}"
+    if isinstance(error, PenstockError):
+        error.add_note(where)
+        return error
+    failure = UserCodeError(
+        f"UDF {spec.name!r} of operator {operator!r} raised {describe_error(error)} when "
+        f"called with {_show(arguments)}. Correct it, or send such rows aside with "
+        'on_error="bad"',
+        operator=operator,
+        udf=spec.name,
+    )
+    failure.add_note(
+        "".join(traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)).rstrip()
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def is_row_fault(error: BaseException, spec: ResultSpec) -> bool:
+    """Tell whether a failed call only sends its row aside.
+
+    Not so if user code says with `ExternalError` that the epoch is to be tried again.
+    """
+    return spec.on_error == "bad" and not isinstance(error, ExternalError)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception in one line."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _differs(found: Any, declared: Any) -> bool:
+    return bool(
+        find_differences(pa.schema([("result", found)]), pa.schema([("result", declared)]))
+    )
+
+
+def _first_misfit(values: Sequence[Any], kind: Any) -> int:
+    for index, value in enumerate(values):
+        try:
+            pa.array([value], type=kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return index
+    return 0
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
+
+Evaluate = Callable[[str, pa.RecordBatch], Evaluation]
+"""Calls the function on a batch; the first argument names the operator in messages."""
+
+
+class UdfOperator(ArrowOperator):
+    """Calls a function on every batch, and sends rows whose call failed aside if asked to."""
+
+    def __init__(
+        self,
+        spec: ResultSpec,
+        evaluate: Evaluate,
+        check_types: Callable[[StreamSchema], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self._evaluate = evaluate
+        self._check_types = check_types
+
+    def name(self) -> str:
+        """Return the kind."""
+        return self.spec.kind
+
+    def display(self) -> DisplayableOperator:
+        """Show which function reads what."""
+        return display_of(self.spec)
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the input with the new column; refuse an input that does not fit."""
+        output = self.spec.output_schema(inputs[0])
+        if self._check_types is not None:
+            self._check_types(inputs[0])
+        return output
+
+    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
+        """Return the stream of bad rows, if they are wanted."""
+        return self.spec.side_outputs(inputs[0])
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit the rows with their results."""
+        evaluation = self._evaluate(ctx.task.operator, batch)
+        emit_results(batch, evaluation, ctx, collector)
+
+
+def display_of(spec: ResultSpec) -> DisplayableOperator:
+    """Return how an operator that calls a function shows itself."""
+    facts = {
+        "function": spec.name,
+        "inputs": ", ".join(spec.inputs),
+        "output": f"{spec.output}: {spec.return_type}",
+        "on_error": spec.on_error,
+    }
+    return DisplayableOperator(spec.kind, facts)
+
+
+def emit_results(
+    batch: pa.RecordBatch,
+    evaluation: Evaluation,
+    ctx: OperatorContext,
+    collector: ArrowCollector,
+) -> None:
+    """Emit rows with their results, and those that have none with the reason."""
+    good = batch
+    errors = evaluation.errors
+    if errors:
+        is_good = np.ones(batch.num_rows, dtype=bool)
+        is_good[list(errors)] = False
+        good = batch.filter(pa.array(is_good))
+        bad = batch.filter(pa.array(~is_good))
+        reasons = pa.array([errors[index] for index in sorted(errors)], pa.string())
+        ctx.count("bad_rows", len(errors))
+        collector.collect(_with_column(bad, ctx.outputs[BAD], reasons), BAD)
+    if good.num_rows:
+        collector.collect(_with_column(good, ctx.outputs[MAIN], evaluation.values))
+
+
+def _with_column(
+    batch: pa.RecordBatch, stream: StreamSchema, column: ResultArray
+) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=stream.schema)
+
+
+ColumnCall: TypeAlias = Callable[[pa.RecordBatch], Any]
+"""Calls the function with the columns of some rows; gives an array."""
+
+
+def evaluate_rows(
+    function: Callable[..., Any], spec: UdfSpec, operator: str, batch: pa.RecordBatch
+) -> Evaluation:
+    """Call the function once per row; rows with a null argument give null unless wanted."""
+    skips_nulls = spec.nulls == "skip"
+    values: list[Any] = []
+    called_with: list[tuple[Any, ...]] = []
+    errors: dict[int, str] = {}
+    for index, arguments in enumerate(arguments_of(batch, spec.inputs)):
+        value = None
+        if not (skips_nulls and has_null(arguments)):
+            try:
+                value = function(*arguments)
+            except Exception as error:  # functions of users raise anything
+                if not is_row_fault(error, spec):
+                    raise call_failed(error, spec, operator, arguments) from error
+                errors[index] = describe_error(error)
+                continue
+        values.append(value)
+        called_with.append(arguments)
+    return Evaluation(to_result_array(values, spec, operator, called_with), errors)
+
+
+def arguments_of(batch: pa.RecordBatch, inputs: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the arguments of each row's call as Python values."""
+    return list(zip(*(batch.column(name).to_pylist() for name in inputs), strict=True))
+
+
+def has_null(arguments: tuple[Any, ...]) -> bool:
+    """Tell whether an argument is null."""
+    return any(argument is None for argument in arguments)
+
+
+def arrow_call(function: Callable[..., Any], inputs: Sequence[str]) -> ColumnCall:
+    """Return a call that passes Arrow arrays."""
+
+    def call(batch: pa.RecordBatch) -> Any:
+        return function(*(batch.column(name) for name in inputs))
+
+    return call
+
+
+def polars_call(function: Callable[..., Any], inputs: Sequence[str]) -> ColumnCall:
+    """Return a call that passes Polars series."""
+
+    def call(batch: pa.RecordBatch) -> Any:
+        result = function(*(pl.Series(name, batch.column(name)) for name in inputs))
+        return result.to_arrow() if isinstance(result, pl.Series) else result
+
+    return call
+
+
+def evaluate_columns(
+    call: ColumnCall, spec: ResultSpec, operator: str, batch: pa.RecordBatch
+) -> Evaluation:
+    """Call the function with whole columns; halve a batch that fails to find the bad rows.
+
+    That is sound because how rows are cut into batches means nothing, and takes about
+    log2(rows) more calls per bad row.
+    """
+    try:
+        result = call(batch)
+    except Exception as error:  # functions of users raise anything
+        if not is_row_fault(error, spec):
+            sample = batch.select(list(spec.inputs)).slice(0, 1).to_pylist()
+            raise call_failed(error, spec, operator, sample) from error
+        if batch.num_rows == 1:
+            nothing = pa.nulls(0, type=spec.return_type)
+            return Evaluation(nothing, {0: describe_error(error)})
+    else:
+        return Evaluation(conform_result(result, spec, operator, batch))
+    middle = batch.num_rows // 2
+    first = evaluate_columns(call, spec, operator, batch.slice(0, middle))
+    second = evaluate_columns(call, spec, operator, batch.slice(middle))
+    moved = {middle + index: error for index, error in second.errors.items()}
+    return Evaluation(
+        pa.concat_arrays([first.values, second.values]), {**first.errors, **moved}
+    )

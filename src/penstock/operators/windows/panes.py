@@ -1,0 +1,387 @@
+"""PaneWindows: tumbling and sliding windows, merged from panes when they close.
+
+Partials come in per key and pane. What windows of later epochs need is appended to a table
+by time and never changed; it expires when the last window that it serves has closed. A
+window closes in the epoch where
+
+    watermark of the epoch before  <  end  <=  watermark of this epoch
+
+and is merged from the panes in `[start, end)`, those kept and those of the epoch itself. So
+an epoch costs what came in and what goes out, whatever is kept.
+
+PaneCombiner: turns rows into partials per key and pane before they are exchanged.
+
+It keeps no state. It runs where the rows are, buffers the columns that are needed, and once
+per epoch (or whenever the buffer is full) groups them. It also decides which rows are late,
+because partials cannot be taken apart again: by the watermark that the window operator has
+reached, which is the one that decides what it still has open.
+
+Closing windows: which ones have panes at all, in blocks, and how panes become windows.
+
+A watermark may pass many windows at once: after a pause, in a backfill, at the end of data.
+They are closed in blocks, earliest first, so that memory is bounded by a block and not by
+what is kept. Time without panes is skipped, never walked through.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.schema import RESERVED_PREFIX, StreamSchema
+from penstock.core.watermark import CheckpointBarrier, EventTime
+from penstock.graph.logical import BAD, LATE
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import OperatorContext
+from penstock.operators.operator import ArrowOperator, DisplayableOperator
+from penstock.operators.windows.aggregation import (
+    MICROS,
+    PANE,
+    ROWS_WORTH_A_PASS,
+    WindowAggregation,
+    group_by_instant,
+    to_frame,
+    to_rows,
+)
+from penstock.operators.windows.assignment import (
+    Flags,
+    Micros,
+    WindowGrid,
+    place_rows,
+    read_event_times,
+    refuse_bad_times,
+)
+from penstock.state.tables.specs import TableSpec, time_keyed_table
+from penstock.state.tables.time_keyed_view import TimeKeyedView
+
+BUFFERED_ROWS = 1 << 20
+"""So many rows are grouped at once: more cost memory and save little."""
+_PANE = f"{RESERVED_PREFIX}_pane"
+"""The pane of a row, under a name that no column of a stream has."""
+
+
+class PaneCombiner(ArrowOperator):
+    """Makes partials of the rows that its subtask sees. Its output goes to a `PaneWindows`."""
+
+    def __init__(
+        self,
+        grid: WindowGrid,
+        aggregation: WindowAggregation,
+        *,
+        consumer: str,
+        diverts_bad_times: bool,
+    ) -> None:
+        self._grid = grid
+        self._aggregation = aggregation
+        self._consumer = consumer
+        self._diverts_bad_times = diverts_bad_times
+        self._batches: list[pa.RecordBatch] = []
+        self._times: list[Micros] = []
+        self._buffered_rows = 0
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "pane_combiner"
+
+    def display(self) -> DisplayableOperator:
+        """Show whose partials they are."""
+        return DisplayableOperator(self.name(), {"for": self._consumer})
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the partials."""
+        del inputs
+        return self._aggregation.partials
+
+    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
+        """Return late rows and, if they are wanted, bad ones: as they came."""
+        sides = {LATE: inputs[0]}
+        if self._diverts_bad_times:
+            sides[BAD] = StreamSchema(inputs[0].schema)
+        return sides
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Buffer the rows that some open window holds; send late and bad ones aside."""
+        name = self._aggregation.stream.time_column or ""
+        times = read_event_times(batch.column(name))
+        if times.bad is not None:
+            if not self._diverts_bad_times:
+                raise refuse_bad_times(times, batch.column(name), name)
+            ctx.count("bad_rows", int(times.bad.sum()))
+            collector.collect(batch.filter(pa.array(times.bad)), BAD)
+        reached = ctx.previous_watermark_of(self._consumer)
+        placed = place_rows(times, self._grid, None if reached is None else reached.micros)
+        if placed.outside is not None:
+            ctx.count("rows_outside_windows", int(placed.outside.sum()))
+        if placed.late is not None:
+            ctx.count("late_rows", int(placed.late.sum()))
+            collector.collect(batch.filter(pa.array(placed.late)), LATE)
+        self._buffer(batch, times.micros, placed.kept)
+        if self._buffered_rows >= BUFFERED_ROWS:
+            self._emit(collector)
+
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit the partials of the epoch's rows."""
+        del barrier, ctx
+        self._emit(collector)
+
+    def _buffer(self, batch: pa.RecordBatch, micros: Micros, kept: Flags | None) -> None:
+        rows = batch.select(list(self._aggregation.reads))
+        if kept is not None:
+            rows, micros = rows.filter(pa.array(kept)), micros[kept]
+        if len(micros):
+            self._batches.append(rows)
+            self._times.append(micros)
+            self._buffered_rows += len(micros)
+
+    def _emit(self, collector: ArrowCollector) -> None:
+        if not self._buffered_rows:
+            return
+        aggregation = self._aggregation
+        times = np.concatenate(self._times)
+        frame = pl.DataFrame()
+        if aggregation.reads:
+            frame = to_frame(pa.Table.from_batches(self._batches))
+        self._batches, self._times, self._buffered_rows = [], [], 0
+        for partials in self._partials_of(frame, times):
+            keyed = aggregation.with_key(partials).rename({_PANE: PANE})
+            collector.collect(to_rows(keyed, aggregation.partials.schema))
+
+    def _partials_of(self, frame: pl.DataFrame, times: Micros) -> Iterator[pl.DataFrame]:
+        """Yield the partials per key and pane; the frame has no columns if none is needed."""
+        keys, compute = (
+            self._aggregation.stream.key_columns,
+            self._aggregation.plan.partials_of,
+        )
+        limit = 1 + len(times) // ROWS_WORTH_A_PASS
+        panes = self._grid.panes_between(int(times.min()), int(times.max()), limit=limit)
+        if panes is None or not frame.width:
+            starts = pl.Series(_PANE, self._grid.pane_starts(times))
+            placed = pl.DataFrame([*frame.get_columns(), starts])
+            yield from group_by_instant(placed, _PANE, keys, compute)
+            return
+        # Panes that lie side by side are told apart without a division per row.
+        for start, end in panes:
+            inside = pl.Series((times >= start) & (times < end))
+            rows = frame if len(panes) == 1 else frame.filter(inside)
+            if rows.height:
+                at = pl.lit(start, pl.Int64).alias(_PANE)
+                yield compute(rows, keys).with_columns(at)
+
+
+_FIRST_BLOCK = 16
+"""With so many windows a block starts; it grows while windows turn out to be small."""
+_FEW_ROWS = 200_000
+_MANY_ROWS = 2_000_000
+_LARGEST_BLOCK = 1 << 16
+_LARGEST_SHARING_BLOCK = 128
+"""Windows that share panes hold rows several times over."""
+
+
+class OpenPanes:
+    """The panes that closing windows may need: those kept, and those of the epoch itself."""
+
+    def __init__(self, kept: TimeKeyedView, fresh: pl.DataFrame) -> None:
+        """Take the partials of the epoch, which are not among those kept."""
+        self._kept = kept
+        self._fresh = fresh if fresh[PANE].is_sorted() else fresh.sort(PANE)
+        self._times = self._fresh[PANE].to_numpy()
+
+    def first_from(self, start: int) -> int | None:
+        """Return the earliest pane at `start` or later."""
+        index = int(np.searchsorted(self._times, start))
+        found = [self._kept.min_time(start)]
+        if index < len(self._times):
+            found.append(int(self._times[index]))
+        return min((time for time in found if time is not None), default=None)
+
+    def rows(self, start: int, end: int) -> pl.DataFrame:
+        """Return the partials of panes in `[start, end)`."""
+        first, last = np.searchsorted(self._times, [start, end]).tolist()
+        fresh = self._fresh.slice(first, last - first)
+        kept = panes_frame(self._kept.rows(start, end))
+        parts = [part for part in (kept, fresh) if part.height]
+        return pl.concat(parts) if parts else fresh
+
+
+def panes_frame(rows: object) -> pl.DataFrame:
+    """Return partials as a frame, their panes as microseconds."""
+    return to_frame(rows).with_columns(pl.col(PANE).cast(pl.Int64))  # type: ignore[arg-type]
+
+
+def close_windows(
+    grid: WindowGrid,
+    aggregation: WindowAggregation,
+    panes: OpenPanes,
+    ends: tuple[int, int],
+) -> Iterator[pl.DataFrame]:
+    """Yield the merged partials of windows that end in `ends`, both included.
+
+    In the column of panes is where the window starts.
+    """
+    start, last = ends[0] - grid.width_micros, ends[1] - grid.width_micros
+    size = _FIRST_BLOCK
+    largest = _LARGEST_BLOCK if grid.is_pane_per_window else _LARGEST_SHARING_BLOCK
+    while (pane := panes.first_from(start)) is not None:
+        start = max(start, grid.first_start(pane))
+        if start > last:
+            return
+        block_last = min(last, start + (size - 1) * grid.slide_micros)
+        rows = panes.rows(start, block_last + grid.width_micros)
+        yield from _merge(_Block(grid, start, block_last), aggregation, rows)
+        start = block_last + grid.slide_micros
+        if rows.height < _FEW_ROWS:
+            size = min(2 * size, largest)
+        elif rows.height > _MANY_ROWS:
+            size = max(1, size // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Consecutive windows, by where the first and the last of them start."""
+
+    grid: WindowGrid
+    first: int
+    last: int
+
+    def starts(self) -> range:
+        return range(self.first, self.last + 1, self.grid.slide_micros)
+
+
+def _merge(
+    block: _Block, aggregation: WindowAggregation, rows: pl.DataFrame
+) -> Iterator[pl.DataFrame]:
+    keys, merge = aggregation.keys, aggregation.plan.merge
+    if block.grid.is_pane_per_window:
+        yield from group_by_instant(rows, PANE, keys, merge)
+        return
+    times = rows[PANE].to_numpy()
+    first = np.maximum(block.grid.first_starts(times), block.first)
+    last = np.minimum(block.grid.last_starts(times), block.last)
+    counts = (last - first) // block.grid.slide_micros + 1
+    if int(counts.sum()) < ROWS_WORTH_A_PASS * len(block.starts()):
+        shared = _repeat(rows, first, counts, block.grid.slide_micros)
+        yield from group_by_instant(shared, PANE, keys, merge)
+        return
+    if not rows[PANE].is_sorted():
+        rows = rows.sort(PANE)
+        times = rows[PANE].to_numpy()
+    for start in block.starts():
+        # In order of time the rows of a window lie side by side: they are not copied.
+        first_row, end_row = np.searchsorted(
+            times, [start, start + block.grid.width_micros]
+        )
+        merged = merge(rows.slice(int(first_row), int(end_row - first_row)), keys)
+        yield merged.with_columns(pl.lit(start, pl.Int64).alias(PANE))
+
+
+def _repeat(
+    rows: pl.DataFrame,
+    first: "np.typing.NDArray[np.int64]",
+    counts: "np.typing.NDArray[np.int64]",
+    slide: int,
+) -> pl.DataFrame:
+    """Return each row once per window that it is in, with the start of that window."""
+    places = np.repeat(np.arange(len(counts)), counts)
+    # Position among the windows of a row: a ramp that starts anew at every row.
+    ramp = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = first[places] + ramp * slide
+    return rows[places].with_columns(pl.Series(PANE, starts))
+
+
+TABLE = "panes"
+
+
+class PaneWindows(ArrowOperator):
+    """Keeps the panes of its subtask's keys and emits windows that close."""
+
+    def __init__(
+        self, grid: WindowGrid, aggregation: WindowAggregation, shown: str
+    ) -> None:
+        self._grid = grid
+        self._aggregation = aggregation
+        self._shown = shown
+        self._received: list[pa.RecordBatch] = []
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "window"
+
+    def display(self) -> DisplayableOperator:
+        """Show the window and what is computed."""
+        computed = self._aggregation.plan.display()
+        return DisplayableOperator(
+            self.name(), {"window": self._shown, "computes": computed}
+        )
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the results."""
+        del inputs
+        return self._aggregation.results
+
+    def tables(self) -> Sequence[TableSpec]:
+        """Return the table of panes."""
+        return [
+            time_keyed_table(
+                TABLE,
+                self._aggregation.partials.schema,
+                key_columns=self._aggregation.keys,
+                time_column=PANE,
+                description=f"partials per key and pane of {self._shown}",
+                meaning=self._grid.meaning,
+            )
+        ]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Take partials; they are merged when the epoch's are complete."""
+        del ctx, collector
+        self._received.append(batch)
+
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit the windows that close, and keep what later ones need."""
+        del barrier
+        aggregation, grid = self._aggregation, self._grid
+        watermark = _micros(ctx.watermark)
+        fresh = self._take_received()
+        is_needed = fresh[PANE] >= grid.open_from(watermark)
+        needed, rest = self._merged(fresh.filter(is_needed)), fresh.filter(~is_needed)
+        view = ctx.get_time_keyed_state(TABLE)
+        closing = grid.closing(_micros(ctx.previous_watermark), watermark)
+        if closing is not None:
+            panes = OpenPanes(view, pl.concat([rest, needed]))
+            for merged in close_windows(grid, aggregation, panes, closing):
+                starts, ends = pl.col(PANE), pl.col(PANE) + grid.width_micros
+                results = aggregation.results_of(merged, starts, ends, ends - 1)
+                collector.collect(results)
+        # Only now: a pane of this epoch must not be found in the table as well.
+        if needed.height:
+            expiry = grid.last_ends(needed[PANE].to_numpy())
+            rows = to_rows(needed, aggregation.partials.schema)
+            view.insert(rows, pa.array(expiry).view(MICROS))
+
+    def _take_received(self) -> pl.DataFrame:
+        """Return this epoch's partials, their panes as microseconds."""
+        received, self._received = self._received, []
+        return panes_frame(
+            pa.Table.from_batches(received, self._aggregation.partials.schema)
+        )
+
+    def _merged(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """Return partials of several senders as one row per key and pane."""
+        aggregation = self._aggregation
+        merged = group_by_instant(partials, PANE, aggregation.keys, aggregation.plan.merge)
+        parts = [part.select(partials.columns) for part in merged]
+        return pl.concat(parts) if parts else partials
+
+
+def _micros(watermark: EventTime | None) -> int | None:
+    return None if watermark is None else watermark.micros

@@ -1,0 +1,157 @@
+"""Compactions of a job: ordered after an epoch, swapped in by a later one, never waited for.
+
+Except when a table has more runs than reads can bear: then the next epoch waits. What is
+pending dies with the session: after a restart or restore its inputs may be gone.
+
+Where a job stands: the newest acknowledged checkpoint, as its driver holds it in memory.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from penstock.core.ids import Epoch, Generation, OperatorId, Subtask
+from penstock.core.watermark import event_time_of
+from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.plan.executor import CompactionOrder, CompactionResult
+from penstock.state.checkpoints import Metadata
+from penstock.state.proto.state_pb2 import GLOBAL_KEYED_TABLE
+from penstock.state.protocol.publication import ReadyCheckpoint
+from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.tables.compaction import exceeds_run_limit
+from penstock.state.tables.erased import ErasedKind
+from penstock.state.tables.operator_tables import apply_compaction, due_bytes
+from penstock.state.tables.table import Frontier
+
+
+@dataclass(slots=True)
+class JobState:
+    """Owned by one session; moved on only by a successful publication."""
+
+    next_epoch: Epoch
+    base: ReadyCheckpoint | None
+    """What the next epoch builds on."""
+    manifest: CheckpointManifest | None
+    """The base's; of another job if a branch has not published yet."""
+    metadata: dict[OperatorId, dict[int, Metadata]]
+    """Of every subtask of the base, by operator and index."""
+
+
+_ONLY_TOO_MANY = 1_000_000
+"""As `min_files`: merge only because there are too many runs."""
+
+
+class PendingCompactions:
+    """What one session has ordered."""
+
+    def __init__(self, environment: JobEnvironment, generation: Generation) -> None:
+        self._environment = environment
+        self._generation = generation
+        self._urgent: list[CompactionResult] = []
+        self.swapped = 0
+        """How many results the last published epoch took in."""
+
+    def start(self, state: JobState) -> None:
+        """Order what is due in the tables of the epoch just published."""
+        executor = self._environment.executor
+        if executor.is_compacting:
+            return
+        min_files = self._environment.settings.compaction.min_files
+        measured = self._measured(self._orders(state, min_files))
+        due = [order for order in measured if order.due_bytes]
+        if due:
+            executor.compact(due)
+
+    def wait_if_needed(self, state: JobState) -> bool:
+        """Merge at once where there are too many runs; tell whether that was so.
+
+        The results are swapped in by the epoch that follows.
+        """
+        if self._urgent:
+            return False
+        overfull = [
+            order
+            for order in self._orders(state, _ONLY_TOO_MANY)
+            if _is_overfull(order.metadata[order.subtask.index], order.max_runs)
+        ]
+        if not overfull:
+            return False
+        executor = self._environment.executor
+        if not executor.is_compacting:  # else what is under way may be what is needed
+            executor.compact(self._measured(overfull))
+        self._urgent += executor.compacted(wait=True)
+        return True
+
+    def swap(
+        self, metadata: dict[OperatorId, dict[int, Metadata]], epoch: Epoch
+    ) -> set[tuple[OperatorId, int]]:
+        """Swap finished results into the metadata about to be published; return who changed."""
+        rules = self._environment.settings.rules
+        changed: set[tuple[OperatorId, int]] = set()
+        self.swapped = 0
+        results = [*self._urgent, *self._environment.executor.compacted()]
+        self._urgent = []
+        for result in results:
+            parts = metadata.get(result.operator)
+            if parts is None:
+                continue
+            swapped = apply_compaction(parts, result.tables, epoch=epoch, rules=rules)
+            parts.update(swapped)
+            changed |= {(result.operator, index) for index in swapped}
+            self.swapped += bool(swapped)
+        return changed
+
+    def _measured(self, orders: Iterable[CompactionOrder]) -> list[CompactionOrder]:
+        return [replace(order, due_bytes=self._due_bytes(order)) for order in orders]
+
+    def _due_bytes(self, order: CompactionOrder) -> int:
+        """Return how much an order would merge, by the plan that whoever runs it will make."""
+        config = order.config(self._environment.store, self._environment.cache)
+        return due_bytes(order.specs, config, order.metadata)
+
+    def _orders(self, state: JobState, min_files: int) -> Iterator[CompactionOrder]:
+        manifest = state.manifest
+        if manifest is None:
+            return
+        settings = self._environment.settings.compaction
+        for node in self._environment.graph.nodes:
+            specs = self._environment.tables[node.operator]
+            parts = state.metadata.get(node.operator, {})
+            # After a rescale the lists belong to other subtasks until the first epoch.
+            if not specs or len(parts) != node.parallelism:
+                continue
+            for index in range(node.parallelism):
+                yield CompactionOrder(
+                    self._environment.graph.job,
+                    self._generation,
+                    node.operator,
+                    Subtask(index, node.parallelism),
+                    specs,
+                    parts,
+                    state.next_epoch,
+                    frontier_of(manifest, node.operator),
+                    min_files,
+                    max(min_files, settings.min_expiring_files),
+                    settings.max_runs,
+                    settings.target_file_bytes,
+                )
+
+
+def frontier_of(manifest: CheckpointManifest, operator: OperatorId) -> Frontier:
+    """Return the time by which an operator's state is judged as of a checkpoint."""
+    for entry in manifest.operators:
+        if entry.operator == operator:
+            known = event_time_of(entry.input_watermarks)
+            micros = None if known is None else known.micros
+            return Frontier(micros, manifest.processing_time_micros)
+    return Frontier(None, manifest.processing_time_micros)
+
+
+def _is_overfull(metadata: Metadata, max_runs: int) -> bool:
+    return any(
+        exceeds_run_limit(
+            ErasedKind(name, metadata.table_configs[name]).files_in(part), max_runs
+        )
+        for name, part in metadata.table_checkpoint_metadata.items()
+        # A global table is folded whole, however many files it has.
+        if metadata.table_configs[name].table_type != GLOBAL_KEYED_TABLE
+    )

@@ -1,0 +1,293 @@
+"""JobDriver: the loop that runs a job. It asks `next_action` what to do, and does it.
+
+    driver = JobDriver(environment)
+    status = driver.run()              until the data ends, a stop, or a failure that stays
+    driver.request_stop(StopMode…)     from another thread or a signal handler
+    driver.wake_up()                   from another thread that has data for a source
+
+Every restart, also in one process, is a new session: it claims a new generation and goes on
+from the last acknowledged epoch, whatever the failed one left behind.
+
+Waiting between epochs: until an instant, or until somebody wants the driver's attention.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.core.clock import Clock, ManualClock
+from penstock.errors import FencedError, PenstockError
+from penstock.operators.source import SourceFinishType
+from penstock.runtime.driver.decide import (
+    Action,
+    Facts,
+    Finish,
+    JobPhase,
+    JobStatus,
+    Restart,
+    RunEpoch,
+    StopMode,
+    Wait,
+    next_action,
+)
+from penstock.runtime.driver.environment import GiveUp, JobEnvironment, decide_restart
+from penstock.runtime.driver.outcomes import EpochLost, EpochRan, EpochTorn, torn_error
+from penstock.runtime.driver.session import JobSession
+from penstock.runtime.driver.start import find_finished
+from penstock.runtime.driver.status_keeper import StatusKeeper
+from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.protocol.retention import Epochs
+
+
+class Pacer(Protocol):
+    """How a driver waits."""
+
+    def wait_until(self, micros: int | None) -> None:
+        """Wait until that time, for ever if None; return early when interrupted."""
+        ...
+
+    def interrupt(self) -> None:
+        """End the wait under way, or the next one. May be called from other threads."""
+        ...
+
+
+class ClockPacer:
+    """Waits by a real clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._attention = threading.Event()
+
+    def wait_until(self, micros: int | None) -> None:
+        """Sleep until that time or until interrupted."""
+        seconds = None
+        if micros is not None:
+            seconds = max(0, micros - self._clock.now_micros()) / 1_000_000
+        self._attention.wait(seconds)
+        self._attention.clear()
+
+    def interrupt(self) -> None:
+        """Wake the driver up."""
+        self._attention.set()
+
+
+class ManualPacer:
+    """Moves a manual clock instead of waiting: for tests, which then take no time."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.waits: list[int | None] = []
+        """Every instant that was waited for."""
+
+    def wait_until(self, micros: int | None) -> None:
+        """Move the clock there; to wait for ever means that the test has ended."""
+        self.waits.append(micros)
+        if micros is None:
+            raise RuntimeError(
+                "nothing will ever happen again: the driver would wait for ever"
+            )
+        self._clock.micros = max(self._clock.micros, micros)
+
+    def interrupt(self) -> None:
+        """There is nothing to interrupt."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class JobDriver:
+    """Owns a job for as long as nobody newer claims it. Used by one thread, but for stops."""
+
+    def __init__(
+        self,
+        environment: JobEnvironment,
+        *,
+        pacer: Pacer | None = None,
+        on_status: Callable[[JobStatus], None] | None = None,
+        on_epoch: Callable[[EpochRan], None] | None = None,
+    ) -> None:
+        self._environment = environment
+        self._on_epoch = on_epoch
+        self._pacer = pacer or ClockPacer(environment.clock)
+        self._keeper = StatusKeeper(environment, on_status)
+        self._session: JobSession | None = None
+        self._stop: StopMode | None = None
+        self._has_stopped = False
+        self._is_woken = False
+        self._failures = 0
+        self._torn_in_a_row = 0
+        self._retry_at_micros: int | None = None
+        self._last: EpochRan | None = None
+        self._last_started_micros = 0
+        self._restore: Epochs | None = None
+        self._finished: CheckpointManifest | None = None
+
+    @property
+    def status(self) -> JobStatus:
+        """What the job is doing now; an immutable value."""
+        return self._keeper.status
+
+    def request_stop(self, mode: StopMode = StopMode.CHECKPOINT) -> None:
+        """Ask the job to stop; a later, more urgent request replaces an earlier one."""
+        if self._stop is not StopMode.IMMEDIATE:
+            self._stop = mode
+        self._pacer.interrupt()
+
+    def wake_up(self) -> None:
+        """Ask for an epoch now: somebody has data that no source could know of."""
+        self._is_woken = True
+        self._pacer.interrupt()
+
+    def run(self, *, restore: Epochs | None = None) -> JobStatus:
+        """Run the job until it ends; raises what it cannot recover from.
+
+        `restore` goes back to an epoch or savepoint first.
+        """
+        self._restore = restore
+        try:
+            self._restart()
+            while not isinstance(action := next_action(self._facts()), Finish):
+                self._carry_out(action)
+        except Exception as error:
+            phase = JobPhase.FENCED if isinstance(error, FencedError) else JobPhase.FAILED
+            self._keeper.note_phase(phase, error=error)
+            raise
+        finally:
+            self._environment.side_work.close()
+            self._environment.executor.close()
+        self._keeper.note_phase(action.phase)
+        return self.status
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case RunEpoch(stop):
+                self._attempt(lambda: self._run_epoch(stop))
+            case Wait(until, phase):
+                self._keeper.note_phase(phase, wake_up_micros=until)
+                self._pacer.wait_until(until)
+            case Restart():
+                self._retry_at_micros = None
+                self._restart()
+            case Finish():
+                return
+
+    def _restart(self) -> None:
+        self._last = None
+        self._keeper.note_phase(JobPhase.STARTING)
+        self._attempt(self._start)
+
+    def _start(self) -> None:
+        if self._restore is None:
+            self._finished = find_finished(self._environment)
+        if self._finished is not None:
+            self._keeper.note_finished(self._finished)
+            return
+        self._environment.side_work.settle()
+        if self._session is not None:
+            # Who failed and was replaced meanwhile must not take the job back.
+            self._session.check_ownership()
+        session = JobSession.start(self._environment, restore=self._restore)
+        # From here on the claim remembers the wish; asking again would abandon new epochs.
+        self._restore = None
+        self._session = session
+        self._keeper.note_session(session)
+
+    def _run_epoch(self, stop: StopMode | None) -> None:
+        session = self._session
+        assert session is not None  # noqa: S101 (facts only lead here with one)
+        self._last_started_micros = self._environment.clock.now_micros()
+        # Before the plan is made: who wakes the driver from now on may be too late for it.
+        self._is_woken = False
+        self._keeper.note_phase(JobPhase.RUNNING)
+        outcome = session.run_epoch(stop=stop)
+        match outcome:
+            case EpochRan():
+                self._note(outcome, session, stop)
+            case EpochTorn(reason):
+                self._note_torn(reason)
+            case EpochLost(winner):
+                _log.warning("lost epoch to %s: taking the job over again", winner)
+                self._restart()
+
+    def _note_torn(self, reason: str) -> None:
+        """Run the epoch again: nothing of it counts. Should that never help, it is a failure."""
+        self._keeper.note_torn()
+        self._torn_in_a_row += 1
+        error = torn_error(str(self._environment.graph.job), reason)
+        if self._torn_in_a_row > self._environment.settings.torn_limit:
+            self._torn_in_a_row = 0
+            raise error
+        _log.warning("%s", error)
+        self._last = None
+
+    def _note(self, ran: EpochRan, session: JobSession, stop: StopMode | None) -> None:
+        self._failures = self._torn_in_a_row = 0
+        self._last = ran
+        self._has_stopped = stop is not None
+        if ran.finish is SourceFinishType.IMMEDIATE:
+            self._stop = StopMode.IMMEDIATE
+        elif ran.finish is SourceFinishType.GRACEFUL and self._stop is None:
+            self._stop = StopMode.GRACEFUL
+        self._keeper.note_epoch(ran, session)
+        if self._on_epoch is not None:
+            self._on_epoch(ran)
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """Do a step; a failure that may pass is tried again later, any other is raised."""
+        try:
+            step()
+        except PenstockError as error:
+            self._failures += 1
+            policy = self._environment.settings.restarts
+            decision = decide_restart(error, self._failures, policy)
+            if isinstance(decision, GiveUp):
+                raise
+            _log.warning(
+                "attempt %d failed, trying again in %.1f s: %s",
+                self._failures,
+                decision.delay_micros / 1_000_000,
+                error,
+            )
+            now = self._environment.clock.now_micros()
+            self._retry_at_micros = now + decision.delay_micros
+            self._keeper.note_restart(error)
+
+    def _facts(self) -> Facts:
+        session, last = self._session, self._last
+        now = self._environment.clock.now_micros()
+        return Facts(
+            now_micros=now,
+            stop=self._stop,
+            has_stopped=self._has_stopped,
+            is_finished=self._finished is not None
+            or (session is not None and session.is_finished),
+            retry_at_micros=self._retry_at_micros,
+            has_work=last is None or self._is_woken or _has_work(last),
+            wake_up_micros=None if last is None else _wake_up(last),
+            next_epoch_micros=self._last_started_micros
+            + self._environment.settings.target_epoch_micros,
+        )
+
+
+def _has_work(ran: EpochRan) -> bool:
+    """Tell whether the next epoch should follow at once."""
+    return (
+        ran.reading.has_more
+        or ran.reading.has_ending
+        or any(
+            report.has_more or any(state.ended for state in report.splits.values())
+            for report in ran.reports.values()
+        )
+    )
+
+
+def _wake_up(ran: EpochRan) -> int | None:
+    wake_ups = [
+        report.wake_up_micros
+        for report in ran.reports.values()
+        if report.wake_up_micros is not None
+    ]
+    if ran.reading.poll_micros is not None:
+        wake_ups.append(ran.processing_time_micros + ran.reading.poll_micros)
+    return min(wake_ups, default=None)

@@ -1,0 +1,226 @@
+"""What a driver works with: the graph it runs, where state lives, and the choices made for it.
+
+Restarts: what follows from a failure, by what kind of failure it is. Pure.
+
+| failure | what follows |
+|---|---|
+| torn epoch, storage, unknown outcome, a system outside | try again, later and later |
+| the user's code, bad input, damaged or unfit state, our bug | stop: again would be the same |
+| fenced | stop for good: another driver owns the job |
+
+SideWork: storage calls of a driver that need not wait for each other, or nobody waits for.
+
+Without threads everything happens at once and in order, which is what tests of failures
+need. With threads, objects are written side by side and old ones are deleted while the next
+epoch runs.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias, TypeVar
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.ids import OperatorId
+from penstock.core.settings import CompactionSettings
+from penstock.errors import (
+    ErrorCode,
+    ExternalError,
+    PenstockError,
+    StorageError,
+    UnknownOutcomeError,
+    UserError,
+)
+from penstock.graph.codec import fingerprint_of
+from penstock.graph.logical import Exchange, LogicalGraph, Node
+from penstock.operators.nodes import declared_tables
+from penstock.operators.registry import Registry
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.plan.executor import Executor
+from penstock.runtime.plan.physical import CompiledJob, compile_graph
+from penstock.state.files.cache import FileCache
+from penstock.state.protocol.records import RULES, ProtocolRules
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.specs import TableSpec, TimeDomain
+
+_LASTING = frozenset(
+    {
+        ErrorCode.STORAGE_READ_ONLY,
+        ErrorCode.STORAGE_PERMISSION,
+        ErrorCode.STORAGE_UNSAFE,
+    }
+)
+"""Storage errors that waiting does not cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How often, and how patiently, a failed job is tried again."""
+
+    max_restarts: int = 10
+    """In a row: an epoch that succeeds starts the count anew."""
+    first_delay_micros: int = 1_000_000
+    max_delay_micros: int = 60_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAfter:
+    """Try again from the last acknowledged epoch after a while."""
+
+    delay_micros: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Stop with the error."""
+
+
+RestartDecision: TypeAlias = RestartAfter | GiveUp
+
+
+def decide_restart(
+    error: PenstockError, failures_in_a_row: int, policy: RestartPolicy
+) -> RestartDecision:
+    """Say what follows from a failure; `failures_in_a_row` counts this one."""
+    if not is_transient(error) or failures_in_a_row > policy.max_restarts:
+        return GiveUp()
+    delay = policy.first_delay_micros << min(failures_in_a_row - 1, 30)
+    return RestartAfter(min(delay, policy.max_delay_micros))
+
+
+def is_transient(error: PenstockError) -> bool:
+    """Tell whether trying again can help."""
+    if error.code is ErrorCode.TORN_EPOCH:
+        return True
+    is_outside = isinstance(error, StorageError | UnknownOutcomeError | ExternalError)
+    return is_outside and error.code not in _LASTING
+
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class SideWork:
+    """Some threads of one driver, or none."""
+
+    def __init__(self, threads: int = 0) -> None:
+        self._writers: ThreadPoolExecutor | None = None
+        self._aside: ThreadPoolExecutor | None = None
+        if threads:
+            self._writers = ThreadPoolExecutor(threads, "penstock-writer")
+            self._aside = ThreadPoolExecutor(1, "penstock-aside")
+        self._started: Future[object] | None = None
+
+    def run_all(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Make all calls; the first failure is raised when none of them is under way."""
+        if self._writers is None or len(calls) < 2:
+            return [call() for call in calls]
+        futures = [self._writers.submit(call) for call in calls]
+        wait(futures)
+        return [future.result() for future in futures]
+
+    def start(self, call: Callable[[], object]) -> None:
+        """Make a call that nobody waits for; if another one is under way, it is left out."""
+        if self._aside is None:
+            call()
+        elif self._started is None:
+            self._started = self._aside.submit(call)
+
+    def check(self) -> None:
+        """Raise what a call that nobody waited for has failed of."""
+        if self._started is not None and self._started.done():
+            done, self._started = self._started, None
+            done.result()
+
+    def settle(self) -> None:
+        """Wait for the call under way, and raise what it failed of."""
+        if self._started is not None:
+            done, self._started = self._started, None
+            done.result()
+
+    def close(self) -> None:
+        """Wait for the call under way, and start no other. What failed now is only logged."""
+        try:
+            self.settle()
+        except PenstockError as error:
+            _log.warning("the last collection failed: %s", error)
+        for threads in (self._writers, self._aside):
+            if threads is not None:
+                threads.shutdown()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """Choices about how a job is driven."""
+
+    target_epoch_micros: int = 1_000_000
+    """How long an epoch with data should take; without data, epochs keep this distance."""
+    keep_epochs: int = 10
+    collect_every: int = 4
+    """How many published epochs lie between two collections."""
+    budget: SourceBudget = field(default_factory=SourceBudget)
+    """What a source subtask may read in the first epoch; adapted from then on."""
+    adapts_budget: bool = True
+    torn_limit: int = 5
+    """How often in a row a torn epoch is simply run again before it counts as a failure."""
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+    allow_dropped_state: bool = False
+    rules: ProtocolRules = RULES
+
+
+@dataclass
+class JobEnvironment:
+    """Everything that stays the same over all claims of one driver."""
+
+    graph: LogicalGraph
+    store: ObjectStore
+    cache: FileCache
+    executor: Executor
+    registry: Registry
+    clock: Clock = field(default_factory=SystemClock)
+    settings: DriverSettings = field(default_factory=DriverSettings)
+    side_work: SideWork = field(default_factory=SideWork)
+
+    @cached_property
+    def job(self) -> CompiledJob:
+        """The compiled graph; compiling validates it."""
+        return CompiledJob(compile_graph(self.graph), fingerprint_of(self.graph))
+
+    def check_graph(self) -> None:
+        """Raise `GraphError` with all that is wrong with the graph."""
+        _ = self.job
+
+    @cached_property
+    def tables(self) -> dict[OperatorId, tuple[TableSpec, ...]]:
+        """Every operator's tables."""
+        tables = {}
+        for node in self.graph.nodes:
+            operator = self.registry.construct(node.spec).operator
+            tables[node.operator] = declared_tables(operator, node)
+            _check_event_time(self.graph, node, tables[node.operator])
+        return tables
+
+
+def _check_event_time(
+    graph: LogicalGraph, node: Node, tables: tuple[TableSpec, ...]
+) -> None:
+    """Refuse state that expires by event time where subtasks may see different watermarks.
+
+    Only one watermark is kept for all of them. A subtask that was ahead would see expired
+    rows, and timers that have fired, once more.
+    """
+    timed = [spec.name for spec in tables if spec.expires_by is TimeDomain.EVENT_TIME]
+    if node.parallelism == 1 or not timed:
+        return
+    for edge in graph.edges_into(node.operator):
+        if edge.exchange is Exchange.FORWARD:
+            raise UserError(
+                f"operator {node.operator!r} keeps state by event time ({', '.join(timed)}) "
+                f"and reads {edge.source!r} by a forward edge: its subtasks may see different "
+                "watermarks, and what one has done would be done again. Send the rows by key",
+                code=ErrorCode.INVALID_GRAPH,
+                operator=str(node.operator),
+            )

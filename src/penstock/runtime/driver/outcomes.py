@@ -1,0 +1,200 @@
+"""Agreement: whether the reports of an epoch belong together. Pure.
+
+The driver publishes only if, from the last level down to the first, every task is named by
+one token: the one its consumers hold receipts for, or for a task nobody consumes the only
+one that reported. That attempt's report must have arrived and be whole, and it must itself
+hold a receipt for every producer it reads. Otherwise the epoch is torn and runs again.
+
+What a run of an epoch came to: it counts, it was torn, or it was lost to another driver.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.core.ids import Epoch, OperatorId
+from penstock.errors import ErrorCode, PenstockError, StorageError
+from penstock.operators.nodes import OperatorReport
+from penstock.operators.source import SourceFinishType
+from penstock.runtime.driver.publish import EpochResults
+from penstock.runtime.plan.epoch_plan import ReadingPlan
+from penstock.runtime.plan.physical import PhysicalPlan, consumers_of, producers_of
+from penstock.runtime.plan.reports import ErrorPart, Receipt, TaskReport, from_error_part
+from penstock.state.protocol.records import CheckpointRef
+from penstock.state.storage.watched import NO_USAGE, StoreUsage
+
+TaskKey: TypeAlias = tuple[int, int]
+"""Level and task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Every task has exactly one attempt that counts."""
+
+    reports: dict[TaskKey, TaskReport]
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """Attempts were mixed, repeated or lost: nothing of this run may count."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Some tasks failed for reasons that travel as values."""
+
+    errors: tuple[ErrorPart, ...]
+
+
+Agreement: TypeAlias = Agreed | Torn | Failed
+
+
+def find_agreement(plan: PhysicalPlan, reports: Iterable[TaskReport]) -> Agreement:
+    """Decide what a run of an epoch came to."""
+    arrived: dict[TaskKey, dict[str, TaskReport]] = {}
+    for report in reports:
+        attempts = arrived.setdefault((report.level, report.task), {})
+        known = attempts.setdefault(report.token, report)
+        if known != report:
+            return Torn(f"{_name(report.level, report.task)} sent two different reports")
+    outcome = _agree(plan, arrived)
+    if isinstance(outcome, Agreed):
+        return outcome
+    everything = [report for attempts in arrived.values() for report in attempts.values()]
+    torn = sorted(report.torn for report in everything if report.torn is not None)
+    if torn:
+        return Torn(torn[0])
+    errors = tuple(report.error for report in everything if report.error is not None)
+    return Failed(errors) if errors else outcome
+
+
+def _agree(
+    plan: PhysicalPlan, arrived: dict[TaskKey, dict[str, TaskReport]]
+) -> Agreed | Torn:
+    chosen: dict[TaskKey, TaskReport] = {}
+    for level, task in reversed(list(plan.tasks())):
+        attempts = arrived.get((level, task), {})
+        named = _tokens_named(plan, chosen, level, task)
+        if named is None:
+            named = set(attempts)
+        if len(named) != 1:
+            return Torn(f"{_name(level, task)} is known by {len(named)} attempts, not one")
+        report = attempts.get(next(iter(named)))
+        if report is None:
+            return Torn(
+                f"the attempt of {_name(level, task)} that was consumed did not report"
+            )
+        if not report.is_whole:
+            return Torn(f"{_name(level, task)} did not finish")
+        missing = _expected_producers(plan, level, task) - {
+            (receipt.edge, receipt.level, receipt.task) for receipt in report.receipts
+        }
+        if missing:
+            return Torn(f"{_name(level, task)} has no receipt for {len(missing)} producers")
+        chosen[level, task] = report
+    return Agreed(chosen)
+
+
+def _tokens_named(
+    plan: PhysicalPlan, chosen: dict[TaskKey, TaskReport], level: int, task: int
+) -> set[str] | None:
+    """Return the tokens that consumers name for a task; None if nobody consumes it."""
+    chain, subtask = plan.task(level, task)
+    consumers: set[TaskKey] = set()
+    for edge in plan.outgoing(chain.number):
+        target = plan.chains[edge.target_chain]
+        for index in consumers_of(edge.exchange, target.parallelism, subtask.index):
+            consumers.add((target.level, target.first_task + index))
+    if not consumers:
+        return None
+    return {
+        receipt.token
+        for consumer in consumers
+        for receipt in chosen[consumer].receipts
+        if _is_from(receipt, level, task)
+    }
+
+
+def _expected_producers(
+    plan: PhysicalPlan, level: int, task: int
+) -> set[tuple[int, int, int]]:
+    chain, subtask = plan.task(level, task)
+    expected = set()
+    for edge in plan.incoming(chain.number):
+        source = plan.chains[edge.source_chain]
+        for index in producers_of(edge.exchange, source.parallelism, subtask.index):
+            expected.add((edge.number, source.level, source.first_task + index))
+    return expected
+
+
+def _is_from(receipt: Receipt, level: int, task: int) -> bool:
+    return (receipt.level, receipt.task) == (level, task)
+
+
+def _name(level: int, task: int) -> str:
+    return f"task {task} of level {level}"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRan:
+    """An epoch ran and counts."""
+
+    epoch: Epoch
+    is_published: bool
+    reports: Mapping[tuple[OperatorId, int], OperatorReport]
+    reading: ReadingPlan
+    processing_time_micros: int
+    duration_micros: int
+    compactions: int
+    waited_for_compaction: bool
+    finish: SourceFinishType | None
+    """What a source asked for."""
+    usage: StoreUsage = NO_USAGE
+    """Of all tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTorn:
+    """A run did not hold together; nothing of it counts and it can be run again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLost:
+    """Another driver owns the epoch, and may be gone already: take over anew."""
+
+    winner: CheckpointRef
+
+
+EpochOutcome: TypeAlias = EpochRan | EpochTorn | EpochLost
+
+
+def torn_error(job: str, reason: str) -> StorageError:
+    """Return the error of an epoch that stays torn."""
+    return StorageError(
+        f"an epoch of job {job!r} did not hold together: {reason}. Nothing of it was "
+        "published; it is run again",
+        code=ErrorCode.TORN_EPOCH,
+        job=job,
+    )
+
+
+def combined_error(failed: Failed) -> PenstockError:
+    """Return the first failure, with the others as notes."""
+    errors = [from_error_part(part) for part in failed.errors]
+    first = errors[0]
+    for other in errors[1:]:
+        first.add_note(f"Also failed: {other.message}")
+    return first
+
+
+def finish_of(results: EpochResults) -> SourceFinishType | None:
+    """Return the most urgent wish of any source subtask; an end concerns only the source."""
+    wishes = {report.finish for report in results.reports.values()}
+    for wish in (SourceFinishType.IMMEDIATE, SourceFinishType.GRACEFUL):
+        if wish in wishes:
+            return wish
+    return None

@@ -1,0 +1,323 @@
+"""Starting a job: does the graph fit, whose is the job, where does it go on, is it over?
+
+Whether a graph fits a checkpoint: asked before the job is claimed, so that nothing is damaged.
+
+State is kept under the operator's name. An operator that is gone, a table that changed its
+kind, or a state version nobody can read would lose state silently: it is refused, all
+problems at once, unless dropping is allowed explicitly.
+
+What a restore cannot take back: output of the epochs that it abandons, told as a warning.
+
+Ownership: what a driver sees that was replaced, and how it finds out.
+
+Most of the protocol says `Fenced` by itself. But a replaced driver may notice it first by
+what is gone: its successor collects checkpoints that the sleeper was about to read. Missing
+objects are damage only as long as nobody newer owns the job.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from penstock.core.ids import JobId, OperatorId
+from penstock.core.watermark import has_ended
+from penstock.errors import CorruptStateError, ErrorCode, FencedError, StateError
+from penstock.graph.logical import LogicalGraph
+from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.driver.publish import commit_sinks
+from penstock.runtime.plan.epoch_plan import known_inputs
+from penstock.state.checkpoints import JobCheckpoints, Metadata, ParquetBackend
+from penstock.state.proto import state_pb2
+from penstock.state.protocol.publication import CommitPermit
+from penstock.state.protocol.records import (
+    CheckpointManifest,
+    CheckpointRef,
+    ClaimRecord,
+    Fenced,
+)
+from penstock.state.protocol.restoring import RestorePlan
+from penstock.state.protocol.retention import Epochs
+from penstock.state.protocol.takeover import Recovered, ReplayCommit, TakenOver
+from penstock.state.tables.fit import check_restorable, plan_table_restore
+from penstock.state.tables.specs import TableSpec
+
+TablesOf: TypeAlias = Mapping[OperatorId, tuple[TableSpec, ...]]
+
+
+def check_start(
+    environment: JobEnvironment, checkpoints: JobCheckpoints, restore: CheckpointRef | None
+) -> None:
+    """Refuse a graph that does not fit, before the claim fences a driver whose graph does."""
+    environment.check_graph()
+    tables = environment.tables
+    manifest = checkpoints.newest() if restore is None else checkpoints.manifest(restore)
+    while manifest is not None:
+        try:
+            _check(environment, tables, manifest)
+        except CorruptStateError:
+            # A driver that still runs may have given up what was the newest epoch.
+            newest = checkpoints.newest()
+            if restore is not None or newest is None or newest.ref == manifest.ref:
+                raise
+            manifest = newest
+        else:
+            return
+
+
+def _check(
+    environment: JobEnvironment, tables: TablesOf, manifest: CheckpointManifest
+) -> None:
+    entries = {entry.operator: entry.subtasks for entry in manifest.operators}
+    backend = ParquetBackend(environment.store)
+    check_fitness(
+        environment.graph,
+        tables,
+        manifest,
+        lambda operator: {
+            index: backend.read_operator_checkpoint_metadata(ref)
+            for index, ref in enumerate(entries[operator])
+        },
+        allow_dropped=environment.settings.allow_dropped_state,
+    )
+
+
+def check_fitness(
+    graph: LogicalGraph,
+    tables: TablesOf,
+    manifest: CheckpointManifest,
+    read_metadata: Callable[[OperatorId], Mapping[int, Metadata]],
+    *,
+    allow_dropped: bool = False,
+) -> None:
+    """Refuse a graph that cannot go on from a checkpoint, naming everything that differs."""
+    problems: list[str] = []
+    codes: list[ErrorCode] = []
+    known = {node.operator for node in graph.nodes}
+    for entry in manifest.operators:
+        if not entry.subtasks:
+            continue
+        if entry.operator not in known:
+            if not allow_dropped:
+                problems.append(
+                    f"operator {entry.operator!r} has state, and the graph has no such operator"
+                )
+                codes.append(ErrorCode.NO_REGISTERED_TABLE)
+            continue
+        plans = plan_table_restore(tables[entry.operator], read_metadata(entry.operator))
+        try:
+            check_restorable(entry.operator, plans, allow_dropped=allow_dropped)
+        except StateError as error:
+            problems.append(error.message)
+            codes.append(error.code)
+    if problems:
+        raise StateError(
+            f"the graph does not fit {manifest.ref}:\n  "
+            + "\n  ".join(problems)
+            + "\nNothing was changed. Keep operator names and tables as they were, or allow "
+            "dropping state explicitly",
+            code=codes[0],
+            job=manifest.ref.job,
+            epoch=int(manifest.ref.epoch),
+        )
+
+
+_log = logging.getLogger(__name__)
+
+
+def warn_of_output(
+    environment: JobEnvironment, checkpoints: JobCheckpoints, plan: RestorePlan
+) -> None:
+    """Name the abandoned epochs whose sinks have committed something. Changes nothing."""
+    epochs = [ref.epoch for ref in plan.abandoned if _has_output(checkpoints, ref)]
+    if not epochs:
+        return
+    _log.warning(
+        "epoch %s of job %s is restored: epoch(s) %s%s are abandoned, and their output has left "
+        "the job by its sinks%s. Files sinks leave it out of their lists from the next committed "
+        "epoch on. What other sinks have passed on cannot be taken back: its rows come again "
+        "with later epochs",
+        plan.ref.epoch,
+        plan.ref.job,
+        format_epochs(epochs),
+        "" if plan.complete else ", and perhaps others whose records are gone,",
+        "".join(f" {name!r}" for name in _find_sinks(environment)),
+        extra={"job": str(plan.ref.job), "epoch": int(plan.ref.epoch)},
+    )
+
+
+def format_epochs(epochs: Iterable[int]) -> str:
+    """Return numbers as text, neighbours as ranges.
+
+    >>> format_epochs([5, 4, 3, 7])
+    '3 to 5, 7'
+    """
+    ranges: list[tuple[int, int]] = []
+    for epoch in sorted(epochs):
+        if ranges and epoch == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], epoch)
+        else:
+            ranges.append((epoch, epoch))
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges)
+
+
+def _has_output(checkpoints: JobCheckpoints, ref: CheckpointRef) -> bool:
+    """Tell whether an epoch had something to commit; one that cannot be read may have had."""
+    try:
+        return checkpoints.manifest(ref).needs_commit
+    except CorruptStateError:
+        return True
+
+
+def _find_sinks(environment: JobEnvironment) -> list[OperatorId]:
+    """Return the operators of the graph that commit something."""
+    return [name for name, tables in environment.tables.items() if _is_sink(tables)]
+
+
+def _is_sink(tables: Sequence[TableSpec]) -> bool:
+    return any(
+        spec.table_type == state_pb2.GLOBAL_KEYED_TABLE
+        and state_pb2.GlobalKeyedTableConfig.FromString(spec.config).uses_two_phase_commit
+        for spec in tables
+    )
+
+
+def fenced_error(job: JobId, fenced: Fenced) -> FencedError:
+    """Return the error of a driver that was replaced."""
+    return FencedError(
+        f"generation {fenced.generation} of job {job!r} was replaced: a newer driver has "
+        "claimed the job. This one stops for good and changes nothing more",
+        job=str(job),
+        generation=int(fenced.generation),
+    )
+
+
+def check_ownership(checkpoints: JobCheckpoints, claim: ClaimRecord) -> None:
+    """Raise `FencedError` if a newer driver has claimed the job."""
+    if checkpoints.is_fenced(claim):
+        raise fenced_error(claim.job, Fenced(claim.generation))
+
+
+@contextmanager
+def damage_while_owned(checkpoints: JobCheckpoints, claim: ClaimRecord) -> Iterator[None]:
+    """Let damage pass for damage only while nobody else owns the job."""
+    try:
+        yield
+    except CorruptStateError as error:
+        if checkpoints.is_fenced(claim):
+            raise fenced_error(claim.job, Fenced(claim.generation)) from error
+        raise
+
+
+def take_over_job(
+    environment: JobEnvironment, restore: Epochs | None
+) -> tuple[ClaimRecord, Recovered]:
+    """Claim a job: check that the graph fits, claim, replay commits that were left open.
+
+    What a restore abandons is told when the job is claimed: until then its driver may go on.
+    """
+    checkpoints = checkpoints_of(environment)
+    ref = None
+    if restore is not None:
+        plan = checkpoints.plan_restore(restore)
+        _check_goes_on(environment, checkpoints, plan)
+        ref = plan.ref
+    check_start(environment, checkpoints, ref)
+    taken = checkpoints.take_over(restore=ref)
+    while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
+        permit = taken.decision.permit
+        with damage_while_owned(checkpoints, taken.claim):
+            skipped = _replay(environment, checkpoints, permit, or_skip=ref is not None)
+        taken = checkpoints.resume(taken.claim, unreplayable=skipped)
+    if isinstance(taken, Fenced):
+        raise fenced_error(environment.graph.job, taken)
+    assert isinstance(taken.decision, Recovered)  # noqa: S101 (the loop above ended)
+    if ref is not None:
+        plan = checkpoints.plan_restore(Epochs(ref.epoch))
+        warn_of_output(environment, checkpoints, plan)
+    return taken.claim, taken.decision
+
+
+def _check_goes_on(
+    environment: JobEnvironment, checkpoints: JobCheckpoints, plan: RestorePlan
+) -> None:
+    """Refuse to go back to an end of the job: no epoch would follow to say so."""
+    ends = has_finished(environment.graph, checkpoints.manifest(plan.ref))
+    if ends and plan.abandoned:
+        raise StateError(
+            f"job {plan.ref.job!r} had ended with epoch {plan.ref.epoch}: no epoch would follow "
+            "it, so going back to it would change nothing. Restore an earlier epoch",
+            code=ErrorCode.NOT_RESTORABLE,
+            job=plan.ref.job,
+            epoch=int(plan.ref.epoch),
+        )
+
+
+def has_finished(graph: LogicalGraph, manifest: CheckpointManifest | None) -> bool:
+    """Tell whether a graph has nothing left to do after a checkpoint."""
+    if manifest is None:
+        return False
+    inputs = known_inputs(graph, manifest)
+    return all(has_ended(inputs[node.operator]) for node in graph.nodes if node.inputs)
+
+
+def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
+    """Return the last checkpoint of a job that is over: starting it again changes nothing.
+
+    One that was asked to go back, and died before its next epoch, is not over.
+    """
+    checkpoints = checkpoints_of(environment)
+    manifest = checkpoints.newest()
+    if manifest is None or not has_finished(environment.graph, manifest):
+        return None
+    if checkpoints.is_to_be_restored(manifest):
+        return None
+    return manifest if checkpoints.is_committed(manifest) else None
+
+
+def read_metadata(
+    environment: JobEnvironment, manifest: CheckpointManifest | None
+) -> dict[OperatorId, dict[int, Metadata]]:
+    """Read the metadata of every subtask of every operator."""
+    backend = ParquetBackend(environment.store)
+    return {
+        entry.operator: {
+            index: backend.read_operator_checkpoint_metadata(ref)
+            for index, ref in enumerate(entry.subtasks)
+        }
+        for entry in (() if manifest is None else manifest.operators)
+    }
+
+
+def checkpoints_of(environment: JobEnvironment) -> JobCheckpoints:
+    """Return the checkpoints of the environment's job."""
+    return JobCheckpoints(
+        environment.store,
+        environment.graph.job,
+        environment.clock,
+        environment.settings.rules,
+    )
+
+
+def _replay(
+    environment: JobEnvironment,
+    checkpoints: JobCheckpoints,
+    permit: CommitPermit,
+    *,
+    or_skip: bool,
+) -> CheckpointRef | None:
+    """Commit what an earlier driver left open; a restore may pass over what is damaged."""
+    try:
+        commit_sinks(
+            permit,
+            environment.graph,
+            environment.registry,
+            environment.store,
+            identity=checkpoints.identity() or "",
+        )
+        checkpoints.complete_commit(permit)
+    except CorruptStateError:
+        if not or_skip:
+            raise
+        return permit.ref
+    return None

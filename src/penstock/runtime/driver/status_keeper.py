@@ -1,0 +1,153 @@
+"""Keeping the status of a job: counts what happened and publishes immutable values of it."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.core.ids import OperatorId
+from penstock.core.watermark import event_time_of
+from penstock.errors import PenstockError
+from penstock.runtime.driver.decide import (
+    EpochProgress,
+    JobPhase,
+    JobStatus,
+    OperatorStatus,
+)
+from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.driver.outcomes import EpochRan
+from penstock.runtime.driver.session import JobSession
+from penstock.runtime.plan.epoch_plan import known_inputs
+from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.tables.erased import ErasedKind
+
+
+class StatusKeeper:
+    """Owned by the driver; everybody else sees only the values."""
+
+    def __init__(
+        self,
+        environment: JobEnvironment,
+        on_status: Callable[[JobStatus], None] | None = None,
+    ) -> None:
+        self._environment = environment
+        self._on_status = on_status
+        self._rows_taken: Counter[OperatorId] = Counter()
+        self._rows_emitted: dict[OperatorId, Counter[str]] = {}
+        self._counters: dict[OperatorId, Counter[str]] = {}
+        self.status = JobStatus(str(environment.graph.job), JobPhase.STARTING)
+
+    def note_phase(
+        self,
+        phase: JobPhase,
+        *,
+        error: Exception | None = None,
+        wake_up_micros: int | None = None,
+    ) -> None:
+        """Note what the driver is up to."""
+        text = self.status.error if error is None else str(error)
+        self._set(
+            replace(
+                self.status, phase=phase, error=text, next_wake_up_micros=wake_up_micros
+            )
+        )
+
+    def note_session(self, session: JobSession) -> None:
+        """Note that the job was taken over."""
+        manifest = session.state.manifest
+        epoch = None if manifest is None else int(manifest.ref.epoch)
+        generation = int(session.claim.generation)
+        self._set(replace(self.status, generation=generation, epoch=epoch))
+
+    def note_finished(self, manifest: CheckpointManifest) -> None:
+        """Note that the job was over before it was started."""
+        self._set(replace(self.status, epoch=int(manifest.ref.epoch)))
+
+    def note_torn(self) -> None:
+        """Note an epoch that did not hold together."""
+        self._set(replace(self.status, torn_epochs=self.status.torn_epochs + 1))
+
+    def note_restart(self, error: PenstockError) -> None:
+        """Note a failure that will be tried again."""
+        restarts = self.status.restarts + 1
+        self._set(replace(self.status, restarts=restarts, error=str(error)))
+
+    def note_epoch(self, ran: EpochRan, session: JobSession) -> None:
+        """Note an epoch that counts."""
+        for (operator, _), report in ran.reports.items():
+            self._rows_taken[operator] += report.rows_taken
+            self._rows_emitted.setdefault(operator, Counter()).update(report.rows_emitted)
+            self._counters.setdefault(operator, Counter()).update(report.counters)
+        progress = _progress_of(ran, session)
+        manifest = session.state.manifest
+        status = self.status
+        self._set(
+            replace(
+                status,
+                epoch=None if manifest is None else int(manifest.ref.epoch),
+                epochs_run=status.epochs_run + 1,
+                epochs_published=status.epochs_published + ran.is_published,
+                rows_read=status.rows_read + progress.rows_read,
+                last=progress,
+                operators=self._operators(session),
+                error=None,
+            )
+        )
+
+    def _operators(self, session: JobSession) -> tuple[OperatorStatus, ...]:
+        manifest = session.state.manifest
+        known = known_inputs(self._environment.graph, manifest)
+        found = []
+        for node in self._environment.graph.nodes:
+            inputs = known[node.operator]
+            watermark = event_time_of(inputs)
+            files = _state_files(session, node.operator)
+            found.append(
+                OperatorStatus(
+                    str(node.operator),
+                    node.spec.kind,
+                    node.parallelism,
+                    self._rows_taken[node.operator],
+                    dict(self._rows_emitted.get(node.operator, {})),
+                    dict(self._counters.get(node.operator, {})),
+                    None if watermark is None else watermark.micros,
+                    bool(inputs) and all(known.idle for known in inputs),
+                    sum(files.values()),
+                    len(files),
+                    is_sink=not self._environment.graph.edges_out_of(node.operator),
+                )
+            )
+        return tuple(found)
+
+    def _set(self, status: JobStatus) -> None:
+        self.status = status
+        if self._on_status is not None:
+            self._on_status(status)
+
+
+def _progress_of(ran: EpochRan, session: JobSession) -> EpochProgress:
+    sources = session.planner.sources
+    read = [report for (name, _), report in ran.reports.items() if name in sources]
+    return EpochProgress(
+        int(ran.epoch),
+        ran.is_published,
+        ran.processing_time_micros,
+        ran.duration_micros,
+        sum(report.rows_taken for report in read),
+        sum(report.bytes_read for report in read),
+        sum(report.checkpoint.bytes_written for report in ran.reports.values()),
+        ran.compactions,
+        ran.waited_for_compaction,
+        ran.usage.requests,
+        ran.usage.cache_hits,
+        ran.usage.cache_misses,
+    )
+
+
+def _state_files(session: JobSession, operator: OperatorId) -> dict[str, int]:
+    """Return the size of every state file of an operator, by path."""
+    sizes: dict[str, int] = {}
+    for metadata in session.state.metadata.get(operator, {}).values():
+        for name, table in metadata.table_checkpoint_metadata.items():
+            kind = ErasedKind(name, metadata.table_configs[name])
+            sizes.update((file.path, file.size_bytes) for file in kind.files_in(table))
+    return sizes

@@ -1,0 +1,341 @@
+"""The plan of one epoch, fixed by the driver before any task runs. Plain data.
+
+Small whatever the job's size: the checkpoint it starts from is named, not contained; tasks
+read what they need of it.
+
+Budgets: how much a source may read, so that an epoch takes about as long as wanted. Pure.
+
+An epoch costs something even if it reads nothing, and on a busy or slow machine that alone
+may be more than an epoch should take. Reading less does not help then: it would go on until
+hardly anything is read. So what the last change of the budget did is looked at first.
+
+Input watermarks between epochs: kept in the manifest by producer, read back by input. Pure.
+
+A program may change between two runs. An input is the same if the same output of the same
+operator feeds it, wherever it stands among the others; a new one starts where its operator
+stands, so that the operator's own watermark does not go back.
+
+Planning what sources read: asked of the sources, dealt to their subtasks, before an epoch.
+
+The driver's own instance of every source does this, and never reads rows. What is known of
+the splits comes from the source's table once, at the start; then from the tasks' reports.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import log
+from typing import Any
+
+from penstock.core.ids import Generation, JobId, OperatorId
+from penstock.core.watermark import MAX_EVENT_TIME, InputWatermark, event_time_of
+from penstock.errors import ErrorCode, PenstockError, UserCodeError, UserError
+from penstock.graph.logical import Edge, LogicalGraph, Node
+from penstock.operators.nodes import EpochTerms, OperatorReport
+from penstock.operators.registry import Registry
+from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.splits import (
+    FED_BUDGET,
+    SourceAssignment,
+    SourceBudget,
+    SourcePhase,
+    SplitPlan,
+    SplitState,
+    deal_splits,
+    have_ended,
+)
+from penstock.state.protocol.records import CheckpointManifest, CheckpointRef
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """Everything a run of an epoch depends on besides the graph and the checkpoint."""
+
+    job: JobId
+    generation: Generation
+    terms: EpochTerms
+    run: int
+    """Counts the runs of this driver; a run that is repeated gets a new number."""
+    accepted_run: int | None = None
+    """The last run that counted: only what remembers exactly that may go on from memory."""
+    parent: CheckpointRef | None = None
+    """The checkpoint the epoch builds on."""
+    assignments: Mapping[OperatorId, tuple[SourceAssignment, ...]] = field(
+        default_factory=dict
+    )
+    """What each subtask of each source reads."""
+    allow_dropped_state: bool = False
+    """Whether tables that operators no longer declare may be left behind."""
+
+
+_FASTEST_GROWTH = 2.0
+_FASTEST_FALL = 0.5
+_TELLING_CHANGE = 1.25
+"""Rows must have changed by this factor for their effect to be told from noise."""
+_HARDLY = 0.3
+"""Where duration goes with this power of the rows or less, the rows hardly matter."""
+MIN_ROWS = 1_000
+MAX_ROWS = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many rows of a source an epoch read, and how long it took."""
+
+    rows: int
+    duration_micros: int
+
+
+def adapt_budget(
+    budget: SourceBudget,
+    *,
+    duration_micros: int,
+    target_micros: int,
+    was_spent: bool,
+    rows_matter: bool = True,
+) -> SourceBudget:
+    """Return the next epoch's budget, given how long the last one took.
+
+    It grows only if the budget was what ended the epoch: a source without data says nothing
+    about how much could be read. Steps are bounded, so that one odd epoch does little harm.
+    An epoch that is too long for reasons other than its rows may as well read more.
+    """
+    ratio = target_micros / max(duration_micros, 1)
+    if ratio < 1 and not rows_matter:
+        ratio = _FASTEST_GROWTH
+    if ratio >= 1 and not was_spent:
+        return budget
+    factor = min(max(ratio, _FASTEST_FALL), _FASTEST_GROWTH)
+    # Bounds for adapting, not for what a user chose: a budget beyond them stays there.
+    lowest, highest = min(MIN_ROWS, budget.rows), max(MAX_ROWS, budget.rows)
+    rows = min(max(int(budget.rows * factor), lowest), highest)
+    return replace(budget, rows=rows)
+
+
+def do_rows_matter(before: Pace | None, now: Pace) -> bool:
+    """Tell whether an epoch's duration followed its rows; they do until shown otherwise."""
+    if before is None or not before.rows or not now.rows:
+        return True
+    change = now.rows / before.rows
+    if 1 / _TELLING_CHANGE < change < _TELLING_CHANGE:
+        return True
+    slowdown = max(now.duration_micros, 1) / max(before.duration_micros, 1)
+    return log(slowdown) / log(change) > _HARDLY
+
+
+def known_inputs(
+    graph: LogicalGraph, manifest: CheckpointManifest | None
+) -> dict[OperatorId, tuple[InputWatermark, ...]]:
+    """Return how far each input of each operator has come as of a checkpoint."""
+    stored = {
+        entry.operator: entry.input_watermarks
+        for entry in (() if manifest is None else manifest.operators)
+    }
+    return {
+        node.operator: _match(
+            graph.edges_into(node.operator), stored.get(node.operator, ())
+        )
+        for node in graph.nodes
+    }
+
+
+def label_inputs(
+    graph: LogicalGraph, operator: OperatorId, inputs: Sequence[InputWatermark]
+) -> tuple[InputWatermark, ...]:
+    """Return an operator's watermarks with the producers they are found again by."""
+    edges = graph.edges_into(operator)
+    return tuple(
+        replace(known, producer=_producer_of(edge))
+        for known, edge in zip(inputs, edges, strict=True)
+    )
+
+
+def _match(
+    edges: Sequence[Edge], stored: Sequence[InputWatermark]
+) -> tuple[InputWatermark, ...]:
+    if not stored:
+        return (InputWatermark(),) * len(edges)
+    if all(not known.producer for known in stored) and len(stored) == len(edges):
+        return tuple(stored)
+    by_producer = {known.producer: known for known in stored}
+    reached = event_time_of(stored)
+    fresh = InputWatermark(None if reached is None else reached.micros)
+    return tuple(
+        replace(by_producer.get(_producer_of(edge), fresh), producer="") for edge in edges
+    )
+
+
+def _producer_of(edge: Edge) -> str:
+    return f"{edge.source}.{edge.output}"
+
+
+Assignments = Mapping[OperatorId, tuple[SourceAssignment, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingPlan:
+    """What all sources do in one epoch."""
+
+    assignments: Assignments
+    has_more: bool
+    """Some source knows of more than this epoch reads."""
+    has_ending: bool
+    """Some source tells its end in this epoch."""
+    poll_micros: int | None
+    """The shortest interval at which a source wants to be asked again; None if all ended."""
+
+
+@dataclass(slots=True)
+class PlannedSource:
+    """One source as the driver sees it."""
+
+    node: Node
+    source: SourceOperator
+    budget: SourceBudget
+    known: dict[str, SplitState] = field(default_factory=dict)
+    pace: Pace | None = None
+    """Of the epoch before, if it read anything."""
+
+
+class SourcePlanner:
+    """All sources of a job, on the driver. Lives as long as one claim of the job."""
+
+    def __init__(
+        self, graph: LogicalGraph, registry: Registry, budget: SourceBudget
+    ) -> None:
+        self.sources: dict[OperatorId, PlannedSource] = {}
+        self._graph = graph
+        for node in graph.nodes:
+            made = registry.construct(node.spec).operator
+            if isinstance(made, SourceOperator):
+                self.sources[node.operator] = PlannedSource(node, made, budget)
+
+    def restore(
+        self, read_splits: Callable[[OperatorId], Mapping[str, SplitState]]
+    ) -> None:
+        """Take over what the checkpoint knows of every source's splits."""
+        for operator, planned in self.sources.items():
+            planned.known = dict(read_splits(operator))
+
+    def plan(
+        self,
+        now_micros: int,
+        manifest: CheckpointManifest | None,
+        *,
+        is_last: bool = False,
+    ) -> ReadingPlan:
+        """Decide what every subtask of every source does in the next epoch.
+
+        In the last epoch of a run all splits rest: whoever asked for a stop is waiting.
+        """
+        assignments: dict[OperatorId, tuple[SourceAssignment, ...]] = {}
+        polls: list[int] = []
+        has_more = has_ending = False
+        for operator, planned in self.sources.items():
+            plan = self._ask(planned, now_micros)
+            if is_last:
+                plan = SourcePlan((), is_complete=plan.is_complete and not plan.splits)
+            phase = self._phase(planned, plan, manifest)
+            assignments[operator] = _deal(planned, plan, phase)
+            has_more |= plan.has_more
+            has_ending |= phase is SourcePhase.ENDING
+            if phase is SourcePhase.READING:
+                polls.append(_micros(planned.source))
+        return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
+
+    def accept(self, reports: Iterable[OperatorReport]) -> None:
+        """Note how far the splits were read in an epoch that counts."""
+        for report in reports:
+            planned = self.sources.get(report.operator)
+            if planned is not None:
+                planned.known.update(report.splits)
+
+    def _ask(self, planned: PlannedSource, now_micros: int) -> SourcePlan:
+        operator = planned.node.operator
+        plan: Any
+        try:
+            budget = replace(planned.budget, subtasks=planned.node.parallelism)
+            plan = planned.source.plan_splits(dict(planned.known), budget, now_micros)
+        except PenstockError as error:
+            error.context.setdefault("operator", operator)
+            raise
+        except Exception as error:
+            raise UserCodeError(
+                f"source {operator!r} raised {type(error).__name__} in plan_splits: {error}",
+                operator=operator,
+                hook="plan_splits",
+            ) from error
+        if not isinstance(plan, SourcePlan) or not all(
+            isinstance(split, SplitPlan) for split in plan.splits
+        ):
+            raise UserError(
+                f"source {operator!r} returned {plan!r} from plan_splits: return a SourcePlan "
+                "whose splits are SplitPlans",
+                code=ErrorCode.UNKNOWN_SPLIT,
+                operator=operator,
+                hook="plan_splits",
+            )
+        names = [split.name for split in plan.splits]
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise UserError(
+                f"source {operator!r} plans the split {twice[0]!r} twice in one epoch: two "
+                "subtasks would read it at once. Give each part a name of its own",
+                code=ErrorCode.UNKNOWN_SPLIT,
+                operator=operator,
+            )
+        return plan
+
+    def _phase(
+        self, planned: PlannedSource, plan: SourcePlan, manifest: CheckpointManifest | None
+    ) -> SourcePhase:
+        operator = planned.node.operator
+        told = manifest is not None and self._was_told(operator, manifest)
+        has_ended = not plan.splits and have_ended(
+            planned.known, is_complete=plan.is_complete
+        )
+        if has_ended:
+            return SourcePhase.ENDED if told else SourcePhase.ENDING
+        if told and self._graph.edges_out_of(operator):
+            raise UserError(
+                f"source {operator!r} plans to read on after it had ended and everybody was "
+                "told: its rows would reach closed operators. Return is_complete=False from "
+                "plan_splits while more may come",
+                code=ErrorCode.JOB_FINISHED,
+                operator=operator,
+            )
+        return SourcePhase.READING
+
+    def _was_told(self, operator: OperatorId, manifest: CheckpointManifest) -> bool:
+        """Tell whether everybody that reads a source knows that it has ended."""
+        inputs = known_inputs(self._graph, manifest)
+        return all(
+            inputs[edge.target][edge.input_index].event_time_micros == MAX_EVENT_TIME.micros
+            for edge in self._graph.edges_out_of(operator)
+        )
+
+
+def _deal(
+    planned: PlannedSource, plan: SourcePlan, phase: SourcePhase
+) -> tuple[SourceAssignment, ...]:
+    """Deal what is read, and with it the splits that only rest, to the subtasks."""
+    reads = {split.name for split in plan.splits}
+    resting = [
+        SplitPlan(name, weight=0)
+        for name, state in planned.known.items()
+        if name not in reads and not state.ended
+    ]
+    dealt = deal_splits([*plan.splits, *resting], planned.node.parallelism)
+    return tuple(
+        SourceAssignment(
+            phase,
+            tuple(split for split in part if split.name in reads),
+            tuple(split.name for split in part if split.name not in reads),
+            planned.budget if plan.fed is None else FED_BUDGET,
+            plan.fed,
+        )
+        for part in dealt
+    )
+
+
+def _micros(source: SourceOperator) -> int:
+    return max(1, int(source.poll_interval().total_seconds() * 1_000_000))

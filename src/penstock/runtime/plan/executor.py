@@ -1,0 +1,102 @@
+"""Executor: where the tasks of an epoch run. Everything else is the same everywhere.
+
+All implementations pass one contract suite; the in-process one is the specification.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.core.clock import new_token
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo
+from penstock.runtime.plan.epoch_plan import EpochPlan
+from penstock.runtime.plan.physical import CompiledJob
+from penstock.runtime.plan.reports import TaskReport
+from penstock.state.checkpoints import Metadata
+from penstock.state.files.cache import FileCache
+from penstock.state.proto.state_pb2 import TableCheckpointMetadata
+from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionOrder:
+    """One subtask's tables to be compacted, off the critical path."""
+
+    job: JobId
+    generation: Generation
+    operator: OperatorId
+    subtask: Subtask
+    specs: tuple[TableSpec, ...]
+    metadata: dict[int, Metadata]
+    """Of all subtasks, as of the epoch it was planned from."""
+    epoch: Epoch
+    """The slot of the outputs: the epoch after that one."""
+    frontier: Frontier
+    min_files: int
+    min_expiring_files: int
+    max_runs: int
+    target_file_bytes: int
+    due_bytes: int = 0
+    """How large the files are that it would merge."""
+
+    def config(self, store: ObjectStore, cache: FileCache) -> CompactionConfig:
+        """Return how whoever carries it out plans and writes."""
+        task = TaskInfo(self.job, self.operator, self.subtask)
+        return CompactionConfig(
+            TableEnvironment(task, self.generation, new_token(), store, cache),
+            self.epoch,
+            self.frontier,
+            min_compaction_epochs=self.min_files,
+            min_expiring_epochs=self.min_expiring_files,
+            max_runs=self.max_runs,
+            target_file_bytes=self.target_file_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionResult:
+    """New files by table, to be swapped in by a later epoch."""
+
+    operator: OperatorId
+    tables: dict[str, TableCheckpointMetadata]
+
+
+class Executor(Protocol):
+    """Runs tasks. A storage or engine failure is raised; the driver then decides what follows."""
+
+    def run_epoch(
+        self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
+    ) -> Sequence[TaskReport]:
+        """Run all supersteps once and return every report that came back.
+
+        No promise is made about them: the driver checks that they belong together. `parent`
+        is the manifest that the plan names, for executors that can spare workers the read.
+        """
+        ...
+
+    def compact(self, orders: Sequence[CompactionOrder]) -> None:
+        """Start compactions; never waits for them."""
+        ...
+
+    @property
+    def is_compacting(self) -> bool:
+        """Tell whether a compaction is under way, or done and not taken yet.
+
+        What it merges would be ordered again.
+        """
+        ...
+
+    def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
+        """Return, once, what was compacted since the last call; `wait` for all that is started."""
+        ...
+
+    def forget_compactions(self) -> None:
+        """Drop what is started or done: the job goes on from elsewhere."""
+        ...
+
+    def close(self) -> None:
+        """Stop for good; chains are released."""
+        ...

@@ -1,0 +1,247 @@
+"""A sink that hands each committed epoch to a function of the user, as a DataFrame.
+
+Subtasks stage the rows as Parquet files beside the checkpoints, durable before the epoch is
+acknowledged, and in Spark's types: what Spark cannot hold fails the epoch, not its commit.
+The commit makes a DataFrame of exactly these files, read by Spark's workers through the same
+store, and calls the function on the driver. A commit may be repeated after a crash, so the
+function must do the same again for the same epoch, as with `foreachBatch`.
+
+Staged files go when a later epoch is committed: until the marker of their own is written,
+they may be needed once more.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+from penstock.connectors.files.commit import (
+    StagedFile,
+    checksum_text,
+    decode_staged,
+    encode_staged,
+    schema_of,
+)
+from penstock.connectors.files.encoding import find_format_problems
+from penstock.connectors.files.names import PartNames, read_staged_name, staging_folder
+from penstock.connectors.files.staging import EpochParts
+from penstock.core.clock import new_token
+from penstock.core.ids import Epoch, TaskInfo
+from penstock.core.schema import StreamSchema
+from penstock.core.watermark import CheckpointBarrier
+from penstock.errors import (
+    CorruptStateError,
+    ErrorCode,
+    SchemaError,
+    StorageError,
+    UnknownOutcomeError,
+    UserError,
+)
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import CommitContext, OperatorContext
+from penstock.operators.operator import ArrowOperator, DisplayableOperator
+from penstock.operators.user_functions import name_of
+from penstock.runtime.spark.row_schemas import spark_form_of
+from penstock.runtime.spark.session import driving_session
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.specs import TableSpec, global_table
+
+_log = logging.getLogger(__name__)
+
+STAGED = "staged"
+"""The table whose commit data names the files of an epoch."""
+TARGET_BYTES = 64 << 20
+"""A staged file is closed at about this size; each becomes a partition of the DataFrame."""
+
+EpochFunction = Callable[[DataFrame, int], object]
+"""Takes the rows of an epoch and its number."""
+
+_FUNCTIONS: dict[str, EpochFunction] = {}
+"""By the token that the graph names: functions of the driver's process are never pickled."""
+
+
+def for_each_epoch(function: EpochFunction) -> ArrowOperator:
+    """Call `function(frame, epoch)` on the driver with the rows of every committed epoch.
+
+    It may be called again with the same epoch and the same rows, after a crash: then it must
+    change nothing. Epochs without rows are left out. The DataFrame is good for as long as the
+    call lasts. What the function raises stops the job; the epoch is handed over again at the
+    next start.
+    """
+    if not callable(function):
+        raise UserError(
+            f"for_each_epoch was given {type(function).__name__}: give a function of a "
+            "DataFrame and the number of an epoch",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    token = new_token()
+    _FUNCTIONS[token] = function
+    return ForEachEpoch(token, name_of(function))
+
+
+class ForEachEpoch(ArrowOperator):
+    """Stages rows; its commit calls a function. What it is pickled with is plain data."""
+
+    def __init__(self, token: str, function_name: str) -> None:
+        self._token = token
+        self._function_name = function_name
+        self._parts: EpochParts | None = None
+
+    def name(self) -> str:
+        """Return the kind."""
+        return "for_each_epoch"
+
+    def display(self) -> DisplayableOperator:
+        """Show the function."""
+        return DisplayableOperator("for_each_epoch", {"function": self._function_name})
+
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
+        """Refuse rows that Spark could not hold; it is a sink and emits nothing."""
+        schema = inputs[0].schema
+        problems = find_format_problems("parquet", schema)
+        if problems:
+            raise SchemaError(
+                "the rows cannot be staged:\n  " + "\n  ".join(problems),
+                problems=tuple(problems),
+            )
+        spark_form_of(schema)
+
+    def tables(self) -> Sequence[TableSpec]:
+        """Declare the table that carries the commit data."""
+        return [global_table(STAGED, str, bytes, uses_two_phase_commit=True)]
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Encode the rows, and upload files that are full."""
+        del collector
+        form, _ = spark_form_of(ctx.inputs[0].schema)
+        # Rows of an attempt that did not come to its end must not get into the next one.
+        if self._parts is None or not _is_of(self._parts, ctx):
+            names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, "parquet")
+            self._parts = EpochParts(
+                ctx.store,
+                names,
+                form,
+                form="parquet",
+                partition_by=(),
+                target_bytes=TARGET_BYTES,
+            )
+        self._parts.add(_to_form(batch, form))
+
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Upload the rest; then the epoch's rows are durable, and named in the commit data."""
+        del barrier, collector
+        parts, self._parts = self._parts, None
+        if parts is None or not _is_of(parts, ctx):
+            return
+        staged = parts.finish()
+        if staged.files:
+            ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
+            ctx.insert_committing_data(STAGED, encode_staged(staged))
+
+    def handle_commit(
+        self,
+        epoch: Epoch,
+        commit_data: Mapping[str, Mapping[int, bytes]],
+        ctx: CommitContext,
+    ) -> None:
+        """Call the function with the rows of all subtasks; tidy up after earlier epochs."""
+        of_subtask = commit_data.get(STAGED, {})
+        where = f"the commit data of {ctx.task.operator!r} in epoch {epoch}"
+        parts = [decode_staged(of_subtask[index], where) for index in sorted(of_subtask)]
+        files = tuple(file for part in parts for file in part.files)
+        if files:
+            reader = _StagedRows(ctx.store, files, schema_of(parts[0].schema))
+            self._function()(reader.frame(), int(epoch))
+            _tidy(ctx.store, ctx.task, epoch)
+
+    def release(self) -> None:
+        """Let go of what an unfinished epoch held."""
+        self._parts = None
+
+    def _function(self) -> EpochFunction:
+        function = _FUNCTIONS.get(self._token)
+        if function is None:
+            raise UserError(
+                f"the function {self._function_name!r} of for_each_epoch is not known in this "
+                "process: run the pipeline in the process that builds it",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        return function
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedRows:
+    """Reads staged files in Spark's workers, for `mapInArrow`: a partition per file."""
+
+    store: ObjectStore
+    files: tuple[StagedFile, ...]
+    schema: pa.Schema
+
+    def frame(self) -> DataFrame:
+        """Return the rows as a DataFrame, read anew by every action on it."""
+        count = len(self.files)
+        _, spark_schema = spark_form_of(self.schema)
+        session = driving_session("for_each_epoch")
+        return session.range(0, count, 1, count).mapInArrow(self, spark_schema)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the files that these rows number."""
+        arrow, _ = spark_form_of(self.schema)
+        for batch in batches:
+            numbers: list[Any] = batch.column(0).to_pylist()
+            for number in numbers:
+                yield from self._read(self.files[number], arrow)
+
+    def _read(self, file: StagedFile, arrow: pa.Schema) -> Iterator[pa.RecordBatch]:
+        data = self.store.read(file.staged)
+        if data is None or checksum_text(data) != file.checksum:
+            raise CorruptStateError(
+                f"the staged file {file.staged!r} in {self.store.url} is "
+                f"{'missing' if data is None else 'damaged'}: the DataFrame of an epoch is "
+                "good only while the function of for_each_epoch runs",
+                code=ErrorCode.OBJECT_MISSING,
+                path=file.staged,
+            )
+        parquet = pq.ParquetFile(pa.BufferReader(data))
+        # Files that an earlier version staged are in the types of the stream.
+        for group in range(parquet.num_row_groups):
+            yield from parquet.read_row_group(group).cast(arrow).to_batches()
+
+
+def _to_form(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
+    """Return rows in Spark's types; a value that they cannot hold is an error of the user."""
+    columns = []
+    for column, field in zip(batch.columns, form, strict=True):
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise UserError(
+                f"column {field.name!r} of type {column.type} holds a value that Spark's "
+                f"{field.type} cannot: {error}. Change it before the sink",
+                code=ErrorCode.VALUE_OUT_OF_RANGE,
+                column=field.name,
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=form)
+
+
+def _is_of(parts: EpochParts, ctx: OperatorContext) -> bool:
+    return parts.names.token == ctx.attempt and parts.names.epoch == ctx.epoch
+
+
+def _tidy(store: ObjectStore, task: TaskInfo, epoch: Epoch) -> None:
+    """Remove what this sink staged for earlier epochs; what cannot be removed stays for later."""
+    try:
+        for info in store.list(staging_folder(task.job)):
+            found = read_staged_name(info.path)
+            if found is not None and found[0] < epoch and found[1] == task.operator:
+                store.delete(info.path)
+    except (StorageError, UnknownOutcomeError) as error:
+        _log.warning("staged files could not all be removed: %s", error)

@@ -1,0 +1,400 @@
+"""Inlets: what arrives at a task, checked: every producer once, whole, in order, of one attempt.
+
+An engine may run a task twice, recompute part of a stage, or lose and repeat records. What a
+producer sent on an edge counts only if all of it came from one attempt, numbered without a
+gap, and its barrier confirms the count. The attempts consumed are the task's **receipts**.
+
+Outlets: how the rows and signals of a task leave for the next levels.
+
+Rows for one consumer are gathered and sent as few records of a good size. The last record
+to every consumer of every edge is a BARRIER that says how many came before it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.core.ids import OperatorId, Subtask, Token
+from penstock.core.settings import current
+from penstock.core.watermark import Watermark, merge
+from penstock.runtime.plan.physical import (
+    Chain,
+    ExchangeEdge,
+    PhysicalPlan,
+    consumers_of,
+    producers_of,
+    route_rows,
+)
+from penstock.runtime.task.wire import (
+    TARGET_PAYLOAD_BYTES,
+    BarrierPayload,
+    Header,
+    Record,
+    RecordKind,
+    cut,
+    decode_barrier,
+    decode_batch,
+    decode_header,
+    encode_barrier,
+    encode_batch,
+    encode_header,
+    has_dictionaries,
+    narrow,
+    narrowed_schema,
+    widen,
+)
+
+REPORT_EDGE = -1
+"""The edge of a record that is meant for the driver."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """What waits for, and was sent to, one consumer of one edge."""
+
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    sent: int = 0
+    has_barrier: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of one task: who speaks."""
+
+    level: int
+    task: int
+    token: Token
+
+
+class Mailbox:
+    """The records a task has made and the executor has not taken yet."""
+
+    def __init__(self, plan: PhysicalPlan, attempt: Attempt) -> None:
+        self._plan = plan
+        self._attempt = attempt
+        self._records: list[Record] = []
+
+    def send(self, kind: RecordKind, header: Header, payload: object) -> None:
+        """Post a record of this task."""
+        self._records.append(Record(self.hop(header), kind, encode_header(header), payload))
+
+    def relay(self, record: Record, header: Header) -> None:
+        """Pass on a record that is meant for a later level, unchanged but for its route."""
+        self._records.append(record._replace(route=self.hop(header)))
+
+    def hop(self, header: Header) -> int:
+        """Return the task of the next level that takes, or relays, a record."""
+        following = self._attempt.level + 1
+        if header.level == following:
+            return header.task
+        if following == len(self._plan.supersteps):
+            return 0
+        return header.task % self._plan.supersteps[following].task_count
+
+    def report(self, payload: bytes) -> None:
+        """Post the task's control record to the driver."""
+        driver = len(self._plan.supersteps)
+        header = self.header(REPORT_EDGE, driver, self._attempt.task, 0)
+        self.send(RecordKind.REPORT, header, payload)
+
+    def header(self, edge: int, level: int, task: int, sequence: int) -> Header:
+        """Return the header of a record that this attempt makes."""
+        attempt = self._attempt
+        return Header(
+            edge, level, task, attempt.level, attempt.task, attempt.token, sequence
+        )
+
+    def drain(self) -> Iterator[Record]:
+        """Hand over everything posted so far."""
+        records, self._records = self._records, []
+        return iter(records)
+
+
+class Outlet:
+    """One edge out of a task: takes batches, sends them to the consumers they belong to."""
+
+    def __init__(
+        self,
+        exchange: ExchangeEdge,
+        consumer: Chain,
+        mailbox: Mailbox,
+        *,
+        subtask: int,
+        first_turn: int,
+    ) -> None:
+        self.exchange = exchange
+        self._consumer = consumer
+        self._mailbox = mailbox
+        self._subtask = subtask
+        self._turn = first_turn
+        chosen = current().exchange_compression
+        self._compression = None if chosen == "none" else chosen
+        speaks_to = consumers_of(exchange.exchange, consumer.parallelism, subtask)
+        self._lanes = {index: Lane() for index in speaks_to}
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Route some rows."""
+        parts = route_rows(
+            batch,
+            self.exchange.exchange,
+            self.exchange.schema,
+            subtask=self._subtask,
+            parallelism=self._consumer.parallelism,
+            turn=self._turn,
+        )
+        for index, part in parts:
+            lane = self._lanes[index]
+            lane.waiting.append(part)
+            lane.waiting_bytes += part.nbytes
+            if lane.waiting_bytes >= TARGET_PAYLOAD_BYTES:
+                self._flush(index, lane)
+        self._turn += 1
+
+    def finish(self, watermark: Watermark | None) -> None:
+        """Send what waits, then the barrier, to every consumer."""
+        for index, lane in self._lanes.items():
+            self._flush(index, lane)
+            self._send_barrier(index, BarrierPayload(lane.sent, False, watermark))  # noqa: FBT003
+
+    def abort(self) -> None:
+        """Tell every consumer that was not told the end yet that the rows are not complete.
+
+        A second barrier would pass for a torn epoch and hide why it failed.
+        """
+        for index, lane in self._lanes.items():
+            if not lane.has_barrier:
+                self._send_barrier(index, BarrierPayload(lane.sent, True, None))  # noqa: FBT003
+
+    def _flush(self, index: int, lane: Lane) -> None:
+        if not lane.waiting:
+            return
+        joined = lane.waiting
+        if len(joined) > 1:
+            # More than one batch again if a column of them all would not fit into one.
+            joined = pa.Table.from_batches(joined).combine_chunks().to_batches()
+        lane.waiting, lane.waiting_bytes = [], 0
+        for piece in (piece for batch in joined for piece in cut(batch)):
+            narrowed, layout = narrow(piece)
+            header = self._header(index, lane.sent)._replace(layout=layout)
+            payload = encode_batch(narrowed, self._compression)
+            self._mailbox.send(RecordKind.DATA, header, payload)
+            lane.sent += 1
+
+    def _send_barrier(self, index: int, barrier: BarrierPayload) -> None:
+        self._lanes[index].has_barrier = True
+        header = self._header(index, barrier.record_count)
+        self._mailbox.send(RecordKind.BARRIER, header, encode_barrier(barrier))
+
+    def _header(self, index: int, sequence: int) -> Header:
+        consumer = self._consumer
+        return self._mailbox.header(
+            self.exchange.number, consumer.level, consumer.first_task + index, sequence
+        )
+
+
+def outlets_of(
+    plan: PhysicalPlan, chain: Chain, mailbox: Mailbox, *, subtask: int, epoch: int
+) -> dict[OperatorId, dict[str, list[Outlet]]]:
+    """Return the outlets of one subtask of a chain, by operator and output."""
+    found: dict[OperatorId, dict[str, list[Outlet]]] = {}
+    for exchange in plan.outgoing(chain.number):
+        outlet = Outlet(
+            exchange,
+            plan.chains[exchange.target_chain],
+            mailbox,
+            subtask=subtask,
+            first_turn=subtask + epoch,
+        )
+        outputs = found.setdefault(exchange.edge.source, {})
+        outputs.setdefault(exchange.edge.output, []).append(outlet)
+    return found
+
+
+JOINED_BYTES = 8 << 20
+"""Rows are handed to operators in batches of about this size, if there are so many, …"""
+JOINED_ROWS = 256 << 10
+"""… or of so many rows: what an operator makes of a row may be larger than the row."""
+
+
+class TornInputError(Exception):
+    """The input is not what one attempt of each producer sent. A value to be, not a bug."""
+
+
+class AbortedInputError(Exception):
+    """A producer failed and said so; this task has nothing to do."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sender:
+    """A producer on one edge."""
+
+    edge: int
+    level: int
+    task: int
+
+    def __str__(self) -> str:
+        return f"task {self.task} of level {self.level} on edge {self.edge}"
+
+
+@dataclass(slots=True)
+class Channel:
+    """What was heard from one sender so far."""
+
+    token: Token | None = None
+    received: int = 0
+    barrier: BarrierPayload | None = None
+
+    def accept(self, sender: Sender, header: Header) -> None:
+        """Note a record; refuse one that is not the next of the same attempt."""
+        if self.token is None:
+            self.token = header.token
+        if header.token != self.token:
+            raise TornInputError(f"{sender} was heard in two attempts")
+        if self.barrier is not None or header.sequence != self.received:
+            raise TornInputError(
+                f"{sender} sent record {header.sequence} where {self.received} was next"
+            )
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Rows of one edge that were not handed over yet."""
+
+    is_joinable: bool
+    """Dictionaries that differ may not fit into one."""
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    row_count: int = 0
+    size_bytes: int = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Tell whether the rows are to be handed over."""
+        has_many = self.row_count >= JOINED_ROWS or self.size_bytes >= JOINED_BYTES
+        return has_many or not self.is_joinable
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        self.batches.append(batch)
+        self.row_count += batch.num_rows
+        self.size_bytes += batch.nbytes
+
+    def take(self) -> pa.RecordBatch:
+        """Return all rows in one batch; none wait any more."""
+        batches, self.batches = self.batches, []
+        self.row_count = self.size_bytes = 0
+        if len(batches) == 1:
+            return batches[0]
+        joined: pa.RecordBatch = pa.concat_batches(batches)  # type: ignore[attr-defined]  # not in the stubs
+        return joined
+
+
+class ExchangeInput:
+    """The input of one task; see `ChainInput`. Relays what is meant for later levels."""
+
+    def __init__(
+        self,
+        plan: PhysicalPlan,
+        chain: Chain,
+        subtask: Subtask,
+        records: Iterable[Record],
+        mailbox: Mailbox,
+    ) -> None:
+        self._exchanges = {edge.number: edge for edge in plan.incoming(chain.number)}
+        self._level = chain.level
+        self._records = iter(records)
+        self._mailbox = mailbox
+        self._channels: dict[Sender, Channel] = {}
+        for edge in self._exchanges.values():
+            producer = plan.chains[edge.source_chain]
+            for index in producers_of(edge.exchange, producer.parallelism, subtask.index):
+                sender = Sender(edge.number, producer.level, producer.first_task + index)
+                self._channels[sender] = Channel()
+
+    def batches(self) -> Iterator[tuple[OperatorId, int, pa.RecordBatch]]:
+        """Return the rows, each edge's in order; raises when they turn out torn or aborted.
+
+        Records are sized for the engine that moves them. For operators they are joined: what
+        a batch costs, and finding its keys in state, is paid once for many rows.
+        """
+        waiting = {
+            number: Waiting(not has_dictionaries(exchange.schema.schema))
+            for number, exchange in self._exchanges.items()
+        }
+        for number, batch in self._arriving():
+            rows = waiting[number]
+            rows.add(batch)
+            if rows.is_enough:
+                yield self._handed_over(number, rows)
+        for number, rows in waiting.items():
+            if rows.batches:
+                yield self._handed_over(number, rows)
+
+    def watermarks(self) -> Mapping[tuple[str, int], Watermark | None]:
+        """Return what all producers of each input have reached."""
+        spoken: dict[tuple[str, int], list[Watermark | None]] = {}
+        for sender, channel in self._channels.items():
+            edge = self._exchanges[sender.edge].edge
+            watermark = None if channel.barrier is None else channel.barrier.watermark
+            spoken.setdefault((edge.target, edge.input_index), []).append(watermark)
+        return {port: merge(latest) for port, latest in spoken.items()}
+
+    def receipts(self) -> list[tuple[Sender, Token]]:
+        """Return which attempt of each producer was consumed."""
+        return [
+            (sender, channel.token)
+            for sender, channel in sorted(self._channels.items())
+            if channel.token is not None
+        ]
+
+    def relay_rest(self) -> None:
+        """Pass on what later levels and the driver still need; drop the own rows."""
+        for record in self._records:
+            header = decode_header(record.header)
+            if header.level != self._level:
+                self._mailbox.relay(record, header)
+
+    def _arriving(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Return what is sent to this task, by edge, and relay the rest."""
+        for record in self._records:
+            header = decode_header(record.header)
+            if header.level != self._level:
+                self._mailbox.relay(record, header)
+                continue
+            sender = Sender(header.edge, header.producer_level, header.producer_task)
+            channel = self._channels.get(sender)
+            if channel is None:
+                raise TornInputError(
+                    f"{sender} sent records to a task that does not read it"
+                )
+            channel.accept(sender, header)
+            if record.kind == RecordKind.DATA:
+                channel.received += 1
+                yield header.edge, self._decode(record, header)
+            else:
+                channel.barrier = decode_barrier(record.payload)
+                if channel.barrier.is_aborted:
+                    raise AbortedInputError(f"{sender} failed")
+        self._check_complete()
+
+    def _decode(self, record: Record, header: Header) -> pa.RecordBatch:
+        schema = self._exchanges[header.edge].schema.schema
+        travelled = narrowed_schema(schema, header.layout)
+        return widen(decode_batch(record.payload, travelled), schema, header.layout)
+
+    def _handed_over(
+        self, number: int, rows: Waiting
+    ) -> tuple[OperatorId, int, pa.RecordBatch]:
+        edge = self._exchanges[number].edge
+        return edge.target, edge.input_index, rows.take()
+
+    def _check_complete(self) -> None:
+        for sender, channel in sorted(self._channels.items()):
+            if channel.barrier is None:
+                raise TornInputError(f"{sender} sent no barrier")
+            if channel.barrier.record_count != channel.received:
+                raise TornInputError(
+                    f"{sender} sent {channel.barrier.record_count} records, "
+                    f"{channel.received} arrived"
+                )

@@ -1,0 +1,402 @@
+"""One job's checkpoints in one store: what a driver and the command line call.
+
+Every method is one workflow of the protocol, run to its end. A storage error leaves the
+job as some crash at that point would: calling again, or taking over anew, is safe.
+
+Carry out a workflow's storage requests against an object store, one after the other.
+
+The backing store of checkpoint metadata: written once, verified on every read.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, TypeVar, assert_never
+
+from penstock.core.clock import Clock, SystemClock, new_token
+from penstock.core.ids import JobId, OperatorId, SavepointName, Token, checksum_of
+from penstock.errors import CorruptStateError, ErrorCode, InternalError, PenstockError
+from penstock.state.proto.state_pb2 import OperatorCheckpointMetadata
+from penstock.state.protocol import restoring, retention, takeover
+from penstock.state.protocol.codec import decode_metadata, encode_metadata
+from penstock.state.protocol.collection import (
+    CollectionOutcome,
+    Memory,
+    SweepOutcome,
+    collect_garbage,
+    sweep_orphans,
+)
+from penstock.state.protocol.paths import manifest_path, marker_path, metadata_path
+from penstock.state.protocol.publication import (
+    CommitPermit,
+    PublicationOutcome,
+    ReadyCheckpoint,
+    complete_commit,
+    publish_checkpoint,
+)
+from penstock.state.protocol.reading import (
+    is_fenced,
+    read_epoch_record,
+    read_identity,
+    read_manifest,
+    read_newest_record,
+    read_status,
+)
+from penstock.state.protocol.records import (
+    RULES,
+    CheckpointManifest,
+    CheckpointRef,
+    CheckpointStatus,
+    ClaimRecord,
+    EpochRecord,
+    ObjectRef,
+    Pin,
+    PinKind,
+    ProtocolRules,
+)
+from penstock.state.protocol.restoring import RestorePlan
+from penstock.state.protocol.retention import Actor, Epochs, read_retention
+from penstock.state.protocol.steps import (
+    Create,
+    Delete,
+    Exists,
+    ListPaths,
+    Read,
+    Request,
+    Steps,
+    create_once,
+)
+from penstock.state.protocol.takeover import TakeOverOutcome, find_restore_request
+from penstock.state.storage.object_store import ObjectStore
+
+T = TypeVar("T")
+
+
+def run_steps(store: ObjectStore, steps: Steps[T]) -> T:
+    """Run a workflow to its result; a storage error is thrown into it first."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = carry_out(store, request)
+            except PenstockError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+
+
+def carry_out(store: ObjectStore, request: Request) -> object:
+    """Make the one storage call a request stands for."""
+    match request:
+        case Read(path):
+            return store.read(path)
+        case Exists(path):
+            return store.size(path) is not None
+        case Create(path, data):
+            return store.create(path, data)
+        case Delete(path):
+            store.delete(path)
+            return None
+        case ListPaths(prefix):
+            return [info.path for info in store.list(prefix)]
+        case _:
+            assert_never(request)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStatus:
+    """One kept epoch, for people: what it is and whether the job still builds on it."""
+
+    record: EpochRecord
+    status: CheckpointStatus
+    canonical: bool | None
+    """Whether the newest epoch descends from it; False for one that a restore abandoned.
+
+    None where that cannot be told: for a savepoint older than epochs that are given up.
+    """
+    savepoints: tuple[SavepointName, ...]
+
+
+@dataclass(slots=True)
+class JobCheckpoints:
+    """A job's checkpoints. Holds no authority: that travels in claims, permits and pins."""
+
+    store: ObjectStore
+    job: JobId
+    clock: Clock = field(default_factory=SystemClock)
+    rules: ProtocolRules = RULES
+    memory: Memory = field(default_factory=Memory)
+
+    def take_over(self, *, restore: CheckpointRef | None = None) -> TakeOverOutcome:
+        """Claim the job and find where to go on; `restore` comes from `plan_restore`."""
+        return run_steps(
+            self.store,
+            takeover.take_over(
+                self.job, actor=self._actor(), rules=self.rules, restore=restore
+            ),
+        )
+
+    def resume(
+        self, claim: ClaimRecord, *, unreplayable: CheckpointRef | None = None
+    ) -> TakeOverOutcome:
+        """Find where to go on after a replayed commit.
+
+        Pass as `unreplayable` what could not be committed because it is damaged: a restore
+        in force then goes on without it.
+        """
+        return run_steps(
+            self.store,
+            takeover.resume(
+                claim,
+                actor=self._actor(claim.owner),
+                rules=self.rules,
+                unreplayable=unreplayable,
+            ),
+        )
+
+    def is_fenced(self, claim: ClaimRecord) -> bool:
+        """Tell whether a newer driver has claimed the job."""
+        return run_steps(self.store, is_fenced(claim.job, claim.generation))
+
+    def publish(
+        self,
+        claim: ClaimRecord,
+        manifest: CheckpointManifest,
+        parent: ReadyCheckpoint | None,
+    ) -> PublicationOutcome:
+        """Acknowledge an epoch whose files and metadata are all written."""
+        return run_steps(self.store, publish_checkpoint(claim, manifest, parent))
+
+    def complete_commit(self, permit: CommitPermit) -> ReadyCheckpoint:
+        """Note that every sink has committed."""
+        now = self.clock.now_micros()
+        return run_steps(self.store, complete_commit(permit, now_micros=now))
+
+    def release_honoured_restores(self, claim: ClaimRecord) -> None:
+        """Remove the pin of a restore after its first epoch is published."""
+        run_steps(
+            self.store,
+            takeover.release_honoured_restores(
+                claim, actor=self._actor(claim.owner), rules=self.rules
+            ),
+        )
+
+    def collect(self, claim: ClaimRecord, *, keep_epochs: int) -> CollectionOutcome:
+        """Give up epochs beyond the last `keep_epochs` and delete what only they needed."""
+        return run_steps(
+            self.store,
+            collect_garbage(
+                claim,
+                keep_epochs=keep_epochs,
+                actor=self._actor(),
+                rules=self.rules,
+                memory=self.memory,
+            ),
+        )
+
+    def release_origin(self, claim: ClaimRecord) -> bool:
+        """Let a branch's origin go, when `collect` said that nothing kept needs it."""
+        return run_steps(
+            self.store,
+            restoring.release_origin(claim, actor=self._actor(), rules=self.rules),
+        )
+
+    def sweep(self, claim: ClaimRecord) -> SweepOutcome:
+        """Delete what failed attempts left behind."""
+        return run_steps(
+            self.store, sweep_orphans(claim, rules=self.rules, memory=self.memory)
+        )
+
+    def pin(self, name: SavepointName, which: Epochs) -> Pin:
+        """Make a savepoint: keep an epoch under a name until it is unpinned."""
+        return run_steps(
+            self.store,
+            retention.pin_epoch(
+                self.job,
+                name,
+                which=which,
+                kind=PinKind.SAVEPOINT,
+                actor=self._actor(),
+                rules=self.rules,
+            ),
+        )
+
+    def unpin(self, name: SavepointName) -> bool:
+        """Remove a savepoint; tell whether there was one."""
+        return run_steps(
+            self.store,
+            retention.unpin(self.job, name, actor=self._actor(), rules=self.rules),
+        )
+
+    def pins(self) -> tuple[Pin, ...]:
+        """Return everything pinned now: savepoints, restores under way, branches."""
+        return run_steps(self.store, read_retention(self.job, self.rules)).pins
+
+    def plan_restore(self, which: Epochs) -> RestorePlan:
+        """Find the epoch to restore and list what doing so abandons. Changes nothing."""
+        return run_steps(self.store, restoring.plan_restore(self.job, which, self.rules))
+
+    def branch(self, branch: JobId, which: Epochs) -> ClaimRecord:
+        """Create another job that starts from one of this job's epochs, copying nothing."""
+        return run_steps(
+            self.store,
+            restoring.branch_job(
+                self.job, branch, which=which, actor=self._actor(), rules=self.rules
+            ),
+        )
+
+    def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
+        """Read a checkpoint's manifest; a missing one is an error."""
+        found = run_steps(self.store, read_manifest(ref))
+        if found is None:
+            raise CorruptStateError(
+                f"{manifest_path(ref)!r} is missing. Nothing was changed; bring it back, or "
+                "restore another epoch",
+                code=ErrorCode.OBJECT_MISSING,
+                path=manifest_path(ref),
+            )
+        return found
+
+    def identity(self) -> Token | None:
+        """Return what no other job has, not even a later one of this name; None before a claim."""
+        first = run_steps(self.store, read_identity(self.job))
+        return None if first is None else first.owner
+
+    def newest(self) -> CheckpointManifest | None:
+        """Read the manifest of the newest acknowledged epoch; None before the first."""
+        return run_steps(self.store, self._read_newest())
+
+    def is_committed(self, manifest: CheckpointManifest) -> bool:
+        """Tell whether nothing is left to commit of an acknowledged epoch."""
+        marker = marker_path(manifest.ref)
+        return not manifest.needs_commit or self.store.size(marker) is not None
+
+    def is_to_be_restored(self, manifest: CheckpointManifest) -> bool:
+        """Tell whether the job was asked to go back, and has published nothing since this epoch."""
+        request = find_restore_request(self.job, manifest.ref.generation)
+        return run_steps(self.store, request) is not None
+
+    def epochs(self) -> tuple[EpochStatus, ...]:
+        """Return every kept epoch, newest first."""
+        return tuple(run_steps(self.store, self._read_epochs()))
+
+    def _read_newest(self) -> Steps[CheckpointManifest | None]:
+        first = yield from read_identity(self.job)
+        if first is None:
+            return None
+        newest = yield from read_newest_record(
+            self.job, self.rules, first=first.first_epoch
+        )
+        return None if newest is None else (yield from read_manifest(newest.ref))
+
+    def _read_epochs(self) -> Steps[list[EpochStatus]]:
+        state = yield from read_retention(self.job, self.rules)
+        first = yield from read_identity(self.job)
+        if first is None:
+            return []
+        newest = yield from read_newest_record(
+            self.job, self.rules, first=first.first_epoch
+        )
+        if newest is None:
+            return []
+        start = max(state.collected_before, first.first_epoch)
+        numbers = {
+            *range(start, newest.ref.epoch + 1),
+            *(pin.ref.epoch for pin in state.pins),
+        }
+        expected: CheckpointRef | None = newest.ref
+        found = []
+        for number in sorted(numbers, reverse=True):
+            record = yield from read_epoch_record(self.job, number)
+            if record is None:
+                continue
+            canonical = _is_canonical(record.ref, expected)
+            expected = record.parent if canonical else expected
+            status = yield from read_status(record.ref, record)
+            names = tuple(pin.name for pin in state.pins if pin.ref == record.ref)
+            found.append(EpochStatus(record, status, canonical, names))
+        return found
+
+    def _actor(self, token: Token | None = None) -> Actor:
+        return Actor(token or new_token(), self.clock.now_micros())
+
+
+def _is_canonical(ref: CheckpointRef, expected: CheckpointRef | None) -> bool | None:
+    """Tell whether the newest epoch descends from `ref`; `expected` is the next that is.
+
+    Epochs come in descending order: one above the expected number was passed over.
+    """
+    if expected is None or expected.epoch <= ref.epoch:
+        return ref == expected
+    return None
+
+
+Metadata: TypeAlias = OperatorCheckpointMetadata
+
+
+class BackingStore(Protocol):
+    """Where the metadata of operators' subtasks is kept."""
+
+    def write_operator_checkpoint_metadata(
+        self, ref: CheckpointRef, metadata: OperatorCheckpointMetadata
+    ) -> ObjectRef:
+        """Write one subtask's metadata for a checkpoint; return what a manifest refers to."""
+        ...
+
+    def read_operator_checkpoint_metadata(
+        self, ref: ObjectRef
+    ) -> OperatorCheckpointMetadata:
+        """Read and verify what a manifest refers to."""
+        ...
+
+
+class ParquetBackend:
+    """The backing store beside the Parquet files: protobuf objects in the checkpoint's folder.
+
+    Only the driver writes here, after every subtask's files are durable and before the
+    manifest. Data files are the tables' business.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def write_operator_checkpoint_metadata(
+        self, ref: CheckpointRef, metadata: OperatorCheckpointMetadata
+    ) -> ObjectRef:
+        """Create the object; the same metadata again is fine, other metadata is refused."""
+        operator = metadata.operator_metadata
+        path = metadata_path(ref, OperatorId(operator.operator_id), operator.subtask_index)
+        data = encode_metadata(metadata)
+        existing = run_steps(self._store, create_once(path, data))
+        if existing is not None:
+            raise InternalError(
+                f"{path!r} already holds other metadata of this generation; claim a new "
+                "generation before running the epoch again",
+                code=ErrorCode.PROTOCOL_VIOLATION,
+                path=path,
+            )
+        return ObjectRef(path, len(data), checksum_of(data))
+
+    def read_operator_checkpoint_metadata(
+        self, ref: ObjectRef
+    ) -> OperatorCheckpointMetadata:
+        """Read the object and check that it is the one that was written."""
+        data = self._store.read(ref.path)
+        if data is None:
+            raise _damaged(ref, "is missing", ErrorCode.OBJECT_MISSING)
+        if len(data) != ref.size_bytes:
+            what = f"has {len(data)} bytes, the manifest says {ref.size_bytes}"
+            raise _damaged(ref, what, ErrorCode.CHECKSUM_MISMATCH)
+        if checksum_of(data) != ref.checksum:
+            raise _damaged(ref, "does not match its checksum", ErrorCode.CHECKSUM_MISMATCH)
+        return decode_metadata(data, ref.path)
+
+
+def _damaged(ref: ObjectRef, what: str, code: ErrorCode) -> CorruptStateError:
+    return CorruptStateError(
+        f"metadata object {ref.path!r} {what}. Nothing was changed; bring it back, or restore "
+        "an epoch that does not need it",
+        code=code,
+        path=ref.path,
+    )

@@ -1,0 +1,362 @@
+"""Objects in S3, Google Cloud Storage or Azure Blob Storage, through obstore.
+
+An object is created by one conditional PUT, because a multipart upload is not conditional
+on S3; so `create` takes at most 5 GiB. `put` uploads large objects in parts (an upload
+that is cut short leaves parts nobody sees: give the bucket a rule that expires them).
+
+obstore repeats a request by itself when the store answers 5xx or drops the connection. So
+a `create` may meet its own object and say False, as the contract allows.
+
+How a bucket URL and its options become an obstore client.
+
+Credentials come from the environment as obstore documents (`AWS_*`, `GOOGLE_*`,
+`AZURE_*`), or from options; never from the URL, which is shown in messages.
+
+Options, all of them optional:
+
+    endpoint, region, access_key_id, …  obstore's configuration of the store
+    allow_http, timeout, proxy_url, …   obstore's client options
+    max_retries, retry_timeout          how often and for how long to retry
+    path_style=True                     S3: the bucket goes into the path, not the host
+    credential_provider                 a callable; must pickle if the store is to travel
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from penstock.core.ids import checksum_of
+from penstock.errors import (
+    ErrorCode,
+    SettingsError,
+    StorageError,
+    UnknownOutcomeError,
+    UserError,
+)
+from penstock.state.storage.object_store import (
+    ObjectInfo,
+    StorageCall,
+    check_path,
+    check_range,
+    folder_start,
+)
+from penstock.state.storage.obstore_errors import is_missing_bucket, read_failure
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Client
+
+_URL = re.compile(r"(s3|gs|az)://([A-Za-z0-9][A-Za-z0-9._$-]*)((?:/[^?#@]*)?)", re.DOTALL)
+
+_CLIENT_OPTIONS = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_headers",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "randomize_addresses",
+        "read_timeout",
+        "root_certificate",
+        "timeout",
+        "user_agent",
+    }
+)
+_RETRY_OPTIONS = frozenset({"max_retries", "retry_timeout"})
+
+# obstore's default of 30 seconds for a whole request is too short for one big upload.
+_DEFAULT_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketUrl:
+    """A place in a bucket (S3, Google) or container (Azure)."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+    """Where the store's paths begin inside the bucket; '' is its root."""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+
+
+def parse_bucket_url(url: str) -> BucketUrl:
+    """Take `s3://bucket/prefix` apart; a URL with anything else in it is refused.
+
+    The refused URL is not repeated in the message: it may hold a password.
+    """
+    match = _URL.fullmatch(url)
+    if match is None:
+        scheme = url.partition(":")[0]
+        raise UserError(
+            f"this {scheme}: URL is not of the form {scheme}://<bucket>/<prefix>: pass "
+            "credentials by environment or options, not in the URL, and no '?' or '#' part",
+            code=ErrorCode.INVALID_URL,
+        )
+    prefix = match[3].strip("/")
+    return BucketUrl(match[1], match[2], check_path(prefix) if prefix else "")
+
+
+def make_client(place: BucketUrl, options: Mapping[str, Any]) -> "Client":
+    """Build the client. Nothing is sent yet, so a wrong bucket or key is not noticed here."""
+    config = dict(options)
+    arguments: dict[str, Any] = {
+        "prefix": place.prefix or None,
+        "client_options": {"timeout": _DEFAULT_TIMEOUT} | _take(config, _CLIENT_OPTIONS),
+        "retry_config": _take(config, _RETRY_OPTIONS),
+        "credential_provider": config.pop("credential_provider", None),
+    }
+    arguments["config"] = _s3_config(config) if place.scheme == "s3" else config
+    try:
+        match place.scheme:
+            case "s3":
+                return S3Store(place.bucket, **arguments)
+            case "gs":
+                return GCSStore(place.bucket, **arguments)
+            case _:
+                return AzureStore(place.bucket, **arguments)
+    except (BaseError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise SettingsError(
+            f"cannot open {place} with the options {sorted(options)}: {reason}. Correct the "
+            "option or the environment variable of that name",
+            url=str(place),
+        ) from error
+
+
+def _s3_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Add what Penstock wants of S3 to the user's settings."""
+    if "path_style" in config:
+        config["virtual_hosted_style_request"] = not config.pop("path_style")
+    # Not every S3-compatible store has the bulk call that obstore would use for one object.
+    config.setdefault("disable_bulk_delete", True)
+    return config
+
+
+def _take(options: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """Remove and return the options of these names."""
+    return {name: options.pop(name) for name in names & options.keys()}
+
+
+_Result = TypeVar("_Result")
+
+_LARGEST_CREATE_BYTES = 5 * 1024**3
+_LARGEST_SINGLE_PUT_BYTES = 64 * 1024**2
+_PART_BYTES = 16 * 1024**2
+
+
+class _Runtime:
+    """Whether obstore's threads run in this process, or only did in the one it was forked from.
+
+    A call in such a child would wait for those threads for ever.
+    """
+
+    used = False
+    stranded = False
+
+    @classmethod
+    def after_fork(cls) -> None:
+        cls.stranded = cls.used
+
+    @classmethod
+    def enter(cls) -> None:
+        cls.used = True
+        if cls.stranded:
+            raise UserError(
+                "this process was forked from one that had used remote storage, and the "
+                "storage library cannot work in it; start processes with 'spawn' or "
+                "'forkserver'",
+                code=ErrorCode.STORAGE_FAILED,
+            )
+
+
+os.register_at_fork(after_in_child=_Runtime.after_fork)
+
+
+class ObstoreStore:
+    """An `ObjectStore` below a prefix of a bucket. Threads may share it, and it pickles.
+
+    What is pickled are the URL and the options, with any credentials among them.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        """Open `s3://`, `gs://` or `az://` `bucket/prefix`; see `obstore_client` for options."""
+        place = parse_bucket_url(url)
+        self._url = str(place)
+        self._options = dict(options or {})
+        self._client = make_client(place, self._options)
+
+    @property
+    def url(self) -> str:
+        """The bucket and prefix."""
+        return self._url
+
+    def read(self, path: str) -> bytes | None:
+        """Return the whole object, or None."""
+        return self._read(path, lambda: obstore.get(self._client, path).bytes().to_bytes())
+
+    def read_range(self, path: str, start: int, length: int) -> bytes | None:
+        """Return the part of the object that lies in the range, or None without an object."""
+        check_range(start, length)
+        if length == 0:
+            return None if self.size(path) is None else b""
+
+        def part() -> bytes:
+            try:
+                found = obstore.get_range(self._client, path, start=start, length=length)
+            except BaseError as error:
+                if read_failure(error).status == 416:  # the range begins behind the end
+                    return b""
+                raise
+            return found.to_bytes()
+
+        return self._read(path, part)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write or replace the object, in parts if it is large."""
+        call = StorageCall("put", check_path(path), self._url)
+        in_parts = len(data) > _LARGEST_SINGLE_PUT_BYTES
+        _Runtime.enter()
+        try:
+            obstore.put(
+                self._client, path, data, use_multipart=in_parts, chunk_size=_PART_BYTES
+            )
+        except (BaseError, OSError) as error:
+            raise _refused_or_unanswered(call, error) from error
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write the object if there is none; tell whether this call did."""
+        call = StorageCall("create", check_path(path), self._url)
+        if len(data) > _LARGEST_CREATE_BYTES:
+            raise call.refused(
+                f"{len(data)} bytes are more than one request can carry (5 GiB)"
+            )
+        _Runtime.enter()
+        try:
+            obstore.put(self._client, path, data, mode="create")
+        except (AlreadyExistsError, PreconditionError) as error:
+            if not self._was_there(path, error):
+                raise call.unanswered(read_failure(error).reason) from error
+            return False
+        except (BaseError, OSError) as error:
+            raise _refused_or_unanswered(call, error) from error
+        return True
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """List the folder, all of it before the first is yielded."""
+        start = folder_start(prefix)
+        _Runtime.enter()
+        try:
+            stream = obstore.list(self._client, prefix or None, chunk_size=1000)
+            found = [
+                ObjectInfo(meta["path"], meta["size"])
+                for chunk in stream
+                for meta in chunk
+                if meta["path"].startswith(start)
+            ]
+        except (BaseError, OSError) as error:
+            raise _refused(StorageCall("list", prefix, self._url), error) from error
+        found.sort(key=lambda info: info.path)
+        return iter(found)
+
+    def delete(self, path: str) -> None:
+        """Remove the object if it is there."""
+        call = StorageCall("delete", check_path(path), self._url)
+        _Runtime.enter()
+        try:
+            obstore.delete(self._client, path)
+        except FileNotFoundError as error:
+            if is_missing_bucket(error):
+                raise _refused(call, error) from error
+        except (BaseError, OSError) as error:
+            raise _refused_or_unanswered(call, error) from error
+
+    def size(self, path: str) -> int | None:
+        """Return the size, or None without an object."""
+        return self._read(path, lambda: obstore.head(self._client, path)["size"])
+
+    def checksum(self, path: str) -> int | None:
+        """Return the checksum, or None without an object."""
+        data = self._read(path, lambda: obstore.get(self._client, path).bytes())
+        return None if data is None else checksum_of(memoryview(data))
+
+    def copy(self, source: str, target: str) -> bool | None:
+        """Let the store copy the object if it finds none at the target; None without one."""
+        call = StorageCall("copy", check_path(target), self._url)
+        check_path(source)
+        if self.size(target) is not None:
+            return False
+        try:
+            obstore.copy(self._client, source, target)
+        except FileNotFoundError as error:
+            if is_missing_bucket(error):
+                raise _refused(call, error) from error
+            # Another copy may have been faster, and the source may be gone since.
+            return None if self.size(target) is None else False
+        except (BaseError, OSError) as error:
+            raise _refused_or_unanswered(call, error) from error
+        return True
+
+    def __repr__(self) -> str:
+        return f"ObstoreStore({self._url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObstoreStore, (self._url, self._options)
+
+    def _read(self, path: str, request: Callable[[], _Result]) -> _Result | None:
+        """Return what the request returns, or None where there is no object."""
+        check_path(path)
+        _Runtime.enter()
+        try:
+            return request()
+        except FileNotFoundError as error:
+            if is_missing_bucket(error):
+                raise _refused(StorageCall("read", path, self._url), error) from error
+            return None
+        except (BaseError, OSError) as error:
+            raise _refused(StorageCall("read", path, self._url), error) from error
+
+    def _was_there(self, path: str, error: Exception) -> bool:
+        """Tell whether a refused `create` proves that there is an object.
+
+        412 proves it. But S3 also answers 409 while another request for the name is in
+        progress, and obstore calls that "already exists" too: then it is looked up.
+        """
+        if read_failure(error).status == 412:
+            return True
+        try:
+            return self.size(path) is not None
+        except StorageError:
+            return False
+
+
+def _refused(call: StorageCall, error: Exception) -> StorageError:
+    """Make the error of a call that cannot have changed anything."""
+    failure = read_failure(error)
+    return call.refused(failure.reason, failure.code)
+
+
+def _refused_or_unanswered(
+    call: StorageCall, error: Exception
+) -> StorageError | UnknownOutcomeError:
+    """Make the error of a failed write."""
+    failure = read_failure(error)
+    if failure.certain:
+        return call.refused(failure.reason, failure.code)
+    return call.unanswered(failure.reason)

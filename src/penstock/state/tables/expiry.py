@@ -1,0 +1,157 @@
+"""Expiry of keyed rows: when a row dies, and which rows are alive at a frontier.
+
+Pure. A row is live iff it never expires or `expires_at > frontier`; at the very instant of
+its expiry it is dead. Expiry is fixed when the row is put: its event time plus the TTL,
+judged by the watermark, or the epoch's processing time plus the TTL, judged by that.
+
+The clock of a time-keyed table: by which instant its rows are judged. The only such place.
+
+Pure. A table shows in an epoch what was live when the epoch before ended, whichever clock it
+goes by: an operator must still see what it has to close or fire. What the epoch's own time
+has passed is let go when the epoch ends.
+
+| Time domain | in an epoch | at its checkpoint, and for compaction |
+|---|---|---|
+| event time | the watermark of the epoch before | the watermark |
+| processing time | the processing time of the epoch before | the processing time |
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import SchemaError, SettingsError
+from penstock.state.proto import state_pb2
+from penstock.state.tables.table import Frontier
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
+EXPIRY_TYPE = pa.timestamp("us")
+_LAST_INSTANT = (1 << 63) - 1
+_FACTORS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToLive:
+    """How long a row lives: since its own event time, or since the epoch that put it."""
+
+    micros: int
+    time_column: str | None = None
+    """The timestamp column with a row's event time; None counts in processing time."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.micros <= _LAST_INSTANT:
+            raise SettingsError(
+                f"a time to live of {self.micros!r} microseconds is not possible: it must be "
+                "positive and fit 64 bits; leave it out for rows that never expire",
+                ttl_micros=self.micros,
+            )
+
+    @property
+    def domain(self) -> state_pb2.TimeDomain:
+        """The durable name of the clock that counts."""
+        return (
+            state_pb2.PROCESSING_TIME if self.time_column is None else state_pb2.EVENT_TIME
+        )
+
+
+def frontier_micros(ttl: TimeToLive | None, frontier: Frontier) -> int | None:
+    """Return the instant that expiry is judged by; None while nothing can have expired."""
+    if ttl is None:
+        return None
+    if ttl.time_column is None:
+        return frontier.processing_time_micros
+    return frontier.watermark_micros
+
+
+def expiry_of_rows(
+    rows: pa.RecordBatch, ttl: TimeToLive | None, frontier: Frontier
+) -> "pa.Array[Any]":
+    """Return when each of `rows`, put at `frontier`, will die; null for never."""
+    if ttl is None:
+        return pa.nulls(rows.num_rows, EXPIRY_TYPE)
+    if ttl.time_column is None:
+        instant = min(frontier.processing_time_micros + ttl.micros, _LAST_INSTANT)
+        return _instants(np.full(rows.num_rows, instant, dtype=np.int64))
+    times = _micros_of(rows.column(ttl.time_column), ttl.time_column)
+    # The sum must not wrap: an event close to the end of time simply lives until then.
+    return _instants(np.minimum(times, _LAST_INSTANT - ttl.micros) + ttl.micros)
+
+
+def expiry_of_deletions(
+    row_count: int, ttl: TimeToLive | None, frontier: Frontier
+) -> "pa.Array[Any]":
+    """Return the instant of a delete, from which on its tombstone counts as expired.
+
+    A tombstone is never live. The instant only lets a file of nothing but dead rows be
+    recognised by its list entry; it is null where there is no frontier yet.
+    """
+    instant = frontier_micros(ttl, frontier)
+    if instant is None:
+        return pa.nulls(row_count, EXPIRY_TYPE)
+    return _instants(np.full(row_count, instant, dtype=np.int64))
+
+
+def live_rows(expires_at: "pa.Array[Any]", instant: int | None) -> Flags | None:
+    """Tell which rows are live at `instant`; None when all of them are."""
+    if instant is None or expires_at.null_count == len(expires_at):
+        return None
+    values: Any = expires_at.buffers()[1]
+    raw = np.frombuffer(
+        values, dtype=np.int64, count=len(expires_at), offset=expires_at.offset * 8
+    )
+    live: Flags = raw > instant
+    if expires_at.null_count:
+        live |= expires_at.is_null().to_numpy(zero_copy_only=False)
+    return None if live.all() else live
+
+
+def check_time_column(schema: pa.Schema, ttl: TimeToLive | None) -> None:
+    """Refuse a TTL by event time whose column is absent or not a timestamp."""
+    if ttl is None or ttl.time_column is None:
+        return
+    index = schema.get_field_index(ttl.time_column)
+    if index < 0 or not pa.types.is_timestamp(schema.field(index).type):
+        raise SchemaError(
+            f"the time to live counts from column {ttl.time_column!r}, which is not a timestamp "
+            f"column of the table ({', '.join(schema.names)}): name one, or count in processing "
+            "time",
+            column=ttl.time_column,
+        )
+
+
+def _micros_of(column: Any, name: str) -> npt.NDArray[np.int64]:
+    """Return event times in microseconds, rounded up: `>` then decides as exactly as before."""
+    if column.null_count:
+        raise SchemaError(
+            f"column {name!r} is null in {column.null_count} rows, but the table's time to live "
+            "counts from it: give every row an event time",
+            column=name,
+        )
+    values: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
+    if column.type.unit == "ns":
+        return -(-values // 1_000)
+    factor = _FACTORS[column.type.unit]
+    limit = _LAST_INSTANT // factor
+    # Instants that microseconds cannot reach live as long, or as short, as the farthest ones.
+    return np.clip(values, -limit, limit) * factor
+
+
+def _instants(micros: npt.NDArray[np.int64]) -> "pa.Array[Any]":
+    return pa.array(micros).view(EXPIRY_TYPE)
+
+
+def clock_within_epoch(domain: state_pb2.TimeDomain, frontier: Frontier) -> int | None:
+    """Return the instant by which rows are hidden in an epoch begun at `frontier`."""
+    if domain == state_pb2.PROCESSING_TIME:
+        return frontier.previous_processing_time_micros
+    return frontier.watermark_micros
+
+
+def clock_after_epoch(domain: state_pb2.TimeDomain, frontier: Frontier) -> int | None:
+    """Return the instant by which rows are dropped when an epoch ends at `frontier`."""
+    if domain == state_pb2.PROCESSING_TIME:
+        return frontier.processing_time_micros
+    return frontier.watermark_micros

@@ -1,0 +1,296 @@
+"""What starting an operator on a checkpoint means for each of its tables. The dry run.
+
+Compares what the operator declares with what the checkpoint holds, before any file is
+read: which tables go on unchanged, which files would be migrated by which steps, which
+are new, which would be dropped, and which cannot work. Pure.
+
+Whether stored state can be read through a declaration: kind, version, keys, columns, clock.
+
+Pure. Compares two declarations, that of the checkpoint and that of the program, by what they
+mean: how a library encodes a schema, the order of columns and their memory layout do not
+count, because tables read each as the other.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.core.arrow_types import have_same_values
+from penstock.errors import ErrorCode, StateError
+from penstock.state.files.migration import plan_migration, resolve_chain
+from penstock.state.proto import state_pb2
+from penstock.state.tables.columns import domain_of
+from penstock.state.tables.erased import TABLE_KINDS, ErasedKind
+from penstock.state.tables.global_keyed_view import KeyValueTypes
+from penstock.state.tables.operator_tables import tables_by_name
+from penstock.state.tables.specs import TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why a table cannot go on from its checkpoint, for people and for programs."""
+
+    code: ErrorCode
+    detail: str
+
+
+def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | None:
+    """Tell why stored state cannot be read through a declaration; None if it can."""
+    if stored.table_type != spec.table_type or stored.table_type not in TABLE_KINDS:
+        return Mismatch(
+            ErrorCode.TABLE_TYPE_MISMATCH,
+            f"it was a {_kind(stored.table_type)} and is declared a {_kind(spec.table_type)}",
+        )
+    if stored.state_version > spec.state_version:
+        return Mismatch(
+            ErrorCode.UNSUPPORTED_STATE_VERSION,
+            f"it was written with state version {stored.state_version}, newer than the declared "
+            f"{spec.state_version}",
+        )
+    if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE:
+        return None
+    before = ErasedKind(spec.name, stored).config_message
+    after = ErasedKind(spec.name, spec.to_config()).config_message
+    problem = (
+        _find_other_keys(before, after)
+        or _find_other_columns(spec, stored.state_version, before, after)
+        or _find_other_clock(before, after)
+        or _find_other_meaning(before, after)
+    )
+    return None if problem is None else Mismatch(ErrorCode.SCHEMA_MISMATCH, problem)
+
+
+def _find_other_keys(before: Any, after: Any) -> str | None:
+    old, new = list(before.key_columns), list(after.key_columns)
+    if old != new:
+        return (
+            f"its key columns were {old} and are declared {new}; keys decide where state lives "
+            "and cannot change"
+        )
+    if isinstance(before, state_pb2.KeyedTableConfig):
+        was_routed, is_routed = list(before.routing_columns), list(after.routing_columns)
+        if was_routed != is_routed:
+            return (
+                f"its rows were routed by {was_routed or old} and are declared to be routed by "
+                f"{is_routed or new}; that decides where state lives and cannot change"
+            )
+    columns_before, columns_after = _schema_of(before), _schema_of(after)
+    for name in old:
+        was, becomes = columns_before.field(name).type, columns_after.field(name).type
+        if not have_same_values(was, becomes):
+            return (
+                f"its key column {name!r} was {was} and is declared {becomes}; keys decide where "
+                "state lives and cannot change"
+            )
+    return None
+
+
+def _find_other_columns(
+    spec: TableSpec, version: int, before: Any, after: Any
+) -> str | None:
+    """Compare the stored columns with what the program says that version has."""
+    stored = _schema_of(before)
+    if version == spec.state_version:
+        changes = _describe_changes(stored, _schema_of(after))
+        if changes:
+            return f"its columns changed without a new state version and a migration: {changes}"
+        return None
+    chain = resolve_chain(spec.state_type)
+    if version < chain.oldest_version:
+        return (
+            None  # whether any file still has that version is not for declarations to say
+        )
+    state_type = chain.types[version - chain.oldest_version]
+    changes = _describe_changes(stored, state_type.SCHEMA)
+    if changes:
+        return (
+            f"{state_type.__name__} is version {version}, but state of that version was written "
+            f"with other columns: {changes}"
+        )
+    return None
+
+
+def _describe_changes(before: pa.Schema, after: pa.Schema) -> str:
+    """Say which columns differ in more than order and layout; empty if none does."""
+    changes = [f"{name!r} is gone" for name in before.names if name not in after.names]
+    changes += [f"{name!r} is new" for name in after.names if name not in before.names]
+    for name in before.names:
+        if name in after.names:
+            was, becomes = before.field(name), after.field(name)
+            if not have_same_values(was.type, becomes.type):
+                changes.append(f"{name!r} was {was.type} and is {becomes.type}")
+            elif was.nullable and not becomes.nullable:
+                changes.append(f"{name!r} may hold nulls and is declared without")
+    return ", ".join(changes)
+
+
+def _find_other_clock(before: Any, after: Any) -> str | None:
+    """Compare by which clock rows expire; a new time to live only concerns new rows."""
+    if isinstance(before, state_pb2.TimeKeyedTableConfig):
+        return _find_other_domain(before, after)
+    if not isinstance(before, state_pb2.KeyedTableConfig) or not before.HasField(
+        "ttl_micros"
+    ):
+        return None
+    if before.ttl_domain == after.ttl_domain:
+        return None
+    names = state_pb2.TimeDomain.Name
+    becomes = names(after.ttl_domain) if after.HasField("ttl_micros") else "none"
+    return (
+        f"its time to live counted by {names(before.ttl_domain)} and is declared {becomes}: rows "
+        "keep the expiry they were put with, so keep that clock; a very long time to live "
+        "stands for none"
+    )
+
+
+def _find_other_domain(
+    before: state_pb2.TimeKeyedTableConfig, after: state_pb2.TimeKeyedTableConfig
+) -> str | None:
+    was, becomes = domain_of(before), domain_of(after)
+    if was == becomes:
+        return None
+    names = state_pb2.TimeDomain.Name
+    return (
+        f"its rows expired by {names(was)} and are declared to expire by {names(becomes)}: rows "
+        "keep the expiry they were inserted with, so keep that clock"
+    )
+
+
+def _find_other_meaning(before: Any, after: Any) -> str | None:
+    if not isinstance(before, state_pb2.TimeKeyedTableConfig):
+        return None
+    # Checkpoints of earlier versions do not say.
+    if before.meaning in ("", after.meaning):
+        return None
+    return (
+        f"its rows are {before.meaning} and are declared to be {after.meaning}: one cannot go "
+        "on from the other"
+    )
+
+
+def _schema_of(config: Any) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
+
+
+def _kind(table_type: state_pb2.TableEnum) -> str:
+    names = {value: name for name, value in state_pb2.TableEnum.items()}
+    unknown = f"kind {int(table_type)}, which only a newer Penstock knows,"
+    return names.get(table_type, unknown)
+
+
+class TableFate(Enum):
+    """What happens to a table."""
+
+    UNCHANGED = "unchanged"
+    MIGRATED = "migrated"
+    NEW = "new"
+    DROPPED = "dropped"
+    INCOMPATIBLE = "incompatible"
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table's fate, with what a person needs to judge it."""
+
+    table: str
+    fate: TableFate
+    detail: str
+    migrated_files: tuple[str, ...] = ()
+    """Files that would be migrated whenever they are read."""
+    code: ErrorCode | None = None
+    """Why it is refused, for programs; None for what is not."""
+
+
+def plan_table_restore(
+    specs: Iterable[TableSpec],
+    restored: Mapping[int, state_pb2.OperatorCheckpointMetadata],
+) -> tuple[TablePlan, ...]:
+    """Say for every table declared or stored what would happen to it, in order of name.
+
+    `restored` is the operator's metadata by subtask, as the checkpoint holds it.
+    """
+    declared = tables_by_name(specs)
+    stored: dict[str, state_pb2.TableConfig] = {}
+    for metadata in restored.values():
+        stored.update(metadata.table_configs)
+    plans = []
+    for name in sorted({*declared, *stored}):
+        if name not in declared:
+            detail, code = (
+                "the operator no longer declares it",
+                ErrorCode.NO_REGISTERED_TABLE,
+            )
+            plans.append(TablePlan(name, TableFate.DROPPED, detail, code=code))
+        elif name not in stored:
+            plans.append(TablePlan(name, TableFate.NEW, "it starts empty"))
+        else:
+            plans.append(_plan_stored(declared[name], stored[name], restored))
+    return tuple(plans)
+
+
+def check_restorable(
+    operator: str, plans: Iterable[TablePlan], *, allow_dropped: bool = False
+) -> None:
+    """Refuse a start that cannot work or would silently lose state, naming every table."""
+    refused = [
+        plan
+        for plan in plans
+        if plan.fate is TableFate.INCOMPATIBLE
+        or (plan.fate is TableFate.DROPPED and not allow_dropped)
+    ]
+    if refused:
+        problems = [f"table {p.table!r} is {p.fate.value}: {p.detail}" for p in refused]
+        raise StateError(
+            f"operator {operator!r} does not fit its checkpoint: {'; '.join(problems)}. Nothing "
+            "was changed; declare the tables as they were, give changed ones a new name, or "
+            "allow dropped tables explicitly",
+            code=refused[0].code,
+            operator=operator,
+        )
+
+
+def _plan_stored(
+    spec: TableSpec,
+    stored: state_pb2.TableConfig,
+    restored: Mapping[int, state_pb2.OperatorCheckpointMetadata],
+) -> TablePlan:
+    mismatch = find_mismatch(spec, stored)
+    if mismatch is not None:
+        return _refused(spec, mismatch.detail, mismatch.code)
+    kind = ErasedKind(spec.name, spec.to_config())
+    versions: dict[str, int] = {}
+    for metadata in restored.values():
+        part = metadata.table_checkpoint_metadata.get(spec.name)
+        if part is not None:
+            versions.update((file.path, file.state_version) for file in kind.files_in(part))
+    return _plan_versions(spec, versions)
+
+
+def _plan_versions(spec: TableSpec, versions: Mapping[str, int]) -> TablePlan:
+    steps: dict[str, None] = {}
+    migrated = []
+    for path, version in sorted(versions.items()):
+        try:
+            needed = plan_migration(version, _migrated_type(spec), table=spec.name)
+        except StateError as error:
+            return _refused(spec, str(error), error.code)
+        if needed:
+            migrated.append(path)
+            steps.update(dict.fromkeys(str(step) for step in needed))
+    if not migrated:
+        return TablePlan(spec.name, TableFate.UNCHANGED, f"{len(versions)} files")
+    detail = f"{len(migrated)} of {len(versions)} files by {', '.join(steps)}"
+    return TablePlan(spec.name, TableFate.MIGRATED, detail, tuple(migrated))
+
+
+def _refused(spec: TableSpec, detail: str, code: ErrorCode) -> TablePlan:
+    return TablePlan(spec.name, TableFate.INCOMPATIBLE, detail, code=code)
+
+
+def _migrated_type(spec: TableSpec) -> Any:
+    if isinstance(spec.state_type, KeyValueTypes):
+        return spec.state_type.value_type
+    return spec.state_type

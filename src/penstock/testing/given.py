@@ -1,0 +1,221 @@
+"""Rows as tests write them: columns, dictionaries, batches or frames → record batches.
+
+Timestamps may be written as text, and a column that is misspelt is an error, not a null.
+
+Emitted: the rows that came out of operators under test, by output.
+
+Instants as tests write them: text, `datetime`s, microseconds or watermarks → microseconds.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from penstock.core.batch import to_batches
+from penstock.core.schema import StreamSchema
+from penstock.core.watermark import EventTime, Idle, Watermark
+from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
+from penstock.graph.logical import MAIN
+from penstock.operators.source import SourceFinishType
+
+GivenRows: TypeAlias = Any
+"""Columns by name, a list of dictionaries, a record batch, an Arrow table or a Polars frame."""
+
+
+def rows_to_batches(rows: GivenRows, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Return rows as non-empty batches of a schema.
+
+    >>> schema = pa.schema({"user": pa.string(), "n": pa.int64()})
+    >>> rows_to_batches({"user": ["a"], "n": [1]}, schema)[0].to_pylist()
+    [{'user': 'a', 'n': 1}]
+    >>> rows_to_batches([{"user": "a", "n": 1}], schema)[0].to_pylist()
+    [{'user': 'a', 'n': 1}]
+    """
+    if isinstance(rows, Mapping):
+        return to_batches(_from_columns(rows, schema), schema)
+    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+        return _from_list(rows, schema)
+    return to_batches(rows, schema)
+
+
+def _from_list(rows: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:
+    if all(isinstance(row, Mapping) for row in rows):
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        return to_batches(_from_columns(columns, schema), schema) if rows else []
+    return [batch for part in rows for batch in rows_to_batches(part, schema)]
+
+
+def _from_columns(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
+    problems = [
+        f"column {name!r} is not in the schema{did_you_mean(name, set(schema.names))}"
+        for name in columns
+        if name not in schema.names
+    ]
+    problems += [
+        f"column {name!r} is missing" for name in schema.names if name not in columns
+    ]
+    arrays: list[Any] = []
+    for field in schema:
+        if field.name in columns:
+            try:
+                arrays.append(_to_array(columns[field.name], field.type))
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                problems.append(f"column {field.name!r} is no {field.type}: {error}")
+    lengths = {len(array) for array in arrays}
+    if len(lengths) > 1:
+        problems.append(f"columns have different lengths: {sorted(lengths)}")
+    if problems:
+        raise SchemaError(
+            f"rows do not fit their schema ({', '.join(schema.names)}): "
+            + "; ".join(problems)
+        )
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _to_array(values: Any, data_type: Any) -> Any:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values.cast(data_type)
+    if isinstance(values, str | bytes | Mapping):
+        raise TypeError(f"{values!r} is one value; give a list with one per row")
+    listed = list(values)
+    if pa.types.is_timestamp(data_type) and any(isinstance(v, str) for v in listed):
+        texts: Any = pa.array(listed, pa.string())
+        return texts.cast(data_type)
+    return pa.array(listed, data_type)
+
+
+class Emitted:
+    """Rows by output, in order of epoch, then subtask, then emission."""
+
+    def __init__(self, outputs: Mapping[str, StreamSchema]) -> None:
+        self._outputs = outputs
+        self._batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in outputs}
+
+    def rows(self, output: str = MAIN) -> list[dict[str, Any]]:
+        """Return the rows of an output as dictionaries."""
+        return [row for batch in self.batches(output) for row in batch.to_pylist()]
+
+    def batches(self, output: str = MAIN) -> list[pa.RecordBatch]:
+        """Return the rows of an output as they were emitted."""
+        self._check(output)
+        return list(self._batches[output])
+
+    def table(self, output: str = MAIN) -> pa.Table:
+        """Return the rows of an output as one table."""
+        schema = self._stream(output).schema
+        return pa.Table.from_batches(self._batches[output], schema)
+
+    def take(self, output: str = MAIN) -> list[dict[str, Any]]:
+        """Return the rows of an output and forget them."""
+        rows = self.rows(output)
+        self._batches[output] = []
+        return rows
+
+    def add(self, output: str, batch: pa.RecordBatch) -> None:
+        """Note what was emitted."""
+        self._batches[output].append(batch)
+
+    def extend(self, other: "Emitted") -> None:
+        """Note everything that another one holds."""
+        for output, batches in other._batches.items():  # noqa: SLF001 (of the same class)
+            self._batches[output] += batches
+
+    def _stream(self, output: str) -> StreamSchema:
+        self._check(output)
+        return self._outputs[output]
+
+    def _check(self, output: str) -> None:
+        if output not in self._outputs:
+            known = ", ".join(map(repr, self._outputs)) or "none: it is a sink"
+            raise UserError(
+                f"there is no output {output!r}{did_you_mean(output, self._outputs)}; there "
+                f"is: {known}",
+                code=ErrorCode.UNKNOWN_OUTPUT,
+                output=output,
+            )
+
+
+@dataclass(slots=True)
+class EpochOutput:
+    """What one epoch of operators under test gave."""
+
+    epoch: int
+    emitted: Emitted
+    watermark: Watermark | None
+    """What the last operator passed on, merged over its subtasks."""
+    counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """What `ctx.count` counted, over all operators and subtasks."""
+    wake_up_micros: int | None = None
+    """When the operators want to run again even if no data comes."""
+    finish: SourceFinishType | None = None
+    """What a source said about going on."""
+
+    def rows(self, output: str = MAIN) -> list[dict[str, Any]]:
+        """Return the rows of an output as dictionaries."""
+        return self.emitted.rows(output)
+
+    def batches(self, output: str = MAIN) -> list[pa.RecordBatch]:
+        """Return the rows of an output as they were emitted."""
+        return self.emitted.batches(output)
+
+    def table(self, output: str = MAIN) -> pa.Table:
+        """Return the rows of an output as one table."""
+        return self.emitted.table(output)
+
+
+InstantLike: TypeAlias = str | datetime | int | EventTime
+"""Such as "2026-01-01T00:00:10", which is UTC unless it says otherwise."""
+
+WatermarkLike: TypeAlias = InstantLike | Idle | None
+"""An instant, `IDLE`, or None for an input that has not spoken."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_instant(instant: InstantLike) -> int:
+    """Return an instant in microseconds since 1970-01-01 UTC.
+
+    >>> to_instant("1970-01-01T00:00:10")
+    10000000
+    """
+    if isinstance(instant, EventTime):
+        return instant.micros
+    if isinstance(instant, int) and not isinstance(instant, bool):
+        return EventTime(instant).micros
+    given = _read(instant) if isinstance(instant, str) else instant
+    if not isinstance(given, datetime):
+        raise _refusal(instant)
+    aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // timedelta(microseconds=1)
+
+
+def to_watermark(watermark: WatermarkLike) -> Watermark | None:
+    """Return a watermark as operators get it.
+
+    >>> to_watermark("1970-01-01T00:00:10")
+    EventTime(micros=10000000)
+    """
+    if watermark is None or isinstance(watermark, Idle):
+        return watermark
+    return EventTime(to_instant(watermark))
+
+
+def _read(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise _refusal(text) from error
+
+
+def _refusal(instant: object) -> UserError:
+    return UserError(
+        f"{instant!r} is not an instant: write '2026-01-01T00:00:10', a datetime, or whole "
+        "microseconds since 1970-01-01 UTC",
+        code=ErrorCode.INVALID_NUMBER,
+        value=repr(instant),
+    )

@@ -1,0 +1,112 @@
+"""Progress shows what a job does, in a log and on a terminal, and never gets in its way."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.console import Progress
+from penstock.core.clock import ManualClock
+from penstock.runtime.driver.decide import (
+    EpochProgress,
+    JobPhase,
+    JobStatus,
+    OperatorStatus,
+)
+
+SECOND = 1_000_000
+START = JobStatus("shop", JobPhase.STARTING)
+
+
+def after_epoch(number: int, *, phase: JobPhase = JobPhase.RUNNING) -> JobStatus:
+    rows = number * 1_000
+    operators = (
+        OperatorStatus("count", "process", 1, rows, state_bytes=2_048, state_files=2),
+        OperatorStatus("out", "stdout", 1, rows // 2, watermark_micros=0, is_sink=True),
+    )
+    last = EpochProgress(number, True, 0, 500_000, 1_000, 0, 0, 0)
+    return JobStatus(
+        *("shop", phase, 1, number, number, number, rows), last=last, operators=operators
+    )
+
+
+def lines_of(*statuses: JobStatus, seconds_between: float = 1) -> list[str]:
+    clock, file = ManualClock(), io.StringIO()
+    progress = Progress(file=file, clock=clock)
+    for status in statuses:
+        progress(status)
+        clock.advance(int(seconds_between * SECOND))
+    return file.getvalue().splitlines()
+
+
+def test_a_log_gets_a_line_at_the_start_now_and_then_and_at_the_end() -> None:
+    lines = lines_of(START, *(after_epoch(n) for n in range(1, 7)),
+                     after_epoch(6, phase=JobPhase.FINISHED))  # fmt: skip
+    assert lines == [
+        "shop: starting",
+        "shop: running · epoch 2 · 2,000 rows read (1,000/s) · 1,000 written · watermark 1970-01-01 00:00:00.0 · state 2.0 KiB",
+        "shop: running · epoch 4 · 4,000 rows read (1,000/s) · 2,000 written · watermark 1970-01-01 00:00:00.0 · state 2.0 KiB",
+        "shop: running · epoch 6 · 6,000 rows read (1,000/s) · 3,000 written · watermark 1970-01-01 00:00:00.0 · state 2.0 KiB",
+        "shop: finished · epoch 6 · 6,000 rows read (1,000/s) · 3,000 written · watermark 1970-01-01 00:00:00.0 · state 2.0 KiB",
+    ]
+
+
+def test_phases_that_come_with_every_epoch_are_no_news() -> None:
+    epoch = after_epoch(1)
+    waiting = replace(epoch, phase=JobPhase.WAITING)
+    assert len(lines_of(START, epoch, waiting, epoch, waiting, seconds_between=60)) == 2
+
+
+def test_trouble_is_shown_at_once() -> None:
+    epoch = after_epoch(1)
+    trouble = replace(
+        epoch, phase=JobPhase.RESTARTING, restarts=3, error="the store is gone\nmore"
+    )
+    lines = lines_of(START, epoch, trouble, seconds_between=0.1)
+    assert lines[-1].startswith("shop: restarting · epoch 1")
+    assert lines[-1].endswith("· 3 restarts · the store is gone")
+
+
+def test_a_terminal_gets_a_block_that_is_redrawn_and_stays_at_the_end() -> None:
+    clock, file = ManualClock(), io.StringIO()
+    progress = Progress(file=file, clock=clock, is_live=True)
+    progress(START)
+    clock.advance(2 * SECOND)
+    progress(after_epoch(4))
+    progress(after_epoch(4, phase=JobPhase.FINISHED))
+    written = file.getvalue()
+    assert "\x1b[?25l" in written
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+    last = written[written.rindex("finished") :]
+    for figure in ("epoch 4", "4,000", "2,000 rows/s", "1970-01-01 00:00:00.0", "2.0 KiB", "in 2 files"):  # fmt: skip
+        assert figure in last
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_display_that_breaks_does_not_break_the_job(
+    tmp_path: Path, is_live: bool
+) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    pipeline = ps.Pipeline("shop")
+    pipeline.read("numbers", ps.impulse(count=5)).write("out", ps.blackhole())
+    status = pipeline.run_in_process(
+        str(tmp_path), on_status=Progress(file=Gone(), is_live=is_live)
+    )
+    assert status.phase is ps.JobPhase.FINISHED
+
+
+def test_a_real_job_is_shown_from_start_to_end(tmp_path: Path) -> None:
+    file = io.StringIO()
+    pipeline = ps.Pipeline("shop")
+    pipeline.read("numbers", ps.impulse(count=50)).write("out", ps.blackhole())
+    pipeline.run_in_process(str(tmp_path), on_status=ps.Progress(file=file))
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "shop: starting"
+    assert lines[-1].startswith("shop: finished · epoch")
+    assert " · 50 rows read (" in lines[-1]
+    assert " · 50 written · " in lines[-1]
