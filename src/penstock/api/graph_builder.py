@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import polars as pl
+from typing_extensions import override
 
 from penstock.api.gathering import Problems
 from penstock.core.ids import JobId, OperatorId
@@ -72,14 +73,12 @@ class BrokenPort(Port):
             code=ErrorCode.BROKEN_INPUT,
         )
 
+    @override
     def sent(self, exchange: Exchange, *, parallelism: int | None = None) -> Port:
-        """Return the same stream."""
-        del exchange, parallelism
         return self
 
+    @override
     def sent_by(self, columns: Sequence[str]) -> Port:
-        """Return the same stream."""
-        del columns
         return self
 
 

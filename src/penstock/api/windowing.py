@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
+from typing_extensions import override
 
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
@@ -240,8 +241,8 @@ class BrokenWindows(WindowedStream[StreamT]):
         self.builder = builder
         self.to_stream = to_stream
 
+    @override
     def aggregate(self, **aggregates: Aggregate) -> StreamT:
-        """Return a broken stream."""
         del aggregates
         return _broken_result(self)
 

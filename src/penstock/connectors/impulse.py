@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
@@ -203,28 +204,30 @@ class ImpulseSource(SourceOperator):
         self._config = config
         self._splits = CountedSplits(config.count, config.rate, config.splits, _rows_below)
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "impulse"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show how far and how fast it counts."""
         known = {"count": self._config.count, "rate": self._config.rate}
         facts = {name: str(value) for name, value in known.items() if value is not None}
         return DisplayableOperator("impulse", {**facts, "splits": str(self._config.splits)})
 
+    @override
     def output_schema(self) -> StreamSchema:
         """Return counter, split and event time."""
         return IMPULSES
 
+    @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Let every split count as far as count, rate and its share of the budget allow."""
         return self._splits.plan(known, budget, now_micros, row_bytes=_ROW_BYTES)
 
+    @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
-        """Count as planned."""
         self._splits.run(ctx, collector, self._rows)
 
     def _rows(self, index: int, split_count: int, start: int, end: int) -> pa.RecordBatch:
@@ -248,7 +251,6 @@ class ImpulseConstructor(OperatorConstructor[ImpulseConfig]):
 
     config_type = ImpulseConfig
 
+    @override
     def with_config(self, config: ImpulseConfig, registry: Registry) -> ConstructedOperator:
-        """Take the config over."""
-        del registry
         return ConstructedOperator(ImpulseSource(config))

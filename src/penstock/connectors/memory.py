@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.batch import to_batches
 from penstock.core.ids import Epoch, Name
@@ -69,26 +70,26 @@ class StagingSink(ArrowOperator):
         self._batches: list[pa.RecordBatch] = []
         """The rows of this epoch so far; empty between epochs."""
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
         """Return None: it is a sink."""
-        del inputs
 
+    @override
     def tables(self) -> Sequence[TableSpec]:
-        """Declare the table that carries the commit data."""
         return [global_table(STAGED, str, bytes, uses_two_phase_commit=True)]
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Keep the rows until the epoch is complete."""
-        del ctx, collector
         self._batches.append(batch)
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Stage the epoch's rows; without rows there is nothing to commit."""
-        del barrier, collector
         batches, self._batches = self._batches, []
         if batches:
             ctx.insert_committing_data(STAGED, to_bytes(batches, batches[0].schema))
@@ -169,25 +170,25 @@ class ListSource(SourceOperator):
         self._batch_rows = batch_rows
         self._rows: dict[str, pa.RecordBatch] = {}
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "list_source"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show how much there is to read."""
         row_count = sum(self._rows_of(name).num_rows for name in self._splits)
         facts = {"rows": str(row_count), "splits": str(len(self._splits))}
         return DisplayableOperator("list_source", facts)
 
+    @override
     def output_schema(self) -> StreamSchema:
-        """Return the schema of the rows."""
         return self._stream
 
+    @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Give every split that has not ended an equal share of the budget."""
-        del now_micros
         self._check_known(known)
         open_splits = [n for n in self._splits if not known.get(n, SplitState()).ended]
         plans = []
@@ -201,6 +202,7 @@ class ListSource(SourceOperator):
             plans.append(SplitPlan(name, start, end, weight=end - start))
         return SourcePlan(tuple(plans), is_complete=True, has_more=has_more)
 
+    @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         """Read the planned rows, the splits in turn, and end each after its last row."""
         waiting = deque((split.name, split.start or 0, split.end) for split in ctx.splits)
@@ -276,11 +278,10 @@ class ListSourceConstructor(OperatorConstructor[ListSourceConfig]):
 
     config_type = ListSourceConfig
 
+    @override
     def with_config(
         self, config: ListSourceConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Keep the rows as bytes until they are read."""
-        del registry
         stream = StreamSchema.from_bytes(config.schema)
         return ConstructedOperator(ListSource(stream, config.splits, config.batch_rows))
 
@@ -329,14 +330,15 @@ class ListSink(StagingSink):
         super().__init__()
         self._list_name = list_name
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "list_sink"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the list's name."""
         return DisplayableOperator("list_sink", {"name": self._list_name})
 
+    @override
     def handle_commit(
         self,
         epoch: Epoch,
@@ -362,9 +364,8 @@ class ListSinkConstructor(OperatorConstructor[ListSinkConfig]):
 
     config_type = ListSinkConfig
 
+    @override
     def with_config(
         self, config: ListSinkConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Take the name over."""
-        del registry
         return ConstructedOperator(ListSink(config.name))

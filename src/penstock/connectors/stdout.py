@@ -14,6 +14,7 @@ from typing import Literal
 
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.connectors.memory import StagingSink, staged_tables
 from penstock.core.ids import Epoch
@@ -39,14 +40,15 @@ class StdoutSink(StagingSink):
         super().__init__()
         self._format = form
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "stdout"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the format."""
         return DisplayableOperator("stdout", {"format": self._format})
 
+    @override
     def handle_commit(
         self,
         epoch: Epoch,
@@ -54,7 +56,6 @@ class StdoutSink(StagingSink):
         ctx: CommitContext,
     ) -> None:
         """Print the epoch's rows in order of subtask."""
-        del epoch, ctx
         tables = staged_tables(commit_data)
         if tables:
             rows = pa.concat_tables(tables)
@@ -87,9 +88,8 @@ class StdoutConstructor(OperatorConstructor[StdoutConfig]):
 
     config_type = StdoutConfig
 
+    @override
     def with_config(self, config: StdoutConfig, registry: Registry) -> ConstructedOperator:
-        """Take the format over."""
-        del registry
         return ConstructedOperator(StdoutSink(config.format))
 
 
@@ -101,14 +101,15 @@ def blackhole() -> OperatorSpec:
 class Blackhole(ArrowOperator):
     """Drops rows. It has no state, and nothing of it is ever committed."""
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "blackhole"
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
         """Return None: it is a sink."""
-        del inputs
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -125,9 +126,8 @@ class BlackholeConstructor(OperatorConstructor[BlackholeConfig]):
 
     config_type = BlackholeConfig
 
+    @override
     def with_config(
         self, config: BlackholeConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Build one."""
-        del config, registry
         return ConstructedOperator(Blackhole())

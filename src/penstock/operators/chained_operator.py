@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.ids import TaskInfo
 from penstock.core.watermark import (
@@ -206,6 +207,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             wake_ups.append(by_clock.next_due_micros())
         return min((micros for micros in wake_ups if micros is not None), default=None)
 
+    @override
     def report(self) -> OperatorReport:
         """Say what was done in the epoch that was just checkpointed."""
         return OperatorReport(
@@ -219,6 +221,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             has_fired=any(timers.has_fired for timers in self.timers.values()),
         )
 
+    @override
     def forget(self) -> None:
         """Drop the operator, and with it what it said last."""
         self._last_output = None

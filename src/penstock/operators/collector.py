@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.batch import RowsLike, to_batches
 from penstock.core.schema import StreamSchema
@@ -299,12 +300,13 @@ class SourceCollector(ArrowCollector):
         """The latest event time emitted in this epoch by split."""
         self.active_splits: set[str | None] = set()
 
+    @override
     def open(self, outlets: Mapping[str, Sequence[Target]]) -> None:
-        """Start an epoch."""
         super().open(outlets)
         self.max_event_times.clear()
         self.active_splits.clear()
 
+    @override
     def collect(
         self, rows: RowsLike, output: str = MAIN, *, split: str | None = None
     ) -> None:

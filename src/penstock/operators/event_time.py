@@ -47,6 +47,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import (
@@ -205,12 +206,12 @@ class WatermarkGenerator(ArrowOperator):
         """The latest event time per partition in this epoch; empty between epochs."""
         self._is_noted = False
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "watermark"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show what was set."""
         config = self._config
         known = {
             "lateness_micros": config.lateness_micros,
@@ -221,10 +222,12 @@ class WatermarkGenerator(ArrowOperator):
         facts = {name: str(value) for name, value in known.items() if value is not None}
         return DisplayableOperator("watermark", facts)
 
+    @override
     def generates_watermarks(self) -> bool:
         """Return True: it speaks although its input may never do."""
         return True
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input with its time column; a missing column is refused."""
         stream, names = inputs[0], inputs[0].schema.names
@@ -244,10 +247,11 @@ class WatermarkGenerator(ArrowOperator):
             )
         return self._timed(stream)
 
+    @override
     def tables(self) -> Sequence[TableSpec]:
-        """Declare the table of partitions."""
         return [global_table(WATERMARKS_TABLE, _Key, PartitionState)]
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -263,19 +267,19 @@ class WatermarkGenerator(ArrowOperator):
             self._latest[name] = max(micros, self._latest.get(name, micros))
         collector.collect(batch)
 
+    @override
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark | None:
         """Say how far the partitions that this subtask speaks for have come."""
-        del collector
         said = self._advance(ctx)
         return MAX_EVENT_TIME if watermark == MAX_EVENT_TIME else said
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Keep what was seen, also in an epoch in which it was not asked for a watermark."""
-        del barrier, collector
         if not self._is_noted:
             self._advance(ctx)
         self._is_noted = False
@@ -367,9 +371,8 @@ class WatermarkConstructor(OperatorConstructor[WatermarkConfig]):
 
     config_type = WatermarkConfig
 
+    @override
     def with_config(
         self, config: WatermarkConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Take the config over."""
-        del registry
         return ConstructedOperator(WatermarkGenerator(config))

@@ -17,6 +17,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
@@ -176,19 +177,21 @@ class Filter(ArrowOperator):
         self._input: ExpressionInput | None = None
         self._constant: bool | None = None
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "filter"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the predicate."""
         return DisplayableOperator("filter", {"predicate": str(self._predicate)})
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input, after checking that the predicate fits it."""
         self._prepare(inputs[0].schema)
         return inputs[0]
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -228,15 +231,16 @@ class Project(ArrowOperator):
         self._expressions = tuple(expressions)
         self._plan: _Projection | None = None
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return self._kind
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the expressions."""
         shown = ", ".join(map(str, self._expressions))
         return DisplayableOperator(self._kind, {"expressions": shown})
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Derive the columns; time and key keep their role if their columns survive.
 
@@ -252,6 +256,7 @@ class Project(ArrowOperator):
             plan.schema, time if keeps_time else None, keys if keeps_keys else ()
         )
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -337,9 +342,8 @@ class FilterConstructor(OperatorConstructor[FilterConfig]):
 
     config_type = FilterConfig
 
+    @override
     def with_config(self, config: FilterConfig, registry: Registry) -> ConstructedOperator:
-        """Read the predicate."""
-        del registry
         return ConstructedOperator(Filter(_read("filter", config.predicate)))
 
 
@@ -351,9 +355,8 @@ class ProjectConstructor(OperatorConstructor[ProjectConfig]):
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
+    @override
     def with_config(self, config: ProjectConfig, registry: Registry) -> ConstructedOperator:
-        """Read the expressions."""
-        del registry
         if not config.expressions:
             raise UserError(
                 f"{self._kind} without an expression: name at least one column",

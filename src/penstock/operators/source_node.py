@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.clock import Clock
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, Watermark
@@ -98,6 +99,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         """Return the splits that have ended in this epoch."""
         return (state for state in self._changed.values() if state.ended)
 
+    @override
     def report(self) -> OperatorReport:
         """Say what was read in the epoch that was just checkpointed."""
         meter = self.context.budget

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.batch import RowsLike, find_differences
 from penstock.core.schema import StreamSchema
@@ -67,23 +68,23 @@ class MapBatches(ArrowOperator):
         self._schema = schema
         self._convert = _conversion_for(function)
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "map_batches"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the function."""
         return DisplayableOperator(self.name(), {"function": self._shown})
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return what was declared, else the input's."""
         return self._schema or inputs[0]
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Emit the function's result."""
-        del ctx
         collector.collect(self.call(batch))
 
     def call(self, batch: pa.RecordBatch) -> Any:
@@ -94,15 +95,15 @@ class MapBatches(ArrowOperator):
 class FlatMap(MapBatches):
     """Calls a function for every batch, and emits each of its results."""
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "flat_map"
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Emit the function's results as they come."""
-        del ctx
         results = self.call(batch)
         # Batches and frames are iterable too: column by column, which nobody means.
         is_single = isinstance(results, pa.RecordBatch | pa.Table | pl.DataFrame)
@@ -122,33 +123,34 @@ class KeyBy(ArrowOperator):
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._columns = columns
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "key_by"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the key."""
         return DisplayableOperator("key_by", {"columns": ", ".join(self._columns)})
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input with another key; unknown columns are refused."""
         return inputs[0].keyed_by(*self._columns)
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Pass the rows on."""
-        del ctx
         collector.collect(batch)
 
 
 class Union(ArrowOperator):
     """Passes on the rows of all inputs; their order among each other is arbitrary."""
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "union"
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the first input's columns, which the others must have too.
 
@@ -169,11 +171,11 @@ class Union(ArrowOperator):
         has_one_key = all(other.key_columns == first.key_columns for other in inputs)
         return first if has_one_key else first.keyed_by()
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Pass the rows on, whichever input they came by."""
-        del ctx
         collector.collect(batch)
 
 
@@ -222,11 +224,10 @@ class FunctionConstructor(OperatorConstructor[FunctionConfig]):
     def __init__(self, operator: type[MapBatches]) -> None:
         self._operator = operator
 
+    @override
     def with_config(
         self, config: FunctionConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Load the function."""
-        del registry
         function = unpickle_function(config.function)
         if not callable(function):
             raise UserError(
@@ -249,9 +250,8 @@ class KeyByConstructor(OperatorConstructor[KeyByConfig]):
 
     config_type = KeyByConfig
 
+    @override
     def with_config(self, config: KeyByConfig, registry: Registry) -> ConstructedOperator:
-        """Take the columns over."""
-        del registry
         if not config.columns:
             raise UserError(
                 "key_by without a column: name at least one", code=ErrorCode.INVALID_CONFIG
@@ -269,7 +269,6 @@ class UnionConstructor(OperatorConstructor[UnionConfig]):
 
     config_type = UnionConfig
 
+    @override
     def with_config(self, config: UnionConfig, registry: Registry) -> ConstructedOperator:
-        """Build one."""
-        del config, registry
         return ConstructedOperator(Union())

@@ -22,6 +22,7 @@ from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.batch import describe_sample
 from penstock.errors import ErrorCode, PenstockError, UserCodeError, UserError
@@ -180,9 +181,8 @@ class ProcessConstructor(OperatorConstructor[ProcessConfig]):
 
     config_type = ProcessConfig
 
+    @override
     def with_config(self, config: ProcessConfig, registry: Registry) -> ConstructedOperator:
-        """Load a new copy of the operator as it was when the graph was built."""
-        del registry
         operator = unpickle_function(config.operator)
         return ConstructedOperator(_checked_operator(operator))
 
@@ -200,9 +200,8 @@ class SourceConstructor(OperatorConstructor[SourceConfig]):
 
     config_type = SourceConfig
 
+    @override
     def with_config(self, config: SourceConfig, registry: Registry) -> ConstructedOperator:
-        """Load a new copy of the source as it was when the graph was built."""
-        del registry
         source = unpickle_function(config.source)
         return ConstructedOperator(_checked_source(source))
 

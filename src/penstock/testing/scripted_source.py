@@ -24,6 +24,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.clock import DurationLike, new_token, to_micros
 from penstock.core.ids import Token
@@ -112,18 +113,20 @@ class ScriptedSource(SourceOperator):
         """The EOF that each split stood at when this run began; None before it did."""
         self._poll = _IDLE_POLL
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "scripted source"
 
+    @override
     def output_schema(self) -> StreamSchema:
-        """Return the schema of the rows."""
         return self._stream
 
+    @override
     def poll_interval(self) -> timedelta:
         """Return how long the shortest pause still takes."""
         return self._poll
 
+    @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
@@ -152,6 +155,7 @@ class ScriptedSource(SourceOperator):
             plans = at_eof
         return SourcePlan(tuple(plans), is_complete=True, has_more=bool(plans))
 
+    @override
     def run(
         self, ctx: SourceContext, collector: SourceCollector
     ) -> SourceFinishType | None:

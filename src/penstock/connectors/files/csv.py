@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+from typing_extensions import override
 
 from penstock.connectors.files.formats import SourceFile
 from penstock.connectors.files.text import (
@@ -37,14 +38,17 @@ _BESIDE_FIELDS = np.frombuffer(b',\r\n"', dtype=np.uint8)
 class CsvFormat(TextFormat):
     """Reads CSV files with a header."""
 
+    @override
     def row_without_values(self) -> bytes:
         """Return empty fields; quoted, so that a single one is no empty line."""
         return b",".join([b'""'] * len(self.schema)) + b"\n"
 
+    @override
     def find_row_ends(self, text: bytes) -> Ends:
         """Return where the rows end: newlines that an even number of quotes precedes."""
         return find_row_ends(text)
 
+    @override
     def count_rows(self, text: bytes) -> int:
         """Return how many rows are more than line ends; quotes must be where the rule has them.
 
@@ -61,11 +65,12 @@ class CsvFormat(TextFormat):
         is_content = (characters != NEWLINE) & (characters != _CARRIAGE_RETURN)
         return int(np.count_nonzero(np.logical_or.reduceat(is_content, starts)))
 
+    @override
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
-        """Parse all rows at once."""
         types = {field.name: field.type for field in self.schema}
         return _read(text, heading.columns, types)
 
+    @override
     def read_heading(self, file: SourceFile) -> Heading:
         """Return the header, once its columns were compared with the schema's."""
         heading = _read_heading(file, self._max_row_bytes)

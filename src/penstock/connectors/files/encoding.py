@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.parquet as pq
+from typing_extensions import override
 
 from penstock.core.arrow_types import is_held_by_polars
 from penstock.errors import ErrorCode, UserError
@@ -259,16 +260,16 @@ class ParquetPart(PartWriter):
         self._writer = _parquet_writer(self._out, schema)
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """How much is encoded so far."""
         return int(self._out.tell())
 
+    @override
     def write(self, rows: pa.Table) -> None:
-        """Write one row group."""
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
 
+    @override
     def close(self) -> bytes:
-        """Write the footer; return the file."""
         self._writer.close()
         return self._out.getvalue().to_pybytes()
 
@@ -280,16 +281,16 @@ class JsonLinesPart(PartWriter):
         self._out = io.BytesIO()
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """How much is encoded so far."""
         return self._out.tell()
 
+    @override
     def write(self, rows: pa.Table) -> None:
-        """Write a line per row."""
         self._out.write(to_json_lines(rows))
 
+    @override
     def close(self) -> bytes:
-        """Return the file."""
         return self._out.getvalue()
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.json as pa_json
+from typing_extensions import override
 
 from penstock.connectors.files.formats import SourceFile
 from penstock.connectors.files.text import (
@@ -31,14 +32,15 @@ class JsonLinesFormat(TextFormat):
     base64, durations whole numbers of their unit.
     """
 
+    @override
     def row_without_values(self) -> bytes:
-        """Return an object without keys."""
         return b"{}\n"
 
+    @override
     def find_row_ends(self, text: bytes) -> Ends:
-        """Return where the lines end."""
         return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE) + 1
 
+    @override
     def count_rows(self, text: bytes) -> int:
         """Return how many lines are not blank; each must look like an object.
 
@@ -61,9 +63,8 @@ class JsonLinesFormat(TextFormat):
                 raise ValueError("it is not one JSON object")
         return len(starts) - blank
 
+    @override
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
-        """Parse all lines at once."""
-        del heading
         carried = pa.schema(
             [field.with_type(_carrier(field.type)) for field in self.schema]
         )
@@ -74,6 +75,7 @@ class JsonLinesFormat(TextFormat):
         columns = [_to_type(table.column(f.name), f.type) for f in self.schema]
         return pa.table(columns, schema=_nullable(self.schema))
 
+    @override
     def read_heading(self, file: SourceFile) -> Heading:
         """Return nothing, or a byte order mark."""
         return Heading(mark_length(file.read_range(0, min(3, file.size_bytes))))

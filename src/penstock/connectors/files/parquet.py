@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typing_extensions import override
 
 from penstock.connectors.files.formats import (
     Allowance,
@@ -36,9 +37,11 @@ class ParquetFormat(FileFormat):
         super().__init__(schema, ignores_extra=ignores_extra)
         self._groups: OrderedDict[tuple[str, int], list[tuple[int, int]]] = OrderedDict()
 
+    @override
     def check_types(self) -> None:
         """Accept all types."""
 
+    @override
     def reach(
         self, file: SourceFile, start: FileOffset, allowance: Allowance
     ) -> Reach | None:
@@ -58,6 +61,7 @@ class ParquetFormat(FileFormat):
             return None
         return Reach(end, rows, size_bytes, is_whole)
 
+    @override
     def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
         """Read row groups, each in batches; only after its last batch the offset moves."""
         with _open(file) as (reader, window):
@@ -143,8 +147,8 @@ class _Window(io.RawIOBase):
         self._bytes = b""
         self._start, self._bytes = start, self._file.read_range(start, length)
 
+    @override
     def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes."""
         rest = max(0, self._file.size_bytes - self._at)
         length = rest if size < 0 else min(size, rest)
         first = self._at - self._start
@@ -155,26 +159,26 @@ class _Window(io.RawIOBase):
         self._at += len(data)
         return data
 
+    @override
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to a place."""
         self._at = offset + (0, self._at, self._file.size_bytes)[whence]
         return self._at
 
+    @override
     def tell(self) -> int:
-        """Return the place."""
         return self._at
 
+    @override
     def close(self) -> None:
-        """Let go of the bytes."""
         self._bytes = b""
         super().close()
 
+    @override
     def readable(self) -> bool:
-        """Return True."""
         return True
 
+    @override
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.connectors.files.commit import (
     CommittedEpoch,
@@ -119,17 +120,18 @@ class FilesSink(ArrowOperator):
         self._store: ObjectStore | None = None
         self._parts: EpochParts | None = None
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "files_sink"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show where and how it writes."""
         facts = {"url": self._config.url, "format": self._config.format}
         if self._config.partition_by:
             facts["partition_by"] = ", ".join(self._config.partition_by)
         return DisplayableOperator("files_sink", facts)
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
         """Refuse rows that the files could not hold; it is a sink and emits nothing."""
         config, schema = self._config, inputs[0].schema
@@ -143,23 +145,23 @@ class FilesSink(ArrowOperator):
                 problems=tuple(problems),
             )
 
+    @override
     def tables(self) -> Sequence[TableSpec]:
-        """Declare the table that carries the commit data, and that of restores."""
         staged = global_table(STAGED, str, bytes, uses_two_phase_commit=True)
         return [staged, abandoned_table()]
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Encode the rows, and upload files that are full."""
-        del collector
         self._parts_of(ctx).add(batch)
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Upload the rest; then the epoch's files are durable, and named in the commit data."""
-        del barrier, collector
         # An epoch after a restore has a list also without rows: readers learn of it there.
         if not self._has_parts_of(ctx) and not follows_restore(ctx):
             self._parts = None
@@ -170,6 +172,7 @@ class FilesSink(ArrowOperator):
         ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
         ctx.insert_committing_data(STAGED, encode_staged(staged))
 
+    @override
     def handle_commit(
         self,
         epoch: Epoch,
@@ -185,6 +188,7 @@ class FilesSink(ArrowOperator):
             staged = [file for part in parts for file in part.files]
             commit_files(self._output(), ctx.task, record, staged)
 
+    @override
     def release(self) -> None:
         """Let go of the store and of what an unfinished epoch held."""
         self._parts = self._store = None
@@ -249,9 +253,8 @@ class FilesSinkConstructor(OperatorConstructor[FilesSinkConfig]):
     def __init__(self, open_output: OpenStore = open_store) -> None:
         self._open_output = open_output
 
+    @override
     def with_config(
         self, config: FilesSinkConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Keep the config; the store is opened when there is something to write."""
-        del registry
         return ConstructedOperator(FilesSink(config, self._open_output))

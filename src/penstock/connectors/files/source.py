@@ -27,6 +27,7 @@ from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.connectors.files.csv import CsvFormat, infer_csv
 from penstock.connectors.files.discovery import (
@@ -214,30 +215,33 @@ class FilesSource(SourceOperator):
         self._listed: dict[str, int] = {}
         self._listed_at_micros: int | None = None
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "files_source"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show which files are read."""
         facts = {"files": str(self._files), "format": self._config.format}
         if self._config.discover_micros is not None:
             facts["discover"] = str(self.poll_interval())
         return DisplayableOperator("files_source", facts)
 
+    @override
     def output_schema(self) -> StreamSchema:
-        """Return the columns that are read."""
         return self._stream
 
+    @override
     def side_outputs(self) -> Mapping[str, StreamSchema]:
         """Return the stream of bad rows, if they are wanted as such."""
         return {BAD: BAD_ROWS} if self._config.bad_to_side else {}
 
+    @override
     def poll_interval(self) -> timedelta:
         """Return how often to look for new files."""
         micros = self._config.discover_micros
         return super().poll_interval() if micros is None else timedelta(microseconds=micros)
 
+    @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
@@ -258,6 +262,7 @@ class FilesSource(SourceOperator):
             plans = (*plan_origin(known, self._files), *plans)
         return SourcePlan(plans, is_complete=not discovers, has_more=has_more)
 
+    @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         """Read what was planned, so that a second run of the epoch gives the same rows.
 
@@ -396,9 +401,8 @@ class FilesSourceConstructor(OperatorConstructor[FilesSourceConfig]):
 
     config_type = FilesSourceConfig
 
+    @override
     def with_config(
         self, config: FilesSourceConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Take the config over; nothing is opened yet."""
-        del registry
         return ConstructedOperator(FilesSource(config))

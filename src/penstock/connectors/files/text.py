@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.connectors.files.formats import (
     Allowance,
@@ -73,6 +74,7 @@ class TextFormat(FileFormat):
     def row_without_values(self) -> bytes:
         """Return a row in which all columns are null."""
 
+    @override
     def check_types(self) -> None:
         """Refuse a schema with types that have no form in this kind of text."""
         try:
@@ -105,6 +107,7 @@ class TextFormat(FileFormat):
     def read_heading(self, file: SourceFile) -> Heading:
         """Return what precedes the rows, and check that it fits the schema."""
 
+    @override
     def reach(
         self, file: SourceFile, start: FileOffset, allowance: Allowance
     ) -> Reach | None:
@@ -118,6 +121,7 @@ class TextFormat(FileFormat):
         end = start.position + taken
         return Reach(end, taken / row_bytes, taken, end == file.size_bytes)
 
+    @override
     def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
         """Read the rows that begin before `end`, a few megabytes at a time."""
         if file.size_bytes == 0:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.connectors.impulse import CountedSplits
 from penstock.connectors.nexmark.config import (
@@ -139,12 +140,12 @@ class NexmarkSource(SourceOperator):
         self._stream = select_columns(SCHEMAS[EventKind(config.kind)], config.columns)
         self._row_bytes: int | None = None
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "nexmark"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show which events it generates, how many and how fast."""
         shown = {
             "events": self._config.events,
             "rate": self._config.rate,
@@ -155,10 +156,12 @@ class NexmarkSource(SourceOperator):
         facts = {name: str(value) for name, value in shown.items() if value is not None}
         return DisplayableOperator("nexmark", facts)
 
+    @override
     def output_schema(self) -> StreamSchema:
         """Return the columns of the kind, as far as they are wanted."""
         return self._stream
 
+    @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
@@ -168,8 +171,8 @@ class NexmarkSource(SourceOperator):
             self._row_bytes = max(1, sample.nbytes // _SAMPLE_ROWS)
         return self._splits.plan(known, budget, now_micros, row_bytes=self._row_bytes)
 
+    @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
-        """Generate what was planned."""
         self._splits.run(ctx, collector, self._rows)
 
     def _rows(self, index: int, split_count: int, start: int, end: int) -> pa.RecordBatch:
@@ -182,8 +185,7 @@ class NexmarkConstructor(OperatorConstructor[NexmarkConfig]):
 
     config_type = NexmarkConfig
 
+    @override
     def with_config(self, config: NexmarkConfig, registry: Registry) -> ConstructedOperator:
-        """Check the config, which may come from anywhere, and take it over."""
-        del registry
         check_config(config)
         return ConstructedOperator(NexmarkSource(config))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import InternalError, SchemaError
@@ -34,10 +35,11 @@ class Count(Aggregate):
         self._column = column
         self._where = where
 
+    @override
     def display(self) -> str:
-        """Return `count()` or `count(price)`."""
         return show("count", self._column or "", self._where)
 
+    @override
     def for_stream(self, stream: StreamSchema) -> Aggregate:
         """Return itself, if column and predicate are there; the type does not matter."""
         if self._column is None:
@@ -47,8 +49,8 @@ class Count(Aggregate):
             column.check(stream, "count", lambda dtype: dtype != pl.Object, "any type")
         return self
 
+    @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        """Count."""
         if self._column is not None:
             counted = AggregatedColumn(self._column, self._where).values().count()
         elif self._where is not None:
@@ -57,24 +59,25 @@ class Count(Aggregate):
             counted = pl.len()
         return {"count": counted.cast(pl.Int64)}
 
+    @override
     def merge(self, count: pl.Expr) -> Mapping[str, pl.Expr]:
-        """Add counts."""
         return {"count": count.sum()}
 
+    @override
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
-        """Add two counts."""
         return {"count": partials["count"] + others["count"].fill_null(0)}
 
+    @override
     def reductions(self) -> Mapping[str, Reduction] | None:
         """Count rows or values, if all of them count."""
         if self._where is not None:
             return None
         return {"count": Reduction("count", self._column)}
 
+    @override
     def final(self, count: pl.Expr) -> pl.Expr:
-        """Return the count."""
         return count
 
 
@@ -84,10 +87,11 @@ class CountDistinct(Aggregate):
     def __init__(self, column: str, where: pl.Expr | None) -> None:
         self._column = AggregatedColumn(column, where)
 
+    @override
     def display(self) -> str:
-        """Return `count_distinct(price)`."""
         return self._column.shown("count_distinct")
 
+    @override
     def for_stream(self, stream: StreamSchema) -> Aggregate:
         """Return itself, if values of the column can be told apart."""
         self._column.check(
@@ -98,16 +102,17 @@ class CountDistinct(Aggregate):
         )
         return self
 
+    @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        """List the different values."""
         return {"values": self._column.values().drop_nulls().unique()}
 
+    @override
     def merge(self, values: pl.Expr) -> Mapping[str, pl.Expr]:
         """List the different values of several lists; no list has a null."""
         return {"values": values.explode().drop_nulls().unique()}
 
+    @override
     def final(self, values: pl.Expr) -> pl.Expr:
-        """Return how many there are."""
         return values.list.len().cast(pl.Int64)
 
 
@@ -125,10 +130,11 @@ class Extreme(Aggregate):
         self._is_max = is_max
         self._is_float = is_float
 
+    @override
     def display(self) -> str:
-        """Return `min(price)` or `max(price)`."""
         return self._column.shown(self._function())
 
+    @override
     def for_stream(self, stream: StreamSchema) -> Aggregate:
         """Return the form for the column's type."""
         dtype = self._column.check(stream, self._function(), is_orderable, _ORDERABLE)
@@ -136,14 +142,15 @@ class Extreme(Aggregate):
             self._column.name, self._where, is_max=self._is_max, is_float=dtype.is_float()
         )
 
+    @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        """Take the extreme of values."""
         return {"value": self._extreme(self._column.values())}
 
+    @override
     def merge(self, value: pl.Expr) -> Mapping[str, pl.Expr]:
-        """Take the extreme of extremes."""
         return {"value": self._extreme(value)}
 
+    @override
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
@@ -152,18 +159,19 @@ class Extreme(Aggregate):
         wins = other > mine if self._is_max else other < mine  # NaN is greatest here too
         return {"value": pl.when(wins | mine.is_null()).then(other).otherwise(mine)}
 
+    @override
     def reductions(self) -> Mapping[str, Reduction] | None:
         """Take the extreme, if all values count."""
         if self._where is not None:
             return None
         return {"value": Reduction("max" if self._is_max else "min", self._column.name)}
 
+    @override
     def final(self, value: pl.Expr) -> pl.Expr:
-        """Return it."""
         return value
 
+    @override
     def result_type(self, stream: StreamSchema) -> pa.DataType:
-        """Return the column's own type."""
         data_type: pa.DataType = self._column.type_in(stream)
         return data_type
 
@@ -195,10 +203,11 @@ class ByEventTime(Aggregate):
         self._time = time
         """The column of event times, once a stream is known."""
 
+    @override
     def display(self) -> str:
-        """Return `first(price)` or `last(price)`."""
         return self._column.shown(self._function())
 
+    @override
     def for_stream(self, stream: StreamSchema) -> Aggregate:
         """Return the form for the stream's event time."""
         self._column.check(stream, self._function(), is_orderable, _ORDERABLE)
@@ -212,8 +221,8 @@ class ByEventTime(Aggregate):
             self._column.name, self._where, is_last=self._is_last, time=stream.time_column
         )
 
+    @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        """Pick a value, and keep its time."""
         if self._time is None:
             raise InternalError(
                 f"{self.display()} was not made for a stream before its use"
@@ -221,17 +230,17 @@ class ByEventTime(Aggregate):
         value = self._column.values()
         return self._picked(pl.when(value.is_not_null()).then(pl.col(self._time)), value)
 
+    @override
     def merge(self, time: pl.Expr, value: pl.Expr) -> Mapping[str, pl.Expr]:
         """Pick one of the values that were picked."""
         return self._picked(time, value)
 
+    @override
     def final(self, time: pl.Expr, value: pl.Expr) -> pl.Expr:
-        """Return the value."""
-        del time
         return value
 
+    @override
     def result_type(self, stream: StreamSchema) -> pa.DataType:
-        """Return the column's own type."""
         data_type: pa.DataType = self._column.type_in(stream)
         return data_type
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.operators.aggregates.aggregate import Aggregate, AggregatedColumn, is_number
@@ -25,29 +26,30 @@ class Sum(Aggregate):
         self._dtype = dtype
         """The column's type, as soon as a stream is known."""
 
+    @override
     def display(self) -> str:
-        """Return `sum(price)`."""
         return self._column.shown("sum")
 
+    @override
     def for_stream(self, stream: StreamSchema) -> Aggregate:
-        """Return the sum of the column's type."""
         dtype = self._column.check(
             stream, "sum", _is_summable, "numbers or durations; count true with where="
         )
         return Sum(self._column.name, self._where, dtype)
 
+    @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        """Add values."""
         values = self._column.values()
         if self._dtype in _NARROW:
             # 64 bits hold the sum of any number of them that fits into one batch.
             return {"sum": _null_if_none(values, values.cast(self._wide()).sum())}
         return {"sum": self._total(values)}
 
-    def merge(self, sum: pl.Expr) -> Mapping[str, pl.Expr]:  # noqa: A002 (as users read it)
-        """Add sums; those of nothing are null."""
+    @override
+    def merge(self, sum: pl.Expr) -> Mapping[str, pl.Expr]:
         return {"sum": self._total(sum)}
 
+    @override
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
@@ -59,16 +61,17 @@ class Sum(Aggregate):
             both = mine + other  # of decimals it refuses what does not fit
         return {"sum": pl.coalesce(both, mine, other)}
 
+    @override
     def reductions(self) -> Mapping[str, Reduction] | None:
-        """Add values, if all of them count."""
         if self._where is not None:
             return None
         return {"sum": Reduction("sum", self._column.name)}
 
-    def final(self, sum: pl.Expr) -> pl.Expr:  # noqa: A002 (as users read it)
-        """Return the sum."""
+    @override
+    def final(self, sum: pl.Expr) -> pl.Expr:
         return sum
 
+    @override
     def result_type(self, stream: StreamSchema) -> pa.DataType | None:
         """Return decimals of the greatest precision, and durations in their own unit."""
         declared = self._column.type_in(stream)
@@ -113,33 +116,35 @@ class Avg(Aggregate):
         self._column = AggregatedColumn(column, where)
         self._where = where
 
+    @override
     def display(self) -> str:
-        """Return `avg(price)`."""
         return self._column.shown("avg")
 
+    @override
     def for_stream(self, stream: StreamSchema) -> Aggregate:
         """Return itself, if the column has numbers."""
         self._column.check(stream, "avg", is_number, "numbers")
         return self
 
+    @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        """Add and count values."""
         values = self._column.values()
         return {
             "sum": values.cast(pl.Float64).sum(),
             "count": values.count().cast(pl.Int64),
         }
 
-    def merge(self, sum: pl.Expr, count: pl.Expr) -> Mapping[str, pl.Expr]:  # noqa: A002
-        """Add sums and counts."""
+    @override
+    def merge(self, sum: pl.Expr, count: pl.Expr) -> Mapping[str, pl.Expr]:
         return {"sum": sum.sum(), "count": count.sum()}
 
+    @override
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
-        """Add two sums and counts."""
         return {part: partials[part] + others[part].fill_null(0) for part in partials}
 
+    @override
     def reductions(self) -> Mapping[str, Reduction] | None:
         """Add and count values, if all of them count."""
         if self._where is not None:
@@ -147,8 +152,8 @@ class Avg(Aggregate):
         name = self._column.name
         return {"sum": Reduction("float_sum", name), "count": Reduction("count", name)}
 
-    def final(self, sum: pl.Expr, count: pl.Expr) -> pl.Expr:  # noqa: A002
-        """Divide."""
+    @override
+    def final(self, sum: pl.Expr, count: pl.Expr) -> pl.Expr:
         return pl.when(count > 0).then(sum / count)
 
 
@@ -165,15 +170,17 @@ class Variance(Aggregate):
         self._column = AggregatedColumn(column, where)
         self._is_deviation = is_deviation
 
+    @override
     def display(self) -> str:
-        """Return `var(price)` or `stddev(price)`."""
         return self._column.shown(self._function())
 
+    @override
     def for_stream(self, stream: StreamSchema) -> Aggregate:
         """Return itself, if the column has numbers."""
         self._column.check(stream, self._function(), is_number, "numbers")
         return self
 
+    @override
     def partial(self) -> Mapping[str, pl.Expr]:
         """Count, mean and squared distances of values."""
         values = self._column.values().cast(pl.Float64)
@@ -184,6 +191,7 @@ class Variance(Aggregate):
             "m2": pl.when(count > 0).then(values.var(ddof=0) * count).otherwise(0.0),
         }
 
+    @override
     def merge(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> Mapping[str, pl.Expr]:
         """Add what each is apart from its own mean, and how far those lie from the common one.
 
@@ -198,6 +206,7 @@ class Variance(Aggregate):
         between = (count * apart**2).sum() - pl.when(total > 0).then(rounded).otherwise(0.0)
         return {"count": total, "mean": common, "m2": m2.sum() + between}
 
+    @override
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
@@ -216,9 +225,8 @@ class Variance(Aggregate):
         both = partials["m2"] + others["m2"].fill_null(0.0)
         return {"count": total, "mean": common, "m2": both + between}
 
+    @override
     def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
-        """Divide by one less than the count."""
-        del mean
         variance = pl.when(count > 1).then(m2 / (count - 1))
         return variance.sqrt() if self._is_deviation else variance
 

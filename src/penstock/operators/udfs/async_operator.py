@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.clock import Clock
 from penstock.core.schema import StreamSchema
@@ -257,12 +258,12 @@ class AsyncUdfOperator(ArrowOperator):
         self._has_begun = False
         self._has_drained = False
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return self.spec.kind
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show which function reads what, and how it is called."""
         shown = display_of(self.spec)
         facts = {
             "order": "as it came" if self.spec.is_ordered else "any",
@@ -271,18 +272,21 @@ class AsyncUdfOperator(ArrowOperator):
         }
         return DisplayableOperator(shown.name, {**shown.fields, **facts})
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input with the new column."""
         return self.spec.output_schema(inputs[0])
 
+    @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return the stream of bad rows, if they are wanted."""
         return self.spec.side_outputs(inputs[0])
 
+    @override
     def tables(self) -> Sequence[TableSpec]:
-        """Return the table of calls that are to be asked again."""
         return (calls_table(),)
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -304,6 +308,7 @@ class AsyncUdfOperator(ArrowOperator):
         self._take_answers(ctx)
         self._emit(ctx, collector)
 
+    @override
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark | None:
@@ -319,6 +324,7 @@ class AsyncUdfOperator(ArrowOperator):
         reached = watermark if isinstance(watermark, EventTime) else ctx.watermark
         return None if reached is None else min(reached, EventTime(min(known)))
 
+    @override
     def on_close(
         self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -327,11 +333,11 @@ class AsyncUdfOperator(ArrowOperator):
             self._begin(ctx)
             self._drain(ctx, collector, waits_for_all=True)
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Cancel what has no answer and keep it for the next epoch."""
-        del barrier
         self._begin(ctx)
         if not self._has_drained:
             self._drain(ctx, collector, waits_for_all=False)
@@ -346,8 +352,8 @@ class AsyncUdfOperator(ArrowOperator):
         self._call_count = 0
         self._has_begun = self._has_drained = False
 
+    @override
     def release(self) -> None:
-        """End the thread that makes the calls."""
         self._pool.close()
 
     def _begin(self, ctx: OperatorContext) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.batch import describe_sample, find_differences
 from penstock.core.schema import StreamSchema
@@ -171,14 +172,15 @@ class UdfOperator(ArrowOperator):
         self._evaluate = evaluate
         self._check_types = check_types
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return self.spec.kind
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show which function reads what."""
         return display_of(self.spec)
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input with the new column; refuse an input that does not fit."""
         output = self.spec.output_schema(inputs[0])
@@ -186,14 +188,15 @@ class UdfOperator(ArrowOperator):
             self._check_types(inputs[0])
         return output
 
+    @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return the stream of bad rows, if they are wanted."""
         return self.spec.side_outputs(inputs[0])
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Emit the rows with their results."""
         evaluation = self._evaluate(ctx.task.operator, batch)
         emit_results(batch, evaluation, ctx, collector)
 

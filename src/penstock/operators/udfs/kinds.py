@@ -17,6 +17,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 from polars.plugins import register_plugin_function
+from typing_extensions import override
 
 from penstock.core.clock import SystemClock
 from penstock.core.schema import StreamSchema
@@ -128,9 +129,8 @@ class UdfConstructor(OperatorConstructor[UdfSpec]):
 
     config_type = UdfSpec
 
+    @override
     def with_config(self, config: UdfSpec, registry: Registry) -> ConstructedOperator:
-        """Unpickle the function and check that it can be called so."""
-        del registry
         function = unpickle_function(config.function)
         problems = _find_call_problems(function, config)
         if _is_async(function):
@@ -144,9 +144,8 @@ class AsyncUdfConstructor(OperatorConstructor[AsyncUdfSpec]):
 
     config_type = AsyncUdfSpec
 
+    @override
     def with_config(self, config: AsyncUdfSpec, registry: Registry) -> ConstructedOperator:
-        """Unpickle the function and check that it can be called so."""
-        del registry
         function = unpickle_function(config.function)
         problems = _find_call_problems(function, config)
         if not problems and not _is_async(function):
@@ -160,8 +159,8 @@ class NativeUdfConstructor(OperatorConstructor[NativeUdfSpec]):
 
     config_type = NativeUdfSpec
 
+    @override
     def with_config(self, config: NativeUdfSpec, registry: Registry) -> ConstructedOperator:
-        """Fetch and verify the library, and check that it has the function."""
         path = registry.load_dylib(config.url, config.sha256, options=config.store_options)
         function = NativeFunction(config, path)
         evaluate = partial(evaluate_columns, function.call, config)
@@ -173,8 +172,8 @@ class CallUdfConstructor(OperatorConstructor[CallUdfSpec]):
 
     config_type = CallUdfSpec
 
+    @override
     def with_config(self, config: CallUdfSpec, registry: Registry) -> ConstructedOperator:
-        """Look the function up and build it for these columns."""
         declared = registry.udf(config.udf)
         if not isinstance(declared, ResultSpec):
             raise UserError(

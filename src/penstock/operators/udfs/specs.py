@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
@@ -146,6 +147,7 @@ class AsyncUdfSpec(ResultSpec):
     """How long the end of an epoch waits for answers; the rest is asked again in the next.
     A call that was cut off gets twice as long every time, up to its timeout."""
 
+    @override
     def find_problems(self) -> list[str]:
         """Say everything that is wrong with the declaration by itself."""
         problems = ResultSpec.find_problems(self)

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
@@ -129,12 +130,12 @@ class UpdatingAggregate(ArrowOperator):
         self._results = [field for field in plan.results if field.name != RESULT]
         self._taken: list[pa.RecordBatch] = []
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "updating_aggregate"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the key and the aggregates."""
         asked = AggregatePlan(
             tuple(a for a in self._plan.aggregates if a.result.name != RESULT)
         )
@@ -143,13 +144,12 @@ class UpdatingAggregate(ArrowOperator):
             shown["ttl"] = f"{self._expiry.micros / 1e6:g}s by {self._expiry.domain.value}"
         return DisplayableOperator(self.name(), shown)
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        """Return the changelog."""
-        del inputs
         return changelog_schema(list(self._keys), self._results)
 
+    @override
     def tables(self) -> Sequence[TableSpec]:
-        """Keep the partials of every key."""
         return [
             keyed_table(
                 TABLE,
@@ -159,17 +159,17 @@ class UpdatingAggregate(ArrowOperator):
             )
         ]
 
+    @override
     def timers(self) -> Collection[TimeDomain]:
-        """Use timers only for a time to live."""
         return () if self._expiry is None else (self._expiry.domain,)
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Gather partials."""
-        del ctx, collector
         self._taken.append(batch)
 
+    @override
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark:
@@ -178,6 +178,7 @@ class UpdatingAggregate(ArrowOperator):
             self._update(ctx, collector)
         return watermark
 
+    @override
     def handle_timers(
         self, due: DueTimers, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -201,11 +202,11 @@ class UpdatingAggregate(ArrowOperator):
         table.delete(expired)
         ctx.count("expired_keys", expired.num_rows)
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Merge the epoch's partials into the state."""
-        del barrier
         self._update(ctx, collector)
 
     def _update(self, ctx: OperatorContext, collector: ArrowCollector) -> None:

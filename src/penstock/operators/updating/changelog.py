@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import SchemaError
@@ -94,10 +95,11 @@ def to_debezium_spec() -> OperatorSpec:
 class ToDebezium(ArrowOperator):
     """Rewrites changes row by row."""
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "to_debezium"
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return `before`, `after` and `op`, keys first in both structs."""
         schema = inputs[0].schema
@@ -105,6 +107,7 @@ class ToDebezium(ArrowOperator):
         row = pa.struct([*keys, *schema.field(BEFORE).type])
         return StreamSchema(pa.schema([(BEFORE, row), (AFTER, row), (OP, pa.string())]))
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -139,9 +142,8 @@ class ToDebeziumConstructor(OperatorConstructor[ToDebeziumConfig]):
 
     config_type = ToDebeziumConfig
 
+    @override
     def with_config(
         self, config: ToDebeziumConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Build one."""
-        del config, registry
         return ConstructedOperator(ToDebezium())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.arrow_types import stored_type
 from penstock.core.schema import StreamSchema
@@ -63,20 +64,21 @@ class Combine(ArrowOperator):
         self._row_count = 0
         self._size_bytes = 0
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "combine"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the key and the aggregates."""
         fields = {"by": ", ".join(self._keys), "aggregates": self._plan.display()}
         return DisplayableOperator("combine", fields)
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        """Return keys and partials."""
         check_groupable(inputs[0].schema, self._keys)
         return partial_schema(self._plan, self._keys, inputs[0])
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -88,6 +90,7 @@ class Combine(ArrowOperator):
         if self._row_count >= _MAX_ROWS or self._size_bytes >= _MAX_BYTES:
             self._emit(ctx, collector)
 
+    @override
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark:
@@ -95,11 +98,11 @@ class Combine(ArrowOperator):
         self._emit(ctx, collector)
         return watermark
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Emit what came without a watermark or behind it."""
-        del barrier
         self._emit(ctx, collector)
 
     def _emit(self, ctx: OperatorContext, collector: ArrowCollector) -> None:
@@ -125,9 +128,8 @@ class CombineConstructor(OperatorConstructor[CombineConfig]):
 
     config_type = CombineConfig
 
+    @override
     def with_config(self, config: CombineConfig, registry: Registry) -> ConstructedOperator:
-        """Read the plan."""
-        del registry
         if not config.keys:
             raise UserError(
                 "combine without a key: name at least one column",
@@ -169,11 +171,10 @@ class UpdatingAggregateConstructor(OperatorConstructor[UpdatingAggregateConfig])
 
     config_type = UpdatingAggregateConfig
 
+    @override
     def with_config(
         self, config: UpdatingAggregateConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Read plan and schema."""
-        del registry
         expiry = None
         if config.ttl_micros is not None:
             expiry = Expiry(config.ttl_micros, TimeDomain(config.ttl_domain))

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec, Plain
@@ -86,11 +88,10 @@ class PaneCombinerConstructor(OperatorConstructor[PaneCombinerConfig]):
 
     config_type = PaneCombinerConfig
 
+    @override
     def with_config(
         self, config: PaneCombinerConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Build a combiner."""
-        del registry
         return ConstructedOperator(
             PaneCombiner(
                 config.grid(),
@@ -106,11 +107,10 @@ class PaneWindowConstructor(OperatorConstructor[PaneWindowConfig]):
 
     config_type = PaneWindowConfig
 
+    @override
     def with_config(
         self, config: PaneWindowConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Build a window operator."""
-        del registry
         return ConstructedOperator(
             PaneWindows(config.grid(), config.aggregation(), config.shown)
         )
@@ -153,11 +153,10 @@ class SessionWindowConstructor(OperatorConstructor[SessionWindowConfig]):
 
     config_type = SessionWindowConfig
 
+    @override
     def with_config(
         self, config: SessionWindowConfig, registry: Registry
     ) -> ConstructedOperator:
-        """Build a session operator."""
-        del registry
         problems = find_length_problems({"gap": config.gap_micros})
         if problems:
             raise UserError(

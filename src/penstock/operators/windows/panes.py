@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.schema import RESERVED_PREFIX, StreamSchema
 from penstock.core.watermark import CheckpointBarrier, EventTime
@@ -81,19 +82,19 @@ class PaneCombiner(ArrowOperator):
         self._times: list[Micros] = []
         self._buffered_rows = 0
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "pane_combiner"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show whose partials they are."""
         return DisplayableOperator(self.name(), {"for": self._consumer})
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        """Return the partials."""
-        del inputs
         return self._aggregation.partials
 
+    @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return late rows and, if they are wanted, bad ones: as they came."""
         sides = {LATE: inputs[0]}
@@ -101,6 +102,7 @@ class PaneCombiner(ArrowOperator):
             sides[BAD] = StreamSchema(inputs[0].schema)
         return sides
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -123,11 +125,11 @@ class PaneCombiner(ArrowOperator):
         if self._buffered_rows >= BUFFERED_ROWS:
             self._emit(collector)
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Emit the partials of the epoch's rows."""
-        del barrier, ctx
         self._emit(collector)
 
     def _buffer(self, batch: pa.RecordBatch, micros: Micros, kept: Flags | None) -> None:
@@ -308,24 +310,23 @@ class PaneWindows(ArrowOperator):
         self._shown = shown
         self._received: list[pa.RecordBatch] = []
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "window"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the window and what is computed."""
         computed = self._aggregation.plan.display()
         return DisplayableOperator(
             self.name(), {"window": self._shown, "computes": computed}
         )
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        """Return the results."""
-        del inputs
         return self._aggregation.results
 
+    @override
     def tables(self) -> Sequence[TableSpec]:
-        """Return the table of panes."""
         return [
             time_keyed_table(
                 TABLE,
@@ -337,18 +338,18 @@ class PaneWindows(ArrowOperator):
             )
         ]
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Take partials; they are merged when the epoch's are complete."""
-        del ctx, collector
         self._received.append(batch)
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Emit the windows that close, and keep what later ones need."""
-        del barrier
         aggregation, grid = self._aggregation, self._grid
         watermark = _micros(ctx.watermark)
         fresh = self._take_received()

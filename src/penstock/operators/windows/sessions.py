@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.schema import RESERVED_PREFIX, StreamSchema
 from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, EventTime
@@ -284,22 +285,22 @@ class SessionWindows(ArrowOperator):
         self._batches: list[pa.RecordBatch] = []
         self._times: list[Micros] = []
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "session_window"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the window and what is computed."""
         computed = self._aggregation.plan.display()
         return DisplayableOperator(
             self.name(), {"window": self._shown, "computes": computed}
         )
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        """Return the results."""
-        del inputs
         return self._aggregation.results
 
+    @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return late rows and, if they are wanted, bad ones: as they came."""
         fields = [inputs[0].schema.field(name) for name in self._given(inputs[0].schema)]
@@ -309,10 +310,11 @@ class SessionWindows(ArrowOperator):
             sides[BAD] = StreamSchema(rows.schema)
         return sides
 
+    @override
     def tables(self) -> Sequence[TableSpec]:
-        """Return the tables of open sessions."""
         return self._store.tables()
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -330,11 +332,11 @@ class SessionWindows(ArrowOperator):
             self._batches.append(batch)
             self._times.append(micros)
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Merge the epoch's rows into sessions; emit those that close, keep the others."""
-        del barrier
         previous, watermark = _micros(ctx.previous_watermark), _micros(ctx.watermark)
         batches, rows = self._take_rows()
         woken = pl.DataFrame(schema=rows.select(self._aggregation.keys).schema)

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
+from typing_extensions import override
 
 from penstock.connectors.files.commit import (
     StagedFile,
@@ -91,14 +92,15 @@ class ForEachEpoch(ArrowOperator):
         self._function_name = function_name
         self._parts: EpochParts | None = None
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return "for_each_epoch"
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the function."""
         return DisplayableOperator("for_each_epoch", {"function": self._function_name})
 
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
         """Refuse rows that Spark could not hold; it is a sink and emits nothing."""
         schema = inputs[0].schema
@@ -110,15 +112,15 @@ class ForEachEpoch(ArrowOperator):
             )
         spark_form_of(schema)
 
+    @override
     def tables(self) -> Sequence[TableSpec]:
-        """Declare the table that carries the commit data."""
         return [global_table(STAGED, str, bytes, uses_two_phase_commit=True)]
 
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Encode the rows, and upload files that are full."""
-        del collector
         form, _ = spark_form_of(ctx.inputs[0].schema)
         # Rows of an attempt that did not come to its end must not get into the next one.
         if self._parts is None or not _is_of(self._parts, ctx):
@@ -133,11 +135,11 @@ class ForEachEpoch(ArrowOperator):
             )
         self._parts.add(_to_form(batch, form))
 
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Upload the rest; then the epoch's rows are durable, and named in the commit data."""
-        del barrier, collector
         parts, self._parts = self._parts, None
         if parts is None or not _is_of(parts, ctx):
             return
@@ -146,6 +148,7 @@ class ForEachEpoch(ArrowOperator):
             ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
             ctx.insert_committing_data(STAGED, encode_staged(staged))
 
+    @override
     def handle_commit(
         self,
         epoch: Epoch,
@@ -162,6 +165,7 @@ class ForEachEpoch(ArrowOperator):
             self._function()(reader.frame(), int(epoch))
             _tidy(ctx.store, ctx.task, epoch)
 
+    @override
     def release(self) -> None:
         """Let go of what an unfinished epoch held."""
         self._parts = None

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from typing_extensions import override
 
 from penstock.core.clock import DurationLike, new_token, to_micros
 from penstock.core.schema import StreamSchema
@@ -119,19 +120,20 @@ class FrameSource(SourceOperator):
         self._stream = stream.to_bytes()
         self._poll = poll
 
+    @override
     def name(self) -> str:
-        """Return the kind."""
         return self._kind
 
+    @override
     def display(self) -> DisplayableOperator:
-        """Show the columns."""
         columns = ", ".join(self.output_schema().schema.names)
         return DisplayableOperator(self._kind, {"columns": columns})
 
+    @override
     def output_schema(self) -> StreamSchema:
-        """Return what was declared."""
         return StreamSchema.from_bytes(self._stream)
 
+    @override
     def poll_interval(self) -> timedelta:
         """Return how long to wait before asking for a frame again."""
         return self._poll
@@ -148,6 +150,7 @@ class FrameSource(SourceOperator):
             )
         return feed
 
+    @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
@@ -163,6 +166,7 @@ class FrameSource(SourceOperator):
         plans = splits.reading(budget.subtasks, now_micros, step)
         return SourcePlan(plans, is_complete=step.is_last, fed=self._token)
 
+    @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         """Emit what was brought; end splits that are not to be read any more."""
         for split in ctx.splits:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typing_extensions import override
 
 from penstock.core.ids import KeyRange, Readable, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode
@@ -306,19 +307,24 @@ class _Window(io.RawIOBase):
         self._size_bytes = size_bytes
         self._position = 0
 
+    @override
     def readable(self) -> bool:
         return True
 
+    @override
     def seekable(self) -> bool:
         return True
 
+    @override
     def seek(self, offset: int, whence: int = 0) -> int:
         self._position = offset + (0, self._position, self._size_bytes)[whence]
         return self._position
 
+    @override
     def tell(self) -> int:
         return self._position
 
+    @override
     def read(self, length: int | None = -1) -> bytes:
         start = self._position - self._start
         end = len(self._data) if length is None or length < 0 else start + length

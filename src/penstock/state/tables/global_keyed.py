@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from google.protobuf.message import Message
+from typing_extensions import override
 
 from penstock.core.ids import Epoch, TableName
 from penstock.errors import ErrorCode, StateError
@@ -70,10 +71,12 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
         self._commit_data: bytes | None = None
 
     @property
+    @override
     def commit_data(self) -> bytes | None:
         """What the sink must commit once the epoch is acknowledged."""
         return self._commit_data
 
+    @override
     def insert_data(self, data: TableData) -> None:
         """Take one changed key, the last one counting, or the epoch's data for the sink's commit."""
         match data:
@@ -91,9 +94,9 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
                     table=self._config.table_name,
                 )
 
+    @override
     def finish(self, checkpoint: CheckpointMessage) -> tuple[SubtaskMessage, int] | None:
         """Write the changed keys, if any, as one file behind the earlier ones."""
-        del checkpoint
         files, size = self._previous, 0
         if self._changes:
             name = TableName(self._config.table_name)
@@ -173,6 +176,7 @@ class GlobalKeyedTable(
         self._state_version = state_version
 
     @classmethod
+    @override
     def from_config(
         cls,
         config: state_pb2.GlobalKeyedTableConfig,
@@ -186,17 +190,19 @@ class GlobalKeyedTable(
         return cls(config, environment, files, _types_of(state_type), state_version)
 
     @property
+    @override
     def files(self) -> tuple[StateFile, ...]:
         """The files of all subtasks, in order of epoch, then subtask."""
         return self._files
 
+    @override
     def view(self) -> GlobalKeyedView[Any, Any]:
-        """Fold all files into a new view."""
         reader = GlobalFileReader(
             self.config.table_name, self._environment, self.types, self._state_version
         )
         return GlobalKeyedView(reader, self._files)
 
+    @override
     def epoch_checkpointer(
         self, epoch: Epoch, previous_metadata: SubtaskMessage | None
     ) -> GlobalKeyedTableCheckpointer:
@@ -210,6 +216,7 @@ class GlobalKeyedTable(
             state_version=self._state_version,
         )
 
+    @override
     def subtask_metadata_from_table(
         self, table_metadata: TableMessage
     ) -> SubtaskMessage | None:
@@ -223,6 +230,7 @@ class GlobalKeyedTable(
         return message_of(SubtaskMessage, carried) if carried else None
 
     @classmethod
+    @override
     def compact_data(
         cls,
         config: state_pb2.GlobalKeyedTableConfig,
@@ -254,6 +262,7 @@ class GlobalKeyedTable(
         return message_of(TableMessage, writer.finish())
 
     @classmethod
+    @override
     def apply_compacted_checkpoint(
         cls, compacted: TableMessage, current: SubtaskMessage
     ) -> SubtaskMessage:
@@ -261,6 +270,7 @@ class GlobalKeyedTable(
         return cls.apply_compacted_checkpoints(compacted, {0: current})[0]
 
     @classmethod
+    @override
     def apply_compacted_checkpoints(
         cls, compacted: TableMessage, current: Mapping[int, SubtaskMessage]
     ) -> dict[int, SubtaskMessage]:

@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import pyarrow as pa
 from msgspec import inspect
+from typing_extensions import override
 
 from penstock.errors import ErrorCode, InternalError, StateError, UserError
 from penstock.state.files.migration import MigrationStep, migrate_value, plan_migration
@@ -329,15 +330,18 @@ class GlobalKeyedView(View, Generic[K, V]):
     def __len__(self) -> int:
         return sum(self._find(key) is not None for key in self._known_keys())
 
+    @override
     def advance(self, frontier: Frontier) -> None:
         """Start an epoch; nothing in a global table expires."""
 
+    @override
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
         """Hand over the keys whose value this epoch changed."""
         for key, value in self._changes.items():
             operation = DataOperation.TOMBSTONE if value is None else DataOperation.UPSERT
             checkpointer.insert_data(BlindDataTuple(None, key, value, operation))
 
+    @override
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Note that the writes are durable; the files stay unfolded until `catch_up`."""
         if self._changes and files:
@@ -346,6 +350,7 @@ class GlobalKeyedView(View, Generic[K, V]):
         self._unmerged.update(self._changes)
         self._changes = {}
 
+    @override
     def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
         """Fold what all subtasks, this one included, have written since."""
         if self._changes:
@@ -357,8 +362,8 @@ class GlobalKeyedView(View, Generic[K, V]):
         self._unmerged, self._written = {}, {}
         self.files = tuple(files)
 
+    @override
     def release(self) -> None:
-        """Let go of all values."""
         self._folded, self._unmerged, self._changes, self._written = {}, {}, {}, {}
         self._is_released = True
 

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from google.protobuf.message import Message
+from typing_extensions import override
 
 from penstock.core.ids import Epoch, KeyRange, TableName
 from penstock.errors import ErrorCode, InternalError, StateError
@@ -155,6 +156,7 @@ class KeyedTableCheckpointer(
         self._writer: StateFileWriter | None = None
         self._last_hash = -1
 
+    @override
     def insert_data(self, data: TableData) -> None:
         """Take stored rows, ascending by key hash over all calls, one row per key."""
         if not isinstance(data, pa.RecordBatch):
@@ -175,6 +177,7 @@ class KeyedTableCheckpointer(
         if self._held_bytes > self._environment.memory_budget_bytes // _HELD_SHARE:
             self._start_streaming()
 
+    @override
     def finish(
         self, checkpoint: CheckpointMessage
     ) -> tuple[state_pb2.KeyedTableSubtaskCheckpointMetadata, int] | None:
@@ -285,6 +288,7 @@ class KeyedTable(Table[state_pb2.KeyedTableConfig, TableMessage, SubtaskMessage]
         self._state_type = state_type
 
     @classmethod
+    @override
     def from_config(
         cls,
         config: state_pb2.KeyedTableConfig,
@@ -303,10 +307,12 @@ class KeyedTable(Table[state_pb2.KeyedTableConfig, TableMessage, SubtaskMessage]
         )
 
     @property
+    @override
     def files(self) -> tuple[StateFile, ...]:
         """The files this subtask's view folds, oldest first."""
         return self._files
 
+    @override
     def view(self) -> KeyedView:
         """Return a view of the files. Nothing is read before the first lookup."""
         return KeyedView(
@@ -317,6 +323,7 @@ class KeyedTable(Table[state_pb2.KeyedTableConfig, TableMessage, SubtaskMessage]
             state_type=self._state_type,
         )
 
+    @override
     def epoch_checkpointer(
         self,
         epoch: Epoch,
@@ -331,6 +338,7 @@ class KeyedTable(Table[state_pb2.KeyedTableConfig, TableMessage, SubtaskMessage]
             state_version=self._state_version,
         )
 
+    @override
     def subtask_metadata_from_table(
         self, table_metadata: TableMessage
     ) -> SubtaskMessage | None:
@@ -339,6 +347,7 @@ class KeyedTable(Table[state_pb2.KeyedTableConfig, TableMessage, SubtaskMessage]
         return message_of(SubtaskMessage, files) if files else None
 
     @classmethod
+    @override
     def compact_data(
         cls,
         config: state_pb2.KeyedTableConfig,

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.hash_kernels import Hashes
 from penstock.errors import ErrorCode, StorageError
@@ -66,17 +67,17 @@ class SpilledRun(Run):
         self._last = np.array([e.last_hash for e in self._extents], np.uint64)
 
     @property
+    @override
     def first_hashes(self) -> Hashes:
-        """The lowest hash of each segment."""
         return self._first
 
     @property
+    @override
     def last_hashes(self) -> Hashes:
-        """The highest hash of each segment."""
         return self._last
 
+    @override
     def read_segment(self, index: int) -> Segment:
-        """Map one segment without copying it."""
         extent = self._extents[index]
         mapping = mmap.mmap(
             self._file.fileno(),

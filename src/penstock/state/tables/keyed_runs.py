@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.arrow_types import have_same_values, relay
 from penstock.core.hash_kernels import Hashes
@@ -110,18 +111,19 @@ class MemoryRun(Run):
         return self._segment.size_bytes
 
     @property
+    @override
     def first_hashes(self) -> Hashes:
         """The lowest hash, or nothing if there are no rows."""
         return self._first
 
     @property
+    @override
     def last_hashes(self) -> Hashes:
         """The highest hash, or nothing if there are no rows."""
         return self._last
 
+    @override
     def read_segment(self, index: int) -> Segment:
-        """Return all rows."""
-        del index
         return self._segment
 
 
@@ -233,6 +235,7 @@ class FileRun(Run):
         lowest = max(file.min_key_hash, file.visible.start)
         return lowest <= last and first <= min(file.max_key_hash, file.visible.end - 1)
 
+    @override
     def read_segment(self, index: int) -> Segment:
         """Return the visible rows of one row group at the current version."""
         key = (self.identity, index)

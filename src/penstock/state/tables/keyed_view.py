@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.batch import RowsLike, to_batch
 from penstock.core.hash_kernels import Hashes
@@ -94,6 +95,7 @@ class KeyedView(View):
         """Bytes fetched from the store for the files in use; cache hits are not counted."""
         return sum(run.reader.bytes_read for run in self._runs)
 
+    @override
     def advance(self, frontier: Frontier) -> None:
         """Start an epoch: rows put from now on, and expiry, are judged by `frontier`."""
         self._frontier = frontier
@@ -160,20 +162,22 @@ class KeyedView(View):
             for index in range(len(run.first_hashes))
         )
 
+    @override
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
         """Hand over the epoch's writes in order of key hash, one row per key."""
         self._check_usable()
         for rows in merge_runs(self._pending.runs(), self.schema.key_columns):
             checkpointer.insert_data(rows)
 
+    @override
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Note that everything written so far is now in `files`."""
         self._pending.clear()
         self._adopt(files)
 
+    @override
     def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
         """Become the fold of `files`. Nothing is read until it is looked up."""
-        del missing
         if self._pending:
             raise InternalError(
                 f"table {self.schema.table_name!r} was to catch up with other writes while its "
@@ -181,6 +185,7 @@ class KeyedView(View):
             )
         self._adopt(files)
 
+    @override
     def release(self) -> None:
         """Close everything; the view is not used again."""
         self._pending.clear()

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from google.protobuf.message import Message
+from typing_extensions import override
 
 from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError
@@ -69,6 +70,7 @@ class TimeKeyedTable(Table[state_pb2.TimeKeyedTableConfig, TableMessage, Subtask
         self._reader = VersionedReader(schema, environment, state_version, state_type)
 
     @classmethod
+    @override
     def from_config(
         cls,
         config: state_pb2.TimeKeyedTableConfig,
@@ -87,18 +89,20 @@ class TimeKeyedTable(Table[state_pb2.TimeKeyedTableConfig, TableMessage, Subtask
         )
 
     @property
+    @override
     def files(self) -> tuple[StateFile, ...]:
         """The files this subtask's view folds, oldest first."""
         return self._files
 
+    @override
     def view(self) -> TimeKeyedView:
-        """Return the rows by time."""
         return TimeKeyedView(self.schema, self._environment, self._files, self._reader)
 
     def key_time_view(self) -> KeyTimeView:
         """Return the rows by key and time."""
         return self.view().by_key()
 
+    @override
     def epoch_checkpointer(
         self, epoch: Epoch, previous_metadata: SubtaskMessage | None
     ) -> "TimeKeyedTableCheckpointer":
@@ -111,6 +115,7 @@ class TimeKeyedTable(Table[state_pb2.TimeKeyedTableConfig, TableMessage, Subtask
             state_version=self._state_version,
         )
 
+    @override
     def subtask_metadata_from_table(
         self, table_metadata: TableMessage
     ) -> SubtaskMessage | None:
@@ -119,6 +124,7 @@ class TimeKeyedTable(Table[state_pb2.TimeKeyedTableConfig, TableMessage, Subtask
         return message_of(SubtaskMessage, files) if files else None
 
     @classmethod
+    @override
     def compact_data(
         cls,
         config: state_pb2.TimeKeyedTableConfig,
@@ -158,8 +164,8 @@ class TimeKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
         self._state_version = state_version
         self._batches: list[pa.RecordBatch] = []
 
+    @override
     def insert_data(self, data: TableData) -> None:
-        """Take stored rows in any order."""
         if not isinstance(data, pa.RecordBatch):
             raise StateError(
                 f"time-keyed table {self._schema.table_name!r} stores record batches, not "
@@ -169,6 +175,7 @@ class TimeKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
             )
         self._batches.append(data)
 
+    @override
     def finish(self, checkpoint: CheckpointMessage) -> tuple[SubtaskMessage, int] | None:
         """Write the rows that are live, behind the earlier files that hold such rows."""
         clock = clock_after_epoch(self._schema.domain, checkpoint.frontier)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.batch import RowsLike, to_batch
 from penstock.core.hash_kernels import Hashes
@@ -159,6 +160,7 @@ class TimeKeyedView(View):
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return GroupedRows(self.schema.to_declared(grouped), offsets)
 
+    @override
     def advance(self, frontier: Frontier) -> None:
         """Start an epoch: rows are judged by its clock, which never goes back."""
         self._frontier = frontier
@@ -166,11 +168,13 @@ class TimeKeyedView(View):
             chunk for chunk in self._chunks if not chunk.is_dead(self._clock_micros)
         ]
 
+    @override
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
         """Hand over the rows inserted in this epoch, as they came."""
         for chunk in self._pending:
             checkpointer.insert_data(chunk.rows)
 
+    @override
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Keep this epoch's rows, which are now in `files`."""
         # What dies with this epoch is in none of its files any more.
@@ -181,8 +185,8 @@ class TimeKeyedView(View):
         self._pending = []
         self.files = tuple(files)
 
+    @override
     def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
-        """Add the rows of `missing`."""
         if self._pending:
             raise InternalError(
                 f"table {self.schema.table_name!r} was to catch up with other writes while its "
@@ -191,8 +195,8 @@ class TimeKeyedView(View):
         self._chunks += self._reader.read_chunks(missing)
         self.files = tuple(files)
 
+    @override
     def release(self) -> None:
-        """Let go of all rows and mappings."""
         self._chunks, self._pending = [], []
         self._is_released = True
 
