@@ -5,7 +5,7 @@ from penstock.connectors.files.source import FilesSourceConstructor
 from penstock.connectors.impulse import ImpulseConstructor
 from penstock.connectors.memory import ListSinkConstructor, ListSourceConstructor
 from penstock.connectors.nexmark.source import NexmarkConstructor
-from penstock.connectors.stdout import BlackholeConstructor, StdoutConstructor
+from penstock.connectors.stdout import Blackhole, BlackholeConfig, StdoutConfig, StdoutSink
 from penstock.operators.event_time import WatermarkConstructor
 from penstock.operators.expressions import FilterConstructor, ProjectConstructor
 from penstock.operators.registry import Registry
@@ -43,9 +43,9 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add("files_source", FilesSourceConstructor())
     registry.add("impulse", ImpulseConstructor())
     registry.add("nexmark", NexmarkConstructor())
-    registry.add("stdout", StdoutConstructor())
+    registry.add(StdoutConfig.kind, StdoutConfig, StdoutSink)
     registry.add("files_sink", FilesSinkConstructor())
-    registry.add("blackhole", BlackholeConstructor())
+    registry.add(BlackholeConfig.kind, BlackholeConfig, Blackhole)
     register_udfs(registry)
     register_updating(registry)
     register_windows(registry)

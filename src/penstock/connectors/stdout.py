@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -22,31 +22,32 @@ from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import CommitContext, OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
 
 Format = Literal["json", "table"]
 
 
+@dataclass(frozen=True, slots=True)
+class StdoutConfig(OperatorConfig):
+    """The config of sinks that print."""
+
+    kind: ClassVar[str] = "stdout"
+
+    format: Format = "json"
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {"format": self.format}
+
+
 def stdout(form: Format = "json") -> OperatorSpec:
     """Print rows: a line of JSON each, or a table per epoch."""
-    return OperatorSpec("stdout", {"format": form})
+    return StdoutConfig(form).to_operator_spec()
 
 
-class StdoutSink(StagingSink):
+class StdoutSink(Configured[StdoutConfig], StagingSink):
     """Prints rows to the driver's standard output."""
-
-    def __init__(self, form: Format) -> None:
-        super().__init__()
-        self._format = form
-
-    @override
-    def name(self) -> str:
-        return "stdout"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        return DisplayableOperator("stdout", {"format": self._format})
 
     @override
     def handle_commit(
@@ -59,7 +60,7 @@ class StdoutSink(StagingSink):
         tables = staged_tables(commit_data)
         if tables:
             rows = pa.concat_tables(tables)
-            text = to_json_lines(rows) if self._format == "json" else to_text(rows)
+            text = to_json_lines(rows) if self.config.format == "json" else to_text(rows)
             sys.stdout.write(text)
             sys.stdout.flush()
 
@@ -77,33 +78,19 @@ def to_text(rows: pa.Table) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class StdoutConfig:
-    """The config of kind "stdout"."""
+class BlackholeConfig(OperatorConfig):
+    """The config of sinks that drop rows: there is nothing to choose."""
 
-    format: Format = "json"
-
-
-class StdoutConstructor(OperatorConstructor[StdoutConfig]):
-    """Builds sinks that print."""
-
-    config_type = StdoutConfig
-
-    @override
-    def with_config(self, config: StdoutConfig, registry: Registry) -> ConstructedOperator:
-        return ConstructedOperator(StdoutSink(config.format))
+    kind: ClassVar[str] = "blackhole"
 
 
 def blackhole() -> OperatorSpec:
     """Drop every row. The job's status still counts what came in."""
-    return OperatorSpec("blackhole")
+    return BlackholeConfig().to_operator_spec()
 
 
-class Blackhole(ArrowOperator):
+class Blackhole(Configured[BlackholeConfig], ArrowOperator):
     """Drops rows. It has no state, and nothing of it is ever committed."""
-
-    @override
-    def name(self) -> str:
-        return "blackhole"
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
@@ -114,20 +101,3 @@ class Blackhole(ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Let the rows go."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlackholeConfig:
-    """The config of kind "blackhole": there is nothing to choose."""
-
-
-class BlackholeConstructor(OperatorConstructor[BlackholeConfig]):
-    """Builds sinks that drop."""
-
-    config_type = BlackholeConfig
-
-    @override
-    def with_config(
-        self, config: BlackholeConfig, registry: Registry
-    ) -> ConstructedOperator:
-        return ConstructedOperator(Blackhole())

@@ -1,28 +1,36 @@
-"""Registry: which constructor builds an operator of a kind. The only lookup by kind.
+"""Registry: how an operator of a kind is built. The only lookup by kind.
 
-A graph names operators by kind and plain config. The registry turns that config into the
-constructor's own config class, complains about everything that is wrong with it at once,
-and lets the constructor build. Others add kinds through entry points:
+A graph names operators by kind and plain config. A kind is declared once, by the class of its
+config and a function that builds the operator from it:
+
+    @dataclass(frozen=True, slots=True)
+    class SampleConfig(OperatorConfig):
+        kind: ClassVar[str] = "sample"
+        fraction: float
+
+    registry.add(SampleConfig.kind, SampleConfig, Sample)     # Sample(config) is the operator
+
+The config is the spec: `SampleConfig(0.1).to_operator_spec()` puts it into a graph, and the
+registry turns the graph's plain values into a `SampleConfig` again. It reports every key that
+is missing, unknown or of the wrong type at once. Functions and bytes pass through as they
+are; lists become tuples where the class says so. A kind may also be added as an
+`OperatorConstructor`. Other packages add kinds through entry points:
 
     [project.entry-points."penstock.operators"]
     geo = "geo_operators:register"        # def register(registry: Registry) -> None
-
-Configs: from the plain values of a graph to the class a constructor asks for.
-
-Every key that is missing, unknown or of the wrong type is reported at once. Functions and
-bytes pass through as they are; lists become tuples where the class says so.
 """
 
 import dataclasses
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
 import msgspec
+from typing_extensions import override
 
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec, Plain
@@ -167,6 +175,58 @@ class OperatorConstructor(ABC, Generic[ConfigT]):
         """Build the operator; `registry` is for looking up UDFs."""
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorConfig:
+    """What a user asks of one kind of operator: the config and the spec in one. Plain data."""
+
+    kind: ClassVar[str]
+
+    def to_operator_spec(self) -> OperatorSpec:
+        """Return what a graph names the operator by."""
+        return OperatorSpec(
+            self.kind, {field.name: getattr(self, field.name) for field in fields(self)}
+        )
+
+    def shown(self) -> Mapping[str, str]:
+        """Return the facts that `explain` prints about the operator."""
+        return {}
+
+
+OperatorConfigT = TypeVar("OperatorConfigT", bound=OperatorConfig)
+
+
+class Configured(Generic[OperatorConfigT]):
+    """Gives an operator or source its name and display: those of its config."""
+
+    def __init__(self, config: OperatorConfigT) -> None:
+        super().__init__()
+        self.config = config
+
+    def name(self) -> str:
+        """Return the kind."""
+        return self.config.kind
+
+    def display(self) -> DisplayableOperator:
+        """Return the kind and what the config shows of itself."""
+        return DisplayableOperator(self.config.kind, self.config.shown())
+
+
+class _Kind(OperatorConstructor[ConfigT]):
+    """A kind that was added as a config class and a function."""
+
+    def __init__(
+        self,
+        config_type: type[ConfigT],
+        build: Callable[[ConfigT], ArrowOperator | SourceOperator],
+    ) -> None:
+        self.config_type = config_type
+        self.build = build
+
+    @override
+    def with_config(self, config: ConfigT, registry: "Registry") -> ConstructedOperator:
+        return ConstructedOperator(self.build(config))
+
+
 class Udf(Protocol):
     """What the registry knows of a user-defined function: how graphs call it."""
 
@@ -188,13 +248,29 @@ class Registry:
         """What builds operators, by kind; changed by `add` only."""
         return self._constructors
 
-    def add(self, kind: str, constructor: OperatorConstructor[Any]) -> None:
-        """Add a kind; one that is taken is refused, so plug-ins cannot replace each other's."""
+    @overload
+    def add(self, kind: str, constructor: OperatorConstructor[Any], /) -> None: ...
+
+    @overload
+    def add(
+        self,
+        kind: str,
+        config_type: type[ConfigT],
+        build: Callable[[ConfigT], ArrowOperator | SourceOperator],
+        /,
+    ) -> None: ...
+
+    def add(self, kind: str, declared: Any, build: Any = None, /) -> None:
+        """Add a kind: its config class and what builds the operator, or a constructor.
+
+        A kind that is taken is refused, so that plug-ins cannot replace each other's.
+        """
+        constructor = declared if build is None else _Kind(declared, build)
         if kind in self.constructors:
             raise UserError(
                 f"operator kind {kind!r} is taken by "
-                f"{_class_name(self.constructors[kind])}: {_class_name(constructor)} needs "
-                "another name",
+                f"{_builder_name(self.constructors[kind])}: {_builder_name(constructor)} "
+                "needs another name",
                 code=ErrorCode.NAME_TAKEN,
                 kind=kind,
             )
@@ -265,6 +341,6 @@ class Registry:
             ) from error
 
 
-def _class_name(constructor: OperatorConstructor[Any]) -> str:
-    kind = type(constructor)
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _builder_name(constructor: OperatorConstructor[Any]) -> str:
+    builder = constructor.build if isinstance(constructor, _Kind) else type(constructor)
+    return f"{builder.__module__}.{builder.__qualname__}"

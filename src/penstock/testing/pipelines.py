@@ -14,13 +14,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.api.pipeline import Pipeline
-from penstock.core.clock import ManualClock
+from penstock.connectors.memory import list_sink as list_sink
+from penstock.connectors.memory import list_source as list_source
+from penstock.core.clock import ManualClock as ManualClock
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
 from penstock.runtime.driver.decide import JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver, ManualPacer
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
-from penstock.runtime.in_process import NO_CHAOS, Chaos, InProcessExecutor
+from penstock.runtime.in_process import NO_CHAOS, InProcessExecutor
+from penstock.runtime.in_process import Chaos as Chaos
 from penstock.runtime.task.worker import Worker
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.protocol.retention import Epochs
