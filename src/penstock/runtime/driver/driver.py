@@ -8,15 +8,20 @@
 Every restart, also in one process, is a new session: it claims a new generation and goes on
 from the last acknowledged epoch, whatever the failed one left behind.
 
-Waiting between epochs: until an instant, or until somebody wants the driver's attention.
+A driver waits between epochs until an instant, or until another thread interrupts it.
+
+`RunOptions` is how a run is asked for: every way to run a job hands on this one value.
 """
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from penstock.core.clock import Clock, ManualClock
+from penstock.core.clock import Clock, ManualClock, SystemClock, new_token
+from penstock.core.ids import Epoch, JobId, SavepointName
+from penstock.core.settings import current
 from penstock.errors import FencedError, PenstockError
 from penstock.operators.source import SourceFinishType
 from penstock.runtime.driver.decide import (
@@ -31,13 +36,24 @@ from penstock.runtime.driver.decide import (
     Wait,
     next_action,
 )
-from penstock.runtime.driver.environment import GiveUp, JobEnvironment, decide_restart
+from penstock.runtime.driver.environment import (
+    DriverSettings,
+    GiveUp,
+    JobEnvironment,
+    decide_restart,
+)
 from penstock.runtime.driver.outcomes import EpochLost, EpochRan, EpochTorn, torn_error
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.driver.start import find_finished
 from penstock.runtime.driver.status_keeper import StatusKeeper
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.protocol.retention import Epochs
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.storage.urls import open_store, probe_store
+
+_LOCAL_EPOCH_MICROS = 1_000_000
+_REMOTE_EPOCH_MICROS = 10_000_000
+_REMOTE_SCHEMES = ("s3:", "gs:", "az:")
 
 
 class Pacer(Protocol):
@@ -291,3 +307,67 @@ def _wake_up(ran: EpochRan) -> int | None:
     if ran.reading.poll_micros is not None:
         wake_ups.append(ran.processing_time_micros + ran.reading.poll_micros)
     return min(wake_ups, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How one run of a job is started, driven and watched.
+
+    The public signatures spell these names; below them only this value is handed on.
+    """
+
+    checkpoint: str | ObjectStore
+    """A URL, or an open store."""
+    restore: int | str | None = None
+    """Go back to an epoch by number, or to a savepoint by name, first."""
+    allow_dropped_state: bool = False
+    on_status: Callable[[JobStatus], None] | None = None
+    on_driver: Callable[[JobDriver], None] | None = None
+    """Called with the driver before it starts."""
+    on_epoch: Callable[[EpochRan], None] | None = None
+    """Called with every epoch that counts, when its sinks have committed."""
+    settings: DriverSettings | None = None
+    """Replaces what follows from the process's settings and the store."""
+    clock: Clock = field(default_factory=SystemClock)
+    master: str | None = None
+    """On Spark: the cluster."""
+    session: Any = None
+    """On Spark: the user's own session."""
+    shows_logs: bool = False
+    """On Spark: whether an embedded Spark shows its log."""
+
+    def open_store(self, job: JobId) -> ObjectStore:
+        """Open the store, and prove that a job can keep its checkpoints there."""
+        found = self.checkpoint
+        store = open_store(found) if isinstance(found, str) else found
+        probe_store(store, job, new_token())
+        return store
+
+    def driver_settings(self) -> DriverSettings:
+        """Return how the job is driven: objects far away want longer epochs."""
+        if self.settings is not None:
+            return self.settings
+        found, chosen = self.checkpoint, current()
+        is_remote = isinstance(found, str) and found.startswith(_REMOTE_SCHEMES)
+        return DriverSettings(
+            target_epoch_micros=_REMOTE_EPOCH_MICROS if is_remote else _LOCAL_EPOCH_MICROS,
+            keep_epochs=chosen.keep_epochs,
+            compaction=chosen.compaction,
+            allow_dropped_state=self.allow_dropped_state,
+        )
+
+    def driver(self, environment: JobEnvironment) -> JobDriver:
+        """Return the driver of a run, shown to `on_driver`; `run` it with `epochs`."""
+        driver = JobDriver(environment, on_status=self.on_status, on_epoch=self.on_epoch)
+        if self.on_driver is not None:
+            self.on_driver(driver)
+        return driver
+
+    @property
+    def epochs(self) -> Epochs | None:
+        """What `restore` means; None to go on from the last epoch."""
+        if self.restore is None:
+            return None
+        if isinstance(self.restore, str):
+            return Epochs(savepoint=SavepointName(self.restore))
+        return Epochs(number=Epoch(self.restore))
