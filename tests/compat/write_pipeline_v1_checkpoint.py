@@ -30,7 +30,7 @@ from pathlib import Path
 
 import penstock as ps
 from penstock.core.settings import CompactionSettings
-from penstock.runtime.environment import DriverSettings
+from penstock.runtime.driver.environment import DriverSettings
 from penstock.state.files.state_file import StateFile
 from penstock.state.storage.urls import open_store
 from penstock.testing import LocalJob, ManualClock, assert_job_is_whole

@@ -1,4 +1,4 @@
-"""Starting a job: does the graph fit, whose is the job, where does it go on, is it over?
+"""Starting a job: does the graph fit, whose is the job, where does it go on.
 
 Whether a graph fits a checkpoint: asked before the job is claimed, so that nothing is damaged.
 

@@ -17,7 +17,7 @@ def start_writer(script: str, *arguments: object) -> "subprocess.Popen[str]":
         sys.path.insert(0, {str(_SOURCE)!r})
         from pathlib import Path
         from penstock.state.storage.local_disk import LocalStore
-        from penstock.state.storage.staging import staged_file
+        from penstock.state.storage.local_disk import staged_file
         def say(*words):
             print(*words, flush=True)
     """
