@@ -1,24 +1,43 @@
 """The catalog: every kind of operator and connector that a graph can name out of the box."""
 
+from functools import partial
+
 from penstock.connectors.files.sink import FilesSinkConstructor
 from penstock.connectors.files.source import FilesSourceConstructor
 from penstock.connectors.impulse import ImpulseConstructor
 from penstock.connectors.memory import ListSinkConstructor, ListSourceConstructor
 from penstock.connectors.nexmark.source import NexmarkConstructor
 from penstock.connectors.stdout import Blackhole, BlackholeConfig, StdoutConfig, StdoutSink
-from penstock.operators.event_time import WatermarkConstructor
-from penstock.operators.expressions import FilterConstructor, ProjectConstructor
+from penstock.operators.event_time import WatermarkConfig, WatermarkGenerator
+from penstock.operators.expressions import (
+    Filter,
+    FilterConfig,
+    Project,
+    SelectConfig,
+    WithColumnsConfig,
+)
 from penstock.operators.registry import Registry
 from penstock.operators.stateless import (
     FlatMap,
-    FunctionConstructor,
-    KeyByConstructor,
+    FlatMapConfig,
+    KeyBy,
+    KeyByConfig,
     MapBatches,
-    UnionConstructor,
+    MapBatchesConfig,
+    Union,
+    UnionConfig,
 )
-from penstock.operators.udfs.kinds import register_udfs
+from penstock.operators.udfs.async_operator import build_async_udf
+from penstock.operators.udfs.functions import build_udf
+from penstock.operators.udfs.native import build_call_udf, build_native_udf
+from penstock.operators.udfs.specs import AsyncUdfSpec, CallUdfSpec, NativeUdfSpec, UdfSpec
 from penstock.operators.updating.kinds import register_updating
-from penstock.operators.user_functions import ProcessConstructor, SourceConstructor
+from penstock.operators.user_functions import (
+    ProcessConfig,
+    SourceConfig,
+    build_process,
+    build_source,
+)
 from penstock.operators.windows.kinds import register_windows
 
 
@@ -28,16 +47,20 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     Looking for packages takes milliseconds: a process keeps its registry.
     """
     registry = Registry()
-    registry.add("filter", FilterConstructor())
-    registry.add("select", ProjectConstructor("select"))
-    registry.add("with_columns", ProjectConstructor("with_columns"))
-    registry.add("map_batches", FunctionConstructor(MapBatches))
-    registry.add("flat_map", FunctionConstructor(FlatMap))
-    registry.add("key_by", KeyByConstructor())
-    registry.add("union", UnionConstructor())
-    registry.add("process", ProcessConstructor())
-    registry.add("source", SourceConstructor())
-    registry.add("watermark", WatermarkConstructor())
+    registry.add(FilterConfig.kind, FilterConfig, Filter)
+    registry.add(SelectConfig.kind, SelectConfig, Project)
+    registry.add(WithColumnsConfig.kind, WithColumnsConfig, Project)
+    registry.add(MapBatchesConfig.kind, MapBatchesConfig, MapBatches)
+    registry.add(FlatMapConfig.kind, FlatMapConfig, FlatMap)
+    registry.add(KeyByConfig.kind, KeyByConfig, KeyBy)
+    registry.add(UnionConfig.kind, UnionConfig, Union)
+    registry.add(ProcessConfig.kind, ProcessConfig, build_process)
+    registry.add(SourceConfig.kind, SourceConfig, build_source)
+    registry.add(WatermarkConfig.kind, WatermarkConfig, WatermarkGenerator)
+    registry.add(UdfSpec.kind, UdfSpec, build_udf)
+    registry.add(AsyncUdfSpec.kind, AsyncUdfSpec, build_async_udf)
+    registry.add(NativeUdfSpec.kind, NativeUdfSpec, partial(build_native_udf, registry))
+    registry.add(CallUdfSpec.kind, CallUdfSpec, partial(build_call_udf, registry))
     registry.add("list_source", ListSourceConstructor())
     registry.add("list_sink", ListSinkConstructor())
     registry.add("files_source", FilesSourceConstructor())
@@ -46,7 +69,6 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add(StdoutConfig.kind, StdoutConfig, StdoutSink)
     registry.add("files_sink", FilesSinkConstructor())
     registry.add(BlackholeConfig.kind, BlackholeConfig, Blackhole)
-    register_udfs(registry)
     register_updating(registry)
     register_windows(registry)
     if load_plugins:

@@ -11,17 +11,30 @@ from penstock.core.schema import StreamSchema
 from penstock.graph.logical import BAD, LATE, OperatorSpec
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
-from penstock.operators.expressions import FilterConstructor, ProjectConstructor
+from penstock.operators.expressions import (
+    Filter,
+    FilterConfig,
+    Project,
+    SelectConfig,
+    WithColumnsConfig,
+)
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.stateless import (
     FlatMap,
-    FunctionConstructor,
+    FlatMapConfig,
     MapBatches,
-    UnionConstructor,
+    MapBatchesConfig,
+    Union,
+    UnionConfig,
 )
-from penstock.operators.user_functions import ProcessConstructor, SourceConstructor
+from penstock.operators.user_functions import (
+    ProcessConfig,
+    SourceConfig,
+    build_process,
+    build_source,
+)
 from tests.builders.graphs import CLICKS
 
 
@@ -90,14 +103,14 @@ class ClicksConstructor(OperatorConstructor[ClicksConfig]):
 
 def small_registry() -> Registry:
     registry = Registry()
-    registry.add("filter", FilterConstructor())
-    registry.add("select", ProjectConstructor("select"))
-    registry.add("with_columns", ProjectConstructor("with_columns"))
-    registry.add("map_batches", FunctionConstructor(MapBatches))
-    registry.add("flat_map", FunctionConstructor(FlatMap))
-    registry.add("union", UnionConstructor())
-    registry.add("process", ProcessConstructor())
-    registry.add("source", SourceConstructor())
+    registry.add("filter", FilterConfig, Filter)
+    registry.add("select", SelectConfig, Project)
+    registry.add("with_columns", WithColumnsConfig, Project)
+    registry.add("map_batches", MapBatchesConfig, MapBatches)
+    registry.add("flat_map", FlatMapConfig, FlatMap)
+    registry.add("union", UnionConfig, Union)
+    registry.add("process", ProcessConfig, build_process)
+    registry.add("source", SourceConfig, build_source)
     registry.add("clicks", ClicksConstructor())
     return registry
 

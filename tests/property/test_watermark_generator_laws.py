@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, InputWatermark, advance, event_time_of, merge
-from penstock.operators.event_time import watermark_spec
+from penstock.operators.event_time import WatermarkConfig
 from tests.builders.driven_operators import DrivenOperator
 
 LATENESS = 5
 DEVICES = ("a", "b", "c")
 _FIELDS: list[Any] = [pa.field("device", pa.string()), pa.field("ts", pa.timestamp("us"))]
 STREAM = StreamSchema(pa.schema(_FIELDS), "ts")
-SPEC = watermark_spec(lateness_micros=LATENESS, partition_column="device")
+SPEC = WatermarkConfig(
+    lateness_micros=LATENESS, partition_column="device"
+).to_operator_spec()
 
 Rows = dict[str, tuple[int, int]]
 """By device: which subtask gets its row (modulo the parallelism), and by how much it is later."""

@@ -34,7 +34,7 @@ from penstock.graph.logical import MAIN, Exchange, OperatorSpec, Writable
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.stateless import flat_map_spec, map_batches_spec, union_spec
+from penstock.operators.stateless import UnionConfig, flat_map_spec, map_batches_spec
 from penstock.operators.udfs.specs import ResultSpec
 from penstock.operators.updating.changelog import to_debezium_spec
 from penstock.operators.user_functions import process_spec
@@ -171,7 +171,7 @@ class Stream:
         """
         if not others:
             return self
-        return self._then(union_spec(), *others)
+        return self._then(UnionConfig().to_operator_spec(), *others)
 
     def rebalance(self, *, parallelism: int | None = None) -> "Stream":
         """Deal batches evenly to the subtasks of the next step, of which there may be more."""

@@ -40,8 +40,8 @@ fall when an idle split wakes up: whoever sends it on must not send less than be
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 import numpy as np
@@ -61,11 +61,11 @@ from penstock.core.watermark import (
     merge,
 )
 from penstock.errors import SchemaError, did_you_mean
-from penstock.graph.logical import OperatorSpec, WatermarkSpec
+from penstock.graph.logical import WatermarkSpec
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.splits import SplitState
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.specs import TableSpec, global_table
@@ -151,34 +151,17 @@ class PartitionState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who was fed it then."""
 
 
-def watermark_spec(
-    *,
-    lateness_micros: int = 0,
-    idle_timeout_micros: int | None = None,
-    partition_column: str | None = None,
-    time_column: str | None = None,
-) -> OperatorSpec:
-    """Derive watermarks from rows; `time_column` if the stream has not named it before."""
-    return OperatorSpec(
-        "watermark",
-        {
-            "lateness_micros": lateness_micros,
-            "idle_timeout_micros": idle_timeout_micros,
-            "partition_column": partition_column,
-            "time_column": time_column,
-        },
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class WatermarkConfig:
-    """The config of kind "watermark"."""
+class WatermarkConfig(OperatorConfig):
+    """The config of operators that derive watermarks from rows."""
+
+    kind: ClassVar[str] = "watermark"
 
     lateness_micros: int = 0
     idle_timeout_micros: int | None = None
     partition_column: str | None = None
     time_column: str | None = None
-    """None: the input's."""
+    """Given if the stream has not named it before; None: the input's."""
 
     def __post_init__(self) -> None:
         if self.lateness_micros < 0:
@@ -186,41 +169,30 @@ class WatermarkConfig:
         if self.idle_timeout_micros is not None and self.idle_timeout_micros <= 0:
             raise ValueError("'idle_timeout_micros' must be positive, or None for never")
 
+    @override
+    def shown(self) -> Mapping[str, str]:
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: str(value) for name, value in known.items() if value is not None}
+
     @property
     def rule(self) -> WatermarkSpec:
         """How a partition's watermark follows from its rows."""
         return WatermarkSpec(self.lateness_micros, self.idle_timeout_micros)
 
 
-class WatermarkGenerator(ArrowOperator):
+class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
     """Passes rows on and says how far their event time has come.
 
     What its input says about event time is ignored, but for the end of all data.
     """
 
     def __init__(self, config: WatermarkConfig) -> None:
-        self._config = config
+        super().__init__(config)
         column = config.partition_column
         self._scope = _INPUT if column is None else f"column {column}"
         self._latest: dict[str | None, int] = {}
         """The latest event time per partition in this epoch; empty between epochs."""
         self._is_noted = False
-
-    @override
-    def name(self) -> str:
-        return "watermark"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        config = self._config
-        known = {
-            "lateness_micros": config.lateness_micros,
-            "idle_timeout_micros": config.idle_timeout_micros,
-            "partition_column": config.partition_column,
-            "time_column": config.time_column,
-        }
-        facts = {name: str(value) for name, value in known.items() if value is not None}
-        return DisplayableOperator("watermark", facts)
 
     @override
     def generates_watermarks(self) -> bool:
@@ -234,12 +206,12 @@ class WatermarkGenerator(ArrowOperator):
         problems = [
             f"its {role} {name!r} is not a column{did_you_mean(name, names)}"
             for role, name in (
-                ("time column", self._config.time_column),
-                ("partition column", self._config.partition_column),
+                ("time column", self.config.time_column),
+                ("partition column", self.config.partition_column),
             )
             if name is not None and name not in names
         ]
-        if self._config.time_column is None and stream.time_column is None:
+        if self.config.time_column is None and stream.time_column is None:
             problems.append("its input has no event time: name the time column")
         if problems:
             raise SchemaError(
@@ -257,7 +229,7 @@ class WatermarkGenerator(ArrowOperator):
     ) -> None:
         """Note the latest event time of every partition, and pass the rows on."""
         times = self._timed(ctx.inputs[0]).event_times_of(batch)
-        column = self._config.partition_column
+        column = self.config.partition_column
         found: dict[str | None, int] = (
             {_own_name(ctx): int(times.max())}
             if column is None
@@ -285,7 +257,7 @@ class WatermarkGenerator(ArrowOperator):
         self._is_noted = False
 
     def _timed(self, stream: StreamSchema) -> StreamSchema:
-        column = self._config.time_column
+        column = self.config.time_column
         return stream if column is None else replace(stream, time_column=column)
 
     def _advance(self, ctx: OperatorContext) -> Watermark | None:
@@ -298,7 +270,7 @@ class WatermarkGenerator(ArrowOperator):
         self._latest = {}
         self._is_noted = True
         own = self._spoken_for({**known, **changed}, ctx)
-        now, rule = ctx.processing_time_micros, self._config.rule
+        now, rule = ctx.processing_time_micros, self.config.rule
         wake_up = next_idle_micros(own, rule, now)
         if wake_up is not None:
             ctx.wake_at(wake_up)
@@ -311,7 +283,7 @@ class WatermarkGenerator(ArrowOperator):
         now, index = ctx.processing_time_micros, ctx.task.subtask.index
         changed: dict[_Key, PartitionState] = {}
         first = (_INPUT, _own_name(ctx))
-        is_waiting = self._scope == _INPUT and self._config.idle_timeout_micros is not None
+        is_waiting = self._scope == _INPUT and self.config.idle_timeout_micros is not None
         if is_waiting and first not in known:
             changed[first] = PartitionState(None, now, index)
         for name, latest in self._latest.items():
@@ -364,15 +336,3 @@ def _latest_by(column: Any, times: Any) -> dict[str | None, int]:
     latest = np.full(len(names), np.iinfo(np.int64).min)
     np.maximum.at(latest, encoded.indices.to_numpy(), times)
     return dict(zip(names, latest.tolist(), strict=True))
-
-
-class WatermarkConstructor(OperatorConstructor[WatermarkConfig]):
-    """Builds watermark generators."""
-
-    config_type = WatermarkConfig
-
-    @override
-    def with_config(
-        self, config: WatermarkConfig, registry: Registry
-    ) -> ConstructedOperator:
-        return ConstructedOperator(WatermarkGenerator(config))

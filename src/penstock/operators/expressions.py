@@ -11,9 +11,9 @@ An expression is checked against a schema before any data flows. Batches are han
 Polars without a copy where layouts allow it, and with no more columns than are read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import pyarrow as pa
@@ -24,8 +24,8 @@ from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,36 +154,68 @@ def _parts_of(expression: pl.Expr) -> Iterator[pl.Expr]:
         yield from _parts_of(part)
 
 
+@dataclass(frozen=True, slots=True)
+class FilterConfig(OperatorConfig):
+    """The config of operators that keep the rows for which a predicate is true."""
+
+    kind: ClassVar[str] = "filter"
+
+    predicate: bytes
+    """What `Expr.meta.serialize` gives."""
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {"predicate": str(_read(self.kind, self.predicate))}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectConfig(OperatorConfig):
+    """The config of operators that compute columns instead of the input's."""
+
+    kind: ClassVar[str] = "select"
+
+    expressions: tuple[bytes, ...]
+    """What `Expr.meta.serialize` gives, each."""
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {"expressions": ", ".join(map(str, self.read_expressions()))}
+
+    def read_expressions(self) -> tuple[pl.Expr, ...]:
+        """Return the expressions."""
+        return tuple(_read(self.kind, data) for data in self.expressions)
+
+
+@dataclass(frozen=True, slots=True)
+class WithColumnsConfig(SelectConfig):
+    """The config of operators that compute columns besides the input's."""
+
+    kind: ClassVar[str] = "with_columns"
+
+
 def filter_spec(predicate: pl.Expr) -> OperatorSpec:
     """Keep the rows for which a predicate is true; null is not."""
-    return OperatorSpec("filter", {"predicate": predicate.meta.serialize()})
+    return FilterConfig(predicate.meta.serialize()).to_operator_spec()
 
 
 def select_spec(*expressions: pl.Expr | str) -> OperatorSpec:
     """Emit these columns only, in this order."""
-    return OperatorSpec("select", {"expressions": _serialized(expressions)})
+    return SelectConfig(_serialized(expressions)).to_operator_spec()
 
 
 def with_columns_spec(*expressions: pl.Expr | str) -> OperatorSpec:
     """Replace columns, or add them behind the others."""
-    return OperatorSpec("with_columns", {"expressions": _serialized(expressions)})
+    return WithColumnsConfig(_serialized(expressions)).to_operator_spec()
 
 
-class Filter(ArrowOperator):
+class Filter(Configured[FilterConfig], ArrowOperator):
     """Keeps the rows for which a predicate is true."""
 
-    def __init__(self, predicate: pl.Expr) -> None:
-        self._predicate = predicate
+    def __init__(self, config: FilterConfig) -> None:
+        super().__init__(config)
+        self._predicate = _read(config.kind, config.predicate)
         self._input: ExpressionInput | None = None
         self._constant: bool | None = None
-
-    @override
-    def name(self) -> str:
-        return "filter"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        return DisplayableOperator("filter", {"predicate": str(self._predicate)})
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -223,22 +255,18 @@ class Filter(ArrowOperator):
         return self._input
 
 
-class Project(ArrowOperator):
+class Project(Configured[SelectConfig], ArrowOperator):
     """Computes columns: instead of the input's for select, besides them for with_columns."""
 
-    def __init__(self, kind: str, expressions: Sequence[pl.Expr]) -> None:
-        self._kind = kind
-        self._expressions = tuple(expressions)
+    def __init__(self, config: SelectConfig) -> None:
+        super().__init__(config)
+        if not config.expressions:
+            raise UserError(
+                f"{config.kind} without an expression: name at least one column",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        self._expressions = config.read_expressions()
         self._plan: _Projection | None = None
-
-    @override
-    def name(self) -> str:
-        return self._kind
-
-    @override
-    def display(self) -> DisplayableOperator:
-        shown = ", ".join(map(str, self._expressions))
-        return DisplayableOperator(self._kind, {"expressions": shown})
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -272,7 +300,7 @@ class Project(ArrowOperator):
         by_name = {
             name: to_arrow_field(shown, name, dtype) for name, dtype in fresh.items()
         }
-        if self._kind == "with_columns":
+        if isinstance(self.config, WithColumnsConfig):
             names = [*schema.names, *(n for n in types.names() if n not in schema.names)]
         else:
             names = types.names()
@@ -319,51 +347,6 @@ def _to_array(column: pl.Series, data_type: pa.DataType, row_count: int) -> Any:
         column = column.new_from_index(0, row_count)
     array = column.to_arrow()
     return array if array.type.equals(data_type) else array.cast(data_type)
-
-
-@dataclass(frozen=True, slots=True)
-class FilterConfig:
-    """The config of kind "filter"."""
-
-    predicate: bytes
-    """What `Expr.meta.serialize` gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectConfig:
-    """The config of kinds "select" and "with_columns"."""
-
-    expressions: tuple[bytes, ...]
-    """What `Expr.meta.serialize` gives, each."""
-
-
-class FilterConstructor(OperatorConstructor[FilterConfig]):
-    """Builds filters."""
-
-    config_type = FilterConfig
-
-    @override
-    def with_config(self, config: FilterConfig, registry: Registry) -> ConstructedOperator:
-        return ConstructedOperator(Filter(_read("filter", config.predicate)))
-
-
-class ProjectConstructor(OperatorConstructor[ProjectConfig]):
-    """Builds projections of one kind."""
-
-    config_type = ProjectConfig
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
-    @override
-    def with_config(self, config: ProjectConfig, registry: Registry) -> ConstructedOperator:
-        if not config.expressions:
-            raise UserError(
-                f"{self._kind} without an expression: name at least one column",
-                code=ErrorCode.INVALID_CONFIG,
-            )
-        expressions = [_read(self._kind, data) for data in config.expressions]
-        return ConstructedOperator(Project(self._kind, expressions))
 
 
 def _read(kind: str, data: bytes) -> pl.Expr:

@@ -266,15 +266,15 @@ class Registry:
         A kind that is taken is refused, so that plug-ins cannot replace each other's.
         """
         constructor = declared if build is None else _Kind(declared, build)
+        check_config_type(kind, getattr(constructor, "config_type", None))
         if kind in self.constructors:
             raise UserError(
                 f"operator kind {kind!r} is taken by "
-                f"{_builder_name(self.constructors[kind])}: {_builder_name(constructor)} "
-                "needs another name",
+                f"{_declaring_class(self.constructors[kind])}: "
+                f"{_declaring_class(constructor)} needs another name",
                 code=ErrorCode.NAME_TAKEN,
                 kind=kind,
             )
-        check_config_type(kind, getattr(constructor, "config_type", None))
         self._constructors[kind] = constructor
 
     def construct(self, spec: OperatorSpec) -> ConstructedOperator:
@@ -341,6 +341,8 @@ class Registry:
             ) from error
 
 
-def _builder_name(constructor: OperatorConstructor[Any]) -> str:
-    builder = constructor.build if isinstance(constructor, _Kind) else type(constructor)
-    return f"{builder.__module__}.{builder.__qualname__}"
+def _declaring_class(constructor: OperatorConstructor[Any]) -> str:
+    declared = (
+        constructor.config_type if isinstance(constructor, _Kind) else type(constructor)
+    )
+    return f"{declared.__module__}.{declared.__qualname__}"

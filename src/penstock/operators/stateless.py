@@ -1,9 +1,9 @@
 """Operators without state or expressions: map_batches, flat_map, key_by, union."""
 
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import polars as pl
 import pyarrow as pa
@@ -15,66 +15,90 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.user_functions import pickle_function, unpickle_function
 
 BatchFunction: TypeAlias = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MapBatchesConfig(OperatorConfig):
+    """The config of operators that call a function for every batch."""
+
+    kind: ClassVar[str] = "map_batches"
+
+    function: UserFunction
+    schema: bytes | None = None
+    """What `StreamSchema.to_bytes` gives; None if the output has the input's schema."""
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {"function": self.function.name}
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMapConfig(MapBatchesConfig):
+    """The config of operators whose function gives any number of results per batch."""
+
+    kind: ClassVar[str] = "flat_map"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyByConfig(OperatorConfig):
+    """The config of operators that make columns the key of the stream."""
+
+    kind: ClassVar[str] = "key_by"
+
+    columns: tuple[str, ...]
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {"columns": ", ".join(self.columns)}
+
+
+@dataclass(frozen=True, slots=True)
+class UnionConfig(OperatorConfig):
+    """The config of unions: there is nothing to choose."""
+
+    kind: ClassVar[str] = "union"
 
 
 def map_batches_spec(
     function: BatchFunction, schema: StreamSchema | None = None
 ) -> OperatorSpec:
     """Compute one result per batch; `schema` if it has other columns than the input."""
-    return OperatorSpec("map_batches", _function_config(function, schema))
+    stored = None if schema is None else schema.to_bytes()
+    return MapBatchesConfig(pickle_function(function), stored).to_operator_spec()
 
 
 def flat_map_spec(
     function: BatchFunction, schema: StreamSchema | None = None
 ) -> OperatorSpec:
     """Compute any number of results per batch: the function returns or yields them."""
-    return OperatorSpec("flat_map", _function_config(function, schema))
-
-
-def key_by_spec(*columns: str) -> OperatorSpec:
-    """Make columns the key of the stream."""
-    return OperatorSpec("key_by", {"columns": columns})
-
-
-def union_spec() -> OperatorSpec:
-    """Bring several streams of one schema together."""
-    return OperatorSpec("union")
-
-
-def _function_config(
-    function: BatchFunction, schema: StreamSchema | None
-) -> dict[str, UserFunction | bytes | None]:
     stored = None if schema is None else schema.to_bytes()
-    return {"function": pickle_function(function), "schema": stored}
+    return FlatMapConfig(pickle_function(function), stored).to_operator_spec()
 
 
-class MapBatches(ArrowOperator):
+class MapBatches(Configured[MapBatchesConfig], ArrowOperator):
     """Calls a function for every batch.
 
     It gets a `pyarrow.RecordBatch`, or a `pyarrow.Table` or `polars.DataFrame` if that is
     how its first parameter is annotated, and may return any of the three.
     """
 
-    def __init__(
-        self, function: BatchFunction, shown: str, schema: StreamSchema | None
-    ) -> None:
+    def __init__(self, config: MapBatchesConfig) -> None:
+        super().__init__(config)
+        function = unpickle_function(config.function)
+        if not callable(function):
+            raise UserError(
+                f"{config.function.name!r} is a {type(function).__name__}, not a function",
+                code=ErrorCode.UDF_INVALID,
+            )
         self._function = function
-        self._shown = shown
-        self._schema = schema
         self._convert = _conversion_for(function)
-
-    @override
-    def name(self) -> str:
-        return "map_batches"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        return DisplayableOperator(self.name(), {"function": self._shown})
+        declared = config.schema
+        self._schema = None if declared is None else StreamSchema.from_bytes(declared)
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -96,10 +120,6 @@ class FlatMap(MapBatches):
     """Calls a function for every batch, and emits each of its results."""
 
     @override
-    def name(self) -> str:
-        return "flat_map"
-
-    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -117,24 +137,20 @@ class FlatMap(MapBatches):
             collector.collect(rows)
 
 
-class KeyBy(ArrowOperator):
+class KeyBy(Configured[KeyByConfig], ArrowOperator):
     """Passes rows on under another key; the exchange behind it brings them to its owner."""
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        self._columns = columns
-
-    @override
-    def name(self) -> str:
-        return "key_by"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        return DisplayableOperator("key_by", {"columns": ", ".join(self._columns)})
+    def __init__(self, config: KeyByConfig) -> None:
+        super().__init__(config)
+        if not config.columns:
+            raise UserError(
+                "key_by without a column: name at least one", code=ErrorCode.INVALID_CONFIG
+            )
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input with another key; unknown columns are refused."""
-        return inputs[0].keyed_by(*self._columns)
+        return inputs[0].keyed_by(*self.config.columns)
 
     @override
     def process_batch(
@@ -143,12 +159,8 @@ class KeyBy(ArrowOperator):
         collector.collect(batch)
 
 
-class Union(ArrowOperator):
+class Union(Configured[UnionConfig], ArrowOperator):
     """Passes on the rows of all inputs; their order among each other is arbitrary."""
-
-    @override
-    def name(self) -> str:
-        return "union"
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -205,70 +217,3 @@ def _first_annotation(function: Any) -> Any:
     except (NameError, TypeError, AttributeError):
         hints = getattr(target, "__annotations__", {})
     return next((hint for name, hint in hints.items() if name != "return"), None)
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionConfig:
-    """The config of kinds "map_batches" and "flat_map"."""
-
-    function: UserFunction
-    schema: bytes | None = None
-    """What `StreamSchema.to_bytes` gives; None if the output has the input's schema."""
-
-
-class FunctionConstructor(OperatorConstructor[FunctionConfig]):
-    """Builds operators that call a user's function."""
-
-    config_type = FunctionConfig
-
-    def __init__(self, operator: type[MapBatches]) -> None:
-        self._operator = operator
-
-    @override
-    def with_config(
-        self, config: FunctionConfig, registry: Registry
-    ) -> ConstructedOperator:
-        function = unpickle_function(config.function)
-        if not callable(function):
-            raise UserError(
-                f"{config.function.name!r} is a {type(function).__name__}, not a function",
-                code=ErrorCode.UDF_INVALID,
-            )
-        schema = None if config.schema is None else StreamSchema.from_bytes(config.schema)
-        return ConstructedOperator(self._operator(function, config.function.name, schema))
-
-
-@dataclass(frozen=True, slots=True)
-class KeyByConfig:
-    """The config of kind "key_by"."""
-
-    columns: tuple[str, ...]
-
-
-class KeyByConstructor(OperatorConstructor[KeyByConfig]):
-    """Builds key changes."""
-
-    config_type = KeyByConfig
-
-    @override
-    def with_config(self, config: KeyByConfig, registry: Registry) -> ConstructedOperator:
-        if not config.columns:
-            raise UserError(
-                "key_by without a column: name at least one", code=ErrorCode.INVALID_CONFIG
-            )
-        return ConstructedOperator(KeyBy(config.columns))
-
-
-@dataclass(frozen=True, slots=True)
-class UnionConfig:
-    """The config of kind "union": none."""
-
-
-class UnionConstructor(OperatorConstructor[UnionConfig]):
-    """Builds unions."""
-
-    config_type = UnionConfig
-
-    @override
-    def with_config(self, config: UnionConfig, registry: Registry) -> ConstructedOperator:
-        return ConstructedOperator(Union())

@@ -18,18 +18,17 @@ import pickle
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import pyarrow as pa
-from typing_extensions import override
 
 from penstock.core.batch import describe_sample
 from penstock.errors import ErrorCode, PenstockError, UserCodeError, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.registry import OperatorConfig
 from penstock.operators.source import SourceOperator
 
 _SEARCH_DEPTH = 4
@@ -156,75 +155,61 @@ def _pickles(value: Any) -> bool:
     return True
 
 
-def process_spec(operator: ArrowOperator) -> OperatorSpec:
-    """Put a user's operator into a graph, as it is now."""
-    _checked_operator(operator)
-    return OperatorSpec("process", {"operator": pickle_function(operator)})
-
-
-def source_spec(source: SourceOperator) -> OperatorSpec:
-    """Put a user's source into a graph, as it is now."""
-    _checked_source(source)
-    return OperatorSpec("source", {"source": pickle_function(source)})
-
-
 @dataclass(frozen=True, slots=True)
-class ProcessConfig:
-    """The config of kind "process"."""
+class ProcessConfig(OperatorConfig):
+    """The config of operators that users have written."""
+
+    kind: ClassVar[str] = "process"
 
     operator: UserFunction
     """A pickled `ArrowOperator`."""
 
 
-class ProcessConstructor(OperatorConstructor[ProcessConfig]):
-    """Builds user operators: another copy each time."""
-
-    config_type = ProcessConfig
-
-    @override
-    def with_config(self, config: ProcessConfig, registry: Registry) -> ConstructedOperator:
-        operator = unpickle_function(config.operator)
-        return ConstructedOperator(_checked_operator(operator))
-
-
 @dataclass(frozen=True, slots=True)
-class SourceConfig:
-    """The config of kind "source"."""
+class SourceConfig(OperatorConfig):
+    """The config of sources that users have written."""
+
+    kind: ClassVar[str] = "source"
 
     source: UserFunction
     """A pickled `SourceOperator`."""
 
 
-class SourceConstructor(OperatorConstructor[SourceConfig]):
-    """Builds user sources: another copy each time."""
-
-    config_type = SourceConfig
-
-    @override
-    def with_config(self, config: SourceConfig, registry: Registry) -> ConstructedOperator:
-        source = unpickle_function(config.source)
-        return ConstructedOperator(_checked_source(source))
+def process_spec(operator: ArrowOperator) -> OperatorSpec:
+    """Put a user's operator into a graph, as it is now."""
+    _check_instance(operator, ArrowOperator, ProcessConfig.kind)
+    return ProcessConfig(pickle_function(operator)).to_operator_spec()
 
 
-def _checked_operator(obj: object) -> ArrowOperator:
-    if isinstance(obj, ArrowOperator):
-        return obj
-    raise _refusal(obj, ArrowOperator, "process")
+def source_spec(source: SourceOperator) -> OperatorSpec:
+    """Put a user's source into a graph, as it is now."""
+    _check_instance(source, SourceOperator, SourceConfig.kind)
+    return SourceConfig(pickle_function(source)).to_operator_spec()
 
 
-def _checked_source(obj: object) -> SourceOperator:
-    if isinstance(obj, SourceOperator):
-        return obj
-    raise _refusal(obj, SourceOperator, "source")
+def build_process(config: ProcessConfig) -> ArrowOperator:
+    """Return another copy of a user's operator each time."""
+    operator: ArrowOperator = unpickle_function(config.operator)
+    _check_instance(operator, ArrowOperator, config.kind)
+    return operator
 
 
-def _refusal(obj: object, kind: type, what: str) -> UserError:
+def build_source(config: SourceConfig) -> SourceOperator:
+    """Return another copy of a user's source each time."""
+    source: SourceOperator = unpickle_function(config.source)
+    _check_instance(source, SourceOperator, config.kind)
+    return source
+
+
+def _check_instance(obj: Any, wanted: type, kind: str) -> None:
+    if isinstance(obj, wanted):
+        return
     hint = ""
-    if isinstance(obj, type) and issubclass(obj, kind):
+    if isinstance(obj, type) and issubclass(obj, wanted):
         hint = f": write {obj.__name__}(…), an instance, instead of the class"
     shown = obj.__name__ if isinstance(obj, type) else type(obj).__name__
-    return UserError(
-        f"{what} takes {kind.__name__}s, and {shown} is none{hint}",
+    raise UserError(
+        f"{kind} takes {wanted.__name__}s, and {shown} is none{hint}",
         code=ErrorCode.UDF_INVALID,
     )
 

@@ -3,7 +3,7 @@ import pytest
 from penstock.catalog import default_registry
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.stateless import UnionConstructor
+from penstock.operators.stateless import Union, UnionConfig
 
 KINDS = {
     "filter", "select", "with_columns", "map_batches", "flat_map", "key_by", "union",
@@ -25,7 +25,7 @@ def test_a_misspelt_kind_is_refused_with_a_suggestion() -> None:
 def test_registries_are_independent() -> None:
     first, second = default_registry(), default_registry()
 
-    first.add("other", UnionConstructor())
+    first.add("other", UnionConfig, Union)
 
     assert "other" in first.constructors
     assert "other" not in second.constructors

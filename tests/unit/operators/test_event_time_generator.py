@@ -7,16 +7,19 @@ import pytest
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.errors import SchemaError, UserError
-from penstock.operators.event_time import watermark_spec
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.event_time import WatermarkConfig
 from tests.builders.driven_operators import DrivenOperator, an_operator
 
 _FIELDS: list[Any] = [pa.field("device", pa.string()), pa.field("ts", pa.timestamp("us"))]
 SCHEMA = pa.schema(_FIELDS)
 STREAM = StreamSchema(SCHEMA, "ts")
-BY_DEVICE = watermark_spec(lateness_micros=10, partition_column="device")
-BY_DEVICE_OR_IDLE = watermark_spec(
+BY_DEVICE = WatermarkConfig(
+    lateness_micros=10, partition_column="device"
+).to_operator_spec()
+BY_DEVICE_OR_IDLE = WatermarkConfig(
     lateness_micros=10, partition_column="device", idle_timeout_micros=100
-)
+).to_operator_spec()
 Rows = Sequence[tuple[str | None, int]]
 
 
@@ -47,7 +50,7 @@ class Generator(DrivenOperator):
 
 
 def test_the_watermark_is_the_latest_event_time_less_the_lateness() -> None:
-    generator = Generator(watermark_spec(lateness_micros=10), STREAM)
+    generator = Generator(WatermarkConfig(lateness_micros=10).to_operator_spec(), STREAM)
 
     assert generator.say([("a", 100), ("b", 70)]) == [90]
     assert generator.say([("a", 50)]) == [90]
@@ -64,13 +67,15 @@ def test_rows_are_passed_on_as_they_are() -> None:
 
 
 def test_without_rows_a_subtask_is_idle_and_holds_nobody_back() -> None:
-    generator = Generator(watermark_spec(), STREAM)
+    generator = Generator(WatermarkConfig().to_operator_spec(), STREAM)
 
     assert generator.say([("a", 5)], [], []) == [5, "idle", "idle"]
 
 
 def test_with_a_timeout_a_subtask_without_rows_is_waited_for_first() -> None:
-    generator = Generator(watermark_spec(idle_timeout_micros=100), STREAM)
+    generator = Generator(
+        WatermarkConfig(idle_timeout_micros=100).to_operator_spec(), STREAM
+    )
 
     assert generator.say([("a", 5)], [], now=1000) == [5, None]
     assert generator.wake_ups == [1100, 1100]
@@ -79,7 +84,7 @@ def test_with_a_timeout_a_subtask_without_rows_is_waited_for_first() -> None:
 
 
 def test_without_a_column_each_subtask_holds_the_others_back() -> None:
-    generator = Generator(watermark_spec(), STREAM)
+    generator = Generator(WatermarkConfig().to_operator_spec(), STREAM)
 
     assert generator.say([("a", 5)], [("a", 50)]) == [5, 50]
     assert generator.say([], [("a", 60)]) == [5, 60]
@@ -171,7 +176,7 @@ def test_an_idle_timeout_goes_on_across_a_rescale() -> None:
 
 
 def test_without_a_column_a_rescale_begins_with_new_inputs() -> None:
-    generator = Generator(watermark_spec(), STREAM)
+    generator = Generator(WatermarkConfig().to_operator_spec(), STREAM)
     assert generator.say([("a", 100)], [("a", 200)]) == [100, 200]
 
     assert generator.say([], [], []) == ["idle", "idle", "idle"]
@@ -181,18 +186,18 @@ def test_without_a_column_a_rescale_begins_with_new_inputs() -> None:
 
 
 def test_state_of_another_partition_column_holds_nobody_back() -> None:
-    generator = Generator(watermark_spec(lateness_micros=10), STREAM)
+    generator = Generator(WatermarkConfig(lateness_micros=10).to_operator_spec(), STREAM)
     generator.say([("a", 100)])
     generator.spec = BY_DEVICE
 
     assert generator.say([("b", 300)]) == [290]
-    generator.spec = watermark_spec(lateness_micros=10)
+    generator.spec = WatermarkConfig(lateness_micros=10).to_operator_spec()
     assert generator.say([("b", 400)]) == [390]
 
 
 def test_the_time_column_can_be_named_here() -> None:
     untimed = StreamSchema(SCHEMA)
-    spec = watermark_spec(time_column="ts")
+    spec = WatermarkConfig(time_column="ts").to_operator_spec()
     generator = Generator(spec, untimed)
 
     output = an_operator(spec).output_schema((untimed,))
@@ -202,7 +207,7 @@ def test_the_time_column_can_be_named_here() -> None:
 
 
 def test_everything_that_does_not_fit_is_reported_at_once() -> None:
-    spec = watermark_spec(time_column="tss", partition_column="devise")
+    spec = WatermarkConfig(time_column="tss", partition_column="devise").to_operator_spec()
 
     with pytest.raises(SchemaError) as caught:
         an_operator(spec).output_schema((STREAM,))
@@ -213,10 +218,12 @@ def test_everything_that_does_not_fit_is_reported_at_once() -> None:
 
 def test_a_stream_without_event_time_is_refused() -> None:
     with pytest.raises(SchemaError, match="name the time column"):
-        an_operator(watermark_spec()).output_schema((StreamSchema(SCHEMA),))
+        an_operator(WatermarkConfig().to_operator_spec()).output_schema(
+            (StreamSchema(SCHEMA),)
+        )
 
 
 @pytest.mark.parametrize("wrong", [{"lateness_micros": -1}, {"idle_timeout_micros": 0}])
 def test_impossible_durations_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
-        an_operator(watermark_spec(**wrong))  # type: ignore[arg-type]
+        an_operator(OperatorSpec("watermark", wrong))

@@ -10,7 +10,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS, EventTime, Watermark
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.event_time import watermark_spec
+from penstock.operators.event_time import WatermarkConfig
 from penstock.operators.operator import ArrowOperator
 from penstock.state.storage.memory import MemoryStore
 
@@ -50,9 +50,9 @@ def test_a_generator_gives_event_time_to_a_stream_whose_source_has_none() -> Non
     rows = pipeline.read("rows", list_source(ROWS, splits=2))
     timed = rows.process(
         "event-time",
-        watermark_spec(
+        WatermarkConfig(
             lateness_micros=5 * SECOND, partition_column="device", time_column="ts"
-        ),
+        ).to_operator_spec(),
     )
     timed.key_by("device").process("recorder", WatermarkRecorder(), parallelism=1).write(
         "out", out

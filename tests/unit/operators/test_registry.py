@@ -1,7 +1,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -13,7 +14,13 @@ from penstock.graph.logical import OperatorSpec, Plain, UserFunction
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.registry import (
+    Configured,
+    ConstructedOperator,
+    OperatorConfig,
+    OperatorConstructor,
+    Registry,
+)
 from penstock.operators.source import SourceFinishType, SourceOperator
 
 
@@ -218,3 +225,42 @@ def test_a_udf_name_cannot_be_taken_twice(registry: Registry) -> None:
     with pytest.raises(UserError, match="already") as caught:
         registry.add_udf(NamedUdf("normalize"))
     assert caught.value.code is ErrorCode.NAME_TAKEN
+
+
+@dataclass(frozen=True, slots=True)
+class SampleConfig(OperatorConfig):
+    kind: ClassVar[str] = "sample"
+
+    fraction: float
+    seed: int | None = None
+
+    def shown(self) -> Mapping[str, str]:
+        return {"fraction": str(self.fraction)}
+
+
+class Sample(Configured[SampleConfig], ArrowOperator):
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        collector.collect(batch)
+
+
+def test_a_config_class_and_a_function_declare_a_kind() -> None:
+    registry = Registry()
+    registry.add(SampleConfig.kind, SampleConfig, Sample)
+    spec = SampleConfig(0.5).to_operator_spec()
+
+    built = registry.construct(spec).operator
+
+    assert spec == OperatorSpec("sample", {"fraction": 0.5, "seed": None})
+    assert isinstance(built, Sample)
+    assert built.config == SampleConfig(0.5)
+    assert built.name() == "sample"
+    assert str(built.display()) == "sample(fraction=0.5)"
+
+
+def test_a_kind_that_is_taken_is_named_by_its_config_class() -> None:
+    registry = Registry()
+    registry.add("sample", SampleConfig, partial(Sample))
+    with pytest.raises(UserError, match=r"taken by .*SampleConfig: .*ScaleConstructor"):
+        registry.add("sample", ScaleConstructor())

@@ -9,10 +9,10 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.stateless import (
+    KeyByConfig,
+    UnionConfig,
     flat_map_spec,
-    key_by_spec,
     map_batches_spec,
-    union_spec,
 )
 from penstock.operators.user_functions import pickle_function
 from tests.builders.driven_operators import an_operator, run_stateless
@@ -101,7 +101,12 @@ def test_something_that_is_not_a_function_is_refused() -> None:
 
 
 def test_key_by_changes_the_key_and_nothing_else() -> None:
-    spec = key_by_spec("name", "n")
+    spec = KeyByConfig(
+        (
+            "name",
+            "n",
+        )
+    ).to_operator_spec()
 
     assert an_operator(spec).output_schema((STREAM,)) == STREAM.keyed_by("name", "n")
     assert run_stateless(spec, STREAM, BATCH).batches[0] is BATCH
@@ -109,12 +114,12 @@ def test_key_by_changes_the_key_and_nothing_else() -> None:
 
 def test_key_by_an_unknown_column_is_refused_with_a_suggestion() -> None:
     with pytest.raises(SchemaError, match="did you mean 'name'"):
-        an_operator(key_by_spec("nmae")).output_schema((STREAM,))
+        an_operator(KeyByConfig(("nmae",)).to_operator_spec()).output_schema((STREAM,))
 
 
 def test_key_by_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="at least one"):
-        an_operator(key_by_spec())
+        an_operator(KeyByConfig(()).to_operator_spec())
 
 
 def test_a_union_has_the_schema_of_its_first_input() -> None:
@@ -124,7 +129,9 @@ def test_a_union_has_the_schema_of_its_first_input() -> None:
     ]
     wide = StreamSchema(pa.schema(fields), None, ("n",))
 
-    output = an_operator(union_spec()).output_schema((STREAM.keyed_by("name"), wide))
+    output = an_operator(UnionConfig().to_operator_spec()).output_schema(
+        (STREAM.keyed_by("name"), wide)
+    )
 
     assert output == STREAM
 
@@ -132,7 +139,9 @@ def test_a_union_has_the_schema_of_its_first_input() -> None:
 def test_a_union_keeps_a_key_that_all_inputs_have() -> None:
     keyed = STREAM.keyed_by("name")
 
-    assert an_operator(union_spec()).output_schema((keyed, keyed)) == keyed
+    assert (
+        an_operator(UnionConfig().to_operator_spec()).output_schema((keyed, keyed)) == keyed
+    )
 
 
 def test_a_union_of_different_streams_is_refused_with_all_differences() -> None:
@@ -143,7 +152,7 @@ def test_a_union_of_different_streams_is_refused_with_all_differences() -> None:
     other = StreamSchema(pa.schema(fields), "extra")
 
     with pytest.raises(SchemaError) as caught:
-        an_operator(union_spec()).output_schema((STREAM, STREAM, other))
+        an_operator(UnionConfig().to_operator_spec()).output_schema((STREAM, STREAM, other))
 
     for problem in (
         "input 2: column 'name' is missing",

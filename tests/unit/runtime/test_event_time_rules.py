@@ -11,7 +11,7 @@ from penstock.core.watermark import IDLE, EventTime, InputWatermark, Watermark, 
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
-from penstock.operators.event_time import watermark_spec
+from penstock.operators.event_time import WatermarkConfig
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
@@ -121,7 +121,7 @@ def test_an_operator_behind_a_generator_that_is_given_slower_rows_has_not_gone_b
     None
 ):
     out = a_list()
-    generator = watermark_spec(partition_column="n", time_column="at")
+    generator = WatermarkConfig(partition_column="n", time_column="at").to_operator_spec()
     pipeline = Pipeline("job", parallelism=2)
     read = pipeline.read("read", a_split_that_moves())
     read.process("time", generator).process("pass", Pass()).write("out", out)

@@ -17,7 +17,7 @@ How it works
 Row calls: a row together with its async call, and how both go into state and come back.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -26,8 +26,7 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.clock import Clock
-from penstock.core.schema import StreamSchema
+from penstock.core.clock import Clock, SystemClock
 from penstock.core.watermark import (
     MAX_EVENT_TIME,
     CheckpointBarrier,
@@ -39,27 +38,12 @@ from penstock.core.watermark import (
 from penstock.errors import ErrorCode, ExternalError, PenstockError, UserError
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
 from penstock.operators.udfs.async_calls import (
+    CALLS_TABLE,
     AsyncCall,
     CallLimits,
     CallPool,
     CallTimeoutError,
-)
-from penstock.operators.udfs.functions import (
-    Evaluation,
-    arguments_of,
-    call_failed,
-    describe_error,
-    display_of,
-    emit_results,
-    has_null,
-    is_row_fault,
-    to_result_array,
-)
-from penstock.operators.udfs.specs import AsyncUdfSpec, ResultSpec
-from penstock.operators.udfs.stored_calls import (
-    CALLS_TABLE,
     StoredCall,
     call_id,
     calls_table,
@@ -69,6 +53,19 @@ from penstock.operators.udfs.stored_calls import (
     read_row,
     to_ipc,
 )
+from penstock.operators.udfs.functions import (
+    ColumnOperator,
+    Evaluation,
+    arguments_of,
+    call_failed,
+    describe_error,
+    emit_results,
+    has_null,
+    is_row_fault,
+    load_function,
+    to_result_array,
+)
+from penstock.operators.udfs.specs import AsyncUdfSpec, ResultSpec
 from penstock.state.tables.specs import TableSpec
 
 _MOST_DOUBLINGS = 30
@@ -229,7 +226,7 @@ def _answer_of(call: RowCall, spec: ResultSpec, ctx: OperatorContext) -> bytes |
     return to_ipc(pa.RecordBatch.from_arrays([value], names=["answer"]))
 
 
-class AsyncUdfOperator(ArrowOperator):
+class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
     """Calls an async function for every row, in order or not, and keeps what has no answer."""
 
     def __init__(
@@ -240,7 +237,7 @@ class AsyncUdfOperator(ArrowOperator):
         *,
         poll_seconds: float = 0.05,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self._clock = clock
         self._poll_seconds = poll_seconds
         """How often the clock is asked while waiting: it need not be the machine's."""
@@ -259,30 +256,6 @@ class AsyncUdfOperator(ArrowOperator):
         self._has_drained = False
 
     @override
-    def name(self) -> str:
-        return self.spec.kind
-
-    @override
-    def display(self) -> DisplayableOperator:
-        shown = display_of(self.spec)
-        facts = {
-            "order": "as it came" if self.spec.is_ordered else "any",
-            "max_concurrency": str(self.spec.max_concurrency),
-            "timeout": f"{self.spec.timeout_seconds} s",
-        }
-        return DisplayableOperator(shown.name, {**shown.fields, **facts})
-
-    @override
-    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        """Return the input with the new column."""
-        return self.spec.output_schema(inputs[0])
-
-    @override
-    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
-        """Return the stream of bad rows, if they are wanted."""
-        return self.spec.side_outputs(inputs[0])
-
-    @override
     def tables(self) -> Sequence[TableSpec]:
         return (calls_table(),)
 
@@ -292,7 +265,7 @@ class AsyncUdfOperator(ArrowOperator):
     ) -> None:
         """Start the calls of all rows, waiting for room, and emit what is answered by then."""
         self._begin(ctx)
-        skips_nulls = self.spec.nulls == "skip"
+        skips_nulls = self.config.nulls == "skip"
         self._add(
             RowCall(
                 order=self._call_count + index,
@@ -301,7 +274,7 @@ class AsyncUdfOperator(ArrowOperator):
                 batch=batch,
                 index=index,
             )
-            for index, arguments in enumerate(arguments_of(batch, self.spec.inputs))
+            for index, arguments in enumerate(arguments_of(batch, self.config.inputs))
         )
         while not self._pool.wait_started():
             self._take_answers(ctx)
@@ -345,7 +318,7 @@ class AsyncUdfOperator(ArrowOperator):
         self._take_answers(ctx)
         self._emit(ctx, collector)
         if self._open:
-            keep_calls(self._open, self.spec, ctx)
+            keep_calls(self._open, self.config, ctx)
             ctx.count("calls_kept", len(self._open))
             ctx.wake_at(ctx.processing_time_micros)
         self._open = []
@@ -361,7 +334,7 @@ class AsyncUdfOperator(ArrowOperator):
         if self._has_begun:
             return
         self._has_begun = True
-        self._add(restore_calls(self.spec, ctx))
+        self._add(restore_calls(self.config, ctx))
 
     def _add(self, calls: Iterable[RowCall]) -> None:
         added = list(calls)
@@ -375,7 +348,7 @@ class AsyncUdfOperator(ArrowOperator):
         """Wait until all calls are answered, or the deadline is over, and emit."""
         deadline = None
         if not waits_for_all:
-            patience = patience_of(self._open, self.spec)
+            patience = patience_of(self._open, self.config)
             deadline = self._clock.now_micros() + round(patience * 1_000_000)
         while not self._pool.wait_idle(None if deadline is None else self._poll_seconds):
             self._take_answers(ctx)
@@ -390,7 +363,7 @@ class AsyncUdfOperator(ArrowOperator):
         for call in self._pool.take_finished():
             if call.error is None or not isinstance(call, RowCall):
                 continue
-            if not is_row_fault(call.error, self.spec):
+            if not is_row_fault(call.error, self.config):
                 self._pool.cancel_all()
                 raise self._failure_of(call, call.error, ctx) from call.error
             call.reason = describe_error(call.error)
@@ -400,14 +373,14 @@ class AsyncUdfOperator(ArrowOperator):
     ) -> PenstockError:
         operator = ctx.task.operator
         if not isinstance(error, CallTimeoutError):
-            return call_failed(error, self.spec, operator, call.arguments)
+            return call_failed(error, self.config, operator, call.arguments)
         return ExternalError(
-            f"UDF {self.spec.name!r} of operator {operator!r} gave {error} when called with "
+            f"UDF {self.config.name!r} of operator {operator!r} gave {error} when called with "
             f"{call.arguments!r:.200}, {call.failures} times. See to the service it calls, "
             'raise timeout_seconds or retries, or send such rows aside with on_error="bad"',
             code=ErrorCode.UDF_TIMED_OUT,
             operator=operator,
-            udf=self.spec.name,
+            udf=self.config.name,
         )
 
     def _emit(self, ctx: OperatorContext, collector: ArrowCollector) -> None:
@@ -416,11 +389,11 @@ class AsyncUdfOperator(ArrowOperator):
         if not ready:
             return
         forget_calls(ready, ctx)
-        evaluation = evaluation_of(ready, self.spec, ctx)
+        evaluation = evaluation_of(ready, self.config, ctx)
         emit_results(rows_of(ready), evaluation, ctx, collector)
 
     def _pop_ready(self) -> list[RowCall]:
-        if self.spec.is_ordered:
+        if self.config.is_ordered:
             unready = (
                 index for index, call in enumerate(self._open) if not call.is_answered
             )
@@ -430,3 +403,9 @@ class AsyncUdfOperator(ArrowOperator):
         ready = [call for call in self._open if call.is_answered]
         self._open = [call for call in self._open if not call.is_answered]
         return ready
+
+
+def build_async_udf(config: AsyncUdfSpec) -> AsyncUdfOperator:
+    """Return the operator that calls an `async def` function."""
+    function = load_function(config, config.function, wants_async=True)
+    return AsyncUdfOperator(config, function, SystemClock())

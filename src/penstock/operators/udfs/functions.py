@@ -8,10 +8,12 @@ in a row: it fails the epoch even where rows that raise are sent aside.
 How a Python function is called on a batch: row by row, or with whole columns. Stateless.
 """
 
+import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import polars as pl
@@ -27,13 +29,16 @@ from penstock.errors import (
     UserCodeError,
     UserError,
 )
-from penstock.graph.logical import BAD, MAIN
+from penstock.graph.logical import BAD, MAIN, UserFunction
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured
 from penstock.operators.udfs.specs import ResultSpec, UdfSpec
+from penstock.operators.user_functions import unpickle_function
 
 ResultArray: TypeAlias = "pa.Array[Any]"
+ResultSpecT = TypeVar("ResultSpecT", bound=ResultSpec)
 
 _TRACEBACK_FRAMES = 12
 _SHOWN_CHARACTERS = 200
@@ -159,7 +164,19 @@ Evaluate = Callable[[str, pa.RecordBatch], Evaluation]
 """Calls the function on a batch; the first argument names the operator in messages."""
 
 
-class UdfOperator(ArrowOperator):
+class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
+    """An operator that adds the column of a UDF, and has an output for rows without one."""
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        return self.config.output_schema(inputs[0])
+
+    @override
+    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
+        return self.config.side_outputs(inputs[0])
+
+
+class UdfOperator(ColumnOperator[ResultSpec]):
     """Calls a function on every batch, and sends rows whose call failed aside if asked to."""
 
     def __init__(
@@ -168,30 +185,16 @@ class UdfOperator(ArrowOperator):
         evaluate: Evaluate,
         check_types: Callable[[StreamSchema], None] | None = None,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self._evaluate = evaluate
         self._check_types = check_types
 
     @override
-    def name(self) -> str:
-        return self.spec.kind
-
-    @override
-    def display(self) -> DisplayableOperator:
-        return display_of(self.spec)
-
-    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        """Return the input with the new column; refuse an input that does not fit."""
-        output = self.spec.output_schema(inputs[0])
+        output = super().output_schema(inputs)
         if self._check_types is not None:
             self._check_types(inputs[0])
         return output
-
-    @override
-    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
-        """Return the stream of bad rows, if they are wanted."""
-        return self.spec.side_outputs(inputs[0])
 
     @override
     def process_batch(
@@ -201,15 +204,34 @@ class UdfOperator(ArrowOperator):
         emit_results(batch, evaluation, ctx, collector)
 
 
-def display_of(spec: ResultSpec) -> DisplayableOperator:
-    """Return how an operator that calls a function shows itself."""
-    facts = {
-        "function": spec.name,
-        "inputs": ", ".join(spec.inputs),
-        "output": f"{spec.output}: {spec.return_type}",
-        "on_error": spec.on_error,
-    }
-    return DisplayableOperator(spec.kind, facts)
+def build_udf(config: UdfSpec) -> UdfOperator:
+    """Return the operator that calls a Python function in line."""
+    function = load_function(config, config.function, wants_async=False)
+    if config.mode == "row":
+        return UdfOperator(config, partial(evaluate_rows, function, config))
+    to_call = arrow_call if config.mode == "arrow" else polars_call
+    call = to_call(function, config.inputs)
+    return UdfOperator(config, partial(evaluate_columns, call, config))
+
+
+def load_function(
+    spec: ResultSpec, packed: UserFunction, *, wants_async: bool
+) -> Callable[..., Any]:
+    """Return the function of a declaration; refuse one that cannot be called as declared."""
+    function: Callable[..., Any] = unpickle_function(packed)
+    problems = _find_call_problems(function, spec)
+    is_async = _is_async(function)
+    if is_async and not wants_async:
+        problems.append("it is async: declare it with async_udf")
+    elif wants_async and not is_async and not problems:
+        problems.append("it is not async: declare it with udf, or make it `async def`")
+    if problems:
+        raise UserError(
+            f"UDF {spec.name!r} cannot be used: {'; '.join(problems)}",
+            code=ErrorCode.UDF_INVALID,
+            udf=spec.name,
+        )
+    return function
 
 
 def emit_results(
@@ -320,4 +342,27 @@ def evaluate_columns(
     moved = {middle + index: error for index, error in second.errors.items()}
     return Evaluation(
         pa.concat_arrays([first.values, second.values]), {**first.errors, **moved}
+    )
+
+
+def _find_call_problems(function: Any, spec: ResultSpec) -> list[str]:
+    if not callable(function):
+        return [f"it is a {type(function).__name__}, which cannot be called"]
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # built-in functions do not all tell
+        return []
+    try:
+        signature.bind(*spec.inputs)
+    except TypeError as error:
+        columns = ", ".join(spec.inputs)
+        return [f"it takes {signature} and cannot be called with {columns}: {error}"]
+    return []
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 (it is known to be callable)
     )

@@ -11,7 +11,7 @@ called by its name with `call_udf`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
@@ -19,7 +19,8 @@ from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
-from penstock.graph.logical import BAD, OperatorSpec, Plain, UserFunction
+from penstock.graph.logical import BAD, OperatorSpec, UserFunction
+from penstock.operators.registry import OperatorConfig
 from penstock.operators.user_functions import pickle_function
 
 ERROR_COLUMN = "error"
@@ -31,10 +32,8 @@ OnError: TypeAlias = Literal["fail", "bad"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultSpec:
+class ResultSpec(OperatorConfig):
     """What all of them declare: the columns read, and the one that is added."""
-
-    kind: ClassVar[str]
 
     name: str
     """What people call the function, and `call_udf` finds it by."""
@@ -105,11 +104,14 @@ class ResultSpec:
         added = stream.schema.append(pa.field(ERROR_COLUMN, pa.string()))
         return {BAD: StreamSchema(added, stream.time_column, stream.key_columns)}
 
-    def to_operator_spec(self) -> OperatorSpec:
-        """Return what a graph calls it by."""
-        return OperatorSpec(
-            self.kind, {each.name: getattr(self, each.name) for each in fields(self)}
-        )
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {
+            "function": self.name,
+            "inputs": ", ".join(self.inputs),
+            "output": f"{self.output}: {self.return_type}",
+            "on_error": self.on_error,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,6 @@ class AsyncUdfSpec(ResultSpec):
 
     @override
     def find_problems(self) -> list[str]:
-        """Say everything that is wrong with the declaration by itself."""
         problems = ResultSpec.find_problems(self)
         if self.max_concurrency < 1:
             problems.append(f"max_concurrency is {self.max_concurrency}: need at least 1")
@@ -160,6 +161,15 @@ class AsyncUdfSpec(ResultSpec):
         if not self.drain_seconds > 0:
             problems.append(f"drain_seconds is {self.drain_seconds}: need more than 0")
         return problems
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {
+            **ResultSpec.shown(self),
+            "order": "as it came" if self.is_ordered else "any",
+            "max_concurrency": str(self.max_concurrency),
+            "timeout": f"{self.timeout_seconds} s",
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +190,7 @@ class NativeUdfSpec(ResultSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallUdfSpec:
+class CallUdfSpec(OperatorConfig):
     """A function of the registry, called on columns of this stream."""
 
     kind: ClassVar[str] = "call_udf"
@@ -211,11 +221,8 @@ def udf(
     """
     packed = pickle_function(function, name)
     return UdfSpec(
-        name=packed.name,
+        **_column(packed.name, inputs, output, returns),
         function=packed,
-        inputs=_names(inputs),
-        output=output or packed.name,
-        returns=_type_bytes(returns),
         mode=mode,
         nulls=nulls,
         on_error=on_error,
@@ -245,11 +252,8 @@ def async_udf(
     """
     packed = pickle_function(function, name)
     return AsyncUdfSpec(
-        name=packed.name,
+        **_column(packed.name, inputs, output, returns),
         function=packed,
-        inputs=_names(inputs),
-        output=output or packed.name,
-        returns=_type_bytes(returns),
         nulls=nulls,
         on_error=on_error,
         is_ordered=ordered,
@@ -276,13 +280,10 @@ def native_udf(
 ) -> NativeUdfSpec:
     """Declare a function of a native library; nothing is fetched before it is constructed."""
     return NativeUdfSpec(
-        name=name or function,
+        **_column(name or function, inputs, output, returns),
         url=url,
         sha256=sha256,
         function=function,
-        inputs=_names(inputs),
-        output=output or name or function,
-        returns=_type_bytes(returns),
         on_error=on_error,
         arguments=dict(arguments or {}),
         store_options=dict(store_options or {}),
@@ -293,22 +294,26 @@ def call_udf(
     name: str, *, inputs: Sequence[str] | None = None, output: str | None = None
 ) -> OperatorSpec:
     """Return what a graph calls a function of the registry by."""
-    config: dict[str, Plain] = {"udf": name}
-    if inputs is not None:
-        config["inputs"] = _names(inputs)
-    if output is not None:
-        config["output"] = output
-    return OperatorSpec(CallUdfSpec.kind, config)
+    columns = None if inputs is None else _names(inputs)
+    return CallUdfSpec(udf=name, inputs=columns, output=output).to_operator_spec()
 
 
-def _names(inputs: Sequence[str]) -> tuple[str, ...]:
-    return (inputs,) if isinstance(inputs, str) else tuple(inputs)
-
-
-def _type_bytes(returns: Any) -> bytes:
+def _column(
+    name: str, inputs: Sequence[str], output: str | None, returns: Any
+) -> dict[str, Any]:
+    """Return the fields that all declarations share, as `ResultSpec` names them."""
     if not isinstance(returns, pa.DataType):
         raise UserError(
             f"returns={returns!r} is not a type: give a pyarrow type such as pa.int64()",
             code=ErrorCode.UDF_INVALID,
         )
-    return pa.schema([pa.field("result", returns)]).serialize().to_pybytes()
+    return {
+        "name": name,
+        "inputs": _names(inputs),
+        "output": output or name,
+        "returns": pa.schema([pa.field("result", returns)]).serialize().to_pybytes(),
+    }
+
+
+def _names(inputs: Sequence[str]) -> tuple[str, ...]:
+    return (inputs,) if isinstance(inputs, str) else tuple(inputs)

@@ -4,14 +4,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.catalog import default_registry
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.registry import Registry
+from penstock.operators.udfs.async_calls import CALLS_TABLE, StoredCall
 from penstock.operators.udfs.async_operator import AsyncUdfOperator, RowCall, patience_of
-from penstock.operators.udfs.kinds import register_udfs
 from penstock.operators.udfs.specs import async_udf
-from penstock.operators.udfs.stored_calls import CALLS_TABLE, StoredCall
 from tests.unit.operators.udfs.by_hand import OperatorByHand
 from tests.unit.operators.udfs.service import KEYED, Service, rows
 
@@ -32,8 +31,7 @@ async def look_up(n: int) -> int:
 
 
 def _construct(**options: Any) -> AsyncUdfOperator:
-    registry = Registry()
-    register_udfs(registry)
+    registry = default_registry(load_plugins=False)
     given = {"function": look_up, "returns": pa.int64(), "inputs": ["n"], **options}
     function = given.pop("function")
     built = registry.construct(async_udf(function, **given).to_operator_spec())

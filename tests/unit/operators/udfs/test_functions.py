@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.catalog import default_registry
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, ExternalError, SchemaError, UserCodeError, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Registry
-from penstock.operators.udfs.kinds import register_udfs
 from penstock.operators.udfs.specs import ResultSpec, call_udf, udf
 from tests.unit.operators.udfs.by_hand import EpochOutput, OperatorByHand
 
@@ -27,9 +27,7 @@ def _columns(**columns: Any) -> pa.Schema:
 
 
 def _registry() -> Registry:
-    registry = Registry()
-    register_udfs(registry)
-    return registry
+    return default_registry(load_plugins=False)
 
 
 def _construct(spec: ResultSpec | OperatorSpec) -> ArrowOperator:

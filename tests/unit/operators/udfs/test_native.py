@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.catalog import default_registry
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.registry import Registry
-from penstock.operators.udfs.kinds import register_udfs
 from penstock.operators.udfs.specs import native_udf
 from penstock.state.storage.urls import open_store
 from tests.unit.operators.udfs.by_hand import OperatorByHand
@@ -52,8 +51,7 @@ def construct() -> Callable[..., ArrowOperator]:
             "output": "digest",
             **options,
         }
-        registry = Registry()
-        register_udfs(registry)
+        registry = default_registry(load_plugins=False)
         spec = native_udf(given.pop("url"), **given)
         operator = registry.construct(spec.to_operator_spec()).operator
         assert isinstance(operator, ArrowOperator)

@@ -1,0 +1,117 @@
+"""Functions found while a graph is built: of native libraries, and of the registry.
+
+A native Polars plug-in library is verified and its symbols are checked when the operator is
+constructed: Polars would abort the process of a query that names a missing symbol.
+"""
+
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+from polars.plugins import register_plugin_function
+
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.operators.dylibs import open_dylib
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Registry
+from penstock.operators.source import SourceOperator
+from penstock.operators.udfs.functions import UdfOperator, conform_result, evaluate_columns
+from penstock.operators.udfs.specs import CallUdfSpec, NativeUdfSpec, ResultSpec
+
+_PREFIX = "_polars_plugin_"
+_OFFERED = re.compile(rb"_polars_plugin_(\w+)\x00")
+
+
+class NativeFunction:
+    """A function of a loaded library, ready to be called. Immutable."""
+
+    def __init__(self, spec: NativeUdfSpec, path: Path) -> None:
+        check_symbols(spec, path)
+        self._spec = spec
+        # By position: the expression must not depend on what a stream calls its columns.
+        self._expression = register_plugin_function(
+            plugin_path=path,
+            function_name=spec.function,
+            args=[pl.col(str(index)) for index in range(len(spec.inputs))],
+            kwargs=dict(spec.arguments) or None,
+            is_elementwise=True,
+            use_abs_path=True,
+        ).alias("result")
+
+    def call(self, batch: pa.RecordBatch) -> Any:
+        """Call it with the columns of some rows."""
+        columns = [
+            pl.Series(str(index), batch.column(name))
+            for index, name in enumerate(self._spec.inputs)
+        ]
+        return pl.DataFrame(columns).select(self._expression)["result"].to_arrow()
+
+    def check_types(self, stream: StreamSchema) -> None:
+        """Refuse columns that the library does not take, and a result of another type."""
+        empty = stream.schema.empty_table().combine_chunks()
+        rows = pa.RecordBatch.from_arrays(
+            [pa.nulls(0, type=field.type) for field in empty.schema], schema=empty.schema
+        )
+        spec = self._spec
+        try:
+            found = self.call(rows)
+        except pl.exceptions.PolarsError as error:
+            kinds = [f"{name}: {stream.schema.field(name).type}" for name in spec.inputs]
+            raise SchemaError(
+                f"UDF {spec.name!r} does not take the columns {', '.join(kinds)}: {error}",
+                udf=spec.name,
+            ) from error
+        conform_result(found, spec, "", rows)
+
+
+def check_symbols(spec: NativeUdfSpec, path: Path) -> None:
+    """Refuse a library that lacks the function, and say which ones it has."""
+    library = open_dylib(path)
+    needed = (f"{_PREFIX}{spec.function}", f"{_PREFIX}field_{spec.function}")
+    missing = [symbol for symbol in needed if not hasattr(library, symbol)]
+    if not missing:
+        return
+    offered = find_functions(path.read_bytes())
+    raise UserError(
+        f"the library {spec.url} has no Polars plug-in function {spec.function!r}: it lacks "
+        f"the symbol {missing[0]}. It offers: {', '.join(offered) or 'none'}",
+        code=ErrorCode.MISSING_SYMBOL,
+        url=spec.url,
+        function=spec.function,
+    )
+
+
+def find_functions(library: bytes) -> list[str]:
+    """Return the plug-in functions a library's bytes speak of; for messages."""
+    names = {name.decode() for name in _OFFERED.findall(library)}
+    return sorted(name for name in names if f"field_{name}" in names)
+
+
+def build_native_udf(registry: Registry, config: NativeUdfSpec) -> UdfOperator:
+    """Return the operator that calls a function of a native library."""
+    path = registry.load_dylib(config.url, config.sha256, options=config.store_options)
+    function = NativeFunction(config, path)
+    evaluate = partial(evaluate_columns, function.call, config)
+    return UdfOperator(config, evaluate, function.check_types)
+
+
+def build_call_udf(
+    registry: Registry, config: CallUdfSpec
+) -> ArrowOperator | SourceOperator:
+    """Return the operator that calls a function of the registry."""
+    declared = registry.udf(config.udf)
+    if not isinstance(declared, ResultSpec):
+        raise UserError(
+            f"UDF {config.udf!r} was added to the registry as {type(declared).__name__}: "
+            "add what udf, async_udf or native_udf return",
+            code=ErrorCode.UDF_INVALID,
+            udf=config.udf,
+        )
+    inputs = declared.inputs if config.inputs is None else config.inputs
+    spec = replace(declared, inputs=inputs, output=config.output or declared.output)
+    return registry.construct(spec.to_operator_spec()).operator
