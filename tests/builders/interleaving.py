@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import PenstockError
-from penstock.state.checkpoints import carry_out
 from penstock.state.protocol.steps import Create, Delete, Request, Steps
+from penstock.state.storage.create import carry_out
 from penstock.state.storage.object_store import ObjectStore
 
 T = TypeVar("T")

@@ -33,8 +33,9 @@ from penstock.runtime.plan.physical import compile_graph, describe_plan
 from penstock.runtime.task.worker import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.protocol.retention import Epochs
+from penstock.state.storage.create import probe_store
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.urls import open_store, probe_store
+from penstock.state.storage.urls import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

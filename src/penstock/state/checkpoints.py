@@ -3,17 +3,15 @@
 Every method is one workflow of the protocol, run to its end. A storage error leaves the
 job as some crash at that point would: calling again, or taking over anew, is safe.
 
-Carry out a workflow's storage requests against an object store, one after the other.
-
 The backing store of checkpoint metadata: written once, verified on every read.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, TypeVar, assert_never
+from typing import Protocol, TypeAlias
 
 from penstock.core.clock import Clock, SystemClock, new_token
 from penstock.core.ids import JobId, OperatorId, SavepointName, Token, checksum_of
-from penstock.errors import CorruptStateError, ErrorCode, InternalError, PenstockError
+from penstock.errors import CorruptStateError, ErrorCode, InternalError
 from penstock.state.proto.state_pb2 import OperatorCheckpointMetadata
 from penstock.state.protocol import restoring, retention, takeover
 from penstock.state.protocol.codec import decode_metadata, encode_metadata
@@ -54,54 +52,10 @@ from penstock.state.protocol.records import (
 )
 from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.retention import Actor, Epochs, read_retention
-from penstock.state.protocol.steps import (
-    Create,
-    Delete,
-    Exists,
-    ListPaths,
-    Read,
-    Request,
-    Steps,
-    create_once,
-)
+from penstock.state.protocol.steps import Steps
 from penstock.state.protocol.takeover import TakeOverOutcome, find_restore_request
+from penstock.state.storage.create import create_own, run_steps
 from penstock.state.storage.object_store import ObjectStore
-
-T = TypeVar("T")
-
-
-def run_steps(store: ObjectStore, steps: Steps[T]) -> T:
-    """Run a workflow to its result; a storage error is thrown into it first."""
-    try:
-        request = next(steps)
-        while True:
-            try:
-                answer = carry_out(store, request)
-            except PenstockError as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as finished:
-        result: T = finished.value
-        return result
-
-
-def carry_out(store: ObjectStore, request: Request) -> object:
-    """Make the one storage call a request stands for."""
-    match request:
-        case Read(path):
-            return store.read(path)
-        case Exists(path):
-            return store.size(path) is not None
-        case Create(path, data):
-            return store.create(path, data)
-        case Delete(path):
-            store.delete(path)
-            return None
-        case ListPaths(prefix):
-            return [info.path for info in store.list(prefix)]
-        case _:
-            assert_never(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,8 +322,7 @@ class ParquetBackend:
         operator = metadata.operator_metadata
         path = metadata_path(ref, OperatorId(operator.operator_id), operator.subtask_index)
         data = encode_metadata(metadata)
-        existing = run_steps(self._store, create_once(path, data))
-        if existing is not None:
+        if create_own(self._store, path, data) is not None:
             raise InternalError(
                 f"{path!r} already holds other metadata of this generation; claim a new "
                 "generation before running the epoch again",

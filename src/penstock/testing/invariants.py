@@ -11,7 +11,6 @@ from penstock.state.checkpoints import (
     EpochStatus,
     JobCheckpoints,
     ParquetBackend,
-    run_steps,
 )
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.reading import read_epoch_record, read_identity
@@ -23,6 +22,7 @@ from penstock.state.protocol.records import (
     Ready,
 )
 from penstock.state.protocol.retention import is_kept, read_retention
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.object_store import ObjectStore
 
 

@@ -11,8 +11,8 @@ import pytest
 from penstock.core.clock import new_token
 from penstock.core.ids import checksum_of
 from penstock.errors import ErrorCode, UserError
+from penstock.state.storage.create import probe_store
 from penstock.state.storage.object_store import ObjectInfo, ObjectStore
-from penstock.state.storage.urls import probe_store
 
 ODD_PATHS = [
     "a",

@@ -62,6 +62,7 @@ from penstock.connectors.files.names import (
 from penstock.core.ids import Epoch, TaskInfo, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, StorageError, UnknownOutcomeError
 from penstock.operators.context import OperatorContext
+from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.state.tables.specs import TableSpec, global_table
@@ -192,10 +193,13 @@ def commit_files(
 ) -> None:
     """Make an acknowledged epoch's files visible: all of them, once."""
     path = record_path(Epoch(record.epoch), task.operator)
-    if not _is_listed(store, path, record):
+    listed = store.read(path)
+    if listed is None:
         for file in staged:
             _place(store, file)
-        _write_list(store, path, record)
+        listed = create_own(store, path, encode_record(record))
+    if listed is not None:
+        _require_same_list(store, path, listed, record)
     _tidy(store, task, record.epoch, staged)
 
 
@@ -233,34 +237,15 @@ _ADVICE = (
 )
 
 
-def _is_listed(store: ObjectStore, path: str, record: CommittedEpoch) -> bool:
-    """Tell whether the epoch's list is there; one of something else is refused."""
-    data = store.read(path)
-    if data is None:
-        return False
-    found = decode_record(data, f"{path!r} of {store.url}")
-    if found == record:
-        return True
-    raise CorruptStateError(
-        f"{path!r} of {store.url} lists other files than epoch {record.epoch} of job "
-        f"{record.job!r} staged. Nothing was changed. {_ADVICE}",
-        code=ErrorCode.FOREIGN_OBJECT,
-        path=path,
-    )
-
-
-def _write_list(store: ObjectStore, path: str, record: CommittedEpoch) -> None:
-    lost: UnknownOutcomeError | None = None
-    try:
-        if store.create(path, encode_record(record)):
-            return
-    except UnknownOutcomeError as error:
-        lost = error
-    if not _is_listed(store, path, record):
-        raise lost or StorageError(
-            f"{path!r} of {store.url} was refused because it exists, and it does not: does "
-            "something delete the lists of committed files?",
-            code=ErrorCode.STORAGE_UNSAFE,
+def _require_same_list(
+    store: ObjectStore, path: str, data: bytes, record: CommittedEpoch
+) -> None:
+    """Refuse a list of committed files that another job or another attempt wrote."""
+    if decode_record(data, f"{path!r} of {store.url}") != record:
+        raise CorruptStateError(
+            f"{path!r} of {store.url} lists other files than epoch {record.epoch} of job "
+            f"{record.job!r} staged. Nothing was changed. {_ADVICE}",
+            code=ErrorCode.FOREIGN_OBJECT,
             path=path,
         )
 

@@ -27,11 +27,10 @@ from penstock.connectors.files.names import (
 )
 from penstock.errors import (
     ErrorCode,
-    PenstockError,
     StorageError,
-    UnknownOutcomeError,
     UserError,
 )
+from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
 
 ROW_GROUP_BYTES = 16 * 1024**2
@@ -148,7 +147,14 @@ class EpochParts:
         data = part.encode().close()
         staged = self.names.staged(seq)
         checksum = checksum_text(data)
-        create_own(self._store, staged, data)
+        if create_own(self._store, staged, data) is not None:
+            raise StorageError(
+                f"{staged!r} in {self._store.url} was to be created and holds something else: "
+                "its name is drawn at random, so something else writes below _staging. Keep it "
+                "away",
+                code=ErrorCode.FOREIGN_OBJECT,
+                path=staged,
+            )
         self._files.append(
             StagedFile(staged, final, part.rows, len(data), checksum, partition)
         )
@@ -166,24 +172,6 @@ class EpochParts:
                 path=final,
             )
         return final
-
-
-def create_own(store: ObjectStore, path: str, data: bytes) -> None:
-    """Create an object under a name nobody else uses; reads back where the answer was lost."""
-    lost: PenstockError | None = None
-    try:
-        if store.create(path, data):
-            return
-    except UnknownOutcomeError as error:
-        lost = error
-    # A client that repeats a request by itself may meet the object it has just written.
-    if store.read(path) != data:
-        raise lost or StorageError(
-            f"{path!r} in {store.url} was to be created and holds something else: its name "
-            "is drawn at random, so something else writes below _staging. Keep it away",
-            code=ErrorCode.FOREIGN_OBJECT,
-            path=path,
-        )
 
 
 def _pieces(rows: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:

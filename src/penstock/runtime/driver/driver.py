@@ -48,8 +48,9 @@ from penstock.runtime.driver.start import find_finished
 from penstock.runtime.driver.status_keeper import StatusKeeper
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.protocol.retention import Epochs
+from penstock.state.storage.create import probe_store
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.urls import open_store, probe_store
+from penstock.state.storage.urls import open_store
 
 _LOCAL_EPOCH_MICROS = 1_000_000
 _REMOTE_EPOCH_MICROS = 10_000_000

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.ids import FULL_RANGE, Epoch, KeyRange, checksum_of
-from penstock.errors import CorruptStateError, ErrorCode, UnknownOutcomeError
+from penstock.core.ids import FULL_RANGE, Epoch, KeyRange
+from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
 from penstock.state.files.parquet import (
     KEY_HASH,
@@ -31,6 +31,7 @@ from penstock.state.files.parquet import (
     footer_key,
 )
 from penstock.state.files.state_file import StateFile
+from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
 
 Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
@@ -106,9 +107,6 @@ def _micros_bounds(column: Column) -> tuple[int | None, int | None]:
     return max(low * scale, _INT64[0]), min(high * scale, _INT64[1])
 
 
-_CREATE_ATTEMPTS = 3
-
-
 @dataclass(frozen=True, slots=True)
 class FileDescription:
     """What the writer of a state file knows about it besides its rows."""
@@ -142,7 +140,7 @@ def write_state_file(
     for batch in batches:
         encoder.write(batch)
     encoded = encoder.finish()
-    create_state_object(store, path, encoded)
+    _create(store, path, encoded)
     if cache is not None:
         _write_through(cache, encoded, batches)
     return _entry(path, encoded, _bounds_of(table, description), description)
@@ -243,7 +241,7 @@ class StateFileWriter:
         )
         path = self._path_for(len(self._files))
         encoded = encoder.finish()
-        create_state_object(self._store, path, encoded)
+        _create(self._store, path, encoded)
         self._files.append(_entry(path, encoded, self._bounds, self._description))
         self._encoder, self._bounds = None, RowBounds()
 
@@ -262,35 +260,13 @@ class StateFileWriter:
         )
 
 
-def create_state_object(store: ObjectStore, path: str, encoded: EncodedFile) -> None:
-    """Create the object, or prove that it is there with exactly these bytes."""
-    for attempt in range(_CREATE_ATTEMPTS):
-        try:
-            if store.create(path, encoded.data):
-                return
-        except UnknownOutcomeError:
-            # Nobody else writes this name, so creating it again is safe however late the
-            # lost request lands.
-            if store.size(path) is None:
-                if attempt + 1 < _CREATE_ATTEMPTS:
-                    continue
-                raise
-        _require_same(store, path, encoded)
-        return
-
-
-def _require_same(store: ObjectStore, path: str, encoded: EncodedFile) -> None:
-    found = store.read(path)
-    if (
-        found is None
-        or len(found) != len(encoded.data)
-        or checksum_of(found) != encoded.checksum
-    ):
-        what = "nothing" if found is None else f"{len(found)} other bytes"
+def _create(store: ObjectStore, path: str, encoded: EncodedFile) -> None:
+    found = create_own(store, path, encoded.data)
+    if found is not None:
         raise CorruptStateError(
             f"{store.url}/{path} was to be created with {len(encoded.data)} bytes, but holds "
-            f"{what}: something else writes into this job's folder. Nothing was overwritten; "
-            "find the other writer before starting the job again",
+            f"{len(found)} other bytes: something else writes into this job's folder. Nothing "
+            "was overwritten; find the other writer before starting the job again",
             code=ErrorCode.FOREIGN_OBJECT,
             path=path,
             expected=f"{encoded.checksum:016x}",

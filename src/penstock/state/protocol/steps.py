@@ -1,7 +1,7 @@
 """Storage requests as values: how the protocol asks for I/O without doing any.
 
 A workflow is a generator that yields one request at a time and is sent the answer, or has
-the storage error thrown in. `checkpoints.runner` answers from a real store; the explorer in
+the storage error thrown in. `storage.create` answers from a real store; the explorer in
 the tests answers from a shared dictionary, switching between drivers and failing calls at
 will. One request is one atomic storage call: nothing happens between two of them but what
 other processes do.

@@ -2,7 +2,6 @@ import pytest
 
 from penstock.core.ids import Epoch, JobId
 from penstock.errors import ErrorCode, StateError
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.collection import CollectionDone
 from penstock.state.protocol.publication import ReadyCheckpoint
@@ -10,6 +9,7 @@ from penstock.state.protocol.records import ClaimRecord, PinKind
 from penstock.state.protocol.restoring import branch_job, branch_pin_name
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.steps import Steps
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing.invariants import assert_job_is_whole
 from tests.builders.interleaving import Sleeper, creating

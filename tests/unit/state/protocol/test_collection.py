@@ -2,7 +2,6 @@ import pytest
 
 from penstock.core.ids import Epoch, Generation, SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, UserError
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.collection import (
     CollectionDone,
@@ -13,6 +12,7 @@ from penstock.state.protocol.collection import (
 from penstock.state.protocol.records import Fenced, RetentionRecord
 from penstock.state.protocol.retention import Epochs, read_retention
 from penstock.state.protocol.steps import Steps
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore, sweep
 from penstock.testing.invariants import assert_job_is_whole, assert_nothing_was_changed

@@ -2,7 +2,6 @@ import pytest
 
 from penstock.core.ids import SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, StateError
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.records import PinKind, RetentionRecord
 from penstock.state.protocol.retention import (
@@ -13,6 +12,7 @@ from penstock.state.protocol.retention import (
     pin_epoch,
     read_retention,
 )
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper, creating
 from tests.builders.protocol import (

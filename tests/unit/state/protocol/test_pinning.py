@@ -2,11 +2,11 @@ import pytest
 
 from penstock.core.ids import Epoch, SavepointName
 from penstock.errors import ErrorCode, StateError
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol.collection import CollectionDone
 from penstock.state.protocol.records import Pin, PinKind
 from penstock.state.protocol.retention import Epochs, pin_epoch, unpin, unpin_all
 from penstock.state.protocol.steps import Steps
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper, creating
 from tests.builders.protocol import JOB, RULES, an_actor

@@ -2,7 +2,6 @@ import pytest
 
 from penstock.core.ids import Generation
 from penstock.errors import CorruptStateError, ErrorCode, InternalError
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.publication import (
     CommitPermit,
@@ -21,6 +20,7 @@ from penstock.state.protocol.records import (
     EpochRecord,
     Fenced,
 )
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore, Lands
 from tests.builders.protocol import (

@@ -2,7 +2,6 @@ import pytest
 
 from penstock.core.ids import Epoch
 from penstock.errors import CorruptStateError, ErrorCode
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.reading import (
     find_newest_claim,
@@ -17,6 +16,7 @@ from penstock.state.protocol.reading import (
 )
 from penstock.state.protocol.records import Committing, Fenced, Ready, Unacknowledged
 from penstock.state.protocol.steps import Steps
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper
 from tests.builders.protocol import (

@@ -2,7 +2,6 @@ import pytest
 
 from penstock.core.ids import Epoch, Generation
 from penstock.errors import CorruptStateError, ErrorCode
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
 from penstock.state.protocol.records import (
@@ -24,6 +23,7 @@ from penstock.state.protocol.takeover import (
     plan_claim,
     read_restore_requests,
 )
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper, creating
 from tests.builders.protocol import JOB, a_claim, a_manifest, a_record, a_ref, a_token

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol.steps import find_newest, may_thin, waypoint_after
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import FaultyStore
 from tests.builders.interleaving import Sleeper, asking

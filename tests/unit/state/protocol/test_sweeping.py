@@ -2,7 +2,6 @@ import pytest
 
 from penstock.core.ids import Epoch, Generation, SavepointName
 from penstock.errors import CorruptStateError
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import paths
 from penstock.state.protocol.collection import (
     Memory,
@@ -14,6 +13,7 @@ from penstock.state.protocol.publication import LostEpoch
 from penstock.state.protocol.records import Fenced
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.steps import find_newest
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore
 from penstock.testing.invariants import assert_job_is_whole

@@ -2,7 +2,6 @@ import pytest
 
 from penstock.core.ids import Epoch, Generation, JobId, SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, StateError
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.publication import (
     CommitRequired,
@@ -20,6 +19,7 @@ from penstock.state.protocol.takeover import (
     resume,
     take_over,
 )
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper, asking, creating
 from tests.builders.protocol import JOB, RULES, a_ref, an_actor

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, StorageError
+from penstock.state.storage.create import probe_store
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectInfo
-from penstock.state.storage.urls import probe_store
 from penstock.testing import CrashError, Fault, FaultMode, FaultyStore, sweep
 
 

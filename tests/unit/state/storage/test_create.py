@@ -1,7 +1,6 @@
 import pytest
 
 from penstock.errors import StorageError
-from penstock.state.checkpoints import run_steps
 from penstock.state.protocol.steps import (
     Create,
     Delete,
@@ -15,6 +14,7 @@ from penstock.state.protocol.steps import (
     list_paths,
     read,
 )
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Call, CrashError, Fault, FaultMode, FaultyStore
 

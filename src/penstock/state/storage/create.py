@@ -1,0 +1,138 @@
+"""Create an object and prove that it is ours; refuse a store in which that proof fails.
+
+A conditional create has three answers: it wrote the object, one was already there, or the
+answer is lost. Only the bytes read back tell the last two apart from success, because a
+client that repeats a request meets its own write. `create_once` of the protocol is that rule,
+as a generator of storage requests. This module carries requests out against a store, so the
+protocol, the state files, the backing store and the sinks all create by the same rule.
+
+The rule rests on two promises of the store: `create` fails on an existing object, and a read
+sees every write answered before it. A store that silently lacks one of them works until two
+drivers meet, so `probe_store` asks before the job starts: eleven small requests.
+"""
+
+from contextlib import suppress
+from typing import TypeVar, assert_never
+
+from penstock.core.ids import Token
+from penstock.errors import ErrorCode, PenstockError, StorageError, UnknownOutcomeError
+from penstock.state.protocol.steps import (
+    Create,
+    Delete,
+    Exists,
+    ListPaths,
+    Read,
+    Request,
+    Steps,
+    create_once,
+)
+from penstock.state.storage.object_store import ObjectStore
+
+T = TypeVar("T")
+
+
+def create_own(store: ObjectStore, path: str, data: bytes) -> bytes | None:
+    """Create an object; return None if it is now ours, else the bytes that were there first.
+
+    `data` must be bytes that no other writer would put there, or bytes that are as good
+    from any writer. A lost answer is tried again, and raises `UnknownOutcomeError` only if
+    the store neither confirms the write nor shows an object.
+    """
+    return run_steps(store, create_once(path, data))
+
+
+def run_steps(store: ObjectStore, steps: Steps[T]) -> T:
+    """Run a workflow to its result; a storage error is thrown into it first."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = carry_out(store, request)
+            except PenstockError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+
+
+def carry_out(store: ObjectStore, request: Request) -> object:
+    """Make the one storage call a request stands for."""
+    match request:
+        case Read(path):
+            return store.read(path)
+        case Exists(path):
+            return store.size(path) is not None
+        case Create(path, data):
+            return store.create(path, data)
+        case Delete(path):
+            store.delete(path)
+            return None
+        case ListPaths(prefix):
+            return [info.path for info in store.list(prefix)]
+        case _:
+            assert_never(request)
+
+
+def probe_store(store: ObjectStore, prefix: str, token: Token) -> None:
+    """Return if the store keeps its promises below the folder `prefix`, else raise.
+
+    A store that breaks one raises `StorageError` with code STORAGE_UNSAFE, which says which
+    one. A store that merely refuses (no permission, full, read-only) raises its own error.
+    The token must be new: it names the probe's object, which is gone afterwards unless
+    the store cannot delete or the process dies.
+    """
+    path = f"{prefix}/probe-{token}" if prefix else f"probe-{token}"
+    try:
+        _probe(store, path)
+    except UnknownOutcomeError as error:
+        raise _unsafe(
+            store, path, "it gave no certain answer to a small write, even after retries"
+        ) from error
+    except StorageError as error:
+        error.add_note(f"This happened while {store.url} was probed before the start.")
+        raise
+    finally:
+        with suppress(PenstockError):
+            store.delete(path)
+
+
+def _probe(store: ObjectStore, path: str) -> None:
+    first, second, third = b"first", b"second, longer", b"3"
+
+    def require(promise_kept: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence
+        if not promise_kept:
+            raise _unsafe(store, path, otherwise)
+
+    require(store.read(path) is None, "it returned an object that was never written")
+    # False may be the answer to the library's own repeated request; then the bytes are ours.
+    require(
+        store.create(path, first) or store.read(path) == first,
+        "it would not create an object under a new name",
+    )
+    require(store.read(path) == first, "a read did not see an object just created")
+    require(
+        store.size(path) == len(first), "it told a wrong size of an object just created"
+    )
+    require(
+        not store.create(path, second),
+        "its create-if-absent claimed to have written over an existing object",
+    )
+    require(store.read(path) == first, "its create-if-absent wrote over an existing object")
+    store.put(path, third)
+    require(store.read(path) == third, "a read did not see an object just replaced")
+    store.delete(path)
+    require(store.read(path) is None, "a read still saw an object just deleted")
+
+
+def _unsafe(store: ObjectStore, path: str, behaviour: str) -> StorageError:
+    return StorageError(
+        f"{store.url} is not safe to keep checkpoints in: {behaviour} (tried with {path!r}). "
+        "Use a store with strong consistency and an atomic create-if-absent: a local disk, "
+        "S3, GCS, Azure, or a server that honours 'If-None-Match: *'; bypass caches in "
+        "between",
+        code=ErrorCode.STORAGE_UNSAFE,
+        url=store.url,
+        path=path,
+    )
