@@ -16,8 +16,8 @@ import polars as pl
 import pyarrow as pa
 
 import penstock as ps
-from penstock.connectors.nexmark.config import BID, NexmarkConfig
-from penstock.connectors.nexmark.rows import make_batch
+from penstock.connectors.nexmark.draws import EventKind
+from penstock.connectors.nexmark.rows import SCHEMAS, NexmarkConfig, make_batch
 
 NAME = "hot-items"
 WIDTH, SLIDE = "10s", "2s"
@@ -112,7 +112,8 @@ def recompute(events: int) -> pl.DataFrame:
 
 def _all_bids(events: int) -> Iterator[pl.DataFrame]:
     config = _config_of(events)
-    schema = pa.schema([BID.field(name) for name in _COLUMNS])
+    emitted = SCHEMAS[EventKind.BIDS].schema
+    schema = pa.schema([emitted.field(name) for name in _COLUMNS])
     row_count = config.sequence.rows_below(events, 0, 1)
     for start in range(0, row_count, _CHUNK_ROWS):
         end = min(start + _CHUNK_ROWS, row_count)

@@ -4,9 +4,16 @@ from functools import partial
 
 from penstock.connectors.files.sink import FilesSinkConstructor
 from penstock.connectors.files.source import FilesSourceConstructor
-from penstock.connectors.impulse import ImpulseConstructor
-from penstock.connectors.memory import ListSinkConstructor, ListSourceConstructor
-from penstock.connectors.nexmark.source import NexmarkConstructor
+from penstock.connectors.impulse import ImpulseConfig, ImpulseSource
+from penstock.connectors.memory import (
+    ListSink,
+    ListSinkConfig,
+    ListSource,
+    ListSourceConfig,
+)
+from penstock.connectors.nexmark.rows import NexmarkConfig
+from penstock.connectors.nexmark.source import KIND as NEXMARK
+from penstock.connectors.nexmark.source import NexmarkSource
 from penstock.connectors.stdout import Blackhole, BlackholeConfig, StdoutConfig, StdoutSink
 from penstock.operators.event_time import WatermarkConfig, WatermarkGenerator
 from penstock.operators.expressions import (
@@ -61,11 +68,11 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add(AsyncUdfSpec.kind, AsyncUdfSpec, build_async_udf)
     registry.add(NativeUdfSpec.kind, NativeUdfSpec, partial(build_native_udf, registry))
     registry.add(CallUdfSpec.kind, CallUdfSpec, partial(build_call_udf, registry))
-    registry.add("list_source", ListSourceConstructor())
-    registry.add("list_sink", ListSinkConstructor())
+    registry.add(ListSourceConfig.kind, ListSourceConfig, ListSource)
+    registry.add(ListSinkConfig.kind, ListSinkConfig, ListSink)
     registry.add("files_source", FilesSourceConstructor())
-    registry.add("impulse", ImpulseConstructor())
-    registry.add("nexmark", NexmarkConstructor())
+    registry.add(ImpulseConfig.kind, ImpulseConfig, ImpulseSource)
+    registry.add(NEXMARK, NexmarkConfig, NexmarkSource)
     registry.add(StdoutConfig.kind, StdoutConfig, StdoutSink)
     registry.add("files_sink", FilesSinkConstructor())
     registry.add(BlackholeConfig.kind, BlackholeConfig, Blackhole)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.connectors.nexmark.config import SCHEMAS, EventKind, NexmarkConfig
-from penstock.connectors.nexmark.rows import make_batch
+from penstock.connectors.nexmark.draws import EventKind
+from penstock.connectors.nexmark.rows import SCHEMAS, NexmarkConfig, make_batch
 
 FROZEN = Path(__file__).with_name("nexmark_rows.json")
 LATER = 1_234_567_850

@@ -3,19 +3,17 @@
 Row number c of all splits together has `counter` c, goes to split `c % splits` and has the
 event time `start + c * step`, so the rows are the same in every run.
 
-Splits that are counted through: how far each may go in an epoch, by count, rate and budget.
-
-For sources that make their rows: row r of a split is always the same row. A split's offset
-is how many rows it has emitted, and the processing time at which the source was started.
-The driver plans how far each split counts; a run reads exactly that, so a second run of an
-epoch gives the same rows. How many splits there are is fixed by the first epoch: it is part
-of their names, and later runs keep what the state knows.
+`CountedSplits` serves all sources that make their rows: row r of a split is always the same
+row. A split's offset is how many rows it has emitted, and the processing time at which the
+source was started. The driver plans how far each split counts, by count, rate and budget; a
+run reads exactly that, so a second run of an epoch gives the same rows. The first epoch fixes
+how many splits there are: the number is part of their names, and later runs keep it.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +25,7 @@ from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
-from penstock.operators.operator import DisplayableOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 
@@ -65,12 +62,12 @@ class CountedSplits:
         In the first epoch all splits are named, also those with nothing to do yet: from then
         on their number is in the state.
         """
-        split_count = _split_count(known) or self.splits
+        split_count = next((_parse(name)[1] for name in known), self.splits)
         share = max(1, min(budget.rows, budget.size_bytes // row_bytes) // split_count)
         plans = []
         has_more = False
         for index in range(split_count):
-            name = _split_name(index, split_count)
+            name = f"{index}-of-{split_count}"
             state = known.get(name, SplitState())
             if state.ended:
                 continue
@@ -111,17 +108,9 @@ class CountedSplits:
         return count is not None and done >= self.rows_below(count, index, split_count)
 
 
-def _split_name(index: int, split_count: int) -> str:
-    return f"{index}-of-{split_count}"
-
-
 def _parse(name: str) -> tuple[int, int]:
     index, _, split_count = name.partition("-of-")
     return int(index), int(split_count)
-
-
-def _split_count(known: Mapping[str, SplitState]) -> int | None:
-    return next((_parse(name)[1] for name in known), None)
 
 
 IMPULSES = StreamSchema(
@@ -174,21 +163,15 @@ def impulse(
             code=ErrorCode.INVALID_NUMBER,
         )
     zoned = start if start.tzinfo else start.replace(tzinfo=UTC)
-    return OperatorSpec(
-        "impulse",
-        {
-            "count": count,
-            "rate": rate,
-            "splits": splits,
-            "start_micros": (zoned - _EPOCH) // timedelta(microseconds=1),
-            "step_micros": step_micros,
-        },
-    )
+    start_micros = (zoned - _EPOCH) // timedelta(microseconds=1)
+    return ImpulseConfig(count, rate, splits, start_micros, step_micros).to_operator_spec()
 
 
 @dataclass(frozen=True, slots=True)
-class ImpulseConfig:
-    """The config of kind "impulse"."""
+class ImpulseConfig(OperatorConfig):
+    """The config of kind "impulse"; see `impulse`."""
+
+    kind: ClassVar[str] = "impulse"
 
     count: int | None = None
     rate: float | None = None
@@ -196,34 +179,27 @@ class ImpulseConfig:
     start_micros: int = 0
     step_micros: int = 1_000
 
+    @override
+    def shown(self) -> Mapping[str, str]:
+        facts = {"count": self.count, "rate": self.rate, "splits": self.splits}
+        return {name: str(value) for name, value in facts.items() if value is not None}
 
-class ImpulseSource(SourceOperator):
+
+class ImpulseSource(Configured[ImpulseConfig], SourceOperator):
     """Counts. The offset of a split is how many rows it has emitted."""
 
     def __init__(self, config: ImpulseConfig) -> None:
-        self._config = config
+        super().__init__(config)
         self._splits = CountedSplits(config.count, config.rate, config.splits, _rows_below)
 
     @override
-    def name(self) -> str:
-        return "impulse"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        known = {"count": self._config.count, "rate": self._config.rate}
-        facts = {name: str(value) for name, value in known.items() if value is not None}
-        return DisplayableOperator("impulse", {**facts, "splits": str(self._config.splits)})
-
-    @override
     def output_schema(self) -> StreamSchema:
-        """Return counter, split and event time."""
         return IMPULSES
 
     @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        """Let every split count as far as count, rate and its share of the budget allow."""
         return self._splits.plan(known, budget, now_micros, row_bytes=_ROW_BYTES)
 
     @override
@@ -232,7 +208,7 @@ class ImpulseSource(SourceOperator):
 
     def _rows(self, index: int, split_count: int, start: int, end: int) -> pa.RecordBatch:
         counters = np.arange(start, end, dtype=np.int64) * split_count + index
-        times = counters * self._config.step_micros + self._config.start_micros
+        times = counters * self.config.step_micros + self.config.start_micros
         columns: list[pa.Array[Any]] = [
             pa.array(counters),
             pa.array(np.full(end - start, index, dtype=np.int32)),
@@ -244,13 +220,3 @@ class ImpulseSource(SourceOperator):
 def _rows_below(counter: int, index: int, split_count: int) -> int:
     """Return how many counters below `counter` go to a split."""
     return max(0, -(-(counter - index) // split_count))
-
-
-class ImpulseConstructor(OperatorConstructor[ImpulseConfig]):
-    """Builds impulse sources."""
-
-    config_type = ImpulseConfig
-
-    @override
-    def with_config(self, config: ImpulseConfig, registry: Registry) -> ConstructedOperator:
-        return ConstructedOperator(ImpulseSource(config))

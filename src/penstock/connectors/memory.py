@@ -8,16 +8,15 @@ that is repeated changes nothing; lists live in the driver's process and die wit
     out = list_sink("out")          # put into the graph; read it after the run
     out.rows()
 
-Rows ↔ bytes in Arrow's IPC stream form, and the sink that stages its rows as such.
-
-For small outputs: the rows of an epoch are kept in its checkpoint until they are committed.
+`StagingSink` is for small outputs: the rows of an epoch are kept in its checkpoint, as an
+Arrow IPC stream, until they are committed.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -32,8 +31,8 @@ from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import CommitContext, OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.state.tables.specs import TableSpec, global_table
@@ -72,7 +71,7 @@ class StagingSink(ArrowOperator):
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
-        """Return None: it is a sink."""
+        """Emit nothing."""
 
     @override
     def tables(self) -> Sequence[TableSpec]:
@@ -131,14 +130,8 @@ def list_source(
     parts = [
         table.take(np.arange(index, table.num_rows, splits)) for index in range(splits)
     ]
-    return OperatorSpec(
-        "list_source",
-        {
-            "schema": stream.to_bytes(),
-            "splits": tuple(to_bytes(p.to_batches(), table.schema) for p in parts),
-            "batch_rows": batch_rows,
-        },
-    )
+    streams = tuple(to_bytes(part.to_batches(), table.schema) for part in parts)
+    return ListSourceConfig(stream.to_bytes(), streams, batch_rows).to_operator_spec()
 
 
 def _to_table(rows: Any, schema: pa.Schema | None) -> pa.Table:
@@ -159,26 +152,32 @@ def _to_table(rows: Any, schema: pa.Schema | None) -> pa.Table:
     return pa.Table.from_batches(batches, known)
 
 
-class ListSource(SourceOperator):
+@dataclass(frozen=True, slots=True)
+class ListSourceConfig(OperatorConfig):
+    """The config of kind "list_source"."""
+
+    kind: ClassVar[str] = "list_source"
+
+    schema: bytes
+    """What `StreamSchema.to_bytes` gives."""
+    splits: tuple[bytes, ...]
+    """The rows of each split as an Arrow IPC stream."""
+    batch_rows: int = DEFAULT_BATCH_ROWS
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        row_count = sum(from_bytes(split).num_rows for split in self.splits)
+        return {"rows": str(row_count), "splits": str(len(self.splits))}
+
+
+class ListSource(Configured[ListSourceConfig], SourceOperator):
     """Reads rows that are part of the graph. The offset of a split is its next row."""
 
-    def __init__(
-        self, stream: StreamSchema, splits: Sequence[bytes], batch_rows: int
-    ) -> None:
-        self._stream = stream
-        self._splits = {str(index): data for index, data in enumerate(splits)}
-        self._batch_rows = batch_rows
+    def __init__(self, config: ListSourceConfig) -> None:
+        super().__init__(config)
+        self._stream = StreamSchema.from_bytes(config.schema)
+        self._splits = {str(index): data for index, data in enumerate(config.splits)}
         self._rows: dict[str, pa.RecordBatch] = {}
-
-    @override
-    def name(self) -> str:
-        return "list_source"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        row_count = sum(self._rows_of(name).num_rows for name in self._splits)
-        facts = {"rows": str(row_count), "splits": str(len(self._splits))}
-        return DisplayableOperator("list_source", facts)
 
     @override
     def output_schema(self) -> StreamSchema:
@@ -212,7 +211,7 @@ class ListSource(SourceOperator):
             name, start, end = waiting.popleft()
             rows = self._rows_of(name)
             end = rows.num_rows if end is None else end
-            upto = min(start + self._batch_rows, end)
+            upto = min(start + self.config.batch_rows, end)
             if upto > start:
                 collector.collect(rows.slice(start, upto - start), split=name)
                 ctx.advance(name, upto)
@@ -263,30 +262,6 @@ def _share(budget: SourceBudget, split_count: int, rows: pa.RecordBatch) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ListSourceConfig:
-    """The config of kind "list_source"."""
-
-    schema: bytes
-    """What `StreamSchema.to_bytes` gives."""
-    splits: tuple[bytes, ...]
-    """The rows of each split as an Arrow IPC stream."""
-    batch_rows: int = DEFAULT_BATCH_ROWS
-
-
-class ListSourceConstructor(OperatorConstructor[ListSourceConfig]):
-    """Builds list sources."""
-
-    config_type = ListSourceConfig
-
-    @override
-    def with_config(
-        self, config: ListSourceConfig, registry: Registry
-    ) -> ConstructedOperator:
-        stream = StreamSchema.from_bytes(config.schema)
-        return ConstructedOperator(ListSource(stream, config.splits, config.batch_rows))
-
-
-@dataclass(frozen=True, slots=True)
 class ListSinkSpec(OperatorSpec):
     """A list sink of a graph, and the way to what it has collected in this process."""
 
@@ -318,25 +293,26 @@ class ListSinkSpec(OperatorSpec):
         return [table for _, tables in commits for table in tables]
 
 
+@dataclass(frozen=True, slots=True)
+class ListSinkConfig(OperatorConfig):
+    """The config of kind "list_sink"."""
+
+    kind: ClassVar[str] = "list_sink"
+
+    name: str
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {"name": self.name}
+
+
 def list_sink(name: str) -> ListSinkSpec:
     """Collect rows in the list of this name; sinks of one name share it."""
-    return ListSinkSpec("list_sink", {"name": str(Name(name))})
+    return ListSinkSpec(ListSinkConfig.kind, {"name": str(Name(name))})
 
 
-class ListSink(StagingSink):
+class ListSink(Configured[ListSinkConfig], StagingSink):
     """Collects rows in a list of the driver's process."""
-
-    def __init__(self, list_name: str) -> None:
-        super().__init__()
-        self._list_name = list_name
-
-    @override
-    def name(self) -> str:
-        return "list_sink"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        return DisplayableOperator("list_sink", {"name": self._list_name})
 
     @override
     def handle_commit(
@@ -349,23 +325,4 @@ class ListSink(StagingSink):
         tables = tuple(staged_tables(commit_data))
         commit = (f"{ctx.task.job} {ctx.identity}", epoch, ctx.task.operator)
         with _LOCK:
-            _LISTS.setdefault(self._list_name, {}).setdefault(commit, tables)
-
-
-@dataclass(frozen=True, slots=True)
-class ListSinkConfig:
-    """The config of kind "list_sink"."""
-
-    name: str
-
-
-class ListSinkConstructor(OperatorConstructor[ListSinkConfig]):
-    """Builds list sinks."""
-
-    config_type = ListSinkConfig
-
-    @override
-    def with_config(
-        self, config: ListSinkConfig, registry: Registry
-    ) -> ConstructedOperator:
-        return ConstructedOperator(ListSink(config.name))
+            _LISTS.setdefault(self.config.name, {}).setdefault(commit, tables)

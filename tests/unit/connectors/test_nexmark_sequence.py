@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.connectors.nexmark.config import EventKind, EventSequence
+from penstock.connectors.nexmark.draws import EventKind, EventSequence
 
 SEQUENCES = st.builds(
     EventSequence,

@@ -1,12 +1,9 @@
 """The rows of Nexmark: what the columns of persons, auctions and bids hold.
 
 Vectorised, a batch of events at a time, and only the columns that are asked for. Names,
-places, prices and the sizes of rows are those of the standard generator.
-
-Nexmark events by number: when they happen, and whom and what they refer to.
-
-References follow the standard generator, which needs no memory of what was generated: the
-number of an event tells how many people and auctions there are by then.
+places, prices and the sizes of rows are those of the standard generator, and so are
+references. They need no memory of what was generated: the number of an event tells how many
+people and auctions there are by then.
 
     a bid's auction    1 in `hot_auction_ratio`: any of the last `in_flight_auctions` ones;
                        otherwise the first one of the latest hundred
@@ -17,6 +14,7 @@ number of an event tells how many people and auctions there are by then.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from typing import Any, TypeAlias
@@ -24,9 +22,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.connectors.nexmark.config import SCHEMAS, EventKind, NexmarkConfig
 from penstock.connectors.nexmark.draws import (
     Bits,
+    EventKind,
+    EventSequence,
     Numbers,
     Purpose,
     draw,
@@ -38,6 +37,49 @@ from penstock.connectors.nexmark.draws import (
     write_texts,
 )
 from penstock.core.hash_kernels import Hashes
+from penstock.core.schema import StreamSchema
+from penstock.core.watermark import MAX_MICROS
+
+LARGEST_POPULATION = 1 << 31
+"""Draws are made of 32 bits."""
+
+
+def _between(least: int, most: int, *, default: Any) -> Any:
+    """Declare an option that is a number of `[least, most]`."""
+    return field(default=default, metadata={"bounds": (least, most)})
+
+
+@dataclass(frozen=True, slots=True)
+class NexmarkConfig:
+    """The config of operator kind "nexmark"; `nexmark` says what the options mean.
+
+    It is no `OperatorConfig`, because `kind` is one of its options.
+    """
+
+    events: int | None = _between(0, MAX_MICROS, default=None)
+    rate: float | None = None
+    seed: int = _between(0, MAX_MICROS, default=0)
+    kind: str = "all"
+    splits: int = _between(1, LARGEST_POPULATION, default=1)
+    start_micros: int = 0
+    gap_nanos: int = 100_000
+    disorder_micros: int = 0
+    proportions: tuple[int, ...] = (1, 3, 46)
+    auctions: int | None = _between(1, LARGEST_POPULATION, default=None)
+    bidders: int | None = _between(1, LARGEST_POPULATION, default=None)
+    hot_auction_ratio: int = _between(1, LARGEST_POPULATION, default=2)
+    hot_bidder_ratio: int = _between(1, LARGEST_POPULATION, default=4)
+    hot_seller_ratio: int = _between(1, LARGEST_POPULATION, default=4)
+    in_flight_auctions: int = _between(0, LARGEST_POPULATION // 2, default=100)
+    active_people: int = _between(1, LARGEST_POPULATION // 2, default=1_000)
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def sequence(self) -> EventSequence:
+        """The events in their order; the config is known to be sound."""
+        persons, auctions, bids = self.proportions
+        return EventSequence(persons, auctions, bids, EventKind(self.kind))
+
 
 FIRST_ID = 1_000
 """Of people and of auctions."""
@@ -63,10 +105,6 @@ class EventBatch:
         if words is None:
             words = self._words[purpose] = draw(self.config.seed, purpose, self.numbers)
         return words
-
-    def texts(self, purpose: Purpose, template: str) -> pa.StringArray:
-        """Return a random text for each event."""
-        return write_texts(self.config.seed, purpose, self.numbers, template)
 
     def instants(self) -> Numbers:
         """Return each event's time in microseconds. Disorder only makes events earlier."""
@@ -128,8 +166,11 @@ class EventBatch:
 
 
 _Array: TypeAlias = "pa.Array[Any]"
-_Column: TypeAlias = Callable[[EventBatch], _Array]
+_Column: TypeAlias = tuple[pa.DataType, Callable[[EventBatch], _Array]]
+"""A column's type, and what makes its values."""
 
+TIME_COLUMN = "date_time"
+_INSTANT = pa.timestamp("us")
 _FIRST_CATEGORY_ID, _CATEGORIES = 10, 5
 _CHANNELS = 10_000
 _HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
@@ -153,21 +194,159 @@ _LAST_NAMES = (
 _NAMES = pa.array([" ".join(names) for names in product(_FIRST_NAMES, _LAST_NAMES)])
 
 
+def _numbers(make: Callable[[EventBatch], Numbers]) -> _Column:
+    return pa.int64(), lambda events: pa.array(make(events))
+
+
+def _instants(make: Callable[[EventBatch], Numbers]) -> _Column:
+    return _INSTANT, lambda events: pa.array(make(events)).view(_INSTANT)
+
+
+def _texts(purpose: Purpose, template: str) -> _Column:
+    return pa.string(), lambda events: write_texts(
+        events.config.seed, purpose, events.numbers, template
+    )
+
+
+def _picks(
+    pool: "_Array | int", purpose: Purpose, half: Callable[[Hashes], Bits] = high
+) -> _Column:
+    """Declare a column of texts from a pool; a number means letters of this mean length."""
+
+    def make(events: EventBatch) -> _Array:
+        texts = text_pool(pool) if isinstance(pool, int) else pool
+        return texts.take(scale(half(events.words(purpose)), len(texts)))
+
+    return pa.string(), make
+
+
+def _channels(make_pool: Callable[[], _Array]) -> _Column:
+    def make(events: EventBatch) -> _Array:
+        # Every second bid comes through one of the hot channels, the first of the pool.
+        cold = scale(low(events.words(Purpose.AMOUNTS)), 2 * _CHANNELS)
+        places = np.where(cold < _CHANNELS, cold + len(_HOT_CHANNELS), cold % 4)
+        return make_pool().take(places)
+
+    return pa.string(), make
+
+
+@cache
+def _channel_names() -> _Array:
+    return pa.array([*_HOT_CHANNELS, *(f"channel-{n}" for n in range(_CHANNELS))])
+
+
+@cache
+def _channel_urls() -> _Array:
+    hot = [_URL] * len(_HOT_CHANNELS)
+    return pa.array([*hot, *(f"{_URL}&channel_id={n}" for n in range(_CHANNELS))])
+
+
+def _prices(events: EventBatch) -> Numbers:
+    return to_prices(high(events.words(Purpose.AMOUNTS)))
+
+
+def _reserves(events: EventBatch) -> Numbers:
+    return _prices(events) + to_prices(low(events.words(Purpose.AMOUNTS)))
+
+
+def _expires(events: EventBatch) -> Numbers:
+    """Let auctions run until about `in_flight_auctions` more have begun."""
+    config = events.config
+    ahead = config.in_flight_auctions * sum(config.proportions) // config.proportions[1]
+    bound = min(max(1, 2 * ahead), _LARGEST_BOUND)
+    lengths = scale(low(events.words(Purpose.CATEGORY)), bound)
+    return events.instants() + _MILLISECOND + events.spans(lengths)
+
+
+def _categories(events: EventBatch) -> Numbers:
+    return scale(high(events.words(Purpose.CATEGORY)), _CATEGORIES) + _FIRST_CATEGORY_ID
+
+
+_COLUMNS: dict[EventKind, dict[str, _Column]] = {
+    EventKind.PERSONS: {
+        "id": _numbers(EventBatch.person_ids),
+        "name": _picks(_NAMES, Purpose.NAMES),
+        "email": _texts(Purpose.EMAIL, "???????@?????.com"),
+        "credit_card": _texts(Purpose.CREDIT_CARD, "#### #### #### ####"),
+        "city": _picks(_CITIES, Purpose.PLACES),
+        "state": _picks(_STATES, Purpose.PLACES, low),
+        "date_time": _instants(EventBatch.instants),
+        "extra": _picks(120, Purpose.ARRIVAL, low),
+    },
+    EventKind.AUCTIONS: {
+        "id": _numbers(EventBatch.auction_ids),
+        "item_name": _texts(Purpose.ITEM_NAME, "?" * 20),
+        "description": _picks(80, Purpose.DESCRIPTION),
+        "initial_bid": _numbers(_prices),
+        "reserve": _numbers(_reserves),
+        "date_time": _instants(EventBatch.instants),
+        "expires": _instants(_expires),
+        "seller": _numbers(EventBatch.sellers),
+        "category": _numbers(_categories),
+        "extra": _picks(350, Purpose.ARRIVAL, low),
+    },
+    EventKind.BIDS: {
+        "auction": _numbers(EventBatch.bid_auctions),
+        "bidder": _numbers(EventBatch.bidders),
+        "price": _numbers(_prices),
+        "channel": _channels(_channel_names),
+        "url": _channels(_channel_urls),
+        "date_time": _instants(EventBatch.instants),
+        "extra": _picks(68, Purpose.ARRIVAL, low),
+    },
+}
+"""The paddings make a person about 200 bytes, an auction 500 and a bid, as numbers, 100."""
+
+_NAMES_OF_KINDS = {
+    "person": EventKind.PERSONS,
+    "auction": EventKind.AUCTIONS,
+    "bid": EventKind.BIDS,
+}
+"""What the columns of the mixed stream hold, in the order of `event_type`."""
+
+
+def _stream_of(kind: EventKind) -> StreamSchema:
+    if kind is not EventKind.ALL:
+        fields = [pa.field(n, t, nullable=False) for n, (t, _) in _COLUMNS[kind].items()]
+        return StreamSchema(pa.schema(fields), TIME_COLUMN)
+    # The fields of a struct are null where the struct is: they must be nullable.
+    structs = {
+        name: pa.struct(
+            [(column, kind_of) for column, (kind_of, _) in _COLUMNS[kind].items()]
+        )
+        for name, kind in _NAMES_OF_KINDS.items()
+    }
+    return StreamSchema(
+        pa.schema(
+            [
+                pa.field("event_type", pa.int32(), nullable=False),
+                *(pa.field(name, struct) for name, struct in structs.items()),
+                pa.field(TIME_COLUMN, _INSTANT, nullable=False),
+            ]
+        ),
+        TIME_COLUMN,
+    )
+
+
+SCHEMAS = {kind: _stream_of(kind) for kind in EventKind}
+"""What is emitted. `event_type` is 0 for a person, 1 for an auction, 2 for a bid, as in the
+benchmark's SQL; of the columns person, auction and bid two are null."""
+
+
 def make_batch(
     config: NexmarkConfig, numbers: Numbers, schema: pa.Schema
 ) -> pa.RecordBatch:
     """Return the rows of some events; all of them are of the config's kind."""
-    kind = EventKind(config.kind)
-    if kind is EventKind.ALL:
+    if config.kind == EventKind.ALL:
         return _make_mixed(config, numbers, schema)
-    return _make_plain(kind, config, numbers, schema)
+    return _make_plain(EventKind(config.kind), config, numbers, schema)
 
 
 def _make_plain(
     kind: EventKind, config: NexmarkConfig, numbers: Numbers, schema: pa.Schema
 ) -> pa.RecordBatch:
     events = EventBatch(config, numbers)
-    columns = [_COLUMNS[kind][name](events) for name in schema.names]
+    columns = [_COLUMNS[kind][name][1](events) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -178,131 +357,15 @@ def _make_mixed(
     persons, auctions, _ = config.proportions
     positions = numbers % sum(config.proportions)
     types = (positions >= persons).astype(np.int32) + (positions >= persons + auctions)
-    columns: dict[str, _Array] = {
-        "event_type": pa.array(types),
-        "date_time": _date_time(EventBatch(config, numbers)),
-    }
-    for type_number, (name, kind) in enumerate(
-        (
-            ("person", EventKind.PERSONS),
-            ("auction", EventKind.AUCTIONS),
-            ("bid", EventKind.BIDS),
-        )
-    ):
+    times = pa.array(EventBatch(config, numbers).instants()).view(_INSTANT)
+    columns: dict[str, _Array] = {"event_type": pa.array(types), TIME_COLUMN: times}
+    for type_number, (name, kind) in enumerate(_NAMES_OF_KINDS.items()):
         if name in schema.names:
             is_kind = types == type_number
             rows = _make_plain(kind, config, numbers[is_kind], SCHEMAS[kind].schema)
-            columns[name] = _spread(rows, is_kind).cast(schema.field(name).type)
+            places: Any = pa.array(np.cumsum(is_kind) - 1, mask=~is_kind)
+            structs = rows.to_struct_array().take(places)
+            columns[name] = structs.cast(schema.field(name).type)
     return pa.RecordBatch.from_arrays(
         [columns[name] for name in schema.names], schema=schema
     )
-
-
-def _spread(rows: pa.RecordBatch, places: Any) -> _Array:
-    """Return rows as structs where `places` is true, in order, and nulls elsewhere."""
-    indices: Any = pa.array(np.cumsum(places) - 1, mask=~places)
-    return rows.to_struct_array().take(indices)
-
-
-def _date_time(events: EventBatch) -> _Array:
-    return _to_instants(events.instants())
-
-
-def _to_instants(micros: Numbers) -> _Array:
-    return pa.array(micros).view(pa.timestamp("us"))
-
-
-def _pick(pool: _Array, bits: Bits) -> _Array:
-    return pool.take(scale(bits, len(pool)))
-
-
-def _padding(mean_length: int) -> _Column:
-    def make(events: EventBatch) -> _Array:
-        return _pick(text_pool(mean_length), low(events.words(Purpose.ARRIVAL)))
-
-    return make
-
-
-def _initial_bids(events: EventBatch) -> Numbers:
-    return to_prices(high(events.words(Purpose.AMOUNTS)))
-
-
-def _reserves(events: EventBatch) -> Numbers:
-    return _initial_bids(events) + to_prices(low(events.words(Purpose.AMOUNTS)))
-
-
-def _expires(events: EventBatch) -> _Array:
-    """Let auctions run until about `in_flight_auctions` more have begun."""
-    config = events.config
-    ahead = config.in_flight_auctions * sum(config.proportions) // config.proportions[1]
-    bound = min(max(1, 2 * ahead), _LARGEST_BOUND)
-    lengths = scale(low(events.words(Purpose.CATEGORY)), bound)
-    return _to_instants(events.instants() + _MILLISECOND + events.spans(lengths))
-
-
-def _categories(events: EventBatch) -> Numbers:
-    return scale(high(events.words(Purpose.CATEGORY)), _CATEGORIES) + _FIRST_CATEGORY_ID
-
-
-def _channel(names_or_urls: int) -> _Column:
-    def make(events: EventBatch) -> _Array:
-        bits = low(events.words(Purpose.AMOUNTS))
-        # Every second bid comes through one of the hot channels, the first of the pool.
-        cold = scale(bits, 2 * _CHANNELS)
-        indices = np.where(cold < _CHANNELS, cold + len(_HOT_CHANNELS), cold % 4)
-        return _channel_pools()[names_or_urls].take(indices)
-
-    return make
-
-
-@cache
-def _channel_pools() -> tuple[_Array, _Array]:
-    """Return the names of all channels and their addresses; the hot channels come first."""
-    names = [*_HOT_CHANNELS, *(f"channel-{number}" for number in range(_CHANNELS))]
-    urls = [_URL] * len(_HOT_CHANNELS)
-    urls += [f"{_URL}&channel_id={number}" for number in range(_CHANNELS)]
-    return pa.array(names), pa.array(urls)
-
-
-def _numbers(make: Callable[[EventBatch], Numbers]) -> _Column:
-    return lambda events: pa.array(make(events))
-
-
-_COLUMNS: dict[EventKind, dict[str, _Column]] = {
-    EventKind.PERSONS: {
-        "id": _numbers(EventBatch.person_ids),
-        "name": lambda events: _pick(_NAMES, high(events.words(Purpose.NAMES))),
-        "email": lambda events: events.texts(Purpose.EMAIL, "???????@?????.com"),
-        "credit_card": lambda events: events.texts(
-            Purpose.CREDIT_CARD, "#### #### #### ####"
-        ),
-        "city": lambda events: _pick(_CITIES, high(events.words(Purpose.PLACES))),
-        "state": lambda events: _pick(_STATES, low(events.words(Purpose.PLACES))),
-        "date_time": _date_time,
-        "extra": _padding(120),
-    },
-    EventKind.AUCTIONS: {
-        "id": _numbers(EventBatch.auction_ids),
-        "item_name": lambda events: events.texts(Purpose.ITEM_NAME, "?" * 20),
-        "description": lambda events: _pick(
-            text_pool(80), high(events.words(Purpose.DESCRIPTION))
-        ),
-        "initial_bid": _numbers(_initial_bids),
-        "reserve": _numbers(_reserves),
-        "date_time": _date_time,
-        "expires": _expires,
-        "seller": _numbers(EventBatch.sellers),
-        "category": _numbers(_categories),
-        "extra": _padding(350),
-    },
-    EventKind.BIDS: {
-        "auction": _numbers(EventBatch.bid_auctions),
-        "bidder": _numbers(EventBatch.bidders),
-        "price": _numbers(lambda events: to_prices(high(events.words(Purpose.AMOUNTS)))),
-        "channel": _channel(0),
-        "url": _channel(1),
-        "date_time": _date_time,
-        "extra": _padding(68),
-    },
-}
-"""The paddings make a person about 200 bytes, an auction 500 and a bid, as numbers, 100."""

@@ -2,38 +2,39 @@
 
 The events of one seed are one endless sequence, the same in every run, on every machine and
 for any number of splits. What an event holds follows from its number alone, so epochs can be
-run again and splits read anywhere. The files beside this one say what is in the rows.
+run again and splits read anywhere. `rows` says what is in them.
 
     bids = pipeline.read("bids", ps.nexmark(1_000_000, kind="bids", splits=4))
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.impulse import CountedSplits
-from penstock.connectors.nexmark.config import (
+from penstock.connectors.nexmark.draws import EventKind
+from penstock.connectors.nexmark.rows import (
     SCHEMAS,
-    EventKind,
+    TIME_COLUMN,
     NexmarkConfig,
-    check_config,
-    select_columns,
+    make_batch,
 )
-from penstock.connectors.nexmark.rows import make_batch
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
-from penstock.errors import UserError
+from penstock.core.watermark import MAX_MICROS
+from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.operator import DisplayableOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitState
 
+KIND = "nexmark"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _START = datetime(2015, 7, 15, tzinfo=UTC)
 """When the benchmark's auctions have always begun."""
@@ -91,6 +92,9 @@ def nexmark(
     """
     problems: list[str] = []
     zoned = start if start.tzinfo else start.replace(tzinfo=UTC)
+    gap_nanos = round(1_000_000_000 / rate) if rate and rate > 0 else _GAP_NANOS
+    if gap is not None:
+        gap_nanos = _read_micros(gap, "gap", problems) * 1_000
     config = NexmarkConfig(
         events=events,
         rate=rate,
@@ -98,7 +102,7 @@ def nexmark(
         kind=str(kind),
         splits=splits,
         start_micros=(zoned - _EPOCH) // timedelta(microseconds=1),
-        gap_nanos=_gap_nanos(gap, rate, problems),
+        gap_nanos=gap_nanos,
         disorder_micros=_read_micros(disorder, "disorder", problems),
         proportions=tuple(proportions),
         auctions=auctions,
@@ -111,13 +115,7 @@ def nexmark(
         columns=None if columns is None else tuple(columns),
     )
     check_config(config, *problems)
-    return OperatorSpec("nexmark", asdict(config))
-
-
-def _gap_nanos(gap: DurationLike | None, rate: float | None, problems: list[str]) -> int:
-    if gap is not None:
-        return _read_micros(gap, "gap", problems) * 1_000
-    return round(1_000_000_000 / rate) if rate and rate > 0 else _GAP_NANOS
+    return OperatorSpec(KIND, asdict(config))
 
 
 def _read_micros(duration: DurationLike, name: str, problems: list[str]) -> int:
@@ -128,44 +126,119 @@ def _read_micros(duration: DurationLike, name: str, problems: list[str]) -> int:
         return 0
 
 
+def check_config(config: NexmarkConfig, *further: str) -> None:
+    """Refuse settings that cannot work, and name all of them at once."""
+    problems = [
+        *further,
+        *_number_problems(config),
+        *_kind_problems(config),
+        *_time_problems(config),
+    ]
+    if problems:
+        raise UserError(
+            f"a Nexmark source cannot be made so: {'; '.join(problems)}",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+
+
+def _number_problems(config: NexmarkConfig) -> Iterator[str]:
+    if config.rate is not None and not (config.rate > 0 and isfinite(config.rate)):
+        yield f"rate is {config.rate}: it must be more than 0 events a second"
+    for option in fields(config):
+        value, bounds = getattr(config, option.name), option.metadata.get("bounds")
+        if bounds and value is not None and not bounds[0] <= value <= bounds[1]:
+            yield f"{option.name} is {value}: it must be between {bounds[0]} and {bounds[1]}"
+
+
+def _kind_problems(config: NexmarkConfig) -> Iterator[str]:
+    kinds = [str(kind) for kind in EventKind]
+    if config.kind not in kinds:
+        yield (
+            f"kind is {config.kind!r}{did_you_mean(config.kind, kinds)}: it must be one of "
+            f"{', '.join(kinds)}"
+        )
+        return
+    yield from _proportion_problems(config)
+    known = SCHEMAS[EventKind(config.kind)].schema.names
+    for name in config.columns or ():
+        if name not in known:
+            yield (
+                f"{name!r} in columns is not a column of {config.kind}"
+                f"{did_you_mean(name, known)}"
+            )
+    if config.columns == ():
+        yield "columns is empty: name at least one"
+
+
+def _proportion_problems(config: NexmarkConfig) -> Iterator[str]:
+    shown = " : ".join(str(part) for part in config.proportions)
+    if len(config.proportions) != 3:
+        yield f"proportions are {shown}: there must be three, of persons, auctions and bids"
+        return
+    if min(config.proportions) < 0 or not 0 < sum(config.proportions) <= 1_000_000:
+        yield (
+            f"proportions are {shown}: none may be negative, and together they must be "
+            "between 1 and 1000000"
+        )
+        return
+    persons, auctions, bids = config.proportions
+    if not config.sequence.emitted:
+        yield f"kind is {config.kind!r}, but proportions {shown} have none of them"
+    if bids and not auctions and config.auctions is None:
+        yield f"proportions {shown} have bids without auctions: say how many by auctions"
+    if (bids or auctions) and not persons and config.bidders is None:
+        yield f"proportions {shown} have no persons: say how many there are by bidders"
+
+
+def _time_problems(config: NexmarkConfig) -> Iterator[str]:
+    span_micros = (config.events or 0) * config.gap_nanos // 1_000
+    if config.start_micros - config.disorder_micros < -MAX_MICROS:
+        yield "start is too early: event times begin 292,000 years before 1970"
+    if config.gap_nanos < 0 or not 0 <= config.disorder_micros < 1 << 32:
+        yield "gap must not be negative, and disorder must be between 0 and 71 minutes"
+    elif config.start_micros + span_micros > MAX_MICROS:
+        yield "gap is too long for so many events: event times end 292,000 years after 1970"
+
+
 class NexmarkSource(SourceOperator):
     """Generates events. The offset of a split is how many rows it has emitted."""
 
     def __init__(self, config: NexmarkConfig) -> None:
+        check_config(config)
         self._config = config
         self._sequence = config.sequence
         self._splits = CountedSplits(
             config.events, config.rate, config.splits, self._sequence.rows_below
         )
-        self._stream = select_columns(SCHEMAS[EventKind(config.kind)], config.columns)
+        self._stream = SCHEMAS[EventKind(config.kind)]
+        if config.columns is not None:
+            chosen = pa.schema([self._stream.schema.field(name) for name in config.columns])
+            time_column = TIME_COLUMN if TIME_COLUMN in config.columns else None
+            self._stream = StreamSchema(chosen, time_column)
         self._row_bytes: int | None = None
 
     @override
     def name(self) -> str:
-        return "nexmark"
+        return KIND
 
     @override
     def display(self) -> DisplayableOperator:
+        options = asdict(self._config)
         shown = {
-            "events": self._config.events,
-            "rate": self._config.rate,
-            "seed": self._config.seed,
-            "kind": self._config.kind,
-            "splits": self._config.splits,
+            name: options[name] for name in ("events", "rate", "seed", "kind", "splits")
         }
-        facts = {name: str(value) for name, value in shown.items() if value is not None}
-        return DisplayableOperator("nexmark", facts)
+        return DisplayableOperator(
+            KIND, {name: str(value) for name, value in shown.items() if value is not None}
+        )
 
     @override
     def output_schema(self) -> StreamSchema:
-        """Return the columns of the kind, as far as they are wanted."""
         return self._stream
 
     @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        """Let every split go as far as events, rate and its share of the budget allow."""
         if self._row_bytes is None:
             sample = self._rows(0, 1, 0, _SAMPLE_ROWS)
             self._row_bytes = max(1, sample.nbytes // _SAMPLE_ROWS)
@@ -178,14 +251,3 @@ class NexmarkSource(SourceOperator):
     def _rows(self, index: int, split_count: int, start: int, end: int) -> pa.RecordBatch:
         numbers = self._sequence.numbers(index, split_count, start, end)
         return make_batch(self._config, numbers, self._stream.schema)
-
-
-class NexmarkConstructor(OperatorConstructor[NexmarkConfig]):
-    """Builds Nexmark sources."""
-
-    config_type = NexmarkConfig
-
-    @override
-    def with_config(self, config: NexmarkConfig, registry: Registry) -> ConstructedOperator:
-        check_config(config)
-        return ConstructedOperator(NexmarkSource(config))
