@@ -28,9 +28,12 @@ from fnmatch import fnmatchcase
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from typing_extensions import override
+
 from penstock.errors import PenstockError
 from penstock.state.storage.memory import MemoryStore
-from penstock.state.storage.object_store import ObjectInfo, ObjectStore, StorageCall
+from penstock.state.storage.object_store import ObjectStore, StorageCall
+from penstock.state.storage.watched import ForwardingStore
 
 
 class FaultMode(StrEnum):
@@ -142,7 +145,7 @@ class _Encounter:
     """Late writes that land before it."""
 
 
-class FaultyStore:
+class FaultyStore(ForwardingStore):
     """An `ObjectStore` over another one that suffers the given faults and logs every call.
 
     >>> from penstock.state.storage.memory import MemoryStore
@@ -161,8 +164,7 @@ class FaultyStore:
     """
 
     def __init__(self, store: ObjectStore, *faults: Fault) -> None:
-        self.store = store
-        """What is really there: what a process that starts after a crash will find."""
+        super().__init__(store)
         self._faults = faults
         self._met = [0] * len(faults)
         self._fired = 0
@@ -174,11 +176,6 @@ class FaultyStore:
         self._dead = False
         self._lock = Lock()
         self._remember(0)
-
-    @property
-    def url(self) -> str:
-        """The URL of the store below."""
-        return self.store.url
 
     @property
     def calls(self) -> list[Call]:
@@ -200,48 +197,13 @@ class FaultyStore:
         for write in late:
             write.act(self.store)
 
-    def read(self, path: str) -> bytes | None:
-        """Read, or suffer."""
-        return self._call("read", path, lambda store: store.read(path))
-
-    def read_range(self, path: str, start: int, length: int) -> bytes | None:
-        """Read a range, or suffer."""
-        return self._call(
-            "read_range", path, lambda store: store.read_range(path, start, length)
-        )
-
-    def put(self, path: str, data: bytes) -> None:
-        """Write, or suffer."""
-        self._call("put", path, lambda store: store.put(path, data))
-
+    @override
     def create(self, path: str, data: bytes) -> bool:
-        """Create, or suffer."""
-
         def overwrite(store: ObjectStore) -> bool:
             store.put(path, data)
             return True
 
         return self._call("create", path, lambda store: store.create(path, data), overwrite)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """List, or suffer; the whole listing is one call."""
-        return self._call("list", prefix, lambda store: iter([*store.list(prefix)]))
-
-    def delete(self, path: str) -> None:
-        """Delete, or suffer."""
-        self._call("delete", path, lambda store: store.delete(path))
-
-    def size(self, path: str) -> int | None:
-        """Look up the size, or suffer."""
-        return self._call("size", path, lambda store: store.size(path))
-
-    def checksum(self, path: str) -> int | None:
-        """Compute the checksum, or suffer."""
-        return self._call("checksum", path, lambda store: store.checksum(path))
-
-    def copy(self, source: str, target: str) -> bool | None:
-        """Copy, or suffer; logged as a call on the target."""
-        return self._call("copy", target, lambda store: store.copy(source, target))
 
     def __repr__(self) -> str:
         return f"FaultyStore({self.store!r}, {len(self._faults)} faults)"
@@ -249,6 +211,12 @@ class FaultyStore:
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process has the same faults ahead of it and an empty log."""
         return FaultyStore, (self.store, *self._faults)
+
+    @override
+    def _forward(
+        self, operation: str, path: str, act: Callable[[ObjectStore], _Answer]
+    ) -> _Answer:
+        return self._call(operation, path, act)
 
     def _call(
         self,
