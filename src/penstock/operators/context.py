@@ -14,7 +14,7 @@ from penstock.core.ids import Epoch, Generation, OperatorId, TaskInfo, Token
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.splits import BudgetMeter, SplitPlan, SplitState, change
+from penstock.operators.splits import BudgetMeter, Deadline, SplitPlan, SplitState, change
 from penstock.operators.timers import Timers
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
@@ -146,6 +146,7 @@ class SourceContext(OperatorContext):
         """What to read in this epoch; empty for a subtask that got nothing."""
         self.budget: BudgetMeter
         """How much may still be read."""
+        self.deadline = Deadline()
         self.split_states: dict[str, SplitState] = {}
         """The state of every split of this subtask, as changed so far in this epoch."""
         self.fed: Iterable[pa.RecordBatch] | None = None
@@ -153,8 +154,8 @@ class SourceContext(OperatorContext):
 
     def advance(self, split: str, offset: Any) -> None:
         """Note that everything before `offset` was emitted: the next epoch goes on there."""
-        state = self.split_state(split)
-        self.split_states[split] = change(state, offset=offset)
+        self.deadline.check()
+        self.split_states[split] = change(self.split_state(split), offset=offset)
 
     def note_event_time(self, split: str, micros: int) -> None:
         """Note that event time has come at least that far in a split, whatever it was read of it."""

@@ -7,8 +7,8 @@ from typing_extensions import override
 
 from penstock.core.clock import Clock
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, Watermark
-from penstock.errors import ErrorCode, PenstockError, UserError
-from penstock.operators.collector import SourceCollector, call_within
+from penstock.errors import ErrorCode, UserCodeError, UserError
+from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.event_time import (
     last_watermark,
@@ -25,7 +25,9 @@ from penstock.operators.nodes import (
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, SourceOperator
 from penstock.operators.splits import (
     BudgetMeter,
+    Deadline,
     SourceAssignment,
+    SourceOverrunError,
     SourcePhase,
     SplitState,
     change,
@@ -117,13 +119,29 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         )
 
     def _read(self, limit_seconds: float) -> object:
-        def run() -> object:
-            return self.call("run", self.instance.run, self.context, self.collector)
+        def note_overrun() -> None:
+            error = UserCodeError(
+                f"source {self.task.operator!r} did not end its epoch: run() was still busy "
+                f"{limit_seconds:g} s after it began. Return when ctx.budget.is_spent, and when "
+                "there is nothing to read right now",
+                code=ErrorCode.SOURCE_OVERRAN,
+            )
+            self.fail(error, "run")
 
+        def run() -> object:
+            finish = self.instance.run(self.context, self.collector)
+            deadline.check()
+            return finish
+
+        deadline = Deadline(limit_seconds, note_overrun)
+        self.context.deadline = self.collector.deadline = deadline
         try:
-            return call_within(limit_seconds, self.task.operator, run)
-        except PenstockError as error:
-            raise self.fail(error, "run") from error.__cause__
+            return self.call("run", run)
+        except SourceOverrunError as error:
+            raise self.failures[0] from error
+        finally:
+            # Hooks that run outside of `run` have no deadline.
+            self.context.deadline = self.collector.deadline = Deadline()
 
     def _known(self, assignment: SourceAssignment) -> dict[str, SplitState]:
         """Return the state of all splits dealt to this subtask; new ones begin now."""

@@ -1,9 +1,13 @@
 """Splits and budgets: what a source has to read, how far it came, and how much it may take.
 
-Pure values. A split's state is stored in the source's global table.
+Values, but for the meter of a budget and the deadline, which serve one epoch. A split's state
+is stored in the source's global table.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -52,7 +56,7 @@ class SourceBudget:
     size_bytes: int = 256 << 20
     wall_micros: int = 1_000_000
     overrun_micros: int = 60_000_000
-    """How long past its wall time a source that does not come back is left alone."""
+    """How long past its wall time a source may be busy; see `Deadline`."""
     subtasks: int = 1
     """How many subtasks have as much each; told to `plan_splits`, which deals to all of them."""
 
@@ -94,6 +98,42 @@ class BudgetMeter:
             or self.bytes_read >= self.budget.size_bytes
             or self.elapsed_micros >= self.budget.wall_micros
         )
+
+
+class SourceOverrunError(BaseException):
+    """Raised inside a source that is too late; user code that catches `Exception` lets it pass."""
+
+
+class Deadline:
+    """Until when `run` of a source must return, by the machine's clock.
+
+    It is checked where the source calls Penstock, in `SourceCollector.collect` and
+    `SourceContext.advance`, and when `run` returns. A source that blocks in C, or loops
+    without either call, is not interrupted: its epoch fails when `run` returns.
+    """
+
+    def __init__(
+        self, seconds: float = math.inf, on_missed: Callable[[], object] | None = None
+    ) -> None:
+        """Begin now; `on_missed` notes the failure before it is raised inside the source."""
+        self._ends_at = time.monotonic() + seconds
+        self._on_missed = on_missed
+
+    def check(self) -> None:
+        """Raise `SourceOverrunError` if the source is too late."""
+        if time.monotonic() >= self._ends_at:
+            if self._on_missed is not None:
+                self._on_missed()
+            raise SourceOverrunError
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time of the body: what the source's rows cost further on."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._ends_at += time.monotonic() - began
 
 
 def deal_splits(

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
-from penstock.errors import ErrorCode, UserCodeError, UserError
+from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import WatermarkSpec
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.source import SourceFinishType
 from penstock.operators.splits import SourceAssignment, SourceBudget, SourcePhase, SplitPlan
 from tests.builders.chain_rig import ChainRig, Ran
-from tests.builders.scripted import PLAIN, Log, Parts, Scripted, ScriptedSource, link, rows
+from tests.builders.scripted import Log, Parts, ScriptedSource, rows
 
 LATE_BY_TWO = WatermarkSpec(lateness_micros=2)
 
@@ -223,36 +223,3 @@ def test_a_finish_that_is_none_is_refused(finish: object) -> None:
     ) as raised:
         SourceRig(run=lambda *_: finish).run("a")
     assert raised.value.context == FACTS
-
-
-TINY = SourceBudget(wall_micros=1_000, overrun_micros=20_000)
-
-
-def test_a_source_that_spins_without_emitting_is_stopped() -> None:
-    def run(*_: object) -> None:
-        while True:
-            pass
-
-    with pytest.raises(UserCodeError) as raised:
-        SourceRig(run=run).run("a", budget=TINY)
-    assert raised.value.code is ErrorCode.SOURCE_OVERRAN
-    assert raised.value.context == FACTS
-
-
-def test_a_source_that_emits_for_ever_is_stopped_inside_the_operators_it_feeds() -> None:
-    parts = Parts()
-
-    def run(ctx: SourceContext, collector: SourceCollector) -> None:
-        while True:
-            collector.collect(rows(1))
-
-    nodes = [
-        parts.node("read", lambda: ScriptedSource(run=run)),
-        parts.node("a", Scripted, PLAIN),
-    ]
-    rig = ChainRig(parts, nodes, [link("read", "a")])
-    assignment = SourceAssignment(splits=(SplitPlan("all"),), budget=TINY)
-    with pytest.raises(UserCodeError) as raised:
-        rig.run(assignments={"read": assignment})
-    assert raised.value.code is ErrorCode.SOURCE_OVERRAN
-    assert "source 'read' did not end its epoch" in raised.value.message
