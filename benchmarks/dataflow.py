@@ -170,7 +170,7 @@ def measure_epochs(label: str, store: ObjectStore, *, epochs: int) -> Row:
         ran = session.run_epoch()
         times.append((time.perf_counter() - started) * 1e3)
         assert isinstance(ran, EpochRan)
-        assert ran.is_published
+        assert ran.progress.is_published
     median = statistics.median(times[len(times) // 5 :])
     row: Row = {
         "name": f"epoch of two supersteps, one table each, {label} store",

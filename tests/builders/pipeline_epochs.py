@@ -16,7 +16,7 @@ from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import Agreed, find_agreement
 from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
 from penstock.runtime.plan.executor import Executor
-from penstock.runtime.plan.reports import TaskReport, from_part
+from penstock.runtime.plan.reports import TaskReport
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
@@ -79,7 +79,7 @@ class EpochRunner:
             _, subtask = plan.task(level, task)
             for part in report.operators:
                 if part.operator == operator:
-                    staged = from_part(part).checkpoint.metadata.commit_data
+                    staged = part.checkpoint.metadata.commit_data
                     data = {name: {0: value} for name, value in staged.items()}
                     found[subtask.index] = [
                         row for table in staged_tables(data) for row in table.to_pylist()

@@ -7,9 +7,10 @@ chain loop tells a node what to do and when; here is only how.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from penstock.core.ids import Epoch, OperatorId, TaskInfo
@@ -48,21 +49,20 @@ class EpochTerms:
     """The epoch that this one builds on: the one before it, but after a restore an older one."""
 
 
-@dataclass(slots=True)
-class OperatorReport:
-    """What one subtask of one operator did in an epoch."""
+class OperatorReport(msgspec.Struct, frozen=True, array_like=True):
+    """What one subtask of one operator did in an epoch; sent to the driver as it is."""
 
     operator: OperatorId
     checkpoint: SubtaskCheckpoint
     inputs: tuple[InputWatermark, ...] = ()
-    rows_emitted: Mapping[str, int] = field(default_factory=dict)
+    rows_emitted: Mapping[str, int] = {}
     rows_taken: int = 0
-    counters: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = {}
     wake_up_micros: int | None = None
     """When it wants to run again even if no data comes."""
     has_fired: bool = False
     """Timers fired, so the epoch must count even if nothing else changed."""
-    splits: Mapping[str, SplitState] = field(default_factory=dict)
+    splits: Mapping[str, SplitState] = {}
     """For a source: what changed."""
     finish: SourceFinishType | None = None
     bytes_read: int = 0

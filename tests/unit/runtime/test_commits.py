@@ -34,12 +34,12 @@ class Target:
     def release(self) -> None:
         self.released += 1
 
-    def sink(self) -> Scripted:
+    def sink(self, kind: type[Scripted] = Scripted) -> Scripted:
         def stage(barrier: object, ctx: OperatorContext, *_: object) -> None:
             subtask = ctx.task.subtask.index
             ctx.insert_committing_data("staged", f"{ctx.epoch}-{subtask}".encode())
 
-        return Scripted(
+        return kind(
             "write",
             is_sink=True,
             tables=[STAGED],
@@ -100,6 +100,50 @@ def test_the_instance_that_commits_is_released_also_when_it_failed() -> None:
         a_job(target).run()
     # Two subtasks and the instance that committed.
     assert target.released >= 3
+
+
+def test_one_instance_commits_all_epochs_of_a_session_and_is_released_at_its_end() -> None:
+    target = Target()
+    committing: list[Scripted] = []
+    released: list[Scripted] = []
+
+    class Counted(Scripted):
+        def handle_commit(self, epoch: Any, commit_data: Any, ctx: CommitContext) -> None:
+            committing.append(self)
+            assert self not in released
+            super().handle_commit(epoch, commit_data, ctx)
+
+        def release(self) -> None:
+            released.append(self)
+
+    job = DrivenJob()
+    job.add("read", lambda: NumberedSource({"s": range(4)}))
+    job.add("write", lambda: target.sink(Counted), PLAIN, parallelism=2)
+    job.join(link("read", "write", exchange=Exchange.REBALANCE))
+    assert job.run().phase is JobPhase.FINISHED
+    assert target.calls == [1, 2, 3]
+    assert len(set(map(id, committing))) == 1
+    assert released.count(committing[0]) == 1
+
+
+def test_a_sink_that_failed_is_dropped_and_built_again_for_the_next_commit() -> None:
+    target = Target()
+    target.failures = [ExternalError("down")]
+    committing: list[Scripted] = []
+
+    class Counted(Scripted):
+        def handle_commit(self, epoch: Any, commit_data: Any, ctx: CommitContext) -> None:
+            committing.append(self)
+            super().handle_commit(epoch, commit_data, ctx)
+
+    job = DrivenJob()
+    job.add("read", lambda: NumberedSource({"s": range(4)}))
+    job.add("write", lambda: target.sink(Counted), PLAIN)
+    job.join(link("read", "write"))
+    assert job.run().phase is JobPhase.FINISHED
+    first, *others = committing
+    assert len(others) == 3
+    assert all(sink is others[0] and sink is not first for sink in others)
 
 
 def test_a_sink_that_is_gone_is_missed_while_its_commit_is_open() -> None:

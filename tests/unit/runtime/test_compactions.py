@@ -65,7 +65,7 @@ def listed_files(session: JobSession, operator: str) -> list[StateFile]:
 
 def test_files_are_merged_and_swapped_in_by_a_later_epoch() -> None:
     session = a_job(min_files=2).session()
-    swapped = [ran.compactions for ran in run(session, 8)]
+    swapped = [ran.progress.compactions for ran in run(session, 8)]
     assert swapped[0] == 0
     assert sum(swapped) > 0
 
@@ -105,7 +105,7 @@ def test_no_epoch_waits_for_a_merge_that_nobody_would_make() -> None:
     session = a_job(NOTES, note, min_files=2, max_runs=2).session()
     outcomes = run(session, 8)
     assert len(listed_files(session, "keep")) > 2
-    assert not any(ran.waited_for_compaction for ran in outcomes)
+    assert not any(ran.progress.waited_for_compaction for ran in outcomes)
 
 
 def test_what_was_ordered_dies_with_the_session() -> None:
@@ -113,7 +113,7 @@ def test_what_was_ordered_dies_with_the_session() -> None:
     environment = job.environment()
     run(JobSession.start(environment), 3)
     second = JobSession.start(environment)
-    assert run(second, 1)[0].compactions == 0
+    assert run(second, 1)[0].progress.compactions == 0
 
 
 def test_the_cache_holds_only_files_that_some_list_still_names(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import FED_BUDGET, SourceBudget, SplitPlan, SplitState
 from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
 from penstock.runtime.plan.physical import CompiledJob, compile_graph
-from penstock.runtime.plan.reports import decode_report, from_part
+from penstock.runtime.plan.reports import decode_report
 from penstock.runtime.task.task import run_task
 from penstock.runtime.task.worker import Worker
 from penstock.state.files.cache import FileCache
@@ -72,9 +72,7 @@ def run_fed(fed: Iterable[pa.RecordBatch], folder: Path) -> tuple[EpochPlan, Spl
     records = list(run_task(job, epoch, (), worker, level=0, task=0, fed=fed))
     report = decode_report(records[-1].payload)
     assert report.is_whole, report
-    source = next(
-        part for part in map(from_part, report.operators) if part.operator == "rows"
-    )
+    source = next(part for part in report.operators if part.operator == "rows")
     assert not source.has_more
     return epoch, source.splits["all"]
 

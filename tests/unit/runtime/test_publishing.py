@@ -43,7 +43,7 @@ def a_session(
     job.add("op", sink, BY_USER)
     job.join(BY_KEY)
     session = job.session()
-    assert ran(session).is_published
+    assert ran(session).progress.is_published
     return session
 
 
@@ -67,7 +67,7 @@ def test_an_idle_source_uses_no_epoch_numbers() -> None:
     for _ in range(3):
         clock_of(session).advance(SECOND)
         epoch = ran(session)
-        assert (epoch.epoch, epoch.is_published) == (2, False)
+        assert (epoch.progress.epoch, epoch.progress.is_published) == (2, False)
     assert len(session.checkpoints.epochs()) == 1
 
 
@@ -78,7 +78,7 @@ def test_a_tick_that_does_nothing_does_not_count() -> None:
     )
     for _ in range(3):
         clock_of(session).advance(SECOND)
-        assert not ran(session).is_published
+        assert not ran(session).progress.is_published
     assert log.of("op").count("handle_tick") == 4
 
 
@@ -95,28 +95,28 @@ def test_a_tick_that_changes_a_table_counts() -> None:
             handle_tick=note,
         )
     )
-    assert not ran(session).is_published
+    assert not ran(session).progress.is_published
     clock_of(session).advance(SECOND)
-    assert ran(session).is_published
+    assert ran(session).progress.is_published
 
 
 def test_rows_that_only_pass_count_because_the_source_moved() -> None:
     session = a_session(once(1, 2))
-    assert ran(session).is_published
-    assert not ran(session).is_published
+    assert ran(session).progress.is_published
+    assert not ran(session).progress.is_published
 
 
 def test_a_watermark_that_moved_counts() -> None:
     spec = WatermarkSpec(idle_timeout_micros=5 * SECOND)
     session = a_session(once(1), watermark=spec)
-    assert not ran(session).is_published
+    assert not ran(session).progress.is_published
     clock_of(session).advance(5 * SECOND)
     became_idle = ran(session)
-    assert became_idle.is_published
+    assert became_idle.progress.is_published
     assert (
         became_idle.reports[session.environment.graph.nodes[1].operator, 0].inputs[0].idle
     )
-    assert not ran(session).is_published
+    assert not ran(session).progress.is_published
 
 
 def test_a_timer_that_fired_counts_although_nobody_wrote_anything() -> None:
@@ -135,10 +135,10 @@ def test_a_timer_that_fired_counts_although_nobody_wrote_anything() -> None:
             process_batch=set_timer,
         ),
     )
-    assert not ran(session).is_published
+    assert not ran(session).progress.is_published
     clock_of(session).advance(SECOND)
-    assert ran(session).is_published
-    assert not ran(session).is_published
+    assert ran(session).progress.is_published
+    assert not ran(session).progress.is_published
     assert fired.of("op").count("handle_timers") == 1
 
 
@@ -161,20 +161,20 @@ def test_commit_data_counts_and_is_committed() -> None:
             ),
         )
     )
-    assert ran(session).is_published
-    assert not ran(session).is_published
+    assert ran(session).progress.is_published
+    assert not ran(session).progress.is_published
     assert committed == [(1, {"staged": {0: b"first"}}), (2, {"staged": {0: b"second"}})]
 
 
 def test_a_stop_that_changes_nothing_publishes_nothing() -> None:
     session = a_session()
     for mode in (StopMode.CHECKPOINT, StopMode.GRACEFUL):
-        assert not ran(session, stop=mode).is_published
+        assert not ran(session, stop=mode).progress.is_published
 
 
 def test_epochs_that_do_not_count_still_move_the_jobs_clock() -> None:
     session = a_session()
-    moments = [ran(session).processing_time_micros for _ in range(4)]
+    moments = [ran(session).progress.processing_time_micros for _ in range(4)]
     assert moments == sorted(set(moments))
 
 

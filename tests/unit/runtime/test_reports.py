@@ -13,9 +13,7 @@ from penstock.runtime.plan.reports import (
     decode_report,
     encode_report,
     from_error_part,
-    from_part,
     to_error_part,
-    to_part,
 )
 from penstock.state.proto.state_pb2 import OperatorCheckpointMetadata
 from penstock.state.tables.table_manager import SubtaskCheckpoint
@@ -44,15 +42,20 @@ def a_report(*, changed: bool) -> OperatorReport:
 @pytest.mark.parametrize("changed", [True, False])
 def test_an_operators_report_survives_the_way_to_the_driver(changed: bool) -> None:
     report = a_report(changed=changed)
-    task = TaskReport(1, 2, "token", (Receipt(0, 0, 1, "other"),), (to_part(report),))
+    task = TaskReport(1, 2, "token", (Receipt(0, 0, 1, "other"),), (report,))
     arrived = decode_report(encode_report(task))
     assert arrived == task
     assert arrived.is_whole
-    assert from_part(arrived.operators[0]) == report
+    assert arrived.operators[0] == report
 
 
 def test_metadata_that_did_not_change_does_not_travel() -> None:
-    assert to_part(a_report(changed=False)).metadata == b""
+    known = OperatorCheckpointMetadata()
+    known.table_configs["counts"].SetInParent()
+    report = OperatorReport(OperatorId("op"), SubtaskCheckpoint(known, False, 17))
+    arrived = decode_report(encode_report(TaskReport(1, 2, "token", (), (report,))))
+    unchanged = SubtaskCheckpoint(OperatorCheckpointMetadata(), False, 17)
+    assert arrived.operators[0].checkpoint == unchanged
 
 
 KINDS = [

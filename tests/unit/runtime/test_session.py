@@ -14,7 +14,7 @@ from penstock.operators.context import SourceContext
 from penstock.operators.source import SourcePlan
 from penstock.operators.splits import SplitPlan, SplitState
 from penstock.runtime.driver.decide import JobPhase
-from penstock.runtime.driver.outcomes import EpochRan, EpochTorn
+from penstock.runtime.driver.outcomes import EpochRan, Torn
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import Chaos, InProcessExecutor, Mischief
 from penstock.state.protocol.retention import Epochs
@@ -64,7 +64,11 @@ def test_epochs_number_on_over_claims_and_generations_grow() -> None:
     second = job.session()
     ran = second.run_epoch()
     assert isinstance(ran, EpochRan)
-    assert (first.claim.generation, second.claim.generation, ran.epoch) == (1, 2, 2)
+    assert (first.claim.generation, second.claim.generation, ran.progress.epoch) == (
+        1,
+        2,
+        2,
+    )
 
 
 def test_processing_time_never_goes_back_even_if_the_clock_does() -> None:
@@ -74,7 +78,7 @@ def test_processing_time_never_goes_back_even_if_the_clock_does() -> None:
         job.clock.micros = start
         ran = job.session().run_epoch()
         assert isinstance(ran, EpochRan)
-        moments.append(ran.processing_time_micros)
+        moments.append(ran.progress.processing_time_micros)
     assert moments == [50 * SECOND, 50 * SECOND + 1, 50 * SECOND + 2]
 
 
@@ -89,14 +93,14 @@ def torn_session(job: DrivenJob) -> JobSession:
 def test_a_torn_epoch_publishes_nothing_and_can_be_run_again() -> None:
     job = a_job()
     session = torn_session(job)
-    assert isinstance(session.run_epoch(), EpochTorn)
+    assert isinstance(session.run_epoch(), Torn)
     assert job.checkpoints.newest() is None
     executor = session.environment.executor
     assert isinstance(executor, InProcessExecutor)
     executor.chaos = Chaos()
     ran = session.run_epoch()
     assert isinstance(ran, EpochRan)
-    assert (ran.epoch, ran.is_published) == (1, True)
+    assert (ran.progress.epoch, ran.progress.is_published) == (1, True)
 
 
 def test_an_idle_source_beside_an_ended_one_may_still_wake_up() -> None:

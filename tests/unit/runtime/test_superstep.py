@@ -91,8 +91,8 @@ def test_a_failure_of_storage_is_raised_and_the_session_stays_usable() -> None:
         session.run_epoch()
     ran = session.run_epoch()
     assert isinstance(ran, EpochRan)
-    assert ran.is_published
-    assert ran.epoch == 1
+    assert ran.progress.is_published
+    assert ran.progress.epoch == 1
 
 
 def test_operators_are_remembered_between_epochs_and_forgotten_after_a_failure() -> None:

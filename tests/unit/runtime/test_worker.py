@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import UserCodeError
 from penstock.graph.logical import Exchange, WatermarkSpec
 from penstock.operators.context import OperatorContext
-from penstock.runtime.driver.outcomes import EpochRan, EpochTorn
+from penstock.runtime.driver.outcomes import EpochRan, Torn
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import Chaos, InProcessExecutor, Mischief
 from penstock.state.tables.specs import global_table
@@ -82,7 +82,7 @@ def test_what_a_run_that_did_not_count_left_in_memory_is_forgotten() -> None:
     for _ in range(3):
         assert isinstance(session.run_epoch(), EpochRan)
     executor.chaos = Chaos(1.0, seed=1, kinds=(Mischief.LOSE,))
-    while not isinstance(session.run_epoch(), EpochTorn):
+    while not isinstance(session.run_epoch(), Torn):
         pass
     executor.chaos = Chaos()
     before = results[-1]

@@ -42,7 +42,7 @@ from penstock.runtime.driver.environment import (
     JobEnvironment,
     decide_restart,
 )
-from penstock.runtime.driver.outcomes import EpochLost, EpochRan, EpochTorn, torn_error
+from penstock.runtime.driver.outcomes import EpochLost, EpochRan, Torn, torn_error
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.driver.start import find_finished
 from penstock.runtime.driver.status_keeper import StatusKeeper
@@ -171,6 +171,8 @@ class JobDriver:
             self._keeper.note_phase(phase, error=error)
             raise
         finally:
+            if self._session is not None:
+                self._session.close()
             self._environment.side_work.close()
             self._environment.executor.close()
         self._keeper.note_phase(action.phase)
@@ -202,8 +204,9 @@ class JobDriver:
             return
         self._environment.side_work.settle()
         if self._session is not None:
-            # Who failed and was replaced meanwhile must not take the job back.
+            # A driver that failed and was replaced meanwhile must not take the job back.
             self._session.check_ownership()
+            self._session.close()
         session = JobSession.start(self._environment, restore=self._restore)
         # From here on the claim remembers the wish; asking again would abandon new epochs.
         self._restore = None
@@ -221,7 +224,7 @@ class JobDriver:
         match outcome:
             case EpochRan():
                 self._note(outcome, session, stop)
-            case EpochTorn(reason):
+            case Torn(reason):
                 self._note_torn(reason)
             case EpochLost(winner):
                 _log.warning("lost epoch to %s: taking the job over again", winner)
@@ -306,7 +309,7 @@ def _wake_up(ran: EpochRan) -> int | None:
         if report.wake_up_micros is not None
     ]
     if ran.reading.poll_micros is not None:
-        wake_ups.append(ran.processing_time_micros + ran.reading.poll_micros)
+        wake_ups.append(ran.progress.processing_time_micros + ran.reading.poll_micros)
     return min(wake_ups, default=None)
 
 

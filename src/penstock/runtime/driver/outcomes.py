@@ -1,25 +1,23 @@
-"""Agreement: whether the reports of an epoch belong together. Pure.
+"""Agreement: whether the reports of an epoch belong together, and what it came to. Pure.
 
 The driver publishes only if, from the last level down to the first, every task is named by
 one token: the one its consumers hold receipts for, or for a task nobody consumes the only
 one that reported. That attempt's report must have arrived and be whole, and it must itself
 hold a receipt for every producer it reads. Otherwise the epoch is torn and runs again.
 
-What a run of an epoch came to: it counts, it was torn, or it was lost to another driver.
+A run of an epoch counts, was torn, or was lost to another driver.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.core.ids import Epoch, OperatorId
 from penstock.errors import ErrorCode, PenstockError, StorageError
-from penstock.operators.nodes import OperatorReport
 from penstock.operators.source import SourceFinishType
-from penstock.runtime.driver.publish import EpochResults
+from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.plan.epoch_plan import ReadingPlan
 from penstock.runtime.plan.physical import PhysicalPlan, consumers_of, producers_of
-from penstock.runtime.plan.reports import ErrorPart, Receipt, TaskReport, from_error_part
+from penstock.runtime.plan.reports import ErrorPart, Reports, TaskReport, from_error_part
 from penstock.state.protocol.records import CheckpointRef
 from penstock.state.storage.watched import NO_USAGE, StoreUsage
 
@@ -33,10 +31,23 @@ class Agreed:
 
     reports: dict[TaskKey, TaskReport]
 
+    def by_operator(self, plan: PhysicalPlan) -> Reports:
+        """Return what each subtask of each operator did."""
+        return {
+            (part.operator, plan.task(*key)[1].index): part
+            for key, report in self.reports.items()
+            for part in report.operators
+        }
+
+    @property
+    def usage(self) -> StoreUsage:
+        """What all tasks together asked of the store."""
+        return sum((report.usage for report in self.reports.values()), NO_USAGE)
+
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """Attempts were mixed, repeated or lost: nothing of this run may count."""
+    """Attempts were mixed, repeated or lost: nothing of this run counts; it can be run again."""
 
     reason: str
 
@@ -49,6 +60,27 @@ class Failed:
 
 
 Agreement: TypeAlias = Agreed | Torn | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRan:
+    """An epoch ran and counts."""
+
+    progress: EpochProgress
+    reports: Reports
+    reading: ReadingPlan
+    finish: SourceFinishType | None
+    """What a source asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLost:
+    """Another driver owns the epoch, and may be gone already: take the job over again."""
+
+    winner: CheckpointRef
+
+
+EpochOutcome: TypeAlias = EpochRan | Torn | EpochLost
 
 
 def find_agreement(plan: PhysicalPlan, reports: Iterable[TaskReport]) -> Agreement:
@@ -76,19 +108,25 @@ def _agree(
     chosen: dict[TaskKey, TaskReport] = {}
     for level, task in reversed(list(plan.tasks())):
         attempts = arrived.get((level, task), {})
-        named = _tokens_named(plan, chosen, level, task)
-        if named is None:
-            named = set(attempts)
+        consumers = _consumers(plan, level, task)
+        named = set(attempts)
+        if consumers:
+            named = {
+                receipt.token
+                for consumer in consumers
+                for receipt in chosen[consumer].receipts
+                if (receipt.level, receipt.task) == (level, task)
+            }
         if len(named) != 1:
             return Torn(f"{_name(level, task)} is known by {len(named)} attempts, not one")
-        report = attempts.get(next(iter(named)))
+        report = attempts.get(named.pop())
         if report is None:
             return Torn(
                 f"the attempt of {_name(level, task)} that was consumed did not report"
             )
         if not report.is_whole:
             return Torn(f"{_name(level, task)} did not finish")
-        missing = _expected_producers(plan, level, task) - {
+        missing = _producers(plan, level, task) - {
             (receipt.edge, receipt.level, receipt.task) for receipt in report.receipts
         }
         if missing:
@@ -97,29 +135,18 @@ def _agree(
     return Agreed(chosen)
 
 
-def _tokens_named(
-    plan: PhysicalPlan, chosen: dict[TaskKey, TaskReport], level: int, task: int
-) -> set[str] | None:
-    """Return the tokens that consumers name for a task; None if nobody consumes it."""
+def _consumers(plan: PhysicalPlan, level: int, task: int) -> set[TaskKey]:
     chain, subtask = plan.task(level, task)
     consumers: set[TaskKey] = set()
     for edge in plan.outgoing(chain.number):
         target = plan.chains[edge.target_chain]
         for index in consumers_of(edge.exchange, target.parallelism, subtask.index):
             consumers.add((target.level, target.first_task + index))
-    if not consumers:
-        return None
-    return {
-        receipt.token
-        for consumer in consumers
-        for receipt in chosen[consumer].receipts
-        if _is_from(receipt, level, task)
-    }
+    return consumers
 
 
-def _expected_producers(
-    plan: PhysicalPlan, level: int, task: int
-) -> set[tuple[int, int, int]]:
+def _producers(plan: PhysicalPlan, level: int, task: int) -> set[tuple[int, int, int]]:
+    """Return the edge, level and task of every producer that a task reads."""
     chain, subtask = plan.task(level, task)
     expected = set()
     for edge in plan.incoming(chain.number):
@@ -129,47 +156,8 @@ def _expected_producers(
     return expected
 
 
-def _is_from(receipt: Receipt, level: int, task: int) -> bool:
-    return (receipt.level, receipt.task) == (level, task)
-
-
 def _name(level: int, task: int) -> str:
     return f"task {task} of level {level}"
-
-
-@dataclass(frozen=True, slots=True)
-class EpochRan:
-    """An epoch ran and counts."""
-
-    epoch: Epoch
-    is_published: bool
-    reports: Mapping[tuple[OperatorId, int], OperatorReport]
-    reading: ReadingPlan
-    processing_time_micros: int
-    duration_micros: int
-    compactions: int
-    waited_for_compaction: bool
-    finish: SourceFinishType | None
-    """What a source asked for."""
-    usage: StoreUsage = NO_USAGE
-    """Of all tasks."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochTorn:
-    """A run did not hold together; nothing of it counts and it can be run again."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class EpochLost:
-    """Another driver owns the epoch, and may be gone already: take over anew."""
-
-    winner: CheckpointRef
-
-
-EpochOutcome: TypeAlias = EpochRan | EpochTorn | EpochLost
 
 
 def torn_error(job: str, reason: str) -> StorageError:
@@ -184,16 +172,15 @@ def torn_error(job: str, reason: str) -> StorageError:
 
 def combined_error(failed: Failed) -> PenstockError:
     """Return the first failure, with the others as notes."""
-    errors = [from_error_part(part) for part in failed.errors]
-    first = errors[0]
-    for other in errors[1:]:
+    first, *others = map(from_error_part, failed.errors)
+    for other in others:
         first.add_note(f"Also failed: {other.message}")
     return first
 
 
-def finish_of(results: EpochResults) -> SourceFinishType | None:
+def finish_of(reports: Reports) -> SourceFinishType | None:
     """Return the most urgent wish of any source subtask; an end concerns only the source."""
-    wishes = {report.finish for report in results.reports.values()}
+    wishes = {report.finish for report in reports.values()}
     for wish in (SourceFinishType.IMMEDIATE, SourceFinishType.GRACEFUL):
         if wish in wishes:
             return wish

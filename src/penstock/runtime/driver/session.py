@@ -15,32 +15,24 @@ from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import StorageError, UnknownOutcomeError
-from penstock.operators.nodes import EpochTerms, OperatorReport
+from penstock.operators.nodes import EpochTerms
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, splits_table
 from penstock.operators.splits import SplitState
 from penstock.runtime.driver.compactions import JobState, PendingCompactions
-from penstock.runtime.driver.decide import StopMode
+from penstock.runtime.driver.decide import EpochProgress, StopMode
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import (
-    Agreed,
     EpochLost,
     EpochOutcome,
     EpochRan,
-    EpochTorn,
     Failed,
     Torn,
     combined_error,
     find_agreement,
     finish_of,
 )
-from penstock.runtime.driver.publish import (
-    EpochPublisher,
-    EpochResults,
-    Unchanged,
-    commit_sinks,
-)
+from penstock.runtime.driver.publish import CommittingSinks, EpochPublisher
 from penstock.runtime.driver.start import (
-    check_ownership,
     checkpoints_of,
     damage_while_owned,
     fenced_error,
@@ -56,18 +48,11 @@ from penstock.runtime.plan.epoch_plan import (
     adapt_budget,
     do_rows_matter,
 )
-from penstock.runtime.plan.reports import from_part
 from penstock.state.protocol.collection import CollectionDone
-from penstock.state.protocol.publication import (
-    CommitPermit,
-    CommitRequired,
-    LostEpoch,
-    Published,
-)
+from penstock.state.protocol.publication import CommitRequired, LostEpoch, Published
 from penstock.state.protocol.records import ClaimRecord, Fenced
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered
-from penstock.state.storage.watched import NO_USAGE
 from penstock.state.tables.table import Frontier, TableEnvironment
 from penstock.state.tables.table_manager import TableManager
 
@@ -80,14 +65,19 @@ SMALLEST_STEP_MICROS = 1
 
 
 class JobSession:
-    """One generation of a job."""
+    """One generation of a job. It is closed when the driver leaves it or takes over again."""
 
     def __init__(
-        self, environment: JobEnvironment, claim: ClaimRecord, decision: Recovered
+        self,
+        environment: JobEnvironment,
+        claim: ClaimRecord,
+        decision: Recovered,
+        sinks: CommittingSinks,
     ) -> None:
         self.environment = environment
         self.claim = claim
         self.checkpoints = checkpoints_of(environment)
+        self._sinks = sinks
         self._restores = decision.restore is not None
         base = decision.base
         manifest = None if base is None else self.checkpoints.manifest(base.ref)
@@ -110,20 +100,30 @@ class JobSession:
         )
         self._published_since_collection = 0
         self._collections = 0
-        self._identity = self.checkpoints.identity() or ""
 
     @classmethod
     def start(
         cls, environment: JobEnvironment, *, restore: Epochs | None = None
     ) -> "JobSession":
         """Take the job over: check that the graph fits, claim, replay open commits."""
-        claim, decision = take_over_job(environment, restore)
-        with damage_while_owned(checkpoints_of(environment), claim):
-            return cls(environment, claim, decision)
+        checkpoints = checkpoints_of(environment)
+        sinks = CommittingSinks(environment, checkpoints)
+        try:
+            claim, decision = take_over_job(environment, restore, sinks)
+            with damage_while_owned(checkpoints, claim):
+                return cls(environment, claim, decision, sinks)
+        except BaseException:
+            sinks.release()
+            raise
+
+    def close(self) -> None:
+        """Release the driver's own instances of sinks."""
+        self._sinks.release()
 
     def check_ownership(self) -> None:
         """Raise `FencedError` if a newer driver has claimed the job."""
-        check_ownership(self.checkpoints, self.claim)
+        if self.checkpoints.is_fenced(self.claim):
+            raise fenced_error(self.claim.job, Fenced(self.claim.generation))
 
     @property
     def is_finished(self) -> bool:
@@ -136,56 +136,70 @@ class JobSession:
             return self._run_epoch(stop)
 
     def _run_epoch(self, stop: StopMode | None) -> EpochOutcome:
-        environment, clock = self.environment, self.environment.clock
+        environment = self.environment
         environment.side_work.check()
         waited = self.compactions.wait_if_needed(self.state)
-        started = clock.now_micros()
+        started = environment.clock.now_micros()
         plan, reading = self._plan(started, stop)
-        reports = environment.executor.run_epoch(environment.job, plan, self.state.manifest)
-        agreement = find_agreement(environment.job.plan, reports)
+        arrived = environment.executor.run_epoch(environment.job, plan, self.state.manifest)
+        agreement = find_agreement(environment.job.plan, arrived)
         if isinstance(agreement, Torn):
-            return EpochTorn(agreement.reason)
+            return agreement
         if isinstance(agreement, Failed):
             raise combined_error(agreement)
-        results = self._results(agreement)
-        finish = finish_of(results)
-        if finish is SourceFinishType.IMMEDIATE:
-            return self._ran(plan, reading, results, started, waited=waited, finish=finish)
-        outcome = self.publisher.publish(self.state, plan, results)
-        if isinstance(outcome, LostEpoch):
-            return EpochLost(outcome.winner)
-        if isinstance(outcome, Fenced):
-            raise fenced_error(environment.graph.job, outcome)
-        self._accept(plan, results)
-        self._finish_publication(outcome)
-        ran = self._ran(
-            plan,
-            reading,
-            results,
-            started,
-            waited=waited,
-            finish=finish,
-            is_published=not isinstance(outcome, Unchanged),
+        reports = agreement.by_operator(environment.job.plan)
+        finish = finish_of(reports)
+        is_published = False
+        if finish is not SourceFinishType.IMMEDIATE:
+            outcome = self.publisher.publish(self.state, plan, reports)
+            if isinstance(outcome, LostEpoch):
+                return EpochLost(outcome.winner)
+            if isinstance(outcome, Fenced):
+                raise fenced_error(environment.graph.job, outcome)
+            self._accepted_run = plan.run
+            self._previous_micros = plan.terms.processing_time_micros
+            self.planner.accept(reports.values())
+            if outcome is not None:
+                self._commit(outcome)
+                is_published = True
+        read = [
+            report for (name, _), report in reports.items() if name in self.planner.sources
+        ]
+        progress = EpochProgress(
+            int(plan.terms.barrier.epoch),
+            is_published,
+            plan.terms.processing_time_micros,
+            environment.clock.now_micros() - started,
+            sum(report.rows_taken for report in read),
+            sum(report.bytes_read for report in read),
+            sum(report.checkpoint.bytes_written for report in reports.values()),
+            self.compactions.swapped,
+            waited,
+            agreement.usage.requests,
+            agreement.usage.cache_hits,
+            agreement.usage.cache_misses,
         )
-        self._adapt(ran)
+        ran = EpochRan(progress, reports, reading, finish)
+        if finish is not SourceFinishType.IMMEDIATE and environment.settings.adapts_budget:
+            self._adapt(ran)
         return ran
 
-    def _finish_publication(self, outcome: Published | CommitRequired | Unchanged) -> None:
-        """Commit the sinks of an acknowledged epoch, then tidy up."""
+    def _commit(self, outcome: Published | CommitRequired) -> None:
+        """Commit the sinks of an acknowledged epoch; then unpin a restore, compact, collect."""
         match outcome:
-            case Unchanged():
-                return
             case CommitRequired(permit):
-                self._commit(permit)
+                self._sinks.commit(permit, self.state.metadata)
+                self.state.base = self.checkpoints.complete_commit(permit)
             case Published(ready):
                 self.state.base = ready
-        self._after_publication()
-
-    def _accept(self, plan: EpochPlan, results: EpochResults) -> None:
-        """Go on from a run that counts."""
-        self._accepted_run = plan.run
-        self._previous_micros = plan.terms.processing_time_micros
-        self.planner.accept(results.reports.values())
+        if self._restores:
+            self.checkpoints.release_honoured_restores(self.claim)
+            self._restores = False
+        self.compactions.start(self.state)
+        self._published_since_collection += 1
+        if self._published_since_collection >= self.environment.settings.collect_every:
+            self._published_since_collection = 0
+            self.environment.side_work.start(self._collect)
 
     def _plan(
         self, now_micros: int, stop: StopMode | None
@@ -224,63 +238,6 @@ class JobSession:
         )
         return plan, reading
 
-    def _results(self, agreement: Agreed) -> EpochResults:
-        reports: dict[tuple[OperatorId, int], OperatorReport] = {}
-        for (level, task), report in agreement.reports.items():
-            _, subtask = self.environment.job.plan.task(level, task)
-            for part in report.operators:
-                found = from_part(part)
-                reports[found.operator, subtask.index] = found
-        usage = sum((report.usage for report in agreement.reports.values()), NO_USAGE)
-        return EpochResults(reports, usage)
-
-    def _ran(
-        self,
-        plan: EpochPlan,
-        reading: ReadingPlan,
-        results: EpochResults,
-        started_micros: int,
-        *,
-        waited: bool,
-        finish: SourceFinishType | None,
-        is_published: bool = False,
-    ) -> EpochRan:
-        return EpochRan(
-            plan.terms.barrier.epoch,
-            is_published,
-            results.reports,
-            reading,
-            plan.terms.processing_time_micros,
-            self.environment.clock.now_micros() - started_micros,
-            self.compactions.swapped,
-            waited,
-            finish,
-            results.usage,
-        )
-
-    def _commit(self, permit: CommitPermit) -> None:
-        environment = self.environment
-        commit_sinks(
-            permit,
-            environment.graph,
-            environment.registry,
-            environment.store,
-            identity=self._identity,
-            metadata=self.state.metadata,
-        )
-        self.state.base = self.checkpoints.complete_commit(permit)
-
-    def _after_publication(self) -> None:
-        """What follows an acknowledged epoch: unpin a restore, compact, collect."""
-        if self._restores:
-            self.checkpoints.release_honoured_restores(self.claim)
-            self._restores = False
-        self.compactions.start(self.state)
-        self._published_since_collection += 1
-        if self._published_since_collection >= self.environment.settings.collect_every:
-            self._published_since_collection = 0
-            self.environment.side_work.start(self._collect)
-
     def _collect(self) -> None:
         """Delete what nothing kept needs; a store that cannot is no reason to stop the job."""
         try:
@@ -301,16 +258,15 @@ class JobSession:
         self._collections += 1
 
     def _adapt(self, ran: EpochRan) -> None:
-        settings = self.environment.settings
-        if not settings.adapts_budget:
-            return
+        """Give each source the budget by which the next epoch takes about as long as wanted."""
+        duration = ran.progress.duration_micros
         for operator, planned in self.planner.sources.items():
             reports = [r for (name, _), r in ran.reports.items() if name == operator]
-            pace = Pace(sum(r.rows_taken for r in reports), ran.duration_micros)
+            pace = Pace(sum(r.rows_taken for r in reports), duration)
             planned.budget = adapt_budget(
                 planned.budget,
-                duration_micros=ran.duration_micros,
-                target_micros=settings.target_epoch_micros,
+                duration_micros=duration,
+                target_micros=self.environment.settings.target_epoch_micros,
                 was_spent=any(r.has_more for r in reports) or ran.reading.has_more,
                 rows_matter=do_rows_matter(planned.pace, pace),
             )

@@ -25,7 +25,7 @@ from penstock.core.watermark import has_ended
 from penstock.errors import CorruptStateError, ErrorCode, FencedError, StateError
 from penstock.graph.logical import LogicalGraph
 from penstock.runtime.driver.environment import JobEnvironment
-from penstock.runtime.driver.publish import commit_sinks
+from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.plan.epoch_plan import known_inputs
 from penstock.state.checkpoints import JobCheckpoints, Metadata, ParquetBackend
 from penstock.state.proto import state_pb2
@@ -192,12 +192,6 @@ def fenced_error(job: JobId, fenced: Fenced) -> FencedError:
     )
 
 
-def check_ownership(checkpoints: JobCheckpoints, claim: ClaimRecord) -> None:
-    """Raise `FencedError` if a newer driver has claimed the job."""
-    if checkpoints.is_fenced(claim):
-        raise fenced_error(claim.job, Fenced(claim.generation))
-
-
 @contextmanager
 def damage_while_owned(checkpoints: JobCheckpoints, claim: ClaimRecord) -> Iterator[None]:
     """Let damage pass for damage only while nobody else owns the job."""
@@ -210,7 +204,7 @@ def damage_while_owned(checkpoints: JobCheckpoints, claim: ClaimRecord) -> Itera
 
 
 def take_over_job(
-    environment: JobEnvironment, restore: Epochs | None
+    environment: JobEnvironment, restore: Epochs | None, sinks: CommittingSinks
 ) -> tuple[ClaimRecord, Recovered]:
     """Claim a job: check that the graph fits, claim, replay commits that were left open.
 
@@ -227,7 +221,7 @@ def take_over_job(
     while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
         permit = taken.decision.permit
         with damage_while_owned(checkpoints, taken.claim):
-            skipped = _replay(environment, checkpoints, permit, or_skip=ref is not None)
+            skipped = _replay(sinks, checkpoints, permit, or_skip=ref is not None)
         taken = checkpoints.resume(taken.claim, unreplayable=skipped)
     if isinstance(taken, Fenced):
         raise fenced_error(environment.graph.job, taken)
@@ -300,7 +294,7 @@ def checkpoints_of(environment: JobEnvironment) -> JobCheckpoints:
 
 
 def _replay(
-    environment: JobEnvironment,
+    sinks: CommittingSinks,
     checkpoints: JobCheckpoints,
     permit: CommitPermit,
     *,
@@ -308,13 +302,7 @@ def _replay(
 ) -> CheckpointRef | None:
     """Commit what an earlier driver left open; a restore may pass over what is damaged."""
     try:
-        commit_sinks(
-            permit,
-            environment.graph,
-            environment.registry,
-            environment.store,
-            identity=checkpoints.identity() or "",
-        )
+        sinks.commit(permit)
         checkpoints.complete_commit(permit)
     except CorruptStateError:
         if not or_skip:

@@ -7,12 +7,7 @@ from dataclasses import replace
 from penstock.core.ids import OperatorId
 from penstock.core.watermark import event_time_of
 from penstock.errors import PenstockError
-from penstock.runtime.driver.decide import (
-    EpochProgress,
-    JobPhase,
-    JobStatus,
-    OperatorStatus,
-)
+from penstock.runtime.driver.decide import JobPhase, JobStatus, OperatorStatus
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.session import JobSession
@@ -77,7 +72,7 @@ class StatusKeeper:
             self._rows_taken[operator] += report.rows_taken
             self._rows_emitted.setdefault(operator, Counter()).update(report.rows_emitted)
             self._counters.setdefault(operator, Counter()).update(report.counters)
-        progress = _progress_of(ran, session)
+        progress = ran.progress
         manifest = session.state.manifest
         status = self.status
         self._set(
@@ -85,7 +80,7 @@ class StatusKeeper:
                 status,
                 epoch=None if manifest is None else int(manifest.ref.epoch),
                 epochs_run=status.epochs_run + 1,
-                epochs_published=status.epochs_published + ran.is_published,
+                epochs_published=status.epochs_published + progress.is_published,
                 rows_read=status.rows_read + progress.rows_read,
                 last=progress,
                 operators=self._operators(session),
@@ -122,25 +117,6 @@ class StatusKeeper:
         self.status = status
         if self._on_status is not None:
             self._on_status(status)
-
-
-def _progress_of(ran: EpochRan, session: JobSession) -> EpochProgress:
-    sources = session.planner.sources
-    read = [report for (name, _), report in ran.reports.items() if name in sources]
-    return EpochProgress(
-        int(ran.epoch),
-        ran.is_published,
-        ran.processing_time_micros,
-        ran.duration_micros,
-        sum(report.rows_taken for report in read),
-        sum(report.bytes_read for report in read),
-        sum(report.checkpoint.bytes_written for report in ran.reports.values()),
-        ran.compactions,
-        ran.waited_for_compaction,
-        ran.usage.requests,
-        ran.usage.cache_hits,
-        ran.usage.cache_misses,
-    )
 
 
 def _state_files(session: JobSession, operator: OperatorId) -> dict[str, int]:

@@ -1,49 +1,26 @@
 """Reports: the control record by which a task tells the driver what it did.
 
-msgpack, never durable. What is durable in it, the checkpoint metadata of each operator, is
-already in the form in which the driver publishes it. An error is data: class, code, text.
+A report is msgpack and never durable. What is durable in it, the checkpoint metadata of each
+operator, travels in the form in which the driver publishes it. An error travels as data:
+its class, code, context and text.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from penstock import errors
 from penstock.core.ids import OperatorId
-from penstock.core.watermark import InputWatermark
 from penstock.errors import ErrorCode, InternalError, PenstockError
 from penstock.operators.nodes import OperatorReport
-from penstock.operators.source import SourceFinishType
-from penstock.operators.splits import SplitState
-from penstock.state.proto.state_pb2 import OperatorCheckpointMetadata
+from penstock.state.checkpoints import Metadata
 from penstock.state.storage.watched import NO_USAGE, StoreUsage
 from penstock.state.tables.table_manager import SubtaskCheckpoint
 
-
-class WatermarkPart(msgspec.Struct, frozen=True, array_like=True):
-    """An `InputWatermark` on the wire."""
-
-    event_time_micros: int | None
-    idle: bool
-
-
-class OperatorPart(msgspec.Struct, frozen=True, array_like=True):
-    """One operator of the task's chain."""
-
-    operator: str
-    metadata: bytes
-    """Empty if the parent's metadata object still holds."""
-    bytes_written: int
-    watermarks: tuple[WatermarkPart, ...]
-    rows_emitted: dict[str, int]
-    rows_taken: int
-    counters: dict[str, int]
-    wake_up_micros: int | None
-    has_fired: bool
-    splits: dict[str, SplitState]
-    finish: str | None
-    bytes_read: int
-    has_more: bool
+Reports: TypeAlias = Mapping[tuple[OperatorId, int], OperatorReport]
+"""What all subtasks of all operators did in one run of an epoch, by operator and subtask."""
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +49,7 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
     task: int
     token: str
     receipts: tuple[Receipt, ...] = ()
-    operators: tuple[OperatorPart, ...] = ()
+    operators: tuple[OperatorReport, ...] = ()
     error: ErrorPart | None = None
     """A failure that running the epoch again would not cure by itself."""
     torn: str | None = None
@@ -87,67 +64,46 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
         return self.error is None and self.torn is None and not self.is_skipped
 
 
+def _to_wire(value: Any) -> Any:
+    if isinstance(value, Metadata):
+        return value.SerializeToString()
+    if isinstance(value, str):  # a validated name
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be part of a report")
+
+
+def _from_wire(kind: type[Any], value: Any) -> Any:
+    return kind.FromString(value) if kind is Metadata else kind(value)
+
+
 _OURS = PenstockError.__module__
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(TaskReport)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
+_decoder = msgspec.msgpack.Decoder(TaskReport, dec_hook=_from_wire)
 
 
 def encode_report(report: TaskReport) -> bytes:
-    """Encode a report."""
-    return _encoder.encode(report)
+    """Encode a report, without metadata that the parent's objects still hold."""
+    operators = tuple(_without_known(operator) for operator in report.operators)
+    return _encoder.encode(msgspec.structs.replace(report, operators=operators))
+
+
+def _without_known(report: OperatorReport) -> OperatorReport:
+    done = report.checkpoint
+    if done.changed and done.metadata.table_configs:
+        return report
+    unchanged = SubtaskCheckpoint(Metadata(), False, done.bytes_written)  # noqa: FBT003
+    return msgspec.structs.replace(report, checkpoint=unchanged)
 
 
 def decode_report(data: Any) -> TaskReport:
     """Decode a report; one that cannot be decoded means that driver and worker differ."""
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, DecodeError) as error:
         raise InternalError(
             f"a task sent a report that cannot be read ({error}): driver and workers must run "
             "the same version of Penstock"
         ) from error
-
-
-def to_part(report: OperatorReport) -> OperatorPart:
-    """Return an operator's report in wire form."""
-    done = report.checkpoint
-    has_tables = bool(done.metadata.table_configs)
-    return OperatorPart(
-        str(report.operator),
-        done.metadata.SerializeToString() if done.changed and has_tables else b"",
-        done.bytes_written,
-        tuple(
-            WatermarkPart(known.event_time_micros, known.idle) for known in report.inputs
-        ),
-        dict(report.rows_emitted),
-        report.rows_taken,
-        dict(report.counters),
-        report.wake_up_micros,
-        report.has_fired,
-        dict(report.splits),
-        None if report.finish is None else report.finish.value,
-        report.bytes_read,
-        report.has_more,
-    )
-
-
-def from_part(part: OperatorPart) -> OperatorReport:
-    """Return what a task reported about one operator."""
-    metadata = OperatorCheckpointMetadata.FromString(part.metadata)
-    return OperatorReport(
-        OperatorId(part.operator),
-        SubtaskCheckpoint(metadata, bool(part.metadata), part.bytes_written),
-        inputs=tuple(InputWatermark(w.event_time_micros, w.idle) for w in part.watermarks),
-        rows_emitted=part.rows_emitted,
-        rows_taken=part.rows_taken,
-        counters=part.counters,
-        wake_up_micros=part.wake_up_micros,
-        has_fired=part.has_fired,
-        splits=part.splits,
-        finish=None if part.finish is None else SourceFinishType(part.finish),
-        bytes_read=part.bytes_read,
-        has_more=part.has_more,
-    )
 
 
 def to_error_part(error: PenstockError) -> ErrorPart:

@@ -377,7 +377,7 @@ class AttachedJob:
 
     def _note(self, ran: EpochRan) -> None:
         """Tell the queries which of their batches an epoch has stored."""
-        if not ran.is_published:
+        if not ran.progress.is_published:
             return
         for (operator, _), report in ran.reports.items():
             handoff = self._handoffs.get(str(operator))

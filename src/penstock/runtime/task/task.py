@@ -24,7 +24,6 @@ from penstock.runtime.plan.reports import (
     TaskReport,
     encode_report,
     to_error_part,
-    to_part,
 )
 from penstock.runtime.task.exchange import (
     AbortedInputError,
@@ -156,7 +155,7 @@ class _TaskWork:
                 Receipt(sender.edge, sender.level, sender.task, str(token))
                 for sender, token in inlet.receipts()
             ),
-            tuple(to_part(report) for report in reports),
+            tuple(reports),
         )
 
     def _open(self) -> AssembledChain:
