@@ -6,22 +6,20 @@ through in the form they were pickled in; nothing is unpickled here. A config's 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
-from penstock.core.ids import JobId, OperatorId, checksum_of
-from penstock.core.schema import StreamSchema
+from penstock.core.ids import checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, GraphError, PenstockError
 from penstock.graph.logical import (
-    Edge,
-    Exchange,
     LogicalGraph,
     Node,
     OperatorSpec,
     Plain,
     UserFunction,
-    WatermarkSpec,
 )
 
 _FORMAT = 1
@@ -29,98 +27,95 @@ _USER_FUNCTION = 1
 """The number of the msgpack extension that holds one."""
 
 
-class _WireFunction(msgspec.Struct, array_like=True):
-    name: str
-    pickled: bytes
+@dataclass(frozen=True, slots=True)
+class _WireSpec(OperatorSpec):
+    config: Mapping[str, Any]
 
 
-class _WireWatermark(msgspec.Struct, array_like=True):
-    lateness_micros: int
-    idle_timeout_micros: int | None
+@dataclass(frozen=True, slots=True)
+class _WireNode(Node):
+    spec: _WireSpec
 
 
-class _WireNode(msgspec.Struct):
-    operator: str
-    kind: str
-    config: dict[str, Any]
-    parallelism: int
-    inputs: list[bytes]
-    outputs: list[tuple[str, bytes]]
-    watermark: _WireWatermark | None
+@dataclass(frozen=True, slots=True)
+class _WireGraph(LogicalGraph):
+    """A graph whose configs are plain values of msgpack."""
+
+    nodes: tuple[_WireNode, ...]
 
 
-class _WireEdge(msgspec.Struct):
-    source: str
-    target: str
-    output: str
-    input_index: int
-    exchange: Exchange
-
-
-class _WireGraph(msgspec.Struct):
+class _Wire(msgspec.Struct):
     format: int
-    job: str
-    nodes: list[_WireNode]
-    edges: list[_WireEdge]
+    graph: _WireGraph
+
+
+def _to_wire(value: Any) -> Any:
+    """Return a value that msgspec does not know as one that it does."""
+    if isinstance(value, pa.Schema):
+        return value.serialize().to_pybytes()
+    return str(value) if isinstance(value, str) else dict(value)
+
+
+def _from_wire(kind: type, value: Any) -> Any:
+    if kind is not pa.Schema:
+        return kind(value)
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(value))
+    except (pa.ArrowException, OSError, TypeError) as error:
+        raise ValueError(f"a schema cannot be read ({error!r})") from error
 
 
 def _read_extension(code: int, data: memoryview) -> UserFunction:
     if code != _USER_FUNCTION:
         raise ValueError(f"unknown extension {code}")
-    wire = msgspec.msgpack.decode(data, type=_WireFunction)
-    return UserFunction(wire.name, wire.pickled)
+    return msgspec.msgpack.decode(data, type=UserFunction)
 
 
-_ENCODER = msgspec.msgpack.Encoder(order="sorted")
-_DECODER = msgspec.msgpack.Decoder(_WireGraph, ext_hook=_read_extension)
+# Mappings are equal in any order, so the bytes must not depend on it.
+_ENCODER = msgspec.msgpack.Encoder(order="sorted", enc_hook=_to_wire)
+_DECODER = msgspec.msgpack.Decoder(_Wire, dec_hook=_from_wire, ext_hook=_read_extension)
 
 
 def encode_graph(graph: LogicalGraph) -> bytes:
     """Return a graph as bytes; a config that holds more than plain values is an error."""
-    nodes = [_to_wire(node) for node in graph.nodes]
-    edges = [
-        _WireEdge(
-            str(edge.source),
-            str(edge.target),
-            edge.output,
-            edge.input_index,
-            edge.exchange,
-        )
-        for edge in graph.edges
-    ]
-    return _ENCODER.encode(_WireGraph(_FORMAT, str(graph.job), nodes, edges))
+    nodes = []
+    for node in graph.nodes:
+        config = {
+            key: _to_plain(value, f"{key!r} in the config of operator {node.operator!r}")
+            for key, value in node.spec.config.items()
+        }
+        nodes.append(replace(node, spec=OperatorSpec(node.spec.kind, config)))
+    return _ENCODER.encode({"format": _FORMAT, "graph": replace(graph, nodes=tuple(nodes))})
 
 
 def decode_graph(data: bytes) -> LogicalGraph:
     """Return the graph that `encode_graph` wrote."""
     try:
         wire = _DECODER.decode(data)
-        if wire.format == _FORMAT:
-            return LogicalGraph(
-                JobId(wire.job),
-                tuple(_from_wire(node) for node in wire.nodes),
-                tuple(
-                    Edge(
-                        OperatorId(edge.source),
-                        OperatorId(edge.target),
-                        edge.output,
-                        edge.input_index,
-                        edge.exchange,
-                    )
-                    for edge in wire.edges
-                ),
-            )
     except (msgspec.MsgspecError, ValueError, PenstockError) as error:
         raise CorruptStateError(
             f"{len(data)} bytes are not a graph ({error}): they were damaged or written by "
             "something else",
             code=ErrorCode.UNDECODABLE,
         ) from error
-    raise CorruptStateError(
-        f"a graph has format {wire.format}, this version reads {_FORMAT}: run the version of "
-        "Penstock that wrote it",
-        code=ErrorCode.NEWER_PROTOCOL,
-    )
+    if wire.format != _FORMAT:
+        raise CorruptStateError(
+            f"a graph has format {wire.format}, this version reads {_FORMAT}: run the version "
+            "of Penstock that wrote it",
+            code=ErrorCode.NEWER_PROTOCOL,
+        )
+    nodes = [
+        Node(
+            node.operator,
+            OperatorSpec(node.spec.kind, _from_plain(node.spec.config)),
+            node.parallelism,
+            node.inputs,
+            node.outputs,
+            node.watermark,
+        )
+        for node in wire.graph.nodes
+    ]
+    return LogicalGraph(wire.graph.job, tuple(nodes), wire.graph.edges)
 
 
 def fingerprint_of(graph: LogicalGraph) -> str:
@@ -128,51 +123,10 @@ def fingerprint_of(graph: LogicalGraph) -> str:
     return f"{checksum_of(encode_graph(graph)):016x}"
 
 
-def _to_wire(node: Node) -> _WireNode:
-    config = {
-        key: _to_plain(value, f"{key!r} in the config of operator {node.operator!r}")
-        for key, value in node.spec.config.items()
-    }
-    watermark = node.watermark
-    wire_watermark = None
-    if watermark is not None:
-        wire_watermark = _WireWatermark(
-            watermark.lateness_micros, watermark.idle_timeout_micros
-        )
-    return _WireNode(
-        operator=str(node.operator),
-        kind=node.spec.kind,
-        config=config,
-        parallelism=node.parallelism,
-        inputs=[stream.to_bytes() for stream in node.inputs],
-        # Mappings are equal in any order, so the bytes must not depend on it.
-        outputs=[(name, node.outputs[name].to_bytes()) for name in sorted(node.outputs)],
-        watermark=wire_watermark,
-    )
-
-
-def _from_wire(wire: _WireNode) -> Node:
-    watermark = None
-    if wire.watermark is not None:
-        watermark = WatermarkSpec(
-            wire.watermark.lateness_micros, wire.watermark.idle_timeout_micros
-        )
-    config = {key: _from_plain(value) for key, value in wire.config.items()}
-    return Node(
-        OperatorId(wire.operator),
-        OperatorSpec(wire.kind, config),
-        parallelism=wire.parallelism,
-        inputs=tuple(map(StreamSchema.from_bytes, wire.inputs)),
-        outputs={name: StreamSchema.from_bytes(data) for name, data in wire.outputs},
-        watermark=watermark,
-    )
-
-
 def _to_plain(value: Plain, where: str) -> Any:
     match value:
-        case UserFunction(name, pickled):
-            wire = _ENCODER.encode(_WireFunction(name, pickled))
-            return msgspec.msgpack.Ext(_USER_FUNCTION, wire)
+        case UserFunction():
+            return msgspec.msgpack.Ext(_USER_FUNCTION, _ENCODER.encode(value))
         case None | bool() | float() | bytes():
             return value
         case str():
@@ -196,10 +150,9 @@ def _to_plain(value: Plain, where: str) -> Any:
     )
 
 
-def _from_plain(value: Any) -> Plain:
+def _from_plain(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_from_plain, value))
     if isinstance(value, dict):
         return {key: _from_plain(item) for key, item in value.items()}
-    plain: Plain = value
-    return plain
+    return value

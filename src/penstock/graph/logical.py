@@ -18,6 +18,7 @@ that name an unknown operator are left out: `validate` reports them.
 
 import heapq
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
@@ -159,24 +160,21 @@ class LogicalGraph:
 
 def topological_order(graph: LogicalGraph) -> tuple[OperatorId, ...]:
     """Return the operators, each behind all its producers; those behind a cycle are left out."""
-    operators = list(dict.fromkeys(node.operator for node in graph.nodes))
+    producers = _producers_in(graph)
+    operators = list(producers)
     positions = {operator: index for index, operator in enumerate(operators)}
-    consumers: dict[OperatorId, list[OperatorId]] = {operator: [] for operator in operators}
-    waiting_for = dict.fromkeys(operators, 0)
-    for edge in graph.edges:
-        if edge.source in positions and edge.target in positions:
-            consumers[edge.source].append(edge.target)
-            waiting_for[edge.target] += 1
-    ready = [positions[operator] for operator in operators if not waiting_for[operator]]
+    sorter = TopologicalSorter(producers)
+    with suppress(CycleError):  # it goes on as far as the cycles allow
+        sorter.prepare()
+    ready: list[int] = []
     order: list[OperatorId] = []
-    while ready:
-        operator = operators[heapq.heappop(ready)]
-        order.append(operator)
-        for consumer in consumers[operator]:
-            waiting_for[consumer] -= 1
-            if not waiting_for[consumer]:
-                heapq.heappush(ready, positions[consumer])
-    return tuple(order)
+    while True:
+        for operator in sorter.get_ready():
+            heapq.heappush(ready, positions[operator])
+        if not ready:
+            return tuple(order)
+        order.append(operators[heapq.heappop(ready)])
+        sorter.done(order[-1])
 
 
 def find_cycles(graph: LogicalGraph) -> list[tuple[OperatorId, ...]]:
@@ -184,13 +182,8 @@ def find_cycles(graph: LogicalGraph) -> list[tuple[OperatorId, ...]]:
 
     A cycle starts at its operator that comes first in the graph, and follows the edges.
     """
-    producers: dict[OperatorId, list[OperatorId]] = {
-        node.operator: [] for node in graph.nodes
-    }
+    producers = _producers_in(graph)
     positions = {operator: index for index, operator in enumerate(producers)}
-    for edge in graph.edges:
-        if edge.source in positions and edge.target in positions:
-            producers[edge.target].append(edge.source)
     cycles = []
     while cycle := _find_cycle(producers):
         turn = cycle.index(min(cycle, key=positions.__getitem__))
@@ -200,6 +193,15 @@ def find_cycles(graph: LogicalGraph) -> list[tuple[OperatorId, ...]]:
         for known in producers.values():
             known[:] = [operator for operator in known if operator in producers]
     return sorted(cycles, key=lambda cycle: positions[cycle[0]])
+
+
+def _producers_in(graph: LogicalGraph) -> dict[OperatorId, list[OperatorId]]:
+    """Return which operators each one reads from, in the graph's order."""
+    producers: dict[OperatorId, list[OperatorId]] = {n.operator: [] for n in graph.nodes}
+    for edge in graph.edges:
+        if edge.source in producers and edge.target in producers:
+            producers[edge.target].append(edge.source)
+    return producers
 
 
 def _find_cycle(producers: Mapping[OperatorId, list[OperatorId]]) -> list[OperatorId]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.core.schema import StreamSchema
 from penstock.graph.logical import (
     MAIN,
     Edge,
@@ -21,6 +20,9 @@ from penstock.graph.logical import (
 )
 
 _LONGEST_TEXT = 80
+_ENTITIES = str.maketrans(
+    {"#": "#35;", "&": "#amp;", '"': "#quot;", "<": "#lt;", ">": "#gt;"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,9 @@ def render(
     A graph need not be sound to be drawn.
     """
     known = facts or {}
-    return RenderedGraph(
-        job=str(graph.job),
-        operators=tuple(
-            _render_node(node, known.get(node.operator)) for node in graph.nodes
-        ),
-        edges=tuple(_render_edge(graph, edge) for edge in graph.edges),
-    )
+    operators = [_render_node(node, known.get(node.operator)) for node in graph.nodes]
+    edges = [_render_edge(graph, edge) for edge in graph.edges]
+    return RenderedGraph(str(graph.job), tuple(operators), tuple(edges))
 
 
 def to_json(rendered: RenderedGraph) -> str:
@@ -100,32 +98,24 @@ def to_mermaid(rendered: RenderedGraph) -> str:
         lines.append(f'    n{number}["{label}"]')
     for edge in rendered.edges:
         if edge.source in numbers and edge.target in numbers:
-            label = _escape(_describe_edge(edge))
-            ends = f"n{numbers[edge.source]}", f"n{numbers[edge.target]}"
             arrow = "-->" if edge.exchange == Exchange.FORWARD else "==>"
-            lines.append(
-                f'    {ends[0]} {arrow}|"{label}"| {ends[1]}'
-                if label
-                else f"    {ends[0]} {arrow} {ends[1]}"
-            )
+            if label := _escape(_describe_edge(edge)):
+                arrow += f'|"{label}"|'
+            lines.append(f"    n{numbers[edge.source]} {arrow} n{numbers[edge.target]}")
     return "".join(f"{line}\n" for line in lines)
 
 
 def _render_node(node: Node, facts: Mapping[str, str] | None) -> RenderedOperator:
     if facts is None:
         facts = {key: _to_text(value) for key, value in node.spec.config.items()}
+    outputs = {}
+    for name, stream in node.outputs.items():
+        columns = {field.name: str(field.type) for field in stream.schema}
+        outputs[name] = RenderedStream(columns, stream.time_column, stream.key_columns)
+    shown = {key: _cut(text) for key, text in facts.items()}
     return RenderedOperator(
-        name=str(node.operator),
-        kind=node.spec.kind,
-        parallelism=node.parallelism,
-        facts={key: _cut(text) for key, text in facts.items()},
-        outputs={name: _render_stream(stream) for name, stream in node.outputs.items()},
+        str(node.operator), node.spec.kind, node.parallelism, shown, outputs
     )
-
-
-def _render_stream(stream: StreamSchema) -> RenderedStream:
-    columns = {field.name: str(field.type) for field in stream.schema}
-    return RenderedStream(columns, stream.time_column, stream.key_columns)
 
 
 def _render_edge(graph: LogicalGraph, edge: Edge) -> RenderedEdge:
@@ -135,13 +125,9 @@ def _render_edge(graph: LogicalGraph, edge: Edge) -> RenderedEdge:
         inputs = [node.inputs for node in graph.nodes if node.operator == edge.target]
         if inputs and 0 <= edge.input_index < len(inputs[0]):
             keys = inputs[0][edge.input_index].key_columns
+    source, target = str(edge.source), str(edge.target)
     return RenderedEdge(
-        source=str(edge.source),
-        output=edge.output,
-        target=str(edge.target),
-        input_index=edge.input_index,
-        exchange=str(edge.exchange),
-        key_columns=keys,
+        source, edge.output, target, edge.input_index, str(edge.exchange), keys
     )
 
 
@@ -181,12 +167,4 @@ def _cut(text: str) -> str:
 
 def _escape(text: str) -> str:
     """Return text that Mermaid shows as it is, inside quotes."""
-    for character, entity in (
-        ("#", "#35;"),
-        ("&", "#amp;"),
-        ('"', "#quot;"),
-        ("<", "#lt;"),
-        (">", "#gt;"),
-    ):
-        text = text.replace(character, entity)
-    return text
+    return text.translate(_ENTITIES)

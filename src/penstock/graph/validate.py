@@ -6,6 +6,7 @@ they are built.
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 import pyarrow as pa
 
@@ -38,27 +39,21 @@ def find_problems(graph: LogicalGraph) -> list[str]:
     dangling = {edge: list(_dangling_ends(edge, nodes)) for edge in graph.edges}
     whole = [edge for edge in graph.edges if not dangling[edge]]
     return [
-        *_name_problems(graph),
-        *(problem for node in graph.nodes for problem in _node_problems(node)),
-        *(problem for problems in dangling.values() for problem in problems),
-        *_input_problems(graph, whole),
         *(
-            problem
+            f"operator {operator!r}: {count} operators have this name, and a name is the "
+            "identity of state: give each its own"
+            for operator, count in Counter(node.operator for node in graph.nodes).items()
+            if count > 1
+        ),
+        *chain.from_iterable(map(_node_problems, graph.nodes)),
+        *chain.from_iterable(dangling.values()),
+        *_input_problems(graph, whole),
+        *chain.from_iterable(
+            _edge_problems(edge, nodes[edge.source], nodes[edge.target])
             for edge in dict.fromkeys(whole)
-            for problem in _edge_problems(edge, nodes[edge.source], nodes[edge.target])
         ),
         *_cycle_problems(graph),
     ]
-
-
-def _name_problems(graph: LogicalGraph) -> Iterator[str]:
-    counts = Counter(node.operator for node in graph.nodes)
-    for operator, count in counts.items():
-        if count > 1:
-            yield (
-                f"operator {operator!r}: {count} operators have this name, and a name is the "
-                "identity of state: give each its own"
-            )
 
 
 def _node_problems(node: Node) -> Iterator[str]:
@@ -127,9 +122,11 @@ def _dangling_ends(edge: Edge, nodes: dict[str, Node]) -> Iterator[str]:
             f"{did_you_mean(edge.target, nodes)}"
         )
     elif not 0 <= edge.input_index < len(target.inputs):
+        last = len(target.inputs) - 1
+        known = "it is a source and has none" if last < 0 else "it has only input 0"
         yield (
             f"edge {edge}: operator {edge.target!r} has no input {edge.input_index}; "
-            f"{_describe_inputs(target)}"
+            f"{known if last < 1 else f'it has the inputs 0 to {last}'}"
         )
 
 
@@ -180,13 +177,17 @@ def _schema_problems(
     start = (
         f"edge {edge}: operator {edge.target!r} cannot read what {edge.source!r} emits: "
     )
-    differences = _describe_differences(found.schema, expected)
+    of_keys = tuple(f"column {key!r} " for key in expected.key_columns)
+    differences = [
+        f"key {difference}" if difference.startswith(of_keys) else difference
+        for difference in find_differences(found.schema, expected.schema)
+    ]
     if differences:
         yield (
             f"{start}{'; '.join(differences)}. Change what the one emits, or what the other "
             "declares"
         )
-    if not differences and not found.schema.equals(expected.schema):
+    elif not found.schema.equals(expected.schema):
         yield (
             f"{start}their columns differ in order, layout or nullability, and nothing "
             f"converts them on the way: declare the input exactly as the output\n"
@@ -198,15 +199,6 @@ def _schema_problems(
             f"{start}the time column is {found.time_column!r}, expected "
             f"{expected.time_column!r}: name the same one on both sides"
         )
-
-
-def _describe_differences(found: pa.Schema, expected: StreamSchema) -> list[str]:
-    keys = expected.key_columns
-    described = []
-    for difference in find_differences(found, expected.schema):
-        is_key = any(difference.startswith(f"column {key!r} ") for key in keys)
-        described.append(f"key {difference}" if is_key else difference)
-    return described
 
 
 def _one_line(schema: pa.Schema) -> str:
@@ -223,10 +215,3 @@ def _cycle_problems(graph: LogicalGraph) -> Iterator[str]:
             f"operators in a cycle: {way}. Rows only flow forwards: cut one of these edges, "
             "or write to a store and read from it"
         )
-
-
-def _describe_inputs(node: Node) -> str:
-    if not node.inputs:
-        return "it is a source and has none"
-    last = len(node.inputs) - 1
-    return "it has only input 0" if last == 0 else f"it has the inputs 0 to {last}"

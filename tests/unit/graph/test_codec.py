@@ -211,6 +211,6 @@ def test_a_graph_of_a_later_format_asks_for_that_version() -> None:
 
 def test_an_extension_of_something_else_is_refused() -> None:
     raw = msgspec.msgpack.decode(encode_graph(with_config({})))
-    raw["nodes"][0]["config"] = {"odd": msgspec.msgpack.Ext(9, b"")}
+    raw["graph"]["nodes"][0]["spec"]["config"] = {"odd": msgspec.msgpack.Ext(9, b"")}
     with pytest.raises(CorruptStateError, match="unknown extension 9"):
         decode_graph(msgspec.msgpack.encode(raw))
