@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from penstock.connectors.files.sink import FilesSinkConstructor
-from penstock.connectors.files.source import FilesSourceConstructor
+from penstock.connectors.files.sink import FilesSink, FilesSinkConfig
+from penstock.connectors.files.source import FilesSource, FilesSourceConfig
 from penstock.connectors.impulse import ImpulseConfig, ImpulseSource
 from penstock.connectors.memory import (
     ListSink,
@@ -70,11 +70,11 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add(CallUdfSpec.kind, CallUdfSpec, partial(build_call_udf, registry))
     registry.add(ListSourceConfig.kind, ListSourceConfig, ListSource)
     registry.add(ListSinkConfig.kind, ListSinkConfig, ListSink)
-    registry.add("files_source", FilesSourceConstructor())
+    registry.add(FilesSourceConfig.kind, FilesSourceConfig, FilesSource)
     registry.add(ImpulseConfig.kind, ImpulseConfig, ImpulseSource)
     registry.add(NEXMARK, NexmarkConfig, NexmarkSource)
     registry.add(StdoutConfig.kind, StdoutConfig, StdoutSink)
-    registry.add("files_sink", FilesSinkConstructor())
+    registry.add(FilesSinkConfig.kind, FilesSinkConfig, FilesSink)
     registry.add(BlackholeConfig.kind, BlackholeConfig, Blackhole)
     register_updating(registry)
     register_windows(registry)

@@ -7,7 +7,8 @@ from typing import Any
 import penstock as ps
 from penstock.catalog import default_registry
 from penstock.connectors.files.commit import committed_files, read_committed
-from penstock.connectors.files.sink import FilesSinkConstructor, files_sink_spec
+from penstock.connectors.files.connector import files
+from penstock.connectors.files.sink import FilesSink, FilesSinkConfig
 from penstock.core.ids import Epoch
 from penstock.graph.logical import OperatorSpec
 from penstock.state.protocol.retention import Epochs
@@ -55,7 +56,11 @@ class FilesJob:
     def __post_init__(self) -> None:
         self.output = FaultyStore(self.inner)
         registry = default_registry(load_plugins=False)
-        registry.add(KIND, FilesSinkConstructor(lambda _url: self.output))
+        registry.add(
+            KIND,
+            FilesSinkConfig,
+            lambda config: FilesSink(config, lambda _url: self.output),
+        )
         script = {
             str(split): [
                 step for turn in range(ROUNDS) for step in (rows_of(split, turn), CUT)
@@ -63,7 +68,7 @@ class FilesJob:
             for split in (0, 1)
         }
         pipeline = ps.Pipeline("files", registry=registry)
-        spec = files_sink_spec("memory:unused", **self.options)
+        spec = files("memory:unused", **self.options).sink_spec()
         pipeline.read("rows", ScriptedSource(script)).write(
             "out", OperatorSpec(KIND, spec.config)
         )

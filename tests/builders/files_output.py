@@ -5,7 +5,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.catalog import default_registry
-from penstock.connectors.files.sink import FilesSinkConstructor, files_sink_spec
+from penstock.connectors.files.connector import files
+from penstock.connectors.files.sink import FilesSink, FilesSinkConfig
 from penstock.core.clock import new_token
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.registry import Registry
@@ -27,8 +28,8 @@ def sink_on(store: ObjectStore, **options: Any) -> tuple[OperatorSpec, Registry]
         return store
 
     registry = default_registry(load_plugins=False)
-    registry.add(KIND, FilesSinkConstructor(open_output))
-    spec = files_sink_spec("memory:unused", **options)
+    registry.add(KIND, FilesSinkConfig, lambda config: FilesSink(config, open_output))
+    spec = files("memory:unused", **options).sink_spec()
     return OperatorSpec(KIND, spec.config), registry
 
 

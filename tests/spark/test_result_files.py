@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.connectors.files.encoding import open_part
+from penstock.connectors.files.parquet import ParquetPart
 from tests.builders.spark_session import shared_session
 
 INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint32())
@@ -25,7 +25,7 @@ def test_numbers_dates_and_instants_come_back(tmp_path: Path) -> None:
         pa.timestamp("us", "UTC"),
     )
     table = pa.table(columns)
-    part = open_part("parquet", table.schema)
+    part = ParquetPart(table.schema)
     part.write(table)
     (tmp_path / "part.parquet").write_bytes(part.close())
     found = shared_session().read.parquet(str(tmp_path)).toArrow()

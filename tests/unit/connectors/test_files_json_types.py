@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.connectors.files.encoding import (
+from penstock.connectors.files.jsonl import (
     find_json_problems,
     from_json_lines,
     to_json_lines,

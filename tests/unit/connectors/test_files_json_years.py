@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.connectors.files.encoding import (
+from penstock.connectors.files.jsonl import (
     find_json_problems,
     from_json_lines,
     to_json_lines,

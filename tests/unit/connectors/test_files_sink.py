@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.connectors.files.commit import committed_files, read_committed
-from penstock.connectors.files.sink import files_sink_spec
+from penstock.connectors.files.connector import files
+from penstock.connectors.files.sink import FilesSinkConfig
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
@@ -227,7 +228,7 @@ def test_rows_go_to_hive_folders_by_their_values() -> None:
 
 
 def test_other_engines_read_the_partitions(tmp_path: Path) -> None:
-    spec = files_sink_spec(str(tmp_path / "out"), partition_by=["day"])
+    spec = files(str(tmp_path / "out"), partition_by=["day"]).sink_spec()
     with OperatorHarness(spec, DAYS) as sink:
         sink.push(
             [{"n": n, "day": date(2026, 1, 1 + n % 2), "shop": "s"} for n in range(9)]
@@ -369,15 +370,15 @@ def test_a_relative_folder_is_meant_from_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    spec = files_sink_spec("out")
+    spec = files("out").sink_spec()
     assert spec.config["url"] == (tmp_path / "out").as_uri()
     assert not (tmp_path / "out").exists()
-    assert files_sink_spec("s3://bucket/out").config["url"] == "s3://bucket/out"
+    assert files("s3://bucket/out").sink_spec().config["url"] == "s3://bucket/out"
 
 
 def test_options_reach_the_store(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    spec = files_sink_spec(out, store_options={"durable": False})
+    spec = files(out, store_options={"durable": False}).sink_spec()
     with OperatorHarness(spec, SCHEMA) as sink:
         sink.push(numbers(1))
         sink.barrier()
@@ -387,7 +388,7 @@ def test_options_reach_the_store(tmp_path: Path) -> None:
 
 def test_everything_wrong_with_the_call_is_said_at_once() -> None:
     with pytest.raises(UserError) as caught:
-        files_sink_spec("out", format="csv", partition_by="day", target_bytes=0)  # type: ignore[arg-type]
+        FilesSinkConfig("out", "csv", "day", target_bytes=0)  # type: ignore[arg-type]
     for part in ("'csv'", "['day']", "target_bytes is 0"):
         assert part in str(caught.value)
 
@@ -395,7 +396,7 @@ def test_everything_wrong_with_the_call_is_said_at_once() -> None:
 def test_columns_that_cannot_be_written_are_all_named_when_the_graph_is_built() -> None:
     schema = a_schema(f=pa.float64(), gap=pa.month_day_nano_interval())
     with pytest.raises(SchemaError) as caught:
-        OperatorHarness(files_sink_spec("out", partition_by=["f", "dya"]), schema)
+        OperatorHarness(files("out", partition_by=["f", "dya"]).sink_spec(), schema)
     text = str(caught.value)
     for part in ("'f' of type double", "'dya', which is no column", "'gap'"):
         assert part in text
@@ -404,7 +405,7 @@ def test_columns_that_cannot_be_written_are_all_named_when_the_graph_is_built() 
 @pytest.mark.parametrize("columns", [["n"], ["n", "n"]])
 def test_a_file_needs_a_column_besides_the_partition(columns: list[str]) -> None:
     with pytest.raises(SchemaError, match="all columns"):
-        OperatorHarness(files_sink_spec("out", partition_by=columns), SCHEMA)
+        OperatorHarness(files("out", partition_by=columns).sink_spec(), SCHEMA)
 
 
 def test_it_shows_where_it_writes() -> None:

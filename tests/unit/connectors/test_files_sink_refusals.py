@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.connectors.files.sink import files_sink_spec
+from penstock.connectors.files.connector import files
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.testing import LocalJob, OperatorHarness
 from tests.builders.files_output import a_schema, an_output
@@ -22,7 +22,7 @@ def test_a_partition_too_long_for_a_folder_fails_before_it_is_staged(
     tmp_path: Path, value: str
 ) -> None:
     schema = a_schema(n=pa.int64(), day=pa.string())
-    spec = files_sink_spec(str(tmp_path / "out"), partition_by=["day"])
+    spec = files(str(tmp_path / "out"), partition_by=["day"]).sink_spec()
     with OperatorHarness(spec, schema) as sink:
         sink.push([{"n": 1, "day": value}])
         with pytest.raises(UserError, match="column 'day' makes a folder name") as raised:
@@ -35,7 +35,7 @@ def test_a_partition_too_long_for_a_folder_fails_before_it_is_staged(
 def test_partitions_that_make_a_path_too_long_are_refused(tmp_path: Path) -> None:
     columns = ["a", "b", "c", "d", "e"]
     schema = a_schema(n=pa.int64(), **dict.fromkeys(columns, pa.string()))
-    spec = files_sink_spec(str(tmp_path / "out"), partition_by=columns)
+    spec = files(str(tmp_path / "out"), partition_by=columns).sink_spec()
     with OperatorHarness(spec, schema) as sink:
         sink.push([{"n": 1} | dict.fromkeys(columns, "x" * 240)])
         with pytest.raises(UserError, match="1024 is the most"):
@@ -68,7 +68,7 @@ def test_a_value_that_could_not_be_read_back_fails_the_epoch(
     options: dict[str, Any],
 ) -> None:
     schema = a_schema(n=pa.int64(), at=FAR.type)
-    with OperatorHarness(files_sink_spec(an_output(), **options), schema) as sink:
+    with OperatorHarness(files(an_output(), **options).sink_spec(), schema) as sink:
         sink.push(pa.table([pa.array([1]), FAR], schema=schema))
         with pytest.raises(UserError, match="'at'") as raised:
             sink.barrier()
@@ -89,4 +89,4 @@ def test_a_type_that_cannot_be_written_is_refused_when_the_sink_is_built(
     options: dict[str, Any], kind: pa.DataType
 ) -> None:
     with pytest.raises(SchemaError, match="'x'"):
-        OperatorHarness(files_sink_spec("out", **options), a_schema(n=pa.int64(), x=kind))
+        OperatorHarness(files("out", **options).sink_spec(), a_schema(n=pa.int64(), x=kind))

@@ -10,13 +10,10 @@ while its final one is there was copied before. Staging is tidied last and only 
 can matter to nobody: an acknowledged epoch's files have their final names by then, and no
 attempt at it or at an earlier epoch can count any more.
 
-What a files sink notes: the files an epoch staged, and the list of those it committed.
-
 `StagedParts` travels as commit data, in the checkpoint. `CommittedEpoch` is a JSON object
-beside the output, created once, after all files it lists: who follows the lists sees whole
-epochs only.
-
-Restores and output files: which committed epochs are no part of the output any more.
+beside the output, created once, after all files it lists. So readers who follow the lists,
+such as `committed_files` and `read_committed`, see neither a part of an epoch nor one that was
+not acknowledged.
 
 A restore goes back to an older epoch, and the epochs after it are abandoned: their rows come
 again under new numbers. Nothing is written at the restore itself. The first epoch after it
@@ -31,17 +28,11 @@ no row twice. A sink keeps the ranges in its state: a restore brings back those 
 the restored epoch, so one that is undone needs nothing more. That lists are of acknowledged
 epochs only, and the same whoever commits them, makes this safe against crashes and against
 drivers that were replaced.
-
-Reading what a files sink has committed: whole epochs, each row once.
-
-Only files on the lists below `_committed` count. A list is written after all of its files,
-so these functions never show a part of an epoch, and never one that was not acknowledged.
-Epochs that a restore abandoned are left out once an epoch after it is committed.
 """
 
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -49,7 +40,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.connectors.files.encoding import Format, from_json_lines
+from penstock.connectors.files.formats import OutputFormat
+from penstock.connectors.files.jsonl import from_json_lines
 from penstock.connectors.files.names import (
     COMMITTED,
     Partition,
@@ -61,11 +53,10 @@ from penstock.connectors.files.names import (
 )
 from penstock.core.ids import Epoch, TaskInfo, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, StorageError, UnknownOutcomeError
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import CommitContext, OperatorContext
 from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
-from penstock.state.tables.specs import TableSpec, global_table
 
 EpochRange: TypeAlias = tuple[int, int]
 """The epochs `[start, end)`."""
@@ -88,7 +79,7 @@ class StagedFile(msgspec.Struct, frozen=True):
 class StagedParts(msgspec.Struct, frozen=True):
     """What one subtask staged in one epoch."""
 
-    format: Format
+    format: OutputFormat
     schema: str
     """Of all columns, the partition columns included: an Arrow IPC schema in base64."""
     partition_by: tuple[str, ...]
@@ -117,7 +108,7 @@ class CommittedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     """What tells the job from another of its name."""
     operator: str
     epoch: int
-    format: Format
+    format: OutputFormat
     schema: str
     schema_hash: str
     partition_by: tuple[str, ...]
@@ -128,50 +119,12 @@ class CommittedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     """Earlier epochs of the job that restores have taken out of the output."""
 
 
-def encode_staged(parts: StagedParts) -> bytes:
-    """Return commit data."""
-    return msgspec.json.encode(parts)
-
-
-def decode_staged(data: bytes, where: str) -> StagedParts:
-    """Return what commit data holds."""
-    return _decode(data, StagedParts, where)
-
-
-def encode_record(record: CommittedEpoch) -> bytes:
-    """Return the list as it is written, for people to read as well."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1)
-
-
-def decode_record(data: bytes, where: str) -> CommittedEpoch:
-    """Return a list that was read."""
-    return _decode(data, CommittedEpoch, where)
-
-
-def schema_text(schema: pa.Schema) -> str:
-    """Return a schema as text that `schema_of` understands."""
-    return b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
-
-
-def schema_of(text: str) -> pa.Schema:
-    """Return the schema that a text holds."""
-    return pa.ipc.read_schema(pa.py_buffer(b64decode(text)))
-
-
-def schema_hash(schema: pa.Schema) -> str:
-    """Return what is equal for schemas of the same columns and types."""
-    columns = "\n".join(f"{f.name}: {f.type} {f.nullable}" for f in schema)
-    return checksum_text(columns.encode())
-
-
-def checksum_text(data: bytes) -> str:
-    """Return the checksum of bytes as text."""
-    return format_checksum(checksum_of(data))
-
-
-def format_checksum(checksum: int) -> str:
-    """Return a checksum as text."""
-    return f"{checksum:016x}"
+def decode_staged(
+    of_subtask: Mapping[int, bytes], epoch: Epoch, ctx: CommitContext
+) -> list[StagedParts]:
+    """Return what the subtasks staged in an epoch, from their commit data."""
+    where = f"the commit data of {ctx.task.operator!r} in epoch {epoch}"
+    return [_decode(of_subtask[i], StagedParts, where) for i in sorted(of_subtask)]
 
 
 def _decode(data: bytes, kind: type[_Record], where: str) -> _Record:
@@ -185,22 +138,76 @@ def _decode(data: bytes, kind: type[_Record], where: str) -> _Record:
         ) from error
 
 
+def schema_text(schema: pa.Schema) -> str:
+    """Return a schema as text that `schema_of` understands."""
+    return b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
+
+
+def schema_of(text: str) -> pa.Schema:
+    """Return the schema that a text holds."""
+    return pa.ipc.read_schema(pa.py_buffer(b64decode(text)))
+
+
+def format_checksum(checksum: int) -> str:
+    """Return a checksum as text."""
+    return f"{checksum:016x}"
+
+
 _log = logging.getLogger(__name__)
 
 
 def commit_files(
-    store: ObjectStore, task: TaskInfo, record: CommittedEpoch, staged: list[StagedFile]
+    store: ObjectStore, epoch: Epoch, parts: Sequence[StagedParts], ctx: CommitContext
 ) -> None:
     """Make an acknowledged epoch's files visible: all of them, once."""
-    path = record_path(Epoch(record.epoch), task.operator)
+    staged = [file for part in parts for file in part.files]
+    record = _to_record(epoch, parts, staged, ctx)
+    path = record_path(epoch, ctx.task.operator)
     listed = store.read(path)
     if listed is None:
         for file in staged:
             _place(store, file)
-        listed = create_own(store, path, encode_record(record))
-    if listed is not None:
-        _require_same_list(store, path, listed, record)
-    _tidy(store, task, record.epoch, staged)
+        # The list is for people to read as well.
+        data = msgspec.json.format(msgspec.json.encode(record), indent=1)
+        listed = create_own(store, path, data)
+    where = f"{path!r} of {store.url}"
+    if listed is not None and _decode(listed, CommittedEpoch, where) != record:
+        raise CorruptStateError(
+            f"{where} lists other files than epoch {record.epoch} of job "
+            f"{record.job!r} staged. Nothing was changed. {_ADVICE}",
+            code=ErrorCode.FOREIGN_OBJECT,
+            path=path,
+        )
+    _tidy(store, ctx.task, record.epoch, staged)
+
+
+def _to_record(
+    epoch: Epoch,
+    parts: Sequence[StagedParts],
+    staged: Sequence[StagedFile],
+    ctx: CommitContext,
+) -> CommittedEpoch:
+    first = parts[0]
+    columns = "\n".join(
+        f"{field.name}: {field.type} {field.nullable}" for field in schema_of(first.schema)
+    )
+    return CommittedEpoch(
+        job=str(ctx.task.job),
+        identity=str(ctx.identity),
+        operator=str(ctx.task.operator),
+        epoch=int(epoch),
+        format=first.format,
+        schema=first.schema,
+        schema_hash=format_checksum(checksum_of(columns.encode())),
+        partition_by=first.partition_by,
+        rows=sum(file.rows for file in staged),
+        bytes=sum(file.bytes for file in staged),
+        files=tuple(
+            ListedFile(file.path, file.rows, file.bytes, file.checksum, file.partition)
+            for file in staged
+        ),
+        abandoned=tuple(sorted({found for part in parts for found in part.abandoned})),
+    )
 
 
 def _place(store: ObjectStore, file: StagedFile) -> None:
@@ -237,19 +244,6 @@ _ADVICE = (
 )
 
 
-def _require_same_list(
-    store: ObjectStore, path: str, data: bytes, record: CommittedEpoch
-) -> None:
-    """Refuse a list of committed files that another job or another attempt wrote."""
-    if decode_record(data, f"{path!r} of {store.url}") != record:
-        raise CorruptStateError(
-            f"{path!r} of {store.url} lists other files than epoch {record.epoch} of job "
-            f"{record.job!r} staged. Nothing was changed. {_ADVICE}",
-            code=ErrorCode.FOREIGN_OBJECT,
-            path=path,
-        )
-
-
 def _tidy(store: ObjectStore, task: TaskInfo, epoch: int, staged: list[StagedFile]) -> None:
     """Remove what this sink staged up to this epoch; what cannot be removed is left for later."""
     try:
@@ -270,14 +264,7 @@ def _tidy(store: ObjectStore, task: TaskInfo, epoch: int, staged: list[StagedFil
 
 
 ABANDONED = "abandoned"
-
-_Who: TypeAlias = tuple[str, str]
-"""A job by name and identity."""
-
-
-def abandoned_table() -> TableSpec:
-    """Declare the table of abandoned epochs: the start of each range, by its end."""
-    return global_table(ABANDONED, int, int)
+"""The table of abandoned epochs: the start of each range, by its end."""
 
 
 def follows_restore(ctx: OperatorContext) -> bool:
@@ -285,8 +272,8 @@ def follows_restore(ctx: OperatorContext) -> bool:
     return ctx.parent is not None and ctx.parent + 1 < ctx.epoch
 
 
-def note_abandoned(ctx: OperatorContext) -> tuple[EpochRange, ...]:
-    """Return the epochs before this one that it does not descend from; remember new ones."""
+def find_abandoned(ctx: OperatorContext) -> tuple[EpochRange, ...]:
+    """Return the epochs before this one that it does not descend from; store new ones."""
     table = ctx.get_global_keyed_state(ABANDONED)
     known: set[EpochRange] = {(start, end) for end, start in table.items()}
     if ctx.parent is not None and follows_restore(ctx):
@@ -303,7 +290,7 @@ def drop_abandoned(records: Iterable[CommittedEpoch]) -> list[CommittedEpoch]:
     Pure. What a list says counts unless it is abandoned itself: a later restore may have
     gone back to what an earlier one had abandoned.
     """
-    abandoned: dict[_Who, set[EpochRange]] = {}
+    abandoned: dict[tuple[str, str], set[EpochRange]] = {}
     kept = []
     for record in sorted(records, key=lambda record: record.epoch, reverse=True):
         ranges = abandoned.setdefault((record.job, record.identity), set())
@@ -340,7 +327,6 @@ def committed_files(
     `url` is the folder given to the sink. Any engine may read the files; for a folder of
     this machine: `polars.read_parquet([f"out/{file.path}" for file in committed_files("out")])`.
     """
-    store = _open(url, store_options)
     return [
         CommittedFile(
             file.path,
@@ -351,7 +337,7 @@ def committed_files(
             dict(zip(record.partition_by, file.partition, strict=True)),
             record.schema_hash,
         )
-        for record in _records(store, since_epoch)
+        for record in _read_lists(_open(url, store_options), since_epoch)
         for file in record.files
     ]
 
@@ -370,7 +356,7 @@ def read_committed(
     store = _open(url, store_options)
     tables = [
         _read(store, record, file)
-        for record in _records(store, since_epoch)
+        for record in _read_lists(store, since_epoch)
         for file in record.files
     ]
     return (
@@ -382,7 +368,7 @@ def _open(url: str | ObjectStore, options: Mapping[str, Any] | None) -> ObjectSt
     return open_store(url, **(options or {})) if isinstance(url, str) else url
 
 
-def _records(store: ObjectStore, since_epoch: int) -> list[CommittedEpoch]:
+def _read_lists(store: ObjectStore, since_epoch: int) -> list[CommittedEpoch]:
     """Return the lists that count in order of epoch, then operator.
 
     Which earlier epochs count is said by later ones, so older lists than asked for are not
@@ -395,13 +381,13 @@ def _records(store: ObjectStore, since_epoch: int) -> list[CommittedEpoch]:
         if name is not None and name[0] >= since_epoch:
             data = store.read(info.path)
         if data is not None:
-            found.append(decode_record(data, f"{info.path!r} of {store.url}"))
+            found.append(_decode(data, CommittedEpoch, f"{info.path!r} of {store.url}"))
     return drop_abandoned(found)
 
 
 def _read(store: ObjectStore, record: CommittedEpoch, file: ListedFile) -> pa.Table:
     data = store.read(file.path)
-    if data is None or checksum_text(data) != file.checksum:
+    if data is None or format_checksum(checksum_of(data)) != file.checksum:
         what = "is missing" if data is None else "holds other bytes"
         raise CorruptStateError(
             f"{file.path!r} of {store.url} {what}, and epoch {record.epoch} was committed "

@@ -16,6 +16,7 @@ from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec, Plain
+from penstock.state.storage.urls import absolute_url
 
 if TYPE_CHECKING:
     from penstock.connectors.files.formats import FormatName
@@ -107,7 +108,11 @@ class FilesSpec:
     def source_spec(self) -> OperatorSpec:
         """Return what reads them; looks at the first file if there is no schema."""
         from penstock.connectors.files.discovery import find_moved_root, parse_pattern
-        from penstock.connectors.files.source import check_types, infer_schema
+        from penstock.connectors.files.source import (
+            FilesSourceConfig,
+            check_types,
+            infer_schema,
+        )
 
         if self.format is None:
             raise UserError(
@@ -124,25 +129,23 @@ class FilesSpec:
             schema = infer_schema(pattern, self.format, self.store_options)
         stream = schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
         check_types(stream.schema, self.format)
-        return OperatorSpec(
-            "files_source",
-            {
-                "root": pattern.root,
-                "pattern": pattern.pattern,
-                "format": self.format,
-                "schema": stream.to_bytes(),
-                "ignores_extra": self.schema is not None,
-                "discover_micros": self.discover_micros,
-                "in_time_order": self.in_time_order,
-                "bad_to_side": self.bad_to_side,
-                "moved_root": moved_root,
-                "store_options": dict(self.store_options),
-            },
+        config = FilesSourceConfig(
+            pattern.root,
+            pattern.pattern,
+            self.format,
+            stream.to_bytes(),
+            ignores_extra=self.schema is not None,
+            discover_micros=self.discover_micros,
+            in_time_order=self.in_time_order,
+            bad_to_side=self.bad_to_side,
+            moved_root=moved_root,
+            store_options=dict(self.store_options),
         )
+        return config.to_operator_spec()
 
     def sink_spec(self) -> OperatorSpec:
         """Return what writes them, exactly once."""
-        from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, files_sink_spec
+        from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, FilesSinkConfig
 
         if self.format == "csv":
             raise UserError(
@@ -150,14 +153,16 @@ class FilesSpec:
                 "'jsonl'",
                 code=ErrorCode.INVALID_CONFIG,
             )
-        size = DEFAULT_TARGET_BYTES if self.target_bytes is None else self.target_bytes
-        return files_sink_spec(
-            self.path,
+        config = FilesSinkConfig(
+            absolute_url(self.path),
             format=self.format or "parquet",
             partition_by=self.partition_by,
-            target_bytes=size,
-            store_options=self.store_options,
+            target_bytes=(
+                DEFAULT_TARGET_BYTES if self.target_bytes is None else self.target_bytes
+            ),
+            store_options=dict(self.store_options),
         )
+        return config.to_operator_spec()
 
 
 def _format_of(path: str) -> "FormatName | None":

@@ -25,8 +25,9 @@ from penstock.connectors.files.text import (
     Ends,
     Heading,
     TextFormat,
+    infer_text,
     mark_length,
-    widen_inferred,
+    read_window,
 )
 from penstock.errors import ErrorCode, SchemaError, UserError
 
@@ -93,20 +94,9 @@ class CsvFormat(TextFormat):
 def infer_csv(file: SourceFile) -> pa.Schema:
     """Return the columns that the header and the first rows of a file suggest."""
     heading = _read_heading(file, SAMPLE_BYTES)
-    length = min(SAMPLE_BYTES, file.size_bytes - heading.length)
-    text = file.read_range(heading.length, length)
-    ends = find_row_ends(text)
-    if heading.length + length < file.size_bytes and len(ends):
-        text = text[: ends[-1]]
-    try:
-        return widen_inferred(file, _read(text, heading.columns, None).schema)
-    except pa.ArrowException as error:
-        raise UserError(
-            f"the columns of {file} cannot be told from its first rows: {error}. Pass "
-            "schema=",
-            code=ErrorCode.INVALID_CONFIG,
-            path=file.path,
-        ) from error
+    return infer_text(
+        file, heading, find_row_ends, lambda text: _read(text, heading.columns, None)
+    )
 
 
 def find_row_ends(text: bytes) -> Ends:
@@ -135,24 +125,16 @@ def _check_quotes(characters: npt.NDArray[np.uint8]) -> None:
 
 
 def _read_heading(file: SourceFile, max_bytes: int) -> Heading:
-    length = min(64 << 10, max_bytes)
-    while True:
-        text = file.read_range(0, min(length, file.size_bytes))
-        mark = mark_length(text)
-        ends = find_row_ends(text[mark:])
-        if len(ends) or len(text) == file.size_bytes:
-            break
-        if length >= max_bytes:
-            raise UserError(
-                f"{file} has no header: its first {length} bytes are one line. Correct the "
-                "file, or move it away",
-                code=ErrorCode.UNREADABLE_INPUT,
-                path=file.path,
-            )
-        length *= 2
-    end = mark + int(ends[0]) if len(ends) else len(text)
-    line = text[mark:end]
-    return Heading(end, line.count(b"\n"), _read_columns(file, line))
+    text, ends = read_window(
+        file,
+        0,
+        min(64 << 10, max_bytes),
+        find_row_ends,
+        max_bytes=max_bytes,
+        complaint="has no header: its first {length} bytes are one line",
+    )
+    line = text[mark_length(text) : ends[0]]
+    return Heading(int(ends[0]), line.count(b"\n"), _read_columns(file, line))
 
 
 def _read_columns(file: SourceFile, line: bytes) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.storage.object_store import ObjectStore
 
 FormatName = Literal["parquet", "jsonl", "csv"]
+OutputFormat = Literal["parquet", "jsonl"]
+"""The formats that the files sink writes."""
 
 
 class FileOffset(NamedTuple):
@@ -146,15 +148,3 @@ def changed_error(file: SourceFile, found_bytes: int | None) -> UserError:
         code=ErrorCode.INPUT_CHANGED,
         path=file.path,
     )
-
-
-def to_plain_layout(kind: pa.DataType) -> pa.DataType:
-    """Return the usual layout of a type: writers choose others for the same values."""
-    types = pa.types
-    if types.is_dictionary(kind):
-        return to_plain_layout(kind.value_type)
-    if types.is_large_string(kind) or types.is_string_view(kind):
-        return pa.string()
-    if types.is_large_binary(kind) or types.is_binary_view(kind):
-        return pa.binary()
-    return kind

@@ -1,36 +1,76 @@
-"""JSON lines: an object a line; a key that is absent is null. Parsed by Arrow."""
+"""JSON lines, read and written: an object a line, and what each Arrow type looks like in it.
+
+| Arrow type                | JSON                                                            |
+|---------------------------|-----------------------------------------------------------------|
+| booleans, numbers         | as they are; NaN and infinities, which JSON lacks, as null      |
+| text, dictionary of text  | string                                                          |
+| timestamp                 | string `2026-01-01 12:00:00.5`, with a zone `…T12:00:00+00:00`  |
+| date, time                | strings `2026-01-01`, `12:00:00`                                |
+| duration                  | whole number of its unit                                        |
+| decimal                   | string with all its digits: `"1.20"`                            |
+| binary                    | string, base64                                                  |
+| list, struct              | array, object                                                   |
+| null                      | null; every column is there in every line                       |
+
+Inside lists and structs there may be booleans, numbers, text, timestamps, dates, times and
+decimals. Years are 0000 to 9999, because the text of dates and timestamps has four digits for
+them: other values could be written and not read back, so they are refused.
+
+Arrow parses the lines; a key that is absent is null. What it cannot parse as its own type is
+carried by text or by a whole number, and converted after that.
+"""
 
 import io
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pa_json
 from typing_extensions import override
 
 from penstock.connectors.files.formats import SourceFile
 from penstock.connectors.files.text import (
     NEWLINE,
-    SAMPLE_BYTES,
     Ends,
     Heading,
     TextFormat,
+    infer_text,
     mark_length,
-    widen_inferred,
 )
+from penstock.core.arrow_types import is_held_by_polars
 from penstock.errors import ErrorCode, UserError
 
 _TIME_OF_DAY = "%H:%M:%S%.f"
 _OPENING, _CLOSING, _CARRIAGE_RETURN = b"{}\r"
+_LARGEST_BLOCK = 2**31 - 1
+
+_FIRST_DAY, _END_DAY = -719_528, 2_932_897
+"""0000-01-01 and 10000-01-01."""
+_FIRST_NANO_DAY = -106_751
+"""1677-09-22: the first whole day that nanoseconds reach."""
+_PER_DAY = {
+    unit: 86_400 * 1_000**power for power, unit in enumerate(("s", "ms", "us", "ns"))
+}
+
+_NESTABLE = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_timestamp,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_decimal,
+    pa.types.is_null,
+)
 
 
 class JsonLinesFormat(TextFormat):
-    """Reads JSON lines, in the forms that the files sink writes.
-
-    Dates, times and timestamps are text of ISO form, decimals may be text, binary values are
-    base64, durations whole numbers of their unit.
-    """
+    """Reads JSON lines, in the forms that the files sink writes."""
 
     @override
     def row_without_values(self) -> bytes:
@@ -38,7 +78,7 @@ class JsonLinesFormat(TextFormat):
 
     @override
     def find_row_ends(self, text: bytes) -> Ends:
-        return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE) + 1
+        return _find_row_ends(text)
 
     @override
     def count_rows(self, text: bytes) -> int:
@@ -72,40 +112,112 @@ class JsonLinesFormat(TextFormat):
         table = _read(text, carried, unexpected).select(self.schema.names)
         if carried == self.schema:
             return table
-        columns = [_to_type(table.column(f.name), f.type) for f in self.schema]
-        return pa.table(columns, schema=_nullable(self.schema))
+        columns = [_from_carrier(table.column(f.name), f.type) for f in self.schema]
+        nullable = [pa.field(field.name, field.type) for field in self.schema]
+        return pa.table(columns, schema=pa.schema(nullable))
 
     @override
     def read_heading(self, file: SourceFile) -> Heading:
-        """Return nothing, or a byte order mark."""
-        return Heading(mark_length(file.read_range(0, min(3, file.size_bytes))))
+        return _read_heading(file)
 
 
 def infer_json_lines(file: SourceFile) -> pa.Schema:
     """Return the columns that the first lines of a file suggest."""
-    text = file.read_range(0, min(SAMPLE_BYTES, file.size_bytes))
-    text = text[mark_length(text) :]
-    if len(text) < file.size_bytes:
-        text = text[: text.rfind(b"\n") + 1] or text
-    try:
-        return widen_inferred(file, _read(text, None, "infer").schema)
-    except pa.ArrowException as error:
-        raise UserError(
-            f"the columns of {file} cannot be told from its first lines: {error}. Pass "
-            "schema=",
-            code=ErrorCode.INVALID_CONFIG,
-            path=file.path,
-        ) from error
+    heading = _read_heading(file)
+    return infer_text(
+        file, heading, _find_row_ends, lambda text: _read(text, None, "infer")
+    )
+
+
+def _find_row_ends(text: bytes) -> Ends:
+    return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE) + 1
+
+
+def _read_heading(file: SourceFile) -> Heading:
+    """Return nothing, or a byte order mark."""
+    return Heading(mark_length(file.read_range(0, min(3, file.size_bytes))))
+
+
+class JsonLinesPart:
+    """A file of JSON lines being written in memory. Used by one thread, closed once."""
+
+    def __init__(self) -> None:
+        self._out = io.BytesIO()
+
+    @property
+    def size_bytes(self) -> int:
+        """How much is encoded so far."""
+        return self._out.tell()
+
+    def write(self, rows: pa.Table) -> None:
+        """Add a line per row."""
+        self._out.write(to_json_lines(rows))
+
+    def close(self) -> bytes:
+        """Return the whole file."""
+        return self._out.getvalue()
+
+
+def find_json_problems(schema: pa.Schema) -> list[str]:
+    """Return the columns that have no form in JSON lines, with what to do about them."""
+    return [
+        f"column {field.name!r} of type {field.type} has no form in JSON lines: cast it "
+        "before the sink, or write Parquet"
+        for field in schema
+        if not _is_writable(field.type)
+    ]
+
+
+def to_json_lines(rows: pa.Table) -> bytes:
+    """Return one line per row, in UTF-8; a value without a form is an error of the user."""
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        _check_years(name, column)
+    columns = [column.cast(_change_type(column.type, _writer)) for column in rows.columns]
+    frame = pl.DataFrame(pa.Table.from_arrays(columns, rows.column_names))
+    binary = [name for name, kind in frame.schema.items() if kind == pl.Binary]
+    frame = frame.with_columns(pl.col(binary).bin.encode("base64")) if binary else frame
+    out = io.BytesIO()
+    frame.write_ndjson(out)
+    return out.getvalue()
+
+
+def from_json_lines(data: bytes, schema: pa.Schema) -> pa.Table:
+    """Return rows that `to_json_lines` wrote. Dates and times inside lists and structs stay text."""
+    if not data:
+        return schema.empty_table()
+    carried = pa.schema(
+        [(field.name, _change_type(field.type, _written_carrier)) for field in schema]
+    )
+    table = _read(data, carried, "error")
+    columns = [_from_carrier(table.column(field.name), field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema.names)
 
 
 def _read(text: bytes, schema: pa.Schema | None, unexpected: Any) -> pa.Table:
+    block_size = min(len(text) + 1, _LARGEST_BLOCK)
     return pa_json.read_json(
         io.BytesIO(text),
-        read_options=pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        read_options=pa_json.ReadOptions(use_threads=False, block_size=block_size),
         parse_options=pa_json.ParseOptions(
             explicit_schema=schema, unexpected_field_behavior=unexpected
         ),
     )
+
+
+def _change_type(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a type with a change made to it, or to what its lists and structs hold."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_change_type(kind.value_type, change))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _change_type(field.type, change)) for field in kind])
+    return change(kind)
+
+
+def _writer(kind: pa.DataType) -> pa.DataType:
+    """Return the type that Polars writes in the form that values of this type have."""
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    return pa.date32() if pa.types.is_date64(kind) else kind
 
 
 def _carrier(kind: pa.DataType) -> pa.DataType:
@@ -116,21 +228,94 @@ def _carrier(kind: pa.DataType) -> pa.DataType:
     return pa.int64() if types.is_duration(kind) else kind
 
 
-def _to_type(column: Any, kind: pa.DataType) -> Any:
-    """Bring a column from what carried it into its type; binary values are base64."""
-    if not (pa.types.is_binary(kind) or pa.types.is_time(kind)):
+def _written_carrier(kind: pa.DataType) -> pa.DataType:
+    """Return a carrier for every type that is written; the source refuses some of them."""
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    is_text = pa.types.is_dictionary(kind) or _is_binary(kind)
+    return pa.string() if is_text else _carrier(kind)
+
+
+def _from_carrier(column: Any, kind: pa.DataType) -> Any:
+    """Bring a column from what carried it into its type."""
+    if column.type.equals(kind) or pa.types.is_nested(kind):
+        return column
+    if pa.types.is_dictionary(kind):
+        return column.dictionary_encode().cast(kind)
+    if not (_is_binary(kind) or pa.types.is_time(kind)):
         return column.cast(kind)
     text = pl.Series(column, dtype=pl.String).str
     try:
-        values = (
-            text.decode("base64")
-            if pa.types.is_binary(kind)
-            else text.to_time(_TIME_OF_DAY)
-        )
+        if pa.types.is_time(kind):
+            values = text.to_time(_TIME_OF_DAY).to_arrow()
+        else:
+            values = text.decode("base64").to_arrow().cast(pa.binary())
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"a text is no {kind}: {error}") from error
-    return pa.chunked_array([values.to_arrow().cast(kind)])
+    return pa.chunked_array([values.cast(kind)])
 
 
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, field.type) for field in schema])
+def _is_writable(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        return bool(pa.types.is_string(kind.value_type))
+    return pa.types.is_duration(kind) or _is_binary(kind) or _is_nestable(kind)
+
+
+def _is_nestable(kind: Any) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _is_nestable(kind.value_type)
+    if pa.types.is_struct(kind):
+        return kind.num_fields > 0 and all(_is_nestable(field.type) for field in kind)
+    return any(is_kind(kind) for is_kind in _NESTABLE) and is_held_by_polars(kind)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _check_years(name: str, column: "pa.ChunkedArray[Any]") -> None:
+    """Raise `UserError` if a date or timestamp in a column has no text that can be read back."""
+    for chunk in column.chunks:
+        for times in _find_times(chunk):
+            if not _have_text(times):
+                raise UserError(
+                    f"column {name!r} holds a value of type {times.type} that has no form in "
+                    "JSON lines, where years are 0000 to 9999: change it before the sink, or "
+                    "write Parquet",
+                    code=ErrorCode.VALUE_OUT_OF_RANGE,
+                    column=name,
+                )
+
+
+def _find_times(array: Any) -> Iterator[Any]:
+    """Yield the dates and timestamps in an array, also those inside lists and structs."""
+    kind = array.type
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        yield array
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _find_times(array.flatten())
+    elif pa.types.is_struct(kind):
+        for part in array.flatten():
+            yield from _find_times(part)
+
+
+def _have_text(times: Any) -> bool:
+    kind = times.type
+    found: Any = pc.min_max(times)
+    ends: Any = pa.array([found["min"], found["max"]], kind)
+    if ends.null_count:
+        return True
+    unit = getattr(kind, "unit", "ms")
+    day = 1 if pa.types.is_date32(kind) else _PER_DAY[unit]
+    first = (_FIRST_NANO_DAY if unit == "ns" else _FIRST_DAY) * day
+    end = _END_DAY * day
+    if not pa.types.is_timestamp(kind) or kind.tz is None:
+        return all(first <= scalar.value < end for scalar in ends)
+    # The text is in local time, which has no meaning where local years have no bounds.
+    return all(first - day <= scalar.value < end + day for scalar in ends) and all(
+        first <= scalar.value < end for scalar in pc.local_timestamp(ends)
+    )

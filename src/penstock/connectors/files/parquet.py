@@ -1,7 +1,7 @@
-"""Parquet files: positions are row groups, sizes come from the footer.
+"""Parquet files, read and written: positions are row groups, sizes come from the footer.
 
 A row group is fetched with one request and decoded batch by batch, so a reader holds one
-row group in its encoded form and one batch.
+row group in its encoded form and one batch. A writer holds the encoded bytes of its file.
 """
 
 import io
@@ -21,7 +21,6 @@ from penstock.connectors.files.formats import (
     Piece,
     Reach,
     SourceFile,
-    to_plain_layout,
 )
 from penstock.errors import ErrorCode, UserError
 
@@ -113,7 +112,19 @@ def infer_parquet(file: SourceFile) -> pa.Schema:
     """Return the columns that a file's footer names, in their usual layouts."""
     with _open(file) as (reader, _):
         found = reader.schema_arrow
-        return pa.schema([field.with_type(to_plain_layout(field.type)) for field in found])
+        return pa.schema([field.with_type(_to_plain_layout(field.type)) for field in found])
+
+
+def _to_plain_layout(kind: Any) -> pa.DataType:
+    """Return the usual layout of a type: writers choose others for the same values."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _to_plain_layout(kind.value_type)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    if types.is_large_binary(kind) or types.is_binary_view(kind):
+        return pa.binary()
+    return kind  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -205,3 +216,59 @@ def _unreadable(file: SourceFile, reason: str) -> UserError:
         code=ErrorCode.UNREADABLE_INPUT,
         path=file.path,
     )
+
+
+class ParquetPart:
+    """A Parquet file being written in memory. Used by one thread, closed once.
+
+    Zstd at its fastest level, dictionaries for text, differences for numbers.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        types = pa.types
+        # A dictionary of numbers rarely pays, and finding that out halves the speed.
+        has_text = (types.is_string, types.is_large_string, types.is_dictionary)
+        text: Any = [c.name for c in schema if any(has(c.type) for has in has_text)]
+        # Differences are smaller than numbers: half the time and less to compress.
+        has_differences = (types.is_integer, types.is_timestamp, types.is_date)
+        numbers = [c.name for c in schema if any(has(c.type) for has in has_differences)]
+        self._out = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._out,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=text,
+            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """How much is encoded so far."""
+        return int(self._out.tell())
+
+    def write(self, rows: pa.Table) -> None:
+        """Add rows as a row group."""
+        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+
+    def close(self) -> bytes:
+        """Return the whole file."""
+        self._writer.close()
+        return self._out.getvalue().to_pybytes()
+
+
+def find_parquet_problems(schema: pa.Schema) -> list[str]:
+    """Return the columns that Parquet cannot hold, with the reason."""
+    problems = []
+    for field in schema:
+        column = pa.schema([field])
+        try:
+            part = ParquetPart(column)
+            part.write(column.empty_table())
+            part.close()
+        except (pa.ArrowException, NotImplementedError, OSError) as error:
+            problems.append(
+                f"column {field.name!r} of type {field.type} cannot be written to Parquet: "
+                f"{error}"
+            )
+    return problems

@@ -1,140 +1,138 @@
 """The files sink: Parquet or JSON lines, each row in exactly one committed file.
 
-An epoch's rows are staged by its subtasks, durable before the epoch is acknowledged, and get
-their final names in its commit. `files_layout` lists the names, `files_commit` says what a
-crash at any step leads to. An epoch without rows writes nothing,
-unless it is the first after a restore.
+An epoch's rows are staged by its subtasks as files that no reader looks at, durable before
+the epoch is acknowledged, and get their final names in its commit. `names` lists the names,
+`commit` says what a crash at any step leads to. An epoch without rows writes nothing, unless
+it is the first after a restore.
 
     {out}/day=2026-01-01/part-0000000007-hot-000-000.parquet
     {out}/_committed/0000000007-hot.json
 
 A file may appear a moment before the rest of its epoch, and stays when a restore abandons its
 epoch. Readers who want whole epochs, and each row once, follow the lists: `committed_files`
-and `read_committed`. `files_restores` says how lists tell of restores.
+and `read_committed`.
+
+While an epoch runs, one file per partition is open. Rows wait until they make a row group,
+row groups are encoded into the open file, and a file that has reached its size is uploaded.
+What all open files hold is bounded, too: above the bound the largest is encoded early, and
+uploaded early if that is not enough.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.files.commit import (
-    CommittedEpoch,
-    ListedFile,
+    ABANDONED,
+    StagedFile,
     StagedParts,
-    abandoned_table,
     commit_files,
     decode_staged,
-    encode_staged,
+    find_abandoned,
     follows_restore,
-    note_abandoned,
-    schema_hash,
-    schema_of,
+    format_checksum,
+    schema_text,
 )
-from penstock.connectors.files.encoding import Format, find_format_problems
-from penstock.connectors.files.names import PartNames, find_partition_problems
-from penstock.connectors.files.staging import EpochParts
-from penstock.core.ids import Epoch
+from penstock.connectors.files.formats import OutputFormat
+from penstock.connectors.files.jsonl import JsonLinesPart, find_json_problems
+from penstock.connectors.files.names import (
+    Partition,
+    PartNames,
+    find_name_problem,
+    find_partition_problems,
+    partition_folder,
+    split_rows,
+)
+from penstock.connectors.files.parquet import ParquetPart, find_parquet_problems
+from penstock.core.ids import Epoch, checksum_of
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
-from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.graph.logical import OperatorSpec, Plain
+from penstock.errors import ErrorCode, SchemaError, StorageError, UserError
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import CommitContext, OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
+from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.urls import absolute_url, open_store
+from penstock.state.storage.urls import open_store
 from penstock.state.tables.specs import TableSpec, global_table
 
 DEFAULT_TARGET_BYTES = 128 * 1024**2
 LARGEST_TARGET_BYTES = 4 * 1024**3
 """Stores copy and create objects of up to 5 GiB in one request."""
 
+ROW_GROUP_BYTES = 16 * 1024**2
+"""How many bytes of rows, as Arrow holds them, become a row group."""
+
+BATCH_BYTES = 1024
+"""About what a batch costs besides its rows: it counts when there are many partitions."""
+
 STAGED = "staged"
 """The table whose commit data names the files of an epoch."""
 
-OpenStore: TypeAlias = Callable[..., ObjectStore]
-
-
-def files_sink_spec(
-    url: str,
-    *,
-    format: Format = "parquet",  # noqa: A002 (what users call it everywhere)
-    partition_by: Sequence[str] = (),
-    target_bytes: int = DEFAULT_TARGET_BYTES,
-    store_options: Mapping[str, Plain] | None = None,
-) -> OperatorSpec:
-    """Write rows to files below `url`, exactly once.
-
-    A folder is meant as seen from here, wherever subtasks run. With `partition_by` rows go
-    to folders `column=value`, and the files do not hold these columns. A file is closed at
-    about `target_bytes`, and at the end of the epoch.
-    """
-    problems = []
-    if format not in ("parquet", "jsonl"):
-        problems.append(f"format is {format!r}: use 'parquet' or 'jsonl'")
-    if isinstance(partition_by, str):
-        problems.append(f"partition_by is a text: write [{partition_by!r}]")
-    if not 1 <= target_bytes <= LARGEST_TARGET_BYTES:
-        problems.append(
-            f"target_bytes is {target_bytes}: use 1 to {LARGEST_TARGET_BYTES} (4 GiB)"
-        )
-    if problems:
-        raise UserError(
-            f"files cannot be written to {url!r} like this: {'; '.join(problems)}",
-            code=ErrorCode.INVALID_CONFIG,
-        )
-    return OperatorSpec(
-        "files_sink",
-        {
-            "url": absolute_url(url),
-            "format": format,
-            "partition_by": tuple(partition_by),
-            "target_bytes": target_bytes,
-            "store_options": dict(store_options or {}),
-        },
-    )
-
 
 @dataclass(frozen=True, slots=True)
-class FilesSinkConfig:
-    """The config of kind "files_sink"; see `files_sink_spec`."""
+class FilesSinkConfig(OperatorConfig):
+    """The config of kind "files_sink": rows go to files below `url`, exactly once."""
+
+    kind: ClassVar[str] = "files_sink"
 
     url: str
-    format: Format = "parquet"
-    partition_by: tuple[str, ...] = ()
+    """Absolute, because subtasks may have another working folder."""
+    format: OutputFormat = "parquet"
+    partition_by: Sequence[str] = ()
+    """Rows go to folders `column=value`, and the files do not hold these columns."""
     target_bytes: int = DEFAULT_TARGET_BYTES
-    store_options: dict[str, Any] = field(default_factory=dict)
+    """A file is closed at about this size, and at the end of the epoch."""
+    store_options: Mapping[str, Any] = field(default_factory=dict)
+    """What `open_store` takes for the store's kind."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be written, and say everything that is wrong."""
+        problems = []
+        if self.format not in ("parquet", "jsonl"):
+            problems.append(f"format is {self.format!r}: use 'parquet' or 'jsonl'")
+        if isinstance(self.partition_by, str):
+            problems.append(f"partition_by is a text: write [{self.partition_by!r}]")
+        if not 1 <= self.target_bytes <= LARGEST_TARGET_BYTES:
+            problems.append(
+                f"target_bytes is {self.target_bytes}: use 1 to {LARGEST_TARGET_BYTES} (4 GiB)"
+            )
+        if problems:
+            raise UserError(
+                f"files cannot be written to {self.url!r} like this: {'; '.join(problems)}",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        facts = {"url": self.url, "format": self.format}
+        if self.partition_by:
+            facts["partition_by"] = ", ".join(self.partition_by)
+        return facts
 
 
-class FilesSink(ArrowOperator):
-    """Writes rows to files. Between epochs it holds nothing."""
+class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
+    """Writes rows to files. Opens its store once, and keeps it until it is released."""
 
-    def __init__(self, config: FilesSinkConfig, open_output: OpenStore) -> None:
-        self._config = config
+    def __init__(
+        self, config: FilesSinkConfig, open_output: Callable[..., ObjectStore] = open_store
+    ) -> None:
+        super().__init__(config)
         self._open_output = open_output
-        self._store: ObjectStore | None = None
+        """Tests give one that fails."""
+        self._opened: ObjectStore | None = None
         self._parts: EpochParts | None = None
-
-    @override
-    def name(self) -> str:
-        return "files_sink"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        facts = {"url": self._config.url, "format": self._config.format}
-        if self._config.partition_by:
-            facts["partition_by"] = ", ".join(self._config.partition_by)
-        return DisplayableOperator("files_sink", facts)
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
         """Refuse rows that the files could not hold; it is a sink and emits nothing."""
-        config, schema = self._config, inputs[0].schema
+        config, schema = self.config, inputs[0].schema
         problems = find_partition_problems(config.partition_by, schema)
         kept = [column for column in schema if column.name not in config.partition_by]
         if kept or not schema.names:
@@ -147,30 +145,37 @@ class FilesSink(ArrowOperator):
 
     @override
     def tables(self) -> Sequence[TableSpec]:
-        staged = global_table(STAGED, str, bytes, uses_two_phase_commit=True)
-        return [staged, abandoned_table()]
+        return [
+            global_table(STAGED, str, bytes, uses_two_phase_commit=True),
+            # The start of each range of abandoned epochs, by its end.
+            global_table(ABANDONED, int, int),
+        ]
 
     @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Encode the rows, and upload files that are full."""
-        self._parts_of(ctx).add(batch)
+        # Rows of an attempt that was cut off must not get into the next one.
+        if self._parts is None or not self._parts.is_of(ctx):
+            self._parts = self._begin(ctx)
+        self._parts.add(batch)
 
     @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Upload the rest; then the epoch's files are durable, and named in the commit data."""
-        # An epoch after a restore has a list also without rows: readers learn of it there.
-        if not self._has_parts_of(ctx) and not follows_restore(ctx):
-            self._parts = None
-            return
-        parts, self._parts = self._parts_of(ctx), None
-        staged = msgspec.structs.replace(parts.finish(), abandoned=note_abandoned(ctx))
+        parts, self._parts = self._parts, None
+        if parts is None or not parts.is_of(ctx):
+            # An epoch after a restore has a list also without rows: readers learn of it there.
+            if not follows_restore(ctx):
+                return
+            parts = self._begin(ctx)
+        staged = msgspec.structs.replace(parts.finish(), abandoned=find_abandoned(ctx))
         ctx.count("files_staged", len(staged.files))
         ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
-        ctx.insert_committing_data(STAGED, encode_staged(staged))
+        ctx.insert_committing_data(STAGED, msgspec.json.encode(staged))
 
     @override
     def handle_commit(
@@ -180,81 +185,175 @@ class FilesSink(ArrowOperator):
         ctx: CommitContext,
     ) -> None:
         """Give the files of all subtasks their final names, and list them."""
-        of_subtask = commit_data.get(STAGED, {})
-        where = f"the commit data of {ctx.task.operator!r} in epoch {epoch}"
-        parts = [decode_staged(of_subtask[index], where) for index in sorted(of_subtask)]
+        parts = decode_staged(commit_data.get(STAGED, {}), epoch, ctx)
         if parts:
-            record = _record(epoch, parts, ctx)
-            staged = [file for part in parts for file in part.files]
-            commit_files(self._output(), ctx.task, record, staged)
+            commit_files(self._store, epoch, parts, ctx)
 
     @override
     def release(self) -> None:
         """Let go of the store and of what an unfinished epoch held."""
-        self._parts = self._store = None
+        self._parts = self._opened = None
 
-    def _parts_of(self, ctx: OperatorContext) -> EpochParts:
-        if self._parts is None or not self._has_parts_of(ctx):
-            config = self._config
-            names = PartNames(
-                ctx.task, ctx.generation, ctx.epoch, ctx.attempt, config.format
+    def _begin(self, ctx: OperatorContext) -> "EpochParts":
+        config = self.config
+        return EpochParts(
+            self._store,
+            ctx,
+            ctx.inputs[0].schema,
+            form=config.format,
+            partition_by=config.partition_by,
+            target_bytes=config.target_bytes,
+        )
+
+    @property
+    def _store(self) -> ObjectStore:
+        if self._opened is None:
+            self._opened = self._open_output(self.config.url, **self.config.store_options)
+        return self._opened
+
+
+def find_format_problems(form: OutputFormat, schema: pa.Schema) -> list[str]:
+    """Return what of this schema the format cannot hold."""
+    if not schema.names:
+        return ["the rows have no columns: a file needs one at least"]
+    return find_json_problems(schema) if form == "jsonl" else find_parquet_problems(schema)
+
+
+PartWriter: TypeAlias = ParquetPart | JsonLinesPart
+
+
+@dataclass(slots=True)
+class _OpenPart:
+    """The file of one partition that is being written, and the rows that wait for it."""
+
+    form: OutputFormat
+    schema: pa.Schema
+    writer: PartWriter | None = None
+    """None before the first row group: an open Parquet file costs memory of its own."""
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    encoded_bytes: int = 0
+    rows: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self.waiting_bytes + self.encoded_bytes
+
+    def encode(self) -> PartWriter:
+        if self.writer is None:
+            is_parquet = self.form == "parquet"
+            self.writer = ParquetPart(self.schema) if is_parquet else JsonLinesPart()
+        waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
+        if waiting:
+            self.writer.write(pa.Table.from_batches(waiting))
+        self.encoded_bytes = self.writer.size_bytes
+        return self.writer
+
+
+class EpochParts:
+    """What one attempt of a subtask stages in one epoch. Dropped after the epoch."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        ctx: OperatorContext,
+        schema: pa.Schema,
+        *,
+        form: OutputFormat,
+        target_bytes: int,
+        partition_by: Sequence[str] = (),
+    ) -> None:
+        self._names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, form)
+        self._store = store
+        self._schema = schema
+        self._format: OutputFormat = form
+        self._partition_by = tuple(partition_by)
+        self._target_bytes = target_bytes
+        # Text may be some times larger than its rows; a file should not exceed its size by much.
+        self._group_bytes = min(ROW_GROUP_BYTES, max(1, target_bytes // 4))
+        kept = [field for field in schema if field.name not in self._partition_by]
+        self._file_schema = pa.schema(kept)
+        self._open: dict[Partition, _OpenPart] = {}
+        self._files: list[StagedFile] = []
+        self._held_bytes = 0
+
+    def is_of(self, ctx: OperatorContext) -> bool:
+        """Tell whether this is what the running attempt stages."""
+        return (self._names.token, self._names.epoch) == (ctx.attempt, ctx.epoch)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows; files that are full are uploaded on the way."""
+        for partition, rows in split_rows(batch, self._partition_by):
+            for piece in _pieces(rows, self._group_bytes):
+                self._add(partition, piece)
+
+    def finish(self) -> StagedParts:
+        """Upload what is still open; return what was staged, no files if there was no row."""
+        for partition in list(self._open):
+            self._upload(partition)
+        return StagedParts(
+            self._format, schema_text(self._schema), self._partition_by, tuple(self._files)
+        )
+
+    def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
+        part = self._open.get(partition)
+        if part is None:
+            part = self._open[partition] = _OpenPart(self._format, self._file_schema)
+        before = part.held_bytes
+        part.waiting.append(rows)
+        part.waiting_bytes += rows.nbytes + BATCH_BYTES
+        part.rows += rows.num_rows
+        if part.waiting_bytes >= self._group_bytes:
+            part.encode()
+        self._held_bytes += part.held_bytes - before
+        if part.encoded_bytes >= self._target_bytes:
+            self._upload(partition)
+        while self._held_bytes > self._target_bytes + self._group_bytes:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Let the largest of the open files take less: encode its rows, or else upload it."""
+        partition, part = max(self._open.items(), key=lambda item: item[1].held_bytes)
+        if part.waiting_bytes > part.encoded_bytes:
+            before = part.held_bytes
+            part.encode()
+            self._held_bytes += part.held_bytes - before
+        else:
+            self._upload(partition)
+
+    def _upload(self, partition: Partition) -> None:
+        part = self._open.pop(partition)
+        self._held_bytes -= part.held_bytes
+        seq = len(self._files)
+        final = self._names.final(seq, partition_folder(self._partition_by, partition))
+        problem = find_name_problem(self._partition_by, partition, final)
+        # What cannot have its final name is refused here: a commit cannot go back.
+        if problem is not None:
+            raise UserError(
+                f"rows cannot be written by partition_by: {problem}. Shorten the value before "
+                "the sink, or partition by another column",
+                code=ErrorCode.INVALID_NAME,
+                path=final,
             )
-            self._parts = EpochParts(
-                self._output(),
-                names,
-                ctx.inputs[0].schema,
-                form=config.format,
-                partition_by=config.partition_by,
-                target_bytes=config.target_bytes,
+        data = part.encode().close()
+        staged = self._names.staged(seq)
+        if create_own(self._store, staged, data) is not None:
+            raise StorageError(
+                f"{staged!r} in {self._store.url} was to be created and holds something else: "
+                "its name is drawn at random, so something else writes below _staging. Keep it "
+                "away",
+                code=ErrorCode.FOREIGN_OBJECT,
+                path=staged,
             )
-        return self._parts
-
-    def _has_parts_of(self, ctx: OperatorContext) -> bool:
-        """Tell whether this attempt has rows; those of one that was cut off do not count."""
-        names = None if self._parts is None else self._parts.names
-        return names is not None and (names.token, names.epoch) == (ctx.attempt, ctx.epoch)
-
-    def _output(self) -> ObjectStore:
-        if self._store is None:
-            self._store = self._open_output(self._config.url, **self._config.store_options)
-        return self._store
+        checksum = format_checksum(checksum_of(data))
+        self._files.append(
+            StagedFile(staged, final, part.rows, len(data), checksum, partition)
+        )
 
 
-def _record(
-    epoch: Epoch, parts: Sequence[StagedParts], ctx: CommitContext
-) -> CommittedEpoch:
-    first = parts[0]
-    files = tuple(
-        ListedFile(file.path, file.rows, file.bytes, file.checksum, file.partition)
-        for part in parts
-        for file in part.files
-    )
-    return CommittedEpoch(
-        job=str(ctx.task.job),
-        identity=str(ctx.identity),
-        operator=str(ctx.task.operator),
-        epoch=int(epoch),
-        format=first.format,
-        schema=first.schema,
-        schema_hash=schema_hash(schema_of(first.schema)),
-        partition_by=first.partition_by,
-        rows=sum(file.rows for file in files),
-        bytes=sum(file.bytes for file in files),
-        files=files,
-        abandoned=tuple(sorted({found for part in parts for found in part.abandoned})),
-    )
-
-
-class FilesSinkConstructor(OperatorConstructor[FilesSinkConfig]):
-    """Builds files sinks. `open_output` opens their stores; tests give one that fails."""
-
-    config_type = FilesSinkConfig
-
-    def __init__(self, open_output: OpenStore = open_store) -> None:
-        self._open_output = open_output
-
-    @override
-    def with_config(
-        self, config: FilesSinkConfig, registry: Registry
-    ) -> ConstructedOperator:
-        return ConstructedOperator(FilesSink(config, self._open_output))
+def _pieces(rows: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in pieces of about this size."""
+    count = max(1, -(-rows.nbytes // size_bytes))
+    step = max(1, -(-rows.num_rows // count))
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)

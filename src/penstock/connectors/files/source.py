@@ -24,7 +24,7 @@ for it: one that waits with no rows read would hold the watermark of all the oth
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from typing_extensions import override
@@ -53,8 +53,7 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD
 from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
-from penstock.operators.operator import DisplayableOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.state.storage.object_store import ObjectStore
@@ -154,8 +153,10 @@ _INFERENCES = {"parquet": infer_parquet, "jsonl": infer_json_lines, "csv": infer
 
 
 @dataclass(frozen=True, slots=True)
-class FilesSourceConfig:
+class FilesSourceConfig(OperatorConfig):
     """The config of kind "files_source"."""
+
+    kind: ClassVar[str] = "files_source"
 
     root: str
     """The URL of the store."""
@@ -167,14 +168,26 @@ class FilesSourceConfig:
     """Skip columns that the schema does not name, instead of refusing them."""
     discover_micros: int | None = None
     """How often to look for new files; None: never."""
-    bad_to_side: bool = False
-    """Rows that cannot be read go to the output `BAD`, instead of failing the job."""
     in_time_order: bool = False
     """Files that wait to be read do not hold event time back."""
+    bad_to_side: bool = False
+    """Rows that cannot be read go to the output `BAD`, instead of failing the job."""
     moved_root: str | None = None
     """The URL of the store in which the files were when the job began to read them."""
     store_options: Mapping[str, Any] = field(default_factory=dict)
     """What `open_store` takes for the store's kind."""
+
+    @property
+    def files(self) -> FilePattern:
+        """The files that are read."""
+        return FilePattern(self.root, self.pattern)
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        facts = {"files": str(self.files), "format": self.format}
+        if self.discover_micros is not None:
+            facts["discover"] = str(timedelta(microseconds=self.discover_micros))
+        return facts
 
 
 def infer_schema(
@@ -201,12 +214,12 @@ def check_types(schema: pa.Schema, format_: FormatName) -> None:
     _FORMATS[format_](schema, ignores_extra=True).check_types()
 
 
-class FilesSource(SourceOperator):
-    """Reads the files of a pattern. Opens its store when it first needs it."""
+class FilesSource(Configured[FilesSourceConfig], SourceOperator):
+    """Reads the files of a pattern. Opens its store once, when it first needs it."""
 
     def __init__(self, config: FilesSourceConfig) -> None:
-        self._config = config
-        self._files = FilePattern(config.root, config.pattern)
+        super().__init__(config)
+        self._files = config.files
         self._stream = StreamSchema.from_bytes(config.schema)
         self._format: FileFormat = _FORMATS[config.format](
             self._stream.schema, ignores_extra=config.ignores_extra
@@ -216,29 +229,18 @@ class FilesSource(SourceOperator):
         self._listed_at_micros: int | None = None
 
     @override
-    def name(self) -> str:
-        return "files_source"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        facts = {"files": str(self._files), "format": self._config.format}
-        if self._config.discover_micros is not None:
-            facts["discover"] = str(self.poll_interval())
-        return DisplayableOperator("files_source", facts)
-
-    @override
     def output_schema(self) -> StreamSchema:
         return self._stream
 
     @override
     def side_outputs(self) -> Mapping[str, StreamSchema]:
         """Return the stream of bad rows, if they are wanted as such."""
-        return {BAD: BAD_ROWS} if self._config.bad_to_side else {}
+        return {BAD: BAD_ROWS} if self.config.bad_to_side else {}
 
     @override
     def poll_interval(self) -> timedelta:
         """Return how often to look for new files."""
-        micros = self._config.discover_micros
+        micros = self.config.discover_micros
         return super().poll_interval() if micros is None else timedelta(microseconds=micros)
 
     @override
@@ -246,8 +248,8 @@ class FilesSource(SourceOperator):
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Read on in the files that were begun, then in others, as far as the budget goes."""
-        check_origin(known, self._files, self._config.moved_root)
-        discovers = self._config.discover_micros is not None
+        check_origin(known, self._files, self.config.moved_root)
+        discovers = self.config.discover_micros is not None
         if discovers:
             self._discover(known, now_micros)
         elif LISTING in known:
@@ -317,7 +319,7 @@ class FilesSource(SourceOperator):
         ctx: SourceContext,
         collector: SourceCollector,
     ) -> None:
-        if not self._config.bad_to_side:
+        if not self.config.bad_to_side:
             raise bad_row_error(file, bad[0])
         ctx.count("bad_rows", len(bad))
         collector.collect(to_table(file, bad), BAD)
@@ -325,7 +327,7 @@ class FilesSource(SourceOperator):
     @property
     def _store(self) -> ObjectStore:
         if self._opened is None:
-            self._opened = open_store(self._config.root, **self._config.store_options)
+            self._opened = open_store(self.config.root, **self.config.store_options)
         return self._opened
 
     def _list(self) -> dict[str, int]:
@@ -346,17 +348,17 @@ class FilesSource(SourceOperator):
         """
         listing = None
         if LISTING not in known:
-            listing = (self._config.pattern, tuple(self._listed.items()))
+            listing = (self.config.pattern, tuple(self._listed.items()))
         is_all_begun = (
-            self._config.in_time_order
-            or self._config.discover_micros is not None
+            self.config.in_time_order
+            or self.config.discover_micros is not None
             or self._listed.keys() <= begun
         )
         return SplitPlan(LISTING, None, (listing, is_all_begun))
 
     def _discover(self, known: Mapping[str, SplitState], now_micros: int) -> None:
         """List the files again if it is time to, and refuse those that were changed."""
-        interval = self._config.discover_micros or 0
+        interval = self.config.discover_micros or 0
         last = self._listed_at_micros
         if last is not None and last <= now_micros < last + interval:
             return
@@ -394,15 +396,3 @@ def _no_files(files: FilePattern) -> UserError:
         code=ErrorCode.INVALID_CONFIG,
         path=str(files),
     )
-
-
-class FilesSourceConstructor(OperatorConstructor[FilesSourceConfig]):
-    """Builds files sources."""
-
-    config_type = FilesSourceConfig
-
-    @override
-    def with_config(
-        self, config: FilesSourceConfig, registry: Registry
-    ) -> ConstructedOperator:
-        return ConstructedOperator(FilesSource(config))

@@ -10,7 +10,7 @@ takes the whole row, and the next range begins after it.
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -149,25 +149,17 @@ class TextFormat(FileFormat):
     def _read_rows(self, file: SourceFile, start: int, end: int) -> tuple[bytes, Ends]:
         """Return whole rows from `start`, none that begins at `end` or later, and their ends."""
         length = min(self._piece_bytes, end - start + _FEW_ROWS_BYTES)
-        while True:
-            text = file.read_range(start, min(length, file.size_bytes - start))
-            ends = self.find_row_ends(text)
-            if start + len(text) == file.size_bytes and not (
-                len(ends) and ends[-1] == len(text)
-            ):
-                ends = np.append(ends, len(text))
-            if len(ends):
-                last = min(int(np.searchsorted(ends, end - start)), len(ends) - 1)
-                return text[: ends[last]], ends[: last + 1]
-            if length >= self._max_row_bytes:
-                raise UserError(
-                    f"{file} has no end of a row within {length} bytes after byte {start}: "
-                    "it is not of this format, or a quote is not closed. Correct the file, "
-                    "or move it away",
-                    code=ErrorCode.UNREADABLE_INPUT,
-                    path=file.path,
-                )
-            length *= 2
+        text, ends = read_window(
+            file,
+            start,
+            length,
+            self.find_row_ends,
+            max_bytes=self._max_row_bytes,
+            complaint="has no end of a row within {length} bytes after byte {start}: it is not "
+            "of this format, or a quote is not closed",
+        )
+        last = min(int(np.searchsorted(ends, end - start)), len(ends) - 1)
+        return text[: ends[last]], ends[: last + 1]
 
     def _parse_rows(
         self, text: bytes, ends: Ends, heading: Heading, at: FileOffset
@@ -216,20 +208,44 @@ class TextFormat(FileFormat):
         table = self.parse(stretch, heading)
         if table.num_rows != row_count:
             raise ValueError(f"it holds {table.num_rows} rows instead of one")
-        _check_nulls(table, self.schema)
+        for field in self.schema:
+            if not field.nullable and table.column(field.name).null_count:
+                raise ValueError(
+                    f"column {field.name!r} is null, and the schema does not allow that"
+                )
         return table.cast(self.schema) if table.schema != self.schema else table
 
 
-def _check_nulls(table: pa.Table, schema: pa.Schema) -> None:
-    missing = [
-        field.name
-        for field in schema
-        if not field.nullable and table.column(field.name).null_count
-    ]
-    if missing:
-        raise ValueError(
-            f"column {missing[0]!r} is null, and the schema does not allow that"
-        )
+def read_window(
+    file: SourceFile,
+    start: int,
+    length: int,
+    find_row_ends: Callable[[bytes], Ends],
+    *,
+    max_bytes: int,
+    complaint: str,
+) -> tuple[bytes, Ends]:
+    """Return text with at least one whole row, and where its rows end.
+
+    It is about `length` bytes long, or longer if the first row is; one of more than
+    `max_bytes` is refused with the complaint. The last row of a file needs no newline.
+    """
+    while True:
+        text = file.read_range(start, min(length, file.size_bytes - start))
+        ends = find_row_ends(text)
+        is_rest = start + len(text) == file.size_bytes
+        if is_rest and not (len(ends) and ends[-1] == len(text)):
+            ends = np.append(ends, len(text))
+        if len(ends):
+            return text, ends
+        if length >= max_bytes:
+            raise UserError(
+                f"{file} {complaint.format(length=length, start=start)}. Correct the file, or "
+                "move it away",
+                code=ErrorCode.UNREADABLE_INPUT,
+                path=file.path,
+            )
+        length *= 2
 
 
 def mark_length(text: bytes) -> int:
@@ -237,11 +253,29 @@ def mark_length(text: bytes) -> int:
     return len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
 
 
-def widen_inferred(file: SourceFile, found: pa.Schema) -> pa.Schema:
-    """Return a schema that a sample suggests, wide enough for what may follow.
+def infer_text(
+    file: SourceFile,
+    heading: Heading,
+    find_row_ends: Callable[[bytes], Ends],
+    parse: Callable[[bytes], pa.Table],
+) -> pa.Schema:
+    """Return the columns that the first rows of a file suggest, wide enough for what may follow.
 
     Timestamps get microseconds, whatever the sample's have. A column of nulls says nothing.
     """
+    length = min(SAMPLE_BYTES, file.size_bytes - heading.length)
+    text = file.read_range(heading.length, length)
+    ends = find_row_ends(text)
+    if heading.length + length < file.size_bytes and len(ends):
+        text = text[: ends[-1]]
+    try:
+        found = parse(text).schema
+    except pa.ArrowException as error:
+        raise UserError(
+            f"the columns of {file} cannot be told from its first rows: {error}. Pass schema=",
+            code=ErrorCode.INVALID_CONFIG,
+            path=file.path,
+        ) from error
     unknown = [field.name for field in found if pa.types.is_null(field.type)]
     if unknown or not len(found):
         what = f"the types of {', '.join(map(repr, unknown))}" if unknown else "columns"
@@ -250,7 +284,7 @@ def widen_inferred(file: SourceFile, found: pa.Schema) -> pa.Schema:
             code=ErrorCode.INVALID_CONFIG,
             path=file.path,
         )
-    return pa.schema([pa.field(field.name, _widened(field.type)) for field in found])
+    return pa.schema([(field.name, _widened(field.type)) for field in found])
 
 
 def _widened(kind: pa.DataType) -> pa.DataType:

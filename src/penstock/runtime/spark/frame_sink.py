@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
@@ -22,16 +23,14 @@ from typing_extensions import override
 
 from penstock.connectors.files.commit import (
     StagedFile,
-    checksum_text,
     decode_staged,
-    encode_staged,
+    format_checksum,
     schema_of,
 )
-from penstock.connectors.files.encoding import find_format_problems
-from penstock.connectors.files.names import PartNames, read_staged_name, staging_folder
-from penstock.connectors.files.staging import EpochParts
+from penstock.connectors.files.names import read_staged_name, staging_folder
+from penstock.connectors.files.sink import EpochParts, find_format_problems
 from penstock.core.clock import new_token
-from penstock.core.ids import Epoch, TaskInfo
+from penstock.core.ids import Epoch, TaskInfo, checksum_of
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import (
@@ -123,15 +122,9 @@ class ForEachEpoch(ArrowOperator):
         """Encode the rows, and upload files that are full."""
         form, _ = spark_form_of(ctx.inputs[0].schema)
         # Rows of an attempt that did not come to its end must not get into the next one.
-        if self._parts is None or not _is_of(self._parts, ctx):
-            names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, "parquet")
+        if self._parts is None or not self._parts.is_of(ctx):
             self._parts = EpochParts(
-                ctx.store,
-                names,
-                form,
-                form="parquet",
-                partition_by=(),
-                target_bytes=TARGET_BYTES,
+                ctx.store, ctx, form, form="parquet", target_bytes=TARGET_BYTES
             )
         self._parts.add(_to_form(batch, form))
 
@@ -141,12 +134,12 @@ class ForEachEpoch(ArrowOperator):
     ) -> None:
         """Upload the rest; then the epoch's rows are durable, and named in the commit data."""
         parts, self._parts = self._parts, None
-        if parts is None or not _is_of(parts, ctx):
+        if parts is None or not parts.is_of(ctx):
             return
         staged = parts.finish()
         if staged.files:
             ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
-            ctx.insert_committing_data(STAGED, encode_staged(staged))
+            ctx.insert_committing_data(STAGED, msgspec.json.encode(staged))
 
     @override
     def handle_commit(
@@ -156,9 +149,7 @@ class ForEachEpoch(ArrowOperator):
         ctx: CommitContext,
     ) -> None:
         """Call the function with the rows of all subtasks; tidy up after earlier epochs."""
-        of_subtask = commit_data.get(STAGED, {})
-        where = f"the commit data of {ctx.task.operator!r} in epoch {epoch}"
-        parts = [decode_staged(of_subtask[index], where) for index in sorted(of_subtask)]
+        parts = decode_staged(commit_data.get(STAGED, {}), epoch, ctx)
         files = tuple(file for part in parts for file in part.files)
         if files:
             reader = _StagedRows(ctx.store, files, schema_of(parts[0].schema))
@@ -206,7 +197,7 @@ class _StagedRows:
 
     def _read(self, file: StagedFile, arrow: pa.Schema) -> Iterator[pa.RecordBatch]:
         data = self.store.read(file.staged)
-        if data is None or checksum_text(data) != file.checksum:
+        if data is None or format_checksum(checksum_of(data)) != file.checksum:
             raise CorruptStateError(
                 f"the staged file {file.staged!r} in {self.store.url} is "
                 f"{'missing' if data is None else 'damaged'}: the DataFrame of an epoch is "
@@ -234,10 +225,6 @@ def _to_form(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
                 column=field.name,
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=form)
-
-
-def _is_of(parts: EpochParts, ctx: OperatorContext) -> bool:
-    return parts.names.token == ctx.attempt and parts.names.epoch == ctx.epoch
 
 
 def _tidy(store: ObjectStore, task: TaskInfo, epoch: Epoch) -> None:

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.connectors.files.commit import decode_staged, schema_of
+from penstock.connectors.files.commit import StagedParts, schema_of
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import OperatorHarness
@@ -47,7 +48,7 @@ def test_rows_are_staged_in_the_types_that_spark_reads() -> None:
         sink.push([{"small": 255, "at": 1_000, "name": "a"}])
         sink.barrier()
         [data] = sink.commits[1]["staged"].values()
-    staged = decode_staged(data, "here")
+    staged = msgspec.json.decode(data, type=StagedParts)
     form = a_schema(small=pa.int16(), at=pa.timestamp("us"), name=pa.string())
     assert schema_of(staged.schema) == form
     bytes_staged = store.read(staged.files[0].staged)
