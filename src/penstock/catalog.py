@@ -38,14 +38,22 @@ from penstock.operators.udfs.async_operator import build_async_udf
 from penstock.operators.udfs.functions import build_udf
 from penstock.operators.udfs.native import build_call_udf, build_native_udf
 from penstock.operators.udfs.specs import AsyncUdfSpec, CallUdfSpec, NativeUdfSpec, UdfSpec
-from penstock.operators.updating.kinds import register_updating
+from penstock.operators.updating.aggregate import UpdatingAggregate, UpdatingAggregateConfig
+from penstock.operators.updating.changelog import ToDebezium, ToDebeziumConfig
+from penstock.operators.updating.combine import Combine, CombineConfig
 from penstock.operators.user_functions import (
     ProcessConfig,
     SourceConfig,
     build_process,
     build_source,
 )
-from penstock.operators.windows.kinds import register_windows
+from penstock.operators.windows.panes import (
+    PaneCombiner,
+    PaneCombinerConfig,
+    PaneWindowConfig,
+    PaneWindows,
+)
+from penstock.operators.windows.sessions import SessionWindowConfig, SessionWindows
 
 
 def default_registry(*, load_plugins: bool = True) -> Registry:
@@ -76,8 +84,12 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add(StdoutConfig.kind, StdoutConfig, StdoutSink)
     registry.add(FilesSinkConfig.kind, FilesSinkConfig, FilesSink)
     registry.add(BlackholeConfig.kind, BlackholeConfig, Blackhole)
-    register_updating(registry)
-    register_windows(registry)
+    registry.add(CombineConfig.kind, CombineConfig, Combine)
+    registry.add(UpdatingAggregateConfig.kind, UpdatingAggregateConfig, UpdatingAggregate)
+    registry.add(ToDebeziumConfig.kind, ToDebeziumConfig, ToDebezium)
+    registry.add(PaneCombinerConfig.kind, PaneCombinerConfig, PaneCombiner)
+    registry.add(PaneWindowConfig.kind, PaneWindowConfig, PaneWindows)
+    registry.add(SessionWindowConfig.kind, SessionWindowConfig, SessionWindows)
     if load_plugins:
         registry.load_entry_points()
     return registry

@@ -13,7 +13,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.operators.aggregates.aggregate import to_batch, to_frame
+from penstock.operators.aggregates.frames import columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
 
 Row: TypeAlias = dict[str, Any]
@@ -166,14 +166,14 @@ def results_expected(rows: Sequence[Row]) -> dict[tuple[bool, Any], Row]:
 def partials_of(plan: AggregatePlan, rows: Sequence[Row]) -> pl.DataFrame:
     """Return the partials of some rows, by way of Arrow as they travel and are stored."""
     batch: pa.RecordBatch = pa.RecordBatch.from_pylist(list(rows), SCHEMA.schema)
-    frame = to_frame([batch], ["key", *plan.reads])
+    frame = columns_to_frame([batch], ["key", *plan.reads])
     return through_arrow(plan, plan.partials_of(frame, ["key"]))
 
 
 def through_arrow(plan: AggregatePlan, partials: pl.DataFrame) -> pl.DataFrame:
     """Return partials as they come back from a table."""
     stored = pa.schema([SCHEMA.schema.field("key"), *plan.partials])
-    return to_frame([to_batch(partials, stored)], stored.names)
+    return columns_to_frame([to_batch(partials, stored)], stored.names)
 
 
 def results_of(plan: AggregatePlan, partials: pl.DataFrame) -> list[Row]:

@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.operators.aggregates.compiling import (
-    AggregateConfig,
-    compile_aggregates,
-    plan_from_config,
-    plan_to_config,
-)
+from penstock.operators.aggregates.aggregate import compile_aggregates
+from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.registry import read_config
+from penstock.operators.updating.combine import CombineConfig, combine_spec
 from tests.builders.aggregated_rows import (
     AGGREGATES,
     ROWS,
@@ -110,11 +107,7 @@ def test_merging_row_by_row_with_what_is_known_is_as_good_as_grouping(
 @settings(max_examples=10)
 @given(rows=st.lists(ROWS, max_size=10))
 def test_a_plan_computes_the_same_once_it_has_been_in_a_graph(rows: list[Row]) -> None:
-    configs = [
-        read_config("aggregate", config, AggregateConfig)
-        for config in plan_to_config(PLAN)
-        if isinstance(config, dict)
-    ]
-    plan = plan_from_config(configs)
+    config = read_config("combine", combine_spec(PLAN, ["key"]).config, CombineConfig)
+    plan = AggregatePlan.from_config(config.aggregates)
     assert plan.display() == PLAN.display()
     assert_results(results_of(plan, partials_of(plan, rows)), rows)

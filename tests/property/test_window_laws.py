@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.operators.aggregates.aggregate import compile_aggregates
 from penstock.operators.windows.aggregation import WindowAggregation
 from penstock.operators.windows.assignment import WindowGrid
-from penstock.operators.windows.kinds import pane_window_specs, session_window_spec
+from penstock.operators.windows.panes import pane_window_specs
+from penstock.operators.windows.sessions import session_window_spec
 from penstock.testing import Amnesia, OperatorHarness
 from tests.builders.window_model import Result, Row, SessionModel, WindowModel
 

@@ -21,13 +21,12 @@ from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import BAD, LATE, Exchange, OperatorSpec
-from penstock.operators.aggregates.aggregate import Aggregate
-from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.operators.aggregates.aggregate import Aggregate, compile_aggregates
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.expressions import with_columns_spec
-from penstock.operators.updating.aggregate import Expiry
+from penstock.operators.updating.aggregate import Expiry, updating_aggregate_spec
 from penstock.operators.updating.changelog import AFTER, BEFORE, OP
-from penstock.operators.updating.kinds import combine_spec, updating_aggregate_spec
+from penstock.operators.updating.combine import combine_spec
 from penstock.operators.windows.aggregation import (
     ALL_ROWS,
     KEY_OF_ALL_ROWS,
@@ -40,7 +39,8 @@ from penstock.operators.windows.assignment import (
     find_grid_problems,
     find_length_problems,
 )
-from penstock.operators.windows.kinds import pane_window_specs, session_window_spec
+from penstock.operators.windows.panes import pane_window_specs
+from penstock.operators.windows.sessions import session_window_spec
 from penstock.state.tables.specs import TimeDomain
 
 BadTimes: TypeAlias = Literal["fail", "divert"]

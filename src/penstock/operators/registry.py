@@ -33,7 +33,7 @@ import msgspec
 from typing_extensions import override
 
 from penstock.errors import ErrorCode, UserError, did_you_mean
-from penstock.graph.logical import OperatorSpec, Plain
+from penstock.graph.logical import OperatorSpec, Plain, UserFunction
 from penstock.operators.dylibs import load_dylib
 from penstock.operators.operator import ArrowOperator, DisplayableOperator
 from penstock.operators.source import SourceOperator
@@ -184,12 +184,25 @@ class OperatorConfig:
     def to_operator_spec(self) -> OperatorSpec:
         """Return what a graph names the operator by."""
         return OperatorSpec(
-            self.kind, {field.name: getattr(self, field.name) for field in fields(self)}
+            self.kind,
+            {field.name: _to_plain(getattr(self, field.name)) for field in fields(self)},
         )
 
     def shown(self) -> Mapping[str, str]:
         """Return the facts that `explain` prints about the operator."""
         return {}
+
+
+def _to_plain(value: Any) -> Plain:
+    """Return a part of a config as plain values; functions stay as they are."""
+    if isinstance(value, tuple):
+        return tuple(map(_to_plain, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, UserFunction):
+        return {
+            field.name: _to_plain(getattr(value, field.name)) for field in fields(value)
+        }
+    plain: Plain = value
+    return plain
 
 
 OperatorConfigT = TypeVar("OperatorConfigT", bound=OperatorConfig)

@@ -14,94 +14,26 @@ partials comes to (partials again), and what is the result of partials.
         def final(self, total, weight):
             return total / weight
 
-Rows of Arrow as Polars frames and back: in the types of the stream, dictionaries as values.
-
-Polars has fewer types than Arrow (no seconds, one kind of text). What is computed goes back
-into the declared type, whose values it holds.
-
-The column that an aggregate looks at: that it exists, that it fits, and which rows count.
+All problems of the aggregates of a step are reported at once.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
-from penstock.core.arrow_types import relay, stored_type
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
-from penstock.operators.aggregates.plan import CompiledAggregate, Reduction, other_column
-from penstock.operators.expressions import derive_types, to_arrow_field
-
-
-def decoded(schema: pa.Schema) -> pa.Schema:
-    """Return a schema whose columns hold the same values, in plain layouts."""
-    return pa.schema([field.with_type(stored_type(field.type)) for field in schema])
-
-
-def frame_schema(schema: pa.Schema) -> pl.Schema:
-    """Return the types that the columns of a stream have in Polars; Object for those it lacks."""
-    columns = [pl.col(name) for name in schema.names]
-    return derive_types("the stream", decoded(schema), columns)
-
-
-def check_groupable(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Refuse columns that rows cannot be grouped by."""
-    types = frame_schema(pa.schema([schema.field(name) for name in columns]))
-    opaque = [name for name, dtype in types.items() if dtype == pl.Object]
-    if opaque:
-        shown = ", ".join(f"{name!r} ({schema.field(name).type})" for name in opaque)
-        raise SchemaError(
-            f"rows cannot be grouped by {shown}: Polars has no such type. Cast the column "
-            "before key_by",
-            columns=tuple(opaque),
-        )
-
-
-def to_frame(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pl.DataFrame:
-    """Return some columns of batches of one schema, without a copy where layouts allow it.
-
-    A frame without columns has no height, so at least one is taken.
-    """
-    rows = pa.Table.from_batches(batches)
-    names = list(columns) or rows.column_names[:1]
-    return pl.DataFrame([_series(name, rows.column(name)) for name in names])
-
-
-def relayed(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch | pa.Table:
-    """Return rows in plain layouts, the same object if they are: dictionaries become values."""
-    schema = decoded(rows.schema)
-    if schema.equals(rows.schema):
-        return rows
-    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    columns = [_relayed_column(column) for column in table.columns]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def to_batch(frame: pl.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of a schema in exactly its types."""
-    arrays = [to_array(frame.get_column(field.name), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def to_array(column: pl.Series, data_type: pa.DataType) -> Any:
-    """Return a column in a type that holds its values."""
-    array = column.rechunk().to_arrow()
-    return array if array.type.equals(data_type) else array.cast(data_type)
-
-
-def _series(name: str, column: "pa.ChunkedArray[Any]") -> pl.Series:
-    return pl.Series(name, _relayed_column(column))
-
-
-def _relayed_column(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":
-    plain = stored_type(column.type)
-    if plain.equals(column.type):
-        return column
-    return pa.chunked_array([relay(chunk, plain) for chunk in column.chunks], plain)
-
+from penstock.operators.aggregates.frames import frame_schema
+from penstock.operators.aggregates.plan import (
+    AggregatePlan,
+    CompiledAggregate,
+    Reduction,
+    other_column,
+)
+from penstock.operators.expressions import to_arrow_field
 
 _GROUP = "_penstock_group"
 
@@ -320,109 +252,35 @@ def _shown_types(types: pl.Schema) -> str:
     return ", ".join(f"{name} {dtype}" for name, dtype in types.items())
 
 
-class AggregatedColumn:
-    """A column of a stream, and a predicate that says of which rows."""
+def compile_aggregates(
+    step: str,
+    aggregates: Mapping[str, Any],
+    stream: StreamSchema,
+    *,
+    taken: Collection[str] = (),
+) -> AggregatePlan:
+    """Compile what a step computes, or raise with everything that is wrong with any of it.
 
-    def __init__(self, column: str, where: pl.Expr | None) -> None:
-        self.name = column
-        self.where = where
-
-    def shown(self, function: str) -> str:
-        """Return how an aggregate of it is written."""
-        return show(function, self.name, self.where)
-
-    def values(self) -> pl.Expr:
-        """Return the values that count; null for all others."""
-        column = pl.col(self.name)
-        return column if self.where is None else pl.when(self.where).then(column)
-
-    def type_in(self, stream: StreamSchema) -> Any:
-        """Return the type of its values, layouts aside; the column is known to exist."""
-        return decoded(stream.schema).field(self.name).type
-
-    def check(
-        self,
-        stream: StreamSchema,
-        function: str,
-        fits: Callable[[pl.DataType], bool],
-        wanted: str,
-    ) -> pl.DataType:
-        """Return the column's type in Polars, or raise with everything that is wrong."""
-        problems = find_where_problems(self.where, stream)
-        types = frame_schema(stream.schema)
-        dtype: pl.DataType = types.get(self.name, pl.Null())
-        if self.name not in types:
-            problems.append(
-                f"there is no column {self.name!r}{did_you_mean(self.name, types.names())}"
-            )
-        elif not fits(dtype):
-            found = stream.schema.field(self.name).type
-            problems.append(f"column {self.name!r} is {found}, but it takes {wanted}")
-        if problems:
-            raise SchemaError(
-                f"{self.shown(function)}: {'; '.join(problems)}", column=self.name
-            )
-        return dtype
-
-
-def check_where(where: pl.Expr | None, stream: StreamSchema, shown: str) -> None:
-    """Refuse a predicate that does not fit a stream."""
-    problems = find_where_problems(where, stream)
-    if problems:
-        raise SchemaError(f"{shown}: {'; '.join(problems)}")
-
-
-def find_where_problems(where: pl.Expr | None, stream: StreamSchema) -> list[str]:
-    """Say why a predicate cannot tell which rows of a stream count."""
-    if where is None:
-        return []
-    if not where.meta.root_names():
-        return ["where= looks at no column: leave it out"]
-    try:
-        types = derive_types("where", decoded(stream.schema), [where])
-    except UserError as error:
-        return [error.message]
-    if types.dtypes() != [pl.Boolean()]:
-        shown = ", ".join(map(str, types.dtypes()))
-        return [f"where= must be true or false for each row, not {shown}"]
-    return []
-
-
-def check_arguments(function: str, column: object, where: object) -> None:
-    """Refuse what is not the name of a column, or not a predicate, at the line that wrote it."""
+    Values that are no aggregates are among the problems. `taken` are columns of the output
+    that are no results: no result may have their name.
+    """
     problems = []
-    if isinstance(column, pl.Expr):
-        problems.append(
-            "it takes the name of a column: compute it with with_columns before"
-        )
-    elif not isinstance(column, str):
-        problems.append(f"{column!r} is not the name of a column")
-    if where is not None and not isinstance(where, pl.Expr):
-        problems.append(
-            f"where={where!r} is not a Polars expression: write where=pl.col(…) > …"
-        )
+    compiled = []
+    for name, aggregate in aggregates.items():
+        if name in taken:
+            problems.append(f"{name}: the output has a column of that name already")
+        if not isinstance(aggregate, Aggregate):
+            problems.append(refuse_non_aggregate(name, aggregate).message)
+            continue
+        try:
+            compiled.append(aggregate.compile(name, stream))
+        except UserError as error:
+            problems.append(f"{name}: {error.message}")
+    if not aggregates:
+        problems.append("it computes nothing: name at least one, such as total=ps.sum('x')")
     if problems:
-        raise UserError(
-            f"ps.{function}: {'; '.join(problems)}", code=ErrorCode.INVALID_CONFIG
+        raise SchemaError(
+            f"the aggregates of {step!r} cannot be computed:\n  " + "\n  ".join(problems),
+            operator=step,
         )
-
-
-def show(function: str, column: str, where: pl.Expr | None) -> str:
-    """Return how an aggregate is written: `sum(price, where=[(col("ok"))])`."""
-    if where is None:
-        return f"{function}({column})"
-    return f"{function}({', '.join([column] if column else [])}{', ' if column else ''}where={where})"
-
-
-def is_number(dtype: pl.DataType) -> bool:
-    """Tell whether it is an integer, a float or a decimal."""
-    return dtype.is_numeric()
-
-
-def is_orderable(dtype: pl.DataType) -> bool:
-    """Tell whether values have a least and a greatest one."""
-    return (
-        dtype.is_numeric()
-        or dtype.is_temporal()
-        or dtype in (pl.Boolean(), pl.String(), pl.Binary())
-    )
+    return AggregatePlan(tuple(compiled))

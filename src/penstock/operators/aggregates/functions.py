@@ -1,14 +1,13 @@
 """The aggregates that users name: `ps.count()`, `ps.sum("price")` and so on.
 
 Each takes the name of a column, and `where=`, a Polars predicate over the same row: only
-rows for which it is true count. Null values never count. See `docs/aggregates.md`.
-
-count and count_distinct.
-
-min, max, first and last: one of the values of a group; of no values null, as in SQL.
+rows for which it is true count. Null values never count. Except for counts, the result of no
+values is null, as in SQL. See `docs/aggregates.md`.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import polars as pl
 import pyarrow as pa
@@ -16,48 +15,33 @@ from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import InternalError, SchemaError
-from penstock.operators.aggregates.aggregate import (
-    Aggregate,
-    AggregatedColumn,
+from penstock.operators.aggregates.aggregate import Aggregate
+from penstock.operators.aggregates.columns import (
+    ColumnAggregate,
     check_arguments,
-    check_where,
+    find_where_problems,
     is_orderable,
-    show,
 )
-from penstock.operators.aggregates.plan import Reduction
-from penstock.operators.aggregates.totals import Avg, Sum, Variance
+from penstock.operators.aggregates.plan import Kind, Reduction
+from penstock.operators.aggregates.totals import Avg, Deviation, Sum, Variance
 
 
-class Count(Aggregate):
-    """How many rows there are, or how many have a value in a column. Never null."""
+@dataclass(frozen=True, eq=False)
+class CountValues(ColumnAggregate):
+    """How many rows have a value in a column. Never null."""
 
-    def __init__(self, column: str | None, where: pl.Expr | None) -> None:
-        self._column = column
-        self._where = where
-
-    @override
-    def display(self) -> str:
-        return show("count", self._column or "", self._where)
+    function: ClassVar[str] = "count"
+    wanted: ClassVar[str] = "any type"
+    reduced: ClassVar[Mapping[str, Kind]] = {"count": "count"}
 
     @override
-    def for_stream(self, stream: StreamSchema) -> Aggregate:
-        """Return itself, if column and predicate are there; the type does not matter."""
-        if self._column is None:
-            check_where(self._where, stream, self.display())
-        else:
-            column = AggregatedColumn(self._column, self._where)
-            column.check(stream, "count", lambda dtype: dtype != pl.Object, "any type")
-        return self
+    @staticmethod
+    def fits(dtype: pl.DataType) -> bool:
+        return dtype != pl.Object
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        if self._column is not None:
-            counted = AggregatedColumn(self._column, self._where).values().count()
-        elif self._where is not None:
-            counted = self._where.sum()  # null is not true
-        else:
-            counted = pl.len()
-        return {"count": counted.cast(pl.Int64)}
+        return {"count": self.values().count().cast(pl.Int64)}
 
     @override
     def merge(self, count: pl.Expr) -> Mapping[str, pl.Expr]:
@@ -70,41 +54,44 @@ class Count(Aggregate):
         return {"count": partials["count"] + others["count"].fill_null(0)}
 
     @override
-    def reductions(self) -> Mapping[str, Reduction] | None:
-        """Count rows or values, if all of them count."""
-        if self._where is not None:
-            return None
-        return {"count": Reduction("count", self._column)}
-
-    @override
     def final(self, count: pl.Expr) -> pl.Expr:
         return count
 
 
-class CountDistinct(Aggregate):
-    """How many different values a column has, exactly: the values themselves are kept."""
+@dataclass(frozen=True, eq=False)
+class CountRows(CountValues):
+    """How many rows there are, or for how many the predicate is true."""
 
-    def __init__(self, column: str, where: pl.Expr | None) -> None:
-        self._column = AggregatedColumn(column, where)
-
-    @override
-    def display(self) -> str:
-        return self._column.shown("count_distinct")
+    column: str = ""
 
     @override
-    def for_stream(self, stream: StreamSchema) -> Aggregate:
-        """Return itself, if values of the column can be told apart."""
-        self._column.check(
-            stream,
-            "count_distinct",
-            is_orderable,
-            "numbers, text, bytes, instants, booleans",
-        )
+    def for_stream(self, stream: StreamSchema) -> Self:
+        problems = find_where_problems(self.where, stream)
+        if problems:
+            raise SchemaError(f"{self.display()}: {'; '.join(problems)}")
         return self
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        return {"values": self._column.values().drop_nulls().unique()}
+        counted = pl.len() if self.where is None else self.where.sum()  # null is not true
+        return {"count": counted.cast(pl.Int64)}
+
+    @override
+    def reductions(self) -> Mapping[str, Reduction] | None:
+        return None if self.where is not None else {"count": Reduction("count", None)}
+
+
+@dataclass(frozen=True, eq=False)
+class CountDistinct(ColumnAggregate):
+    """How many different values a column has, exactly: the values themselves are kept."""
+
+    function: ClassVar[str] = "count_distinct"
+    wanted: ClassVar[str] = "numbers, text, bytes, instants, booleans"
+    fits = staticmethod(is_orderable)
+
+    @override
+    def partial(self) -> Mapping[str, pl.Expr]:
+        return {"values": self.values().drop_nulls().unique()}
 
     @override
     def merge(self, values: pl.Expr) -> Mapping[str, pl.Expr]:
@@ -116,143 +103,127 @@ class CountDistinct(Aggregate):
         return values.list.len().cast(pl.Int64)
 
 
-_ORDERABLE = "numbers, text, bytes, instants, durations or booleans"
+@dataclass(frozen=True, eq=False)
+class _OneValue(ColumnAggregate):
+    """One of the values of a group: the result has the column's own type."""
 
-
-class Extreme(Aggregate):
-    """The least or the greatest value of a column. NaN is greater than all other numbers."""
-
-    def __init__(
-        self, column: str, where: pl.Expr | None, *, is_max: bool, is_float: bool = False
-    ) -> None:
-        self._column = AggregatedColumn(column, where)
-        self._where = where
-        self._is_max = is_max
-        self._is_float = is_float
+    wanted: ClassVar[str] = "numbers, text, bytes, instants, durations or booleans"
+    fits = staticmethod(is_orderable)
 
     @override
-    def display(self) -> str:
-        return self._column.shown(self._function())
+    def result_type(self, stream: StreamSchema) -> pa.DataType:
+        data_type: pa.DataType = self.type_in(stream)
+        return data_type
 
-    @override
-    def for_stream(self, stream: StreamSchema) -> Aggregate:
-        """Return the form for the column's type."""
-        dtype = self._column.check(stream, self._function(), is_orderable, _ORDERABLE)
-        return Extreme(
-            self._column.name, self._where, is_max=self._is_max, is_float=dtype.is_float()
-        )
+
+@dataclass(frozen=True, eq=False)
+class Min(_OneValue):
+    """The least value of a column. NaN is greater than all other numbers."""
+
+    function: ClassVar[str] = "min"
+    reduced: ClassVar[Mapping[str, Kind]] = {"value": "min"}
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        return {"value": self._extreme(self._column.values())}
+        return self.merge(self.values())
 
     @override
     def merge(self, value: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"value": self._extreme(value)}
+        return {"value": value.min()}
 
     @override
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
-        """Take the extreme of two, or the one there is."""
         mine, other = partials["value"], others["value"]
-        wins = other > mine if self._is_max else other < mine  # NaN is greatest here too
-        return {"value": pl.when(wins | mine.is_null()).then(other).otherwise(mine)}
-
-    @override
-    def reductions(self) -> Mapping[str, Reduction] | None:
-        """Take the extreme, if all values count."""
-        if self._where is not None:
-            return None
-        return {"value": Reduction("max" if self._is_max else "min", self._column.name)}
+        return {"value": _other_if(other < mine, mine, other)}
 
     @override
     def final(self, value: pl.Expr) -> pl.Expr:
         return value
 
+
+@dataclass(frozen=True, eq=False)
+class Max(Min):
+    """The greatest value of a column. NaN is greater than all other numbers."""
+
+    function: ClassVar[str] = "max"
+    reduced: ClassVar[Mapping[str, Kind]] = {"value": "max"}
+
     @override
-    def result_type(self, stream: StreamSchema) -> pa.DataType:
-        data_type: pa.DataType = self._column.type_in(stream)
-        return data_type
+    def merge(self, value: pl.Expr) -> Mapping[str, pl.Expr]:
+        greatest = value.max()
+        if self.dtype.is_float():
+            # Polars' max passes over NaN, and its nan_max over groups is slow.
+            nan = pl.when(value.is_nan().any()).then(float("nan"))
+            greatest = nan.otherwise(greatest)
+        return {"value": greatest}
 
-    def _extreme(self, values: pl.Expr) -> pl.Expr:
-        if not self._is_max:
-            return values.min()
-        if not self._is_float:
-            return values.max()
-        # Polars' max passes over NaN, and its nan_max over groups is slow.
-        return pl.when(values.is_nan().any()).then(float("nan")).otherwise(values.max())
-
-    def _function(self) -> str:
-        return "max" if self._is_max else "min"
+    @override
+    def merge_pair(
+        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        mine, other = partials["value"], others["value"]
+        return {"value": _other_if(other > mine, mine, other)}
 
 
-class ByEventTime(Aggregate):
-    """The value of the earliest or the latest row that has one.
+def _other_if(wins: pl.Expr, mine: pl.Expr, other: pl.Expr) -> pl.Expr:
+    return pl.when(wins | mine.is_null()).then(other).otherwise(mine)
 
-    Of several rows at that instant it is the least or the greatest value: which row came
-    first would depend on how rows travelled.
+
+@dataclass(frozen=True, eq=False)
+class First(_OneValue):
+    """The value of the row with the earliest event time that has one.
+
+    Of several rows at that instant it is the least value: which row came first would depend
+    on how rows travelled.
     """
 
-    def __init__(
-        self, column: str, where: pl.Expr | None, *, is_last: bool, time: str | None = None
-    ) -> None:
-        self._column = AggregatedColumn(column, where)
-        self._where = where
-        self._is_last = is_last
-        self._time = time
-        """The column of event times, once a stream is known."""
+    function: ClassVar[str] = "first"
+    is_last: ClassVar[bool] = False
+
+    time: str | None = None
+    """The column of event times, once a stream is known."""
 
     @override
-    def display(self) -> str:
-        return self._column.shown(self._function())
-
-    @override
-    def for_stream(self, stream: StreamSchema) -> Aggregate:
-        """Return the form for the stream's event time."""
-        self._column.check(stream, self._function(), is_orderable, _ORDERABLE)
+    def for_stream(self, stream: StreamSchema) -> Self:
+        fitted = super().for_stream(stream)
         if stream.time_column is None:
             raise SchemaError(
                 f"{self.display()}: the stream has no event time to tell what comes "
-                f"{self._function()}: name its timestamp column in Pipeline.read as event_time",
-                column=self._column.name,
+                f"{self.function}: name its timestamp column in Pipeline.read as event_time",
+                column=self.column,
             )
-        return ByEventTime(
-            self._column.name, self._where, is_last=self._is_last, time=stream.time_column
-        )
+        return replace(fitted, time=stream.time_column)
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        if self._time is None:
+        if self.time is None:
             raise InternalError(
                 f"{self.display()} was not made for a stream before its use"
             )
-        value = self._column.values()
-        return self._picked(pl.when(value.is_not_null()).then(pl.col(self._time)), value)
+        value = self.values()
+        return self.merge(pl.when(value.is_not_null()).then(pl.col(self.time)), value)
 
     @override
     def merge(self, time: pl.Expr, value: pl.Expr) -> Mapping[str, pl.Expr]:
-        """Pick one of the values that were picked."""
-        return self._picked(time, value)
+        ordered = value.sort_by(time, value, descending=self.is_last, nulls_last=True)
+        return {
+            "time": time.max() if self.is_last else time.min(),
+            "value": ordered.first(),
+        }
 
     @override
     def final(self, time: pl.Expr, value: pl.Expr) -> pl.Expr:
         return value
 
-    @override
-    def result_type(self, stream: StreamSchema) -> pa.DataType:
-        data_type: pa.DataType = self._column.type_in(stream)
-        return data_type
 
-    def _picked(self, time: pl.Expr, value: pl.Expr) -> Mapping[str, pl.Expr]:
-        ordered = value.sort_by(time, value, descending=self._is_last, nulls_last=True)
-        return {
-            "time": time.max() if self._is_last else time.min(),
-            "value": ordered.first(),
-        }
+@dataclass(frozen=True, eq=False)
+class Last(First):
+    """The value of the row with the latest event time; of several the greatest."""
 
-    def _function(self) -> str:
-        return "last" if self._is_last else "first"
+    function: ClassVar[str] = "last"
+    is_last: ClassVar[bool] = True
 
 
 def count(column: str | None = None, *, where: pl.Expr | None = None) -> Aggregate:
@@ -262,7 +233,7 @@ def count(column: str | None = None, *, where: pl.Expr | None = None) -> Aggrega
     ('count()', 'count(price)')
     """
     check_arguments("count", "" if column is None else column, where)
-    return Count(column, where)
+    return CountRows(where=where) if column is None else CountValues(column, where)
 
 
 def sum(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A001 (ps.sum)
@@ -282,7 +253,7 @@ def min(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A00
     'min(price)'
     """
     check_arguments("min", column, where)
-    return Extreme(column, where, is_max=False)
+    return Min(column, where)
 
 
 def max(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A001 (ps.max)
@@ -292,7 +263,7 @@ def max(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A00
     'max(price)'
     """
     check_arguments("max", column, where)
-    return Extreme(column, where, is_max=True)
+    return Max(column, where)
 
 
 def avg(column: str, *, where: pl.Expr | None = None) -> Aggregate:
@@ -322,7 +293,7 @@ def stddev(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     'stddev(price)'
     """
     check_arguments("stddev", column, where)
-    return Variance(column, where, is_deviation=True)
+    return Deviation(column, where)
 
 
 def first(column: str, *, where: pl.Expr | None = None) -> Aggregate:
@@ -332,7 +303,7 @@ def first(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     'first(price)'
     """
     check_arguments("first", column, where)
-    return ByEventTime(column, where, is_last=False)
+    return First(column, where)
 
 
 def last(column: str, *, where: pl.Expr | None = None) -> Aggregate:
@@ -342,7 +313,7 @@ def last(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     'last(price)'
     """
     check_arguments("last", column, where)
-    return ByEventTime(column, where, is_last=True)
+    return Last(column, where)
 
 
 def count_distinct(column: str, *, where: pl.Expr | None = None) -> Aggregate:

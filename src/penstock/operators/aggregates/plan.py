@@ -3,17 +3,16 @@
     rows ─ partials_of ─▶ partials ─ merge ─▶ partials ─ results_of ─▶ results
 
 Merging is associative and commutative, so partials may be made and merged anywhere, in any
-order and any number of times.
+order and any number of times. A plan travels in a graph as plain data: fields as Arrow writes
+them, expressions as Polars does.
 
-Grouping by whole numbers that lie close together: a key is a place in an array. Pure.
-
-Ids mostly are such numbers. Per row this is an addition at a place, where hashing looks for
-the place first: less than a third of the time. Whatever it cannot do exactly it leaves to the caller.
+Keys that are whole numbers close together, as ids mostly are, need no hashing: `reduce_by_place`
+indexes an array by key, which takes a third of the time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -38,15 +37,6 @@ class Reduction(NamedTuple):
     def of_partials(self, column: str) -> "Reduction":
         """Return what becomes of the partials, kept in a column."""
         return Reduction("sum" if self.kind == "count" else self.kind, column)
-
-
-def read_kind(name: str) -> Kind:
-    """Return the kind of that name."""
-    for kind in get_args(Kind):
-        if kind == name:
-            found: Kind = kind
-            return found
-    raise ValueError(f"there is no reduction {name!r}")
 
 
 def reduce_by_place(
@@ -164,6 +154,23 @@ _STREAMING_ROWS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
+class AggregateConfig:
+    """One compiled aggregate in the config of an operator."""
+
+    shown: str
+    reads: tuple[str, ...]
+    fields: bytes
+    """The result, then the partials: an Arrow schema in its IPC form."""
+    from_rows: tuple[bytes, ...]
+    """What `Expr.meta.serialize` gives, each; also below."""
+    from_partials: tuple[bytes, ...]
+    finish: bytes
+    from_pair: tuple[bytes, ...] | None = None
+    reductions: tuple[tuple[Kind, str | None], ...] | None = None
+    """Kind and column of each."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledAggregate:
     """One aggregate over columns that are known to exist and to fit it."""
 
@@ -200,6 +207,53 @@ class CompiledAggregate:
             return None
         return {name: reduction.of_partials(name) for name, reduction in of_rows.items()}
 
+    def to_config(self) -> AggregateConfig:
+        """Return it as plain data: workers need neither the aggregate nor the stream's schema."""
+        pair, reductions = self.from_pair, self.reductions
+        return AggregateConfig(
+            self.shown,
+            self.reads,
+            pa.schema([self.result, *self.partials]).serialize().to_pybytes(),
+            tuple(e.meta.serialize() for e in self.from_rows),
+            tuple(e.meta.serialize() for e in self.from_partials),
+            self.finish.meta.serialize(),
+            None if pair is None else tuple(e.meta.serialize() for e in pair),
+            None
+            if reductions is None
+            else tuple((kind, column) for kind, column in reductions),
+        )
+
+    @classmethod
+    def from_config(cls, config: AggregateConfig) -> "CompiledAggregate":
+        """Return the aggregate that went into a config."""
+        read, pair, reductions = pl.Expr.deserialize, config.from_pair, config.reductions
+        try:
+            result, *partials = pa.ipc.read_schema(pa.py_buffer(config.fields))
+            return cls(
+                result,
+                config.reads,
+                tuple(partials),
+                tuple(map(read, config.from_rows)),
+                tuple(map(read, config.from_partials)),
+                read(config.finish),
+                config.shown,
+                None if pair is None else tuple(map(read, pair)),
+                None
+                if reductions is None
+                else tuple(Reduction(*each) for each in reductions),
+            )
+        except (
+            pl.exceptions.PolarsError,
+            pa.ArrowException,
+            ValueError,
+            TypeError,
+        ) as error:
+            raise UserError(
+                f"the aggregate {config.shown} cannot be read ({error}): it must come from the "
+                "same versions of Polars and Arrow on driver and workers",
+                code=ErrorCode.INVALID_CONFIG,
+            ) from error
+
 
 def other_column(name: str) -> str:
     """Return what a column of partials is called in the second of two rows."""
@@ -211,6 +265,19 @@ class AggregatePlan:
     """All aggregates of one step."""
 
     aggregates: tuple[CompiledAggregate, ...]
+
+    @classmethod
+    def from_config(cls, configs: Sequence[AggregateConfig]) -> "AggregatePlan":
+        """Return the plan that went into a config."""
+        return cls(tuple(map(CompiledAggregate.from_config, configs)))
+
+    def to_config(self) -> tuple[AggregateConfig, ...]:
+        """Return the plan as plain data, for the config of an operator."""
+        return tuple(aggregate.to_config() for aggregate in self.aggregates)
+
+    def without(self, result: str) -> "AggregatePlan":
+        """Return the plan without the aggregate of a result."""
+        return AggregatePlan(tuple(a for a in self.aggregates if a.result.name != result))
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -1,46 +1,39 @@
 """sum, avg, var and stddev: of no values null, as in SQL."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
-from penstock.operators.aggregates.aggregate import Aggregate, AggregatedColumn, is_number
-from penstock.operators.aggregates.plan import Reduction
+from penstock.operators.aggregates.columns import ColumnAggregate, is_number
+from penstock.operators.aggregates.plan import Kind
 
 _LONG = pl.Int64()
 _DECIMAL_LIMIT = 0.999999e38
 _NARROW = (pl.Int8(), pl.Int16(), pl.Int32(), pl.UInt8(), pl.UInt16(), pl.UInt32())
 
 
-class Sum(Aggregate):
+@dataclass(frozen=True, eq=False)
+class Sum(ColumnAggregate):
     """The sum of a column. A sum of integers that 64 bits cannot hold is an error."""
 
-    def __init__(
-        self, column: str, where: pl.Expr | None, dtype: pl.DataType = _LONG
-    ) -> None:
-        self._column = AggregatedColumn(column, where)
-        self._where = where
-        self._dtype = dtype
-        """The column's type, as soon as a stream is known."""
+    function: ClassVar[str] = "sum"
+    wanted: ClassVar[str] = "numbers or durations; count true with where="
+    reduced: ClassVar[Mapping[str, Kind]] = {"sum": "sum"}
 
     @override
-    def display(self) -> str:
-        return self._column.shown("sum")
-
-    @override
-    def for_stream(self, stream: StreamSchema) -> Aggregate:
-        dtype = self._column.check(
-            stream, "sum", _is_summable, "numbers or durations; count true with where="
-        )
-        return Sum(self._column.name, self._where, dtype)
+    @staticmethod
+    def fits(dtype: pl.DataType) -> bool:
+        return is_number(dtype) or isinstance(dtype, pl.Duration)
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        values = self._column.values()
-        if self._dtype in _NARROW:
+        values = self.values()
+        if self.dtype in _NARROW:
             # 64 bits hold the sum of any number of them that fits into one batch.
             return {"sum": _null_if_none(values, values.cast(self._wide()).sum())}
         return {"sum": self._total(values)}
@@ -62,73 +55,59 @@ class Sum(Aggregate):
         return {"sum": pl.coalesce(both, mine, other)}
 
     @override
-    def reductions(self) -> Mapping[str, Reduction] | None:
-        if self._where is not None:
-            return None
-        return {"sum": Reduction("sum", self._column.name)}
-
-    @override
     def final(self, sum: pl.Expr) -> pl.Expr:
         return sum
 
     @override
     def result_type(self, stream: StreamSchema) -> pa.DataType | None:
         """Return decimals of the greatest precision, and durations in their own unit."""
-        declared = self._column.type_in(stream)
+        declared = self.type_in(stream)
         if pa.types.is_decimal(declared):
             return pa.decimal128(38, declared.scale)
         return declared if pa.types.is_duration(declared) else None
 
     def _wide(self) -> pl.DataType:
-        return pl.UInt64() if self._dtype.is_unsigned_integer() else _LONG
+        return pl.UInt64() if self.dtype.is_unsigned_integer() else _LONG
 
     def _total(self, values: pl.Expr) -> pl.Expr:
         if self._is_whole():
             total = self._narrow(_widen(values).sum())
-        elif self._dtype.is_float():
+        elif self.dtype.is_float():
             total = values.cast(pl.Float64).sum()
         else:
             total = self._decimal_total(values)
         return _null_if_none(values, total)
 
     def _is_whole(self) -> bool:
-        return self._dtype.is_integer() or isinstance(self._dtype, pl.Duration)
+        return self.dtype.is_integer() or isinstance(self.dtype, pl.Duration)
 
     def _narrow(self, total: pl.Expr) -> pl.Expr:
         """Return a sum of 128 bits in its own type, refusing what would wrap otherwise."""
-        if self._dtype.is_integer():
+        if self.dtype.is_integer():
             return total.cast(self._wide())
-        return total.cast(_LONG).cast(self._dtype)
+        return total.cast(_LONG).cast(self.dtype)
 
     def _decimal_total(self, values: pl.Expr) -> pl.Expr:
         """Return the sum of decimals, refusing one of more than 38 digits."""
-        scale = getattr(self._dtype, "scale", 0)
+        scale = getattr(self.dtype, "scale", 0)
         rough = values.cast(pl.Float64).sum().abs()
         # Sums of decimals wrap. A cast that must fail is the only way to stop a computation.
         share = (rough / (_DECIMAL_LIMIT / 10**scale) * 128).cast(pl.Int8)
         return pl.when(share >= 0).then(values.sum())
 
 
-class Avg(Aggregate):
+@dataclass(frozen=True, eq=False)
+class Avg(ColumnAggregate):
     """The mean of a column, a float; integers are added as floats, so nothing overflows."""
 
-    def __init__(self, column: str, where: pl.Expr | None) -> None:
-        self._column = AggregatedColumn(column, where)
-        self._where = where
-
-    @override
-    def display(self) -> str:
-        return self._column.shown("avg")
-
-    @override
-    def for_stream(self, stream: StreamSchema) -> Aggregate:
-        """Return itself, if the column has numbers."""
-        self._column.check(stream, "avg", is_number, "numbers")
-        return self
+    function: ClassVar[str] = "avg"
+    wanted: ClassVar[str] = "numbers"
+    reduced: ClassVar[Mapping[str, Kind]] = {"sum": "float_sum", "count": "count"}
+    fits = staticmethod(is_number)
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        values = self._column.values()
+        values = self.values()
         return {
             "sum": values.cast(pl.Float64).sum(),
             "count": values.count().cast(pl.Int64),
@@ -145,45 +124,26 @@ class Avg(Aggregate):
         return {part: partials[part] + others[part].fill_null(0) for part in partials}
 
     @override
-    def reductions(self) -> Mapping[str, Reduction] | None:
-        """Add and count values, if all of them count."""
-        if self._where is not None:
-            return None
-        name = self._column.name
-        return {"sum": Reduction("float_sum", name), "count": Reduction("count", name)}
-
-    @override
     def final(self, sum: pl.Expr, count: pl.Expr) -> pl.Expr:
         return pl.when(count > 0).then(sum / count)
 
 
-class Variance(Aggregate):
-    """The sample variance or deviation of a column; null of fewer than two values.
+@dataclass(frozen=True, eq=False)
+class Variance(ColumnAggregate):
+    """The sample variance of a column; null of fewer than two values.
 
     Kept are count, mean and the sum of squared distances from it, merged by Chan's formula:
     unlike sums of squares they stay exact when the mean is large.
     """
 
-    def __init__(
-        self, column: str, where: pl.Expr | None, *, is_deviation: bool = False
-    ) -> None:
-        self._column = AggregatedColumn(column, where)
-        self._is_deviation = is_deviation
-
-    @override
-    def display(self) -> str:
-        return self._column.shown(self._function())
-
-    @override
-    def for_stream(self, stream: StreamSchema) -> Aggregate:
-        """Return itself, if the column has numbers."""
-        self._column.check(stream, self._function(), is_number, "numbers")
-        return self
+    function: ClassVar[str] = "var"
+    wanted: ClassVar[str] = "numbers"
+    fits = staticmethod(is_number)
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
         """Count, mean and squared distances of values."""
-        values = self._column.values().cast(pl.Float64)
+        values = self.values().cast(pl.Float64)
         count = values.count().cast(pl.Int64)
         return {
             "count": count,
@@ -227,15 +187,18 @@ class Variance(Aggregate):
 
     @override
     def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
-        variance = pl.when(count > 1).then(m2 / (count - 1))
-        return variance.sqrt() if self._is_deviation else variance
-
-    def _function(self) -> str:
-        return "stddev" if self._is_deviation else "var"
+        return pl.when(count > 1).then(m2 / (count - 1))
 
 
-def _is_summable(dtype: pl.DataType) -> bool:
-    return is_number(dtype) or isinstance(dtype, pl.Duration)
+@dataclass(frozen=True, eq=False)
+class Deviation(Variance):
+    """The sample standard deviation of a column; null of fewer than two values."""
+
+    function: ClassVar[str] = "stddev"
+
+    @override
+    def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
+        return super().final(count, mean, m2).sqrt()
 
 
 def _widen(values: pl.Expr) -> pl.Expr:

@@ -15,9 +15,9 @@ By event time the last row is the latest one, kept as a partial like any aggrega
 processing time it is the epoch that brought rows. Pure.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +29,15 @@ from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, Watermark
 from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.operators.aggregates.aggregate import Aggregate, to_array, to_batch, to_frame
-from penstock.operators.aggregates.functions import Extreme
-from penstock.operators.aggregates.plan import AggregatePlan
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.aggregates.aggregate import Aggregate
+from penstock.operators.aggregates.frames import columns_to_frame, to_array, to_batch
+from penstock.operators.aggregates.functions import Max
+from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.timers import DueTimers, Timers
 from penstock.operators.updating.changelog import changelog_schema, to_changes
 from penstock.state.tables.keyed_view import Flags
@@ -80,7 +83,7 @@ class Expiry:
         """Return what must be kept besides what the user asked for."""
         if self.domain is TimeDomain.PROCESSING_TIME or stream.time_column is None:
             return {}
-        return {RESULT: Extreme(stream.time_column, None, is_max=True)}
+        return {RESULT: Max(stream.time_column)}
 
     def now_micros(self, ctx: OperatorContext) -> int | None:
         """Return the clock; None while nothing can expire.
@@ -116,33 +119,57 @@ class Expiry:
 TABLE = "partials"
 
 
-class UpdatingAggregate(ArrowOperator):
+@dataclass(frozen=True, slots=True)
+class UpdatingAggregateConfig(OperatorConfig):
+    """The config of updating aggregates."""
+
+    kind: ClassVar[str] = "updating_aggregate"
+
+    partials: bytes
+    """What `StreamSchema.to_bytes` gives of the input."""
+    aggregates: tuple[AggregateConfig, ...]
+    ttl_micros: int | None = None
+    ttl_domain: Literal["event-time", "processing-time"] = "event-time"
+
+    def expiry(self) -> Expiry | None:
+        """Return when keys are forgotten; None for never."""
+        if self.ttl_micros is None:
+            return None
+        return Expiry(self.ttl_micros, TimeDomain(self.ttl_domain))
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        plan = AggregatePlan.from_config(self.aggregates).without(RESULT)
+        keys = StreamSchema.from_bytes(self.partials).key_columns
+        shown = {"by": ", ".join(keys), "aggregates": plan.display()}
+        if self.ttl_micros is not None:
+            shown["ttl"] = f"{self.ttl_micros / 1e6:g}s by {self.ttl_domain}"
+        return shown
+
+
+def updating_aggregate_spec(
+    plan: AggregatePlan, partials: StreamSchema, expiry: Expiry | None = None
+) -> OperatorSpec:
+    """Keep partials by key, as `combine` emits them, and emit results that change."""
+    ttl: dict[str, Any] = {}
+    if expiry is not None:
+        ttl = {"ttl_micros": expiry.micros, "ttl_domain": expiry.domain.value}
+    config = UpdatingAggregateConfig(partials.to_bytes(), plan.to_config(), **ttl)
+    return config.to_operator_spec()
+
+
+class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
     """Merges partials into a `KeyedTable` and emits a changelog of the results."""
 
-    def __init__(
-        self, plan: AggregatePlan, partials: StreamSchema, expiry: Expiry | None = None
-    ) -> None:
-        """Take the stream of partials as `combine` emits it."""
-        self._plan = plan
-        self._expiry = expiry
+    def __init__(self, config: UpdatingAggregateConfig) -> None:
+        super().__init__(config)
+        partials = StreamSchema.from_bytes(config.partials)
+        self._plan = plan = AggregatePlan.from_config(config.aggregates)
+        self._expiry = config.expiry()
         self._keys = pa.schema([partials.schema.field(n) for n in partials.key_columns])
         self._partials = pa.schema(list(plan.partials))
-        self._results = [field for field in plan.results if field.name != RESULT]
+        self._results = list(plan.without(RESULT).results)
         self._taken: list[pa.RecordBatch] = []
-
-    @override
-    def name(self) -> str:
-        return "updating_aggregate"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        asked = AggregatePlan(
-            tuple(a for a in self._plan.aggregates if a.result.name != RESULT)
-        )
-        shown = {"by": ", ".join(self._keys.names), "aggregates": asked.display()}
-        if self._expiry is not None:
-            shown["ttl"] = f"{self._expiry.micros / 1e6:g}s by {self._expiry.domain.value}"
-        return DisplayableOperator(self.name(), shown)
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -186,7 +213,7 @@ class UpdatingAggregate(ArrowOperator):
         if self._expiry is None or (now := self._expiry.now_micros(ctx)) is None:
             return
         table = ctx.get_keyed_state(TABLE)
-        keys = to_batch(to_frame([due.keys], self._keys.names).unique(), self._keys)
+        keys = to_batch(columns_to_frame([due.keys], self._keys.names).unique(), self._keys)
         known = table.get(keys)
         alive_until = self._expiry.due_micros(known.rows.column(LAST_SEEN))
         is_due = known.found & (alive_until <= now)
@@ -213,12 +240,12 @@ class UpdatingAggregate(ArrowOperator):
         if not self._taken:
             return
         columns = [*self._keys.names, *self._partials.names]
-        taken, self._taken = to_frame(self._taken, columns), []
+        taken, self._taken = columns_to_frame(self._taken, columns), []
         news = self._in_order(self._plan.merge(taken, self._keys.names))
         keys = to_batch(news, self._keys)
         table = ctx.get_keyed_state(TABLE)
         known = table.get(keys, columns=self._partials.names)
-        state = to_frame([known.rows], self._partials.names)
+        state = columns_to_frame([known.rows], self._partials.names)
         merged = self._plan.merge_pairs(news, state)
         table.put(self._to_stored(keys, merged, ctx))
         if self._expiry is not None:
@@ -258,7 +285,7 @@ class UpdatingAggregate(ArrowOperator):
 
     def _to_rows(self, state: pa.RecordBatch) -> "pa.StructArray":
         """Return the results of rows of the table."""
-        frame = to_frame([state], self._partials.names)
+        frame = columns_to_frame([state], self._partials.names)
         return self._struct(self._plan.results_of(frame, ()), None)
 
     def _struct(self, results: pl.DataFrame, found: Any) -> "pa.StructArray":

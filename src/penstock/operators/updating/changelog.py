@@ -13,7 +13,7 @@ records are what readers of Debezium JSON expect.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from penstock.graph.logical import OperatorSpec
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.registry import Configured, OperatorConfig
 
 OP, BEFORE, AFTER = "op", "before", "after"
 INSERT, UPDATE, DELETE = "insert", "update", "delete"
@@ -87,17 +87,20 @@ def keys_of_changelog(stream: StreamSchema) -> tuple[str, ...]:
 _DEBEZIUM_OPS = {INSERT: "c", UPDATE: "u", DELETE: "d"}
 
 
+@dataclass(frozen=True, slots=True)
+class ToDebeziumConfig(OperatorConfig):
+    """The config of operators that write changes as Debezium does: there is nothing to choose."""
+
+    kind: ClassVar[str] = "to_debezium"
+
+
 def to_debezium_spec() -> OperatorSpec:
     """Turn changes into Debezium's records."""
-    return OperatorSpec("to_debezium")
+    return ToDebeziumConfig().to_operator_spec()
 
 
-class ToDebezium(ArrowOperator):
+class ToDebezium(Configured[ToDebeziumConfig], ArrowOperator):
     """Rewrites changes row by row."""
-
-    @override
-    def name(self) -> str:
-        return "to_debezium"
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -130,20 +133,3 @@ class ToDebezium(ArrowOperator):
 def _with_keys(keys: Sequence[Any], values: Any, row: Any) -> Any:
     parts = [*keys, *values.flatten()]
     return pa.StructArray.from_arrays(parts, fields=list(row), mask=values.is_null())
-
-
-@dataclass(frozen=True, slots=True)
-class ToDebeziumConfig:
-    """The config of kind "to_debezium": none."""
-
-
-class ToDebeziumConstructor(OperatorConstructor[ToDebeziumConfig]):
-    """Builds them."""
-
-    config_type = ToDebeziumConfig
-
-    @override
-    def with_config(
-        self, config: ToDebeziumConfig, registry: Registry
-    ) -> ConstructedOperator:
-        return ConstructedOperator(ToDebezium())

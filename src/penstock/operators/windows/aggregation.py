@@ -1,23 +1,19 @@
-"""What a window step computes: keys, aggregates, and the columns of partials and results.
+"""What a window step computes: keys, aggregates, and the columns of partials and results."""
 
-Grouping by key and instant: many rows at few instants, or few at each of many. Pure.
-
-Grouping by one column is several times as fast as by two. So the rows of an instant that
-has many of them are grouped by key alone, in a pass of their own; all others at once.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
-from penstock.errors import did_you_mean
-from penstock.operators.aggregates.aggregate import relayed
-from penstock.operators.aggregates.plan import AggregatePlan
+from penstock.errors import ErrorCode, UserError, did_you_mean
+from penstock.operators.aggregates.frames import to_table
+from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
+from penstock.operators.registry import OperatorConfig
 
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
@@ -106,7 +102,7 @@ class WindowAggregation:
             last.cast(pl.Datetime("us")).alias(WINDOW_TIME),
         )
         kept = [*self.stream.key_columns, WINDOW_START, WINDOW_END, WINDOW_TIME]
-        return to_rows(self.plan.results_of(windows, kept), self.results.schema)
+        return to_table(self.plan.results_of(windows, kept), self.results.schema)
 
 
 def find_stream_problems(stream: StreamSchema) -> list[str]:
@@ -138,53 +134,29 @@ def _plain_type(kind: Any) -> Any:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def to_frame(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
-    """Return rows as a frame, dictionaries as values, without copying what need not be."""
-    return pl.DataFrame(pl.from_arrow(relayed(rows), rechunk=False))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowConfig(OperatorConfig):
+    """What the configs of all window operators hold."""
 
+    window: str
+    """How the user wrote it."""
+    stream: bytes
+    """The schema of the rows, with their key: what `StreamSchema.to_bytes` gives."""
+    aggregates: tuple[AggregateConfig, ...]
 
-def to_rows(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
-    """Return a frame in the declared types: Polars has fewer of them than Arrow."""
-    table = frame.to_arrow()
-    columns = [
-        column if column.type.equals(field.type) else column.cast(field.type)
-        for field, column in ((f, table.column(f.name)) for f in schema)
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {"window": self.window, "computes": self.aggregation().plan.display()}
 
+    def aggregation(self) -> WindowAggregation:
+        """Return what is computed."""
+        stream = StreamSchema.from_bytes(self.stream)
+        return WindowAggregation(stream, AggregatePlan.from_config(self.aggregates))
 
-Compute: TypeAlias = Callable[[pl.DataFrame, Sequence[str]], pl.DataFrame]
-"""Computes one row per group, given rows and the columns to group by."""
-
-ROWS_WORTH_A_PASS = 20_000
-"""Fewer rows are not worth a pass of their own, which has a fixed cost."""
-
-
-def group_by_instant(
-    frame: pl.DataFrame, instant: str, keys: Sequence[str], compute: Compute
-) -> Iterator[pl.DataFrame]:
-    """Yield one row per key and instant, in any number of frames.
-
-    `instant` names a column of microseconds without nulls.
-    """
-    if not frame.height:
-        return
-    moments = frame[instant]
-    if moments.min() == moments.max():
-        yield _at(compute(frame, keys), instant, moments.item(0))
-        return
-    if frame.height < ROWS_WORTH_A_PASS:
-        yield compute(frame, [*keys, instant])
-        return
-    counts = moments.value_counts(name="rows")
-    is_dense = pl.col("rows") >= ROWS_WORTH_A_PASS
-    for moment in counts.filter(is_dense)[instant].sort().to_list():
-        yield _at(compute(frame.filter(moments == moment), keys), instant, moment)
-    scattered = counts.filter(~is_dense)[instant]
-    if len(scattered):
-        rest = frame.filter(moments.is_in(scattered.implode()))
-        yield compute(rest, [*keys, instant])
-
-
-def _at(frame: pl.DataFrame, instant: str, moment: int) -> pl.DataFrame:
-    return frame.with_columns(pl.lit(moment, pl.Int64).alias(instant))
+    def refuse(self, problems: list[str]) -> None:
+        """Raise if there are problems with the lengths of the windows."""
+        if problems:
+            raise UserError(
+                f"{self.window} cannot be computed: {'; '.join(problems)}",
+                code=ErrorCode.INVALID_NUMBER,
+            )

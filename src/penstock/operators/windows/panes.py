@@ -24,7 +24,8 @@ what is kept. Time without panes is skipped, never walked through.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 import polars as pl
@@ -33,23 +34,28 @@ from typing_extensions import override
 
 from penstock.core.schema import RESERVED_PREFIX, StreamSchema
 from penstock.core.watermark import CheckpointBarrier, EventTime
-from penstock.graph.logical import BAD, LATE
+from penstock.graph.logical import BAD, LATE, OperatorSpec
+from penstock.operators.aggregates.frames import (
+    ROWS_WORTH_A_PASS,
+    group_by_instant,
+    to_frame,
+    to_table,
+)
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured
 from penstock.operators.windows.aggregation import (
     MICROS,
     PANE,
-    ROWS_WORTH_A_PASS,
     WindowAggregation,
-    group_by_instant,
-    to_frame,
-    to_rows,
+    WindowConfig,
 )
 from penstock.operators.windows.assignment import (
     Flags,
     Micros,
     WindowGrid,
+    find_grid_problems,
     place_rows,
     read_event_times,
     refuse_bad_times,
@@ -63,32 +69,73 @@ _PANE = f"{RESERVED_PREFIX}_pane"
 """The pane of a row, under a name that no column of a stream has."""
 
 
-class PaneCombiner(ArrowOperator):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaneWindowConfig(WindowConfig):
+    """The config of tumbling and sliding windows."""
+
+    kind: ClassVar[str] = "window"
+
+    width_micros: int
+    slide_micros: int
+    offset_micros: int
+
+    def grid(self) -> WindowGrid:
+        """Return the windows; lengths that are not possible are refused."""
+        lengths = self.width_micros, self.slide_micros, self.offset_micros
+        self.refuse(find_grid_problems(*lengths))
+        return WindowGrid(*lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaneCombinerConfig(PaneWindowConfig):
+    """The config of combiners: that of the window it works for, and more."""
+
+    kind: ClassVar[str] = "pane_combiner"
+
+    consumer: str
+    """The operator that merges the partials."""
+    diverts_bad_times: bool
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {"for": self.consumer}
+
+
+def pane_window_specs(
+    grid: WindowGrid,
+    aggregation: WindowAggregation,
+    *,
+    consumer: str,
+    shown: str,
+    diverts_bad_times: bool,
+) -> tuple[OperatorSpec, OperatorSpec]:
+    """Return the combiner and the window operator of one step, to be joined by key."""
+    window = PaneWindowConfig(
+        window=shown,
+        stream=aggregation.stream.to_bytes(),
+        aggregates=aggregation.plan.to_config(),
+        width_micros=grid.width_micros,
+        slide_micros=grid.slide_micros,
+        offset_micros=grid.offset_micros,
+    )
+    combiner = PaneCombinerConfig(
+        **{field.name: getattr(window, field.name) for field in fields(window)},
+        consumer=consumer,
+        diverts_bad_times=diverts_bad_times,
+    )
+    return combiner.to_operator_spec(), window.to_operator_spec()
+
+
+class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
     """Makes partials of the rows that its subtask sees. Its output goes to a `PaneWindows`."""
 
-    def __init__(
-        self,
-        grid: WindowGrid,
-        aggregation: WindowAggregation,
-        *,
-        consumer: str,
-        diverts_bad_times: bool,
-    ) -> None:
-        self._grid = grid
-        self._aggregation = aggregation
-        self._consumer = consumer
-        self._diverts_bad_times = diverts_bad_times
+    def __init__(self, config: PaneCombinerConfig) -> None:
+        super().__init__(config)
+        self._grid = config.grid()
+        self._aggregation = config.aggregation()
         self._batches: list[pa.RecordBatch] = []
         self._times: list[Micros] = []
         self._buffered_rows = 0
-
-    @override
-    def name(self) -> str:
-        return "pane_combiner"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        return DisplayableOperator(self.name(), {"for": self._consumer})
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -98,7 +145,7 @@ class PaneCombiner(ArrowOperator):
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return late rows and, if they are wanted, bad ones: as they came."""
         sides = {LATE: inputs[0]}
-        if self._diverts_bad_times:
+        if self.config.diverts_bad_times:
             sides[BAD] = StreamSchema(inputs[0].schema)
         return sides
 
@@ -110,11 +157,11 @@ class PaneCombiner(ArrowOperator):
         name = self._aggregation.stream.time_column or ""
         times = read_event_times(batch.column(name))
         if times.bad is not None:
-            if not self._diverts_bad_times:
+            if not self.config.diverts_bad_times:
                 raise refuse_bad_times(times, batch.column(name), name)
             ctx.count("bad_rows", int(times.bad.sum()))
             collector.collect(batch.filter(pa.array(times.bad)), BAD)
-        reached = ctx.previous_watermark_of(self._consumer)
+        reached = ctx.previous_watermark_of(self.config.consumer)
         placed = place_rows(times, self._grid, None if reached is None else reached.micros)
         if placed.outside is not None:
             ctx.count("rows_outside_windows", int(placed.outside.sum()))
@@ -152,7 +199,7 @@ class PaneCombiner(ArrowOperator):
         self._batches, self._times, self._buffered_rows = [], [], 0
         for partials in self._partials_of(frame, times):
             keyed = aggregation.with_key(partials).rename({_PANE: PANE})
-            collector.collect(to_rows(keyed, aggregation.partials.schema))
+            collector.collect(to_table(keyed, aggregation.partials.schema))
 
     def _partials_of(self, frame: pl.DataFrame, times: Micros) -> Iterator[pl.DataFrame]:
         """Yield the partials per key and pane; the frame has no columns if none is needed."""
@@ -299,27 +346,14 @@ def _repeat(
 TABLE = "panes"
 
 
-class PaneWindows(ArrowOperator):
+class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
     """Keeps the panes of its subtask's keys and emits windows that close."""
 
-    def __init__(
-        self, grid: WindowGrid, aggregation: WindowAggregation, shown: str
-    ) -> None:
-        self._grid = grid
-        self._aggregation = aggregation
-        self._shown = shown
+    def __init__(self, config: PaneWindowConfig) -> None:
+        super().__init__(config)
+        self._grid = config.grid()
+        self._aggregation = config.aggregation()
         self._received: list[pa.RecordBatch] = []
-
-    @override
-    def name(self) -> str:
-        return "window"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        computed = self._aggregation.plan.display()
-        return DisplayableOperator(
-            self.name(), {"window": self._shown, "computes": computed}
-        )
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -333,7 +367,7 @@ class PaneWindows(ArrowOperator):
                 self._aggregation.partials.schema,
                 key_columns=self._aggregation.keys,
                 time_column=PANE,
-                description=f"partials per key and pane of {self._shown}",
+                description=f"partials per key and pane of {self.config.window}",
                 meaning=self._grid.meaning,
             )
         ]
@@ -366,7 +400,7 @@ class PaneWindows(ArrowOperator):
         # Only now: a pane of this epoch must not be found in the table as well.
         if needed.height:
             expiry = grid.last_ends(needed[PANE].to_numpy())
-            rows = to_rows(needed, aggregation.partials.schema)
+            rows = to_table(needed, aggregation.partials.schema)
             view.insert(rows, pa.array(expiry).view(MICROS))
 
     def _take_received(self) -> pl.DataFrame:

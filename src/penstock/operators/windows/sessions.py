@@ -25,7 +25,7 @@ outstanding wake-up per session, however long it is, and no epoch looks through 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -34,21 +34,23 @@ from typing_extensions import override
 
 from penstock.core.schema import RESERVED_PREFIX, StreamSchema
 from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, EventTime
-from penstock.graph.logical import BAD, LATE
+from penstock.graph.logical import BAD, LATE, OperatorSpec
+from penstock.operators.aggregates.frames import to_frame, to_table
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured
 from penstock.operators.windows.aggregation import (
     ALL_ROWS,
     MICROS,
     WindowAggregation,
-    to_frame,
-    to_rows,
+    WindowConfig,
 )
 from penstock.operators.windows.assignment import (
     Flags,
     Micros,
+    find_length_problems,
     read_event_times,
     refuse_bad_times,
 )
@@ -230,7 +232,7 @@ class SessionStore:
         return pl.concat([first, self._look_up(ctx, probes)])
 
     def _look_up(self, ctx: OperatorContext, probes: pl.DataFrame) -> pl.DataFrame:
-        found = ctx.get_keyed_state(SESSIONS).get(to_rows(probes, self._probes))
+        found = ctx.get_keyed_state(SESSIONS).get(to_table(probes, self._probes))
         sessions = to_frame(found.rows).with_columns(
             probes[KEY], pl.col(*_TIMES).cast(pl.Int64)
         )
@@ -250,10 +252,10 @@ class SessionStore:
         gone = known.join(slotted, on=[KEY, SLOT], how="anti")
         view = ctx.get_keyed_state(SESSIONS)
         if gone.height:
-            view.delete(to_rows(gone, self._probes))
+            view.delete(to_table(gone, self._probes))
         if slotted.height:
             timed = slotted.with_columns(pl.col(*_TIMES).cast(pl.Datetime("us")))
-            view.put(to_rows(timed, self._sessions))
+            view.put(to_table(timed, self._sessions))
 
     def wake(self, ctx: OperatorContext, sessions: pl.DataFrame) -> None:
         """Set a wake-up for each of some sessions at its `WAKES_AT`."""
@@ -263,38 +265,47 @@ class SessionStore:
         timed = sessions.with_columns(pl.col(WAKES_AT).cast(pl.Datetime("us")))
         # A wake-up is due once the watermark is beyond it: until then it must be seen.
         expiry = pa.array(instants + np.int64(1)).view(MICROS)
-        ctx.get_time_keyed_state(WAKE_UPS).insert(to_rows(timed, self._wake_ups), expiry)
+        ctx.get_time_keyed_state(WAKE_UPS).insert(to_table(timed, self._wake_ups), expiry)
 
 
-class SessionWindows(ArrowOperator):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionWindowConfig(WindowConfig):
+    """The config of session windows."""
+
+    kind: ClassVar[str] = "session_window"
+
+    gap_micros: int
+    diverts_bad_times: bool
+
+
+def session_window_spec(
+    gap_micros: int,
+    aggregation: WindowAggregation,
+    *,
+    shown: str,
+    diverts_bad_times: bool,
+) -> OperatorSpec:
+    """Return the operator of a step; its rows come by `aggregation.keys`."""
+    return SessionWindowConfig(
+        window=shown,
+        stream=aggregation.stream.to_bytes(),
+        aggregates=aggregation.plan.to_config(),
+        gap_micros=gap_micros,
+        diverts_bad_times=diverts_bad_times,
+    ).to_operator_spec()
+
+
+class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
     """Keeps the open sessions of its subtask's keys and emits those that close."""
 
-    def __init__(
-        self,
-        gap_micros: int,
-        aggregation: WindowAggregation,
-        shown: str,
-        *,
-        diverts_bad_times: bool,
-    ) -> None:
-        self._gap = gap_micros
-        self._aggregation = aggregation
-        self._shown = shown
-        self._diverts_bad_times = diverts_bad_times
-        self._store = SessionStore(aggregation, shown)
+    def __init__(self, config: SessionWindowConfig) -> None:
+        super().__init__(config)
+        config.refuse(find_length_problems({"gap": config.gap_micros}))
+        self._gap = config.gap_micros
+        self._aggregation = config.aggregation()
+        self._store = SessionStore(self._aggregation, config.window)
         self._batches: list[pa.RecordBatch] = []
         self._times: list[Micros] = []
-
-    @override
-    def name(self) -> str:
-        return "session_window"
-
-    @override
-    def display(self) -> DisplayableOperator:
-        computed = self._aggregation.plan.display()
-        return DisplayableOperator(
-            self.name(), {"window": self._shown, "computes": computed}
-        )
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -306,7 +317,7 @@ class SessionWindows(ArrowOperator):
         fields = [inputs[0].schema.field(name) for name in self._given(inputs[0].schema)]
         rows = StreamSchema(pa.schema(fields), inputs[0].time_column)
         sides = {LATE: rows}
-        if self._diverts_bad_times:
+        if self.config.diverts_bad_times:
             sides[BAD] = StreamSchema(rows.schema)
         return sides
 
@@ -323,7 +334,7 @@ class SessionWindows(ArrowOperator):
         times = read_event_times(batch.column(name))
         micros = times.micros
         if times.bad is not None:
-            if not self._diverts_bad_times:
+            if not self.config.diverts_bad_times:
                 raise refuse_bad_times(times, batch.column(name), name)
             ctx.count("bad_rows", int(times.bad.sum()))
             self._send_aside(batch.filter(pa.array(times.bad)), collector, BAD)

@@ -13,8 +13,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.aggregates.aggregate import to_batch, to_frame
-from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.operators.aggregates.aggregate import compile_aggregates
+from penstock.operators.aggregates.frames import columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
@@ -32,7 +32,7 @@ def results(
     plan = plan_for(data_type, **aggregates)
     seconds = pa.array([n * 1_000_000 for n in range(len(values))], pa.timestamp("us"))
     batch = pa.record_batch({"x": pa.array(values, data_type), "at": seconds})
-    partials = plan.partials_of(to_frame([batch], ["x", "at"]), [])
+    partials = plan.partials_of(columns_to_frame([batch], ["x", "at"]), [])
     found = to_batch(plan.results_of(partials, ()), pa.schema(list(plan.results)))
     (row,) = found.to_pylist()
     return row
@@ -117,7 +117,7 @@ def test_of_rows_at_one_instant_the_first_is_the_least_and_the_last_the_greatest
     plan = plan_for(pa.int64(), first=ps.first("x"), last=ps.last("x"))
     instants = pa.array([0, 0, 0], pa.timestamp("us"))
     batch = pa.record_batch({"x": pa.array([2, 3, 1]), "at": instants})
-    partials = plan.partials_of(to_frame([batch], ["x", "at"]), [])
+    partials = plan.partials_of(columns_to_frame([batch], ["x", "at"]), [])
     assert plan.results_of(partials, ()).rows() == [(1, 3)]
 
 

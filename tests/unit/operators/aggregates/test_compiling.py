@@ -9,11 +9,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.operators.aggregates.compiling import (
-    AggregateConfig,
-    compile_aggregates,
-    plan_from_config,
-)
+from penstock.operators.aggregates.aggregate import compile_aggregates
+from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
 
 _COLUMNS: dict[str, Any] = {
     "price": pa.int64(),
@@ -193,5 +190,5 @@ def test_a_class_instead_of_an_instance_is_pointed_out() -> None:
 def test_a_damaged_plan_in_a_graph_is_refused() -> None:
     config = AggregateConfig("sum(x)", ("x",), b"?", (b"?",), (b"?",), b"?")
     with pytest.raises(UserError, match=r"sum\(x\) cannot be read") as caught:
-        plan_from_config([config])
+        AggregatePlan.from_config([config])
     assert caught.value.code is ErrorCode.INVALID_CONFIG

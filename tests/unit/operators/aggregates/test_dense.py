@@ -11,14 +11,16 @@ from polars.testing import assert_frame_equal
 
 import penstock as ps
 from penstock.core.schema import StreamSchema
-from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.errors import UserError
+from penstock.operators.aggregates.aggregate import compile_aggregates
 from penstock.operators.aggregates.plan import (
     PLACES_PER_ROW,
     AggregatePlan,
     Reduction,
-    read_kind,
     reduce_by_place,
 )
+from penstock.operators.registry import read_config
+from penstock.operators.updating.combine import CombineConfig, combine_spec
 
 KEY_TYPES = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
 VALUE_TYPES = (*KEY_TYPES, pl.Float32, pl.Float64)
@@ -109,15 +111,17 @@ def test_wider_numbers_than_64_bits_with_a_sign_are_left_alone(wide: Any) -> Non
     assert reduce_by_place(rows.cast({"value": wide}), "key", EVERY) is None
 
 
-def test_a_kind_that_is_not_there_is_refused() -> None:
-    assert read_kind("float_sum") == "float_sum"
-    with pytest.raises(ValueError, match="median"):
-        read_kind("median")
-
-
 def plan(**aggregates: ps.Aggregate) -> AggregatePlan:
     stream = StreamSchema(pa.schema([("key", pa.int64()), ("value", pa.int64())]))
     return compile_aggregates("step", aggregates, stream)
+
+
+def test_a_kind_that_is_not_there_is_refused() -> None:
+    config: Any = dict(combine_spec(plan(n=ps.count()), ["key"]).config)
+    (aggregate,) = config["aggregates"]
+    config["aggregates"] = ({**aggregate, "reductions": (("median", None),)},)
+    with pytest.raises(UserError, match="median"):
+        read_config("combine", config, CombineConfig)
 
 
 def test_plans_use_it_for_rows_and_for_partials() -> None:

@@ -12,11 +12,10 @@ from polars.testing import assert_frame_equal
 import penstock as ps
 from penstock.core.schema import StreamSchema
 from penstock.errors import PenstockError
-from penstock.operators.aggregates.compiling import compile_aggregates
+from penstock.operators.aggregates.aggregate import compile_aggregates
 from penstock.operators.windows.aggregation import WindowAggregation
 from penstock.operators.windows.assignment import WindowGrid
-from penstock.operators.windows.kinds import pane_window_specs
-from penstock.operators.windows.panes import BUFFERED_ROWS
+from penstock.operators.windows.panes import BUFFERED_ROWS, pane_window_specs
 from penstock.testing import OperatorHarness, run_pipeline
 from tests.builders.local_jobs import a_list
 from tests.builders.window_jobs import ROWS, SECOND, WindowJob

@@ -1,0 +1,127 @@
+"""Rows of Arrow as Polars frames and back, and grouping them by key and instant. Pure.
+
+Polars has fewer types than Arrow (no seconds, one kind of text, no dictionary of numbers). A
+frame holds the values of a stream in plain layouts; what is computed goes back into the
+declared type, which holds its values.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.arrow_types import relay, stored_type
+from penstock.errors import SchemaError
+from penstock.operators.expressions import derive_types
+
+
+def decoded(schema: pa.Schema) -> pa.Schema:
+    """Return a schema whose columns hold the same values, in plain layouts."""
+    return pa.schema([field.with_type(stored_type(field.type)) for field in schema])
+
+
+def frame_schema(schema: pa.Schema) -> pl.Schema:
+    """Return the types that the columns of a stream have in Polars; Object for those it lacks."""
+    columns = [pl.col(name) for name in schema.names]
+    return derive_types("the stream", decoded(schema), columns)
+
+
+def check_groupable(schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Refuse columns that rows cannot be grouped by."""
+    types = frame_schema(pa.schema([schema.field(name) for name in columns]))
+    opaque = [name for name, dtype in types.items() if dtype == pl.Object]
+    if opaque:
+        shown = ", ".join(f"{name!r} ({schema.field(name).type})" for name in opaque)
+        raise SchemaError(
+            f"rows cannot be grouped by {shown}: Polars has no such type. Cast the column "
+            "before key_by",
+            columns=tuple(opaque),
+        )
+
+
+def to_frame(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
+    """Return rows as a frame, dictionaries as values, without a copy where layouts allow it."""
+    schema = decoded(rows.schema)
+    if not schema.equals(rows.schema):
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+        columns = [
+            pa.chunked_array(
+                [relay(chunk, field.type) for chunk in column.chunks], field.type
+            )
+            for column, field in zip(table.columns, schema, strict=True)
+        ]
+        rows = pa.Table.from_arrays(columns, schema=schema)
+    return pl.DataFrame(pl.from_arrow(rows, rechunk=False))
+
+
+def columns_to_frame(
+    batches: Sequence[pa.RecordBatch], columns: Sequence[str]
+) -> pl.DataFrame:
+    """Return some columns of batches of one schema, each in one piece.
+
+    A frame without columns has no height, so at least one is taken.
+    """
+    rows = pa.Table.from_batches(batches)
+    return to_frame(rows.select(list(columns) or rows.column_names[:1])).rechunk()
+
+
+def to_table(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema in exactly its types."""
+    table = frame.to_arrow()
+    columns = [
+        column if column.type.equals(field.type) else column.cast(field.type)
+        for field, column in ((f, table.column(f.name)) for f in schema)
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def to_batch(frame: pl.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns of a schema in exactly its types, each in one piece."""
+    arrays = [to_array(frame.get_column(field.name), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def to_array(column: pl.Series, data_type: pa.DataType) -> Any:
+    """Return a column in a type that holds its values."""
+    array = column.rechunk().to_arrow()
+    return array if array.type.equals(data_type) else array.cast(data_type)
+
+
+Compute: TypeAlias = Callable[[pl.DataFrame, Sequence[str]], pl.DataFrame]
+"""Computes one row per group, given rows and the columns to group by."""
+
+ROWS_WORTH_A_PASS = 20_000
+"""Fewer rows are not worth a pass of their own, which has a fixed cost."""
+
+
+def group_by_instant(
+    frame: pl.DataFrame, instant: str, keys: Sequence[str], compute: Compute
+) -> Iterator[pl.DataFrame]:
+    """Yield one row per key and instant, in any number of frames.
+
+    `instant` names a column of microseconds without nulls. Grouping by one column is several
+    times as fast as by two. So the rows of an instant that has many of them are grouped by
+    key alone, in a pass of their own; all others at once.
+    """
+    if not frame.height:
+        return
+    moments = frame[instant]
+    if moments.min() == moments.max():
+        yield _at(compute(frame, keys), instant, moments.item(0))
+        return
+    if frame.height < ROWS_WORTH_A_PASS:
+        yield compute(frame, [*keys, instant])
+        return
+    counts = moments.value_counts(name="rows")
+    is_dense = pl.col("rows") >= ROWS_WORTH_A_PASS
+    for moment in counts.filter(is_dense)[instant].sort().to_list():
+        yield _at(compute(frame.filter(moments == moment), keys), instant, moment)
+    scattered = counts.filter(~is_dense)[instant]
+    if len(scattered):
+        rest = frame.filter(moments.is_in(scattered.implode()))
+        yield compute(rest, [*keys, instant])
+
+
+def _at(frame: pl.DataFrame, instant: str, moment: int) -> pl.DataFrame:
+    return frame.with_columns(pl.lit(moment, pl.Int64).alias(instant))

@@ -1,0 +1,115 @@
+"""Combine: rows become partials before they are sent to the owner of their key.
+
+An exchange then moves one row per key and epoch instead of one per row. The operator has no
+state: what it has taken it passes on in the same epoch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.core.arrow_types import stored_type
+from penstock.core.schema import StreamSchema
+from penstock.core.watermark import CheckpointBarrier, Watermark
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.aggregates.frames import check_groupable, columns_to_frame, to_batch
+from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
+from penstock.operators.collector import ArrowCollector
+from penstock.operators.context import OperatorContext
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
+
+_MAX_ROWS = 1_000_000
+_MAX_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CombineConfig(OperatorConfig):
+    """The config of combiners."""
+
+    kind: ClassVar[str] = "combine"
+
+    keys: tuple[str, ...]
+    aggregates: tuple[AggregateConfig, ...]
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        plan = AggregatePlan.from_config(self.aggregates)
+        return {"by": ", ".join(self.keys), "aggregates": plan.display()}
+
+
+def combine_spec(plan: AggregatePlan, keys: Sequence[str]) -> OperatorSpec:
+    """Turn rows into partials by key, a row per key and epoch if they fit into memory."""
+    return CombineConfig(tuple(keys), plan.to_config()).to_operator_spec()
+
+
+def partial_schema(
+    plan: AggregatePlan, keys: Sequence[str], stream: StreamSchema
+) -> StreamSchema:
+    """Return the stream of partials by key; encoded key columns hold their values instead."""
+    fields = [stream.schema.field(name) for name in keys]
+    plain = [field.with_type(stored_type(field.type)) for field in fields]
+    return StreamSchema(pa.schema([*plain, *plan.partials]), None, tuple(keys))
+
+
+class Combine(Configured[CombineConfig], ArrowOperator):
+    """Gathers an epoch's rows and emits their partials by key."""
+
+    def __init__(self, config: CombineConfig) -> None:
+        super().__init__(config)
+        if not config.keys:
+            raise UserError(
+                "combine without a key: name at least one column",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        self._keys = config.keys
+        self._plan = AggregatePlan.from_config(config.aggregates)
+        self._columns = tuple(dict.fromkeys((*self._keys, *self._plan.reads)))
+        self._taken: list[pa.RecordBatch] = []
+        self._row_count = 0
+        self._size_bytes = 0
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        check_groupable(inputs[0].schema, self._keys)
+        return partial_schema(self._plan, self._keys, inputs[0])
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Keep what is needed of some rows; combine them when they get many."""
+        needed = batch.select(list(self._columns))
+        self._taken.append(needed)
+        self._row_count += needed.num_rows
+        self._size_bytes += needed.nbytes
+        if self._row_count >= _MAX_ROWS or self._size_bytes >= _MAX_BYTES:
+            self._emit(ctx, collector)
+
+    @override
+    def handle_watermark(
+        self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
+    ) -> Watermark:
+        """Emit before the watermark passes: what follows may act on it."""
+        self._emit(ctx, collector)
+        return watermark
+
+    @override
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit what came without a watermark or behind it."""
+        self._emit(ctx, collector)
+
+    def _emit(self, ctx: OperatorContext, collector: ArrowCollector) -> None:
+        if not self._taken:
+            return
+        rows = columns_to_frame(self._taken, self._columns)
+        self._taken, self._row_count, self._size_bytes = [], 0, 0
+        partials = self._plan.partials_of(rows, self._keys)
+        (output,) = ctx.outputs.values()
+        collector.collect(to_batch(partials, output.schema))
