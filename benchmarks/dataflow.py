@@ -19,10 +19,9 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node, OperatorSpec
 from penstock.operators.chain import AssembledChain, ChainSetting, NoInput, chain_processing
-from penstock.operators.chained_operator import ChainedOperator
 from penstock.operators.collector import ArrowCollector, SourceCollector
 from penstock.operators.context import OperatorContext, SourceContext
-from penstock.operators.nodes import EpochTerms
+from penstock.operators.nodes import ChainedOperator, EpochTerms
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.user_functions import pickle_function

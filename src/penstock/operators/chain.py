@@ -22,10 +22,11 @@ from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import MAX_EVENT_TIME, InputWatermark, Watermark
 from penstock.errors import PenstockError
 from penstock.graph.logical import Edge, Node
-from penstock.operators.chained_operator import ChainedOperator, InputPort
 from penstock.operators.collector import ArrowCollector, SourceCollector, Target
 from penstock.operators.nodes import (
+    ChainedOperator,
     EpochTerms,
+    InputPort,
     NodeParts,
     OperatorReport,
     Outlets,

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from penstock.core.ids import Epoch, Generation, OperatorId, TaskInfo, Token
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.splits import BudgetMeter, Deadline, SplitPlan, SplitState, change
+from penstock.operators.splits import BudgetMeter, Deadline, SplitPlan, SplitState
 from penstock.operators.timers import Timers
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.global_keyed_view import GlobalKeyedView
@@ -155,18 +156,18 @@ class SourceContext(OperatorContext):
     def advance(self, split: str, offset: Any) -> None:
         """Note that everything before `offset` was emitted: the next epoch goes on there."""
         self.deadline.check()
-        self.split_states[split] = change(self.split_state(split), offset=offset)
+        self.split_states[split] = replace(self.split_state(split), offset=offset)
 
     def note_event_time(self, split: str, micros: int) -> None:
         """Note that event time has come at least that far in a split, whatever it was read of it."""
         state = self.split_state(split)
         known = state.max_event_time_micros
         latest = micros if known is None else max(known, micros)
-        self.split_states[split] = change(state, max_event_time_micros=latest)
+        self.split_states[split] = replace(state, max_event_time_micros=latest)
 
     def end_split(self, split: str) -> None:
         """Note that a split has ended for good."""
-        self.split_states[split] = change(self.split_state(split), ended=True)
+        self.split_states[split] = replace(self.split_state(split), ended=True)
 
     def split_state(self, split: str) -> SplitState:
         """Return how far one of the own splits was read."""

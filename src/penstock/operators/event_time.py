@@ -79,9 +79,16 @@ def watermark_of_splits(
     Without a split that has not ended it is idle; the end of all data is for the caller
     to know.
     """
-    return merge(
-        _watermark_of_split(state, spec, now_micros) for state in _live(states.values())
-    )
+    said: list[Watermark | None] = []
+    for state in states.values():
+        if state.ended:
+            continue
+        latest = state.max_event_time_micros
+        if _is_idle(state, spec, now_micros):
+            said.append(IDLE)
+        else:
+            said.append(None if latest is None else _to_event_time(latest, spec))
+    return merge(said)
 
 
 def last_watermark(ended: Iterable[SplitState], spec: WatermarkSpec) -> Watermark:
@@ -102,29 +109,17 @@ def next_idle_micros(
         return None
     due = [
         state.last_active_micros + timeout
-        for state in _live(states.values())
-        if state.last_active_micros is not None and not _is_idle(state, spec, now_micros)
+        for state in states.values()
+        if not state.ended
+        and state.last_active_micros is not None
+        and not _is_idle(state, spec, now_micros)
     ]
     return min(due, default=None)
-
-
-def _live(states: Iterable[SplitState]) -> Iterable[SplitState]:
-    return (state for state in states if not state.ended)
 
 
 def _is_idle(state: SplitState, spec: WatermarkSpec, now_micros: int) -> bool:
     since, timeout = state.last_active_micros, spec.idle_timeout_micros
     return since is not None and timeout is not None and now_micros - since >= timeout
-
-
-def _watermark_of_split(
-    state: SplitState, spec: WatermarkSpec, now_micros: int
-) -> Watermark | None:
-    if _is_idle(state, spec, now_micros):
-        return IDLE
-    if state.max_event_time_micros is None:
-        return None
-    return _to_event_time(state.max_event_time_micros, spec)
 
 
 def _to_event_time(latest_micros: int, spec: WatermarkSpec) -> EventTime:

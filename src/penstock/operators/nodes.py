@@ -1,30 +1,47 @@
-"""OperatorNode: one operator of one subtask at run time, with its tables and its outlets.
+"""Nodes: the operators of one subtask at run time, with their tables, collectors and timers.
 
 A node outlives epochs; the operator inside may be forgotten between any two of them. The
-chain loop tells a node what to do and when; here is only how.
+chain loop decides what a node does and when; here is only how. `ChainedOperator` is a node
+with inputs; `SourceNode` has a module of its own.
 """
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.ids import Epoch, OperatorId, TaskInfo
-from penstock.core.watermark import CheckpointBarrier, EventTime, InputWatermark
-from penstock.errors import ErrorCode, InternalError, PenstockError, UserError
+from penstock.core.watermark import (
+    IDLE,
+    MAX_EVENT_TIME,
+    Advance,
+    CheckpointBarrier,
+    EndOfData,
+    EventTime,
+    Idle,
+    InputWatermark,
+    Stop,
+    Watermark,
+    advance,
+    event_time_of,
+    has_ended,
+)
+from penstock.errors import ErrorCode, InternalError, PenstockError, StateError, UserError
 from penstock.graph.logical import Node
 from penstock.operators.collector import ArrowCollector, Target
 from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.source import SourceFinishType, SourceOperator, splits_table
 from penstock.operators.splits import SplitState
-from penstock.operators.timers import timer_tables
+from penstock.operators.timers import Timers, timer_tables
 from penstock.operators.user_functions import describe_failure
-from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.specs import TableSpec, TimeDomain
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
 
@@ -123,32 +140,46 @@ class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
             # Its epochs are done or void either way; there is nothing left to fail.
             _log.exception("operator %r failed in release", str(self.task.operator))
 
-    def begin_epoch(self, terms: EpochTerms, frontier: Frontier, outlets: Outlets) -> None:
-        """Fix the epoch's time and open the collector; start the operator if it is new."""
+    def begin_epoch(
+        self, terms: EpochTerms, watermark: EventTime | None, outlets: Outlets
+    ) -> None:
+        """Fix the epoch's time and open the collector."""
         context = self.context
         context.epoch = terms.barrier.epoch
         context.parent = terms.parent
         context.processing_time_micros = terms.processing_time_micros
         context.counters.clear()
         context.wake_up_micros = None
-        previous = frontier.watermark_micros
-        context.previous_watermark = None if previous is None else EventTime(previous)
-        context.watermark = context.previous_watermark
-        self.tables.begin_epoch(frontier)
+        context.previous_watermark = context.watermark = watermark
+        self.tables.begin_epoch(
+            Frontier(
+                None if watermark is None else watermark.micros,
+                terms.processing_time_micros,
+                terms.previous_processing_time_micros,
+            )
+        )
         self.collector.open(outlets)
 
     def start(self) -> None:
         """Call `on_start` if the operator was just built."""
         if not self._is_started:
-            self.call("on_start", self.instance.on_start, self.context)
+            self.call("on_start", self.context)
             self._is_started = True
 
     def call(
-        self, hook: str, method: Callable[..., Any], *arguments: Any, batch: Any = None
+        self,
+        hook: str,
+        *arguments: Any,
+        batch: pa.RecordBatch | None = None,
+        function: Callable[..., Any] | None = None,
     ) -> Any:
-        """Call user code; whatever it raises becomes an error that names it."""
+        """Call a hook of the operator, or a function on its behalf.
+
+        Whatever it raises becomes an error that names the hook; `batch` is what it was about.
+        """
+        called = function or getattr(self.instance, hook)
         try:
-            result = method(*arguments)
+            result = called(*arguments)
         except Exception as error:
             raise self.fail(error, hook, batch) from error
         if self.failures:
@@ -173,16 +204,227 @@ class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
 
     @abstractmethod
     def report(self) -> OperatorReport:
-        """Say what was done in the epoch that was just checkpointed."""
+        """Return what was done in the epoch that was just checkpointed."""
 
-    def checkpointed(self) -> SubtaskCheckpoint:
-        """Return this epoch's checkpoint, once."""
+    def make_report(self, **facts: Any) -> OperatorReport:
+        """Return the report of the checkpoint just written, once, with facts of the node."""
         done, self._checkpoint = self._checkpoint, None
         if done is None:
-            raise InternalError(
-                f"operator {self.task.operator!r} has no checkpoint to report"
+            raise InternalError(f"operator {self.task.operator!r} has no checkpoint")
+        return OperatorReport(
+            self.task.operator,
+            done,
+            rows_emitted=dict(self.collector.rows_emitted),
+            counters=dict(self.context.counters),
+            **facts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InputPort:
+    """One input of a node: the target of the collectors that feed it."""
+
+    node: "ChainedOperator"
+    index: int
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Let the operator process some rows."""
+        self.node.process(self.index, batch)
+
+
+class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollector]):
+    """An operator that takes batches and signals. Its hooks are called here and nowhere else."""
+
+    def __init__(self, parts: NodeParts[ArrowOperator], collector: ArrowCollector) -> None:
+        node, task, tables = parts.node, parts.task, parts.tables
+        self.timers = {
+            domain: Timers(domain, tables, node.inputs[0])
+            for domain in parts.instance.timers()
+        }
+        context = OperatorContext(
+            task,
+            inputs=node.inputs,
+            outputs=node.outputs,
+            tables=tables,
+            timers=self.timers,
+        )
+        super().__init__(parts, context, collector)
+        interval = parts.instance.tick_interval()
+        self._tick_micros = (
+            None if interval is None else interval // timedelta(microseconds=1)
+        )
+        if self._tick_micros is not None and self._tick_micros <= 0:
+            raise UserError(
+                f"operator {task.operator!r} wants a tick every {interval}: return a positive "
+                "interval from tick_interval, or None",
+                code=ErrorCode.INVALID_NUMBER,
+                operator=task.operator,
             )
-        return done
+        self._total_inputs = len(node.inputs)
+        self._last_output: EventTime | None = None
+        self._previous: tuple[InputWatermark, ...] = ()
+        self._advance = Advance((), None)
+        self._wake_up_micros: int | None = None
+        self.had_ended = False
+        """The operator was closed for good in an earlier epoch."""
+        self.rows_taken = 0
+
+    def begin(
+        self, terms: EpochTerms, previous: Sequence[InputWatermark], outlets: Outlets
+    ) -> None:
+        """Start an epoch from what the last one left: `previous` is the manifest's."""
+        known = event_time_of(previous)
+        micros = None if known is None else known.micros
+        self._previous = tuple(previous)
+        if len(self._previous) != self._total_inputs:
+            # Inputs of an operator that got more or fewer of them start where the operator
+            # stood, so that its own watermark does not go back.
+            self._previous = (InputWatermark(micros),) * self._total_inputs
+        self.had_ended = has_ended(self._previous)
+        self.rows_taken = 0
+        if self._last_output is not None and (known is None or known < self._last_output):
+            # An epoch begins at what all subtasks have reached; this one was ahead of them.
+            self._last_output = known
+        self.begin_epoch(terms, known, outlets)
+        before = terms.previous_processing_time_micros
+        for domain, timers in self.timers.items():
+            timers.begin_epoch(micros if domain is TimeDomain.EVENT_TIME else before)
+        self.start()
+
+    def process(self, index: int, batch: pa.RecordBatch) -> None:
+        """Give the operator some rows."""
+        if self.had_ended:
+            # The operator was closed and would lose them.
+            error = StateError(
+                f"operator {self.task.operator!r} got rows at input {index} after all its "
+                "inputs had ended and it was closed for good: a source cannot go on, nor a new "
+                "one be put in front of it. Give the operator a new name, or restore an epoch "
+                "before the end",
+                code=ErrorCode.JOB_FINISHED,
+            )
+            raise self.fail(error, "process_batch", batch)
+        self.rows_taken += batch.num_rows
+        try:
+            self.instance.process_batch_index(
+                index, self._total_inputs, batch, self.context, self.collector
+            )
+        except Exception as error:
+            raise self.fail(error, "process_batch", batch) from error
+
+    def advance(self, spoken: Sequence[Watermark | None]) -> Watermark | None:
+        """Tell the operator how far event time has come; return what it passes on."""
+        self._advance = advance(self._previous, spoken)
+        watermark = self._advance.watermark
+        self.context.watermark = self._advance.event_time
+        if watermark is None and not self.instance.generates_watermarks():
+            return None
+        answer = self.call(
+            "handle_watermark",
+            IDLE if watermark is None else watermark,
+            self.context,
+            self.collector,
+        )
+        return MAX_EVENT_TIME if self._advance.has_ended else self._checked(answer)
+
+    def rest(self, spoken: Sequence[Watermark | None]) -> None:
+        """Pass an epoch after the operator was closed for good: nothing is called."""
+        self._advance = advance(self._previous, spoken)
+        self.context.watermark = self._advance.event_time
+
+    def fire_timers(self, terms: EpochTerms) -> None:
+        """Hand over the timers that are due, until none is left."""
+        watermark = self._advance.event_time
+        clocks = {
+            TimeDomain.EVENT_TIME: None if watermark is None else watermark.micros,
+            TimeDomain.PROCESSING_TIME: terms.processing_time_micros,
+        }
+        has_fired = True
+        while has_fired:
+            # A timer of one clock may set timers of the other that are due already.
+            has_fired = False
+            for domain, timers in self.timers.items():
+                while (due := timers.take_due(clocks[domain])) is not None:
+                    has_fired = True
+                    self.call(
+                        "handle_timers",
+                        due,
+                        self.context,
+                        self.collector,
+                        batch=due.keys,
+                    )
+
+    def tick(self, terms: EpochTerms) -> None:
+        """Call `handle_tick` if a boundary of its interval was crossed since the last epoch."""
+        if self._tick_micros is None:
+            return
+        tick = terms.processing_time_micros // self._tick_micros
+        before = terms.previous_processing_time_micros
+        if before is None or before // self._tick_micros < tick:
+            self.call("handle_tick", tick, self.context, self.collector)
+        self.context.wake_at((tick + 1) * self._tick_micros)
+
+    def close(self, terms: EpochTerms) -> None:
+        """Call `on_close` in the epoch that ends the input or the run."""
+        final = (
+            EndOfData() if self._advance.has_ended else Stop() if terms.is_stop else None
+        )
+        if final is not None:
+            self.call("on_close", final, self.context, self.collector)
+
+    def write(self, terms: EpochTerms) -> None:
+        """Let the operator finish its epoch and write its tables."""
+        if not self.had_ended:
+            self.call("handle_checkpoint", terms.barrier, self.context, self.collector)
+        self._wake_up_micros = None
+        if not self._advance.has_ended:
+            by_clock = self.timers.get(TimeDomain.PROCESSING_TIME)
+            if by_clock is not None:
+                # Before the tables are written: they may be closed afterwards.
+                due_micros = by_clock.next_due_micros()
+                if due_micros is not None:
+                    self.context.wake_at(due_micros)
+            self._wake_up_micros = self.context.wake_up_micros
+        self.checkpoint(terms.barrier, self._advance.event_time)
+
+    @override
+    def report(self) -> OperatorReport:
+        return self.make_report(
+            inputs=self._advance.inputs,
+            rows_taken=self.rows_taken,
+            wake_up_micros=self._wake_up_micros,
+            has_fired=any(timers.has_fired for timers in self.timers.values()),
+        )
+
+    @override
+    def forget(self) -> None:
+        self._last_output = None
+        super().forget()
+
+    def _checked(self, answer: Any) -> Watermark | None:
+        """Refuse a watermark that takes back what was promised, or is none at all."""
+        if answer is None or isinstance(answer, Idle):
+            return answer
+        problem, said = None, self._last_output
+        if not isinstance(answer, EventTime):
+            problem = f"returned {answer!r}, which is no watermark"
+        elif answer == MAX_EVENT_TIME:
+            problem = "returned the watermark that only the end of all data may have"
+        elif (
+            said is not None and answer < said and not self.instance.generates_watermarks()
+        ):
+            # Of a generator, partitions that move or wake up may take back what was said.
+            problem = f"went back in time from {said} to {answer}"
+        if problem is not None:
+            raise self.fail(
+                UserError(
+                    f"operator {self.task.operator!r} {problem} in handle_watermark: return "
+                    "the watermark it was given, an earlier one that never falls, or None",
+                    code=ErrorCode.WATERMARK_WENT_BACK,
+                ),
+                "handle_watermark",
+            )
+        self._last_output = EventTime(answer.micros)
+        return self._last_output
 
 
 def declared_tables(

@@ -1,8 +1,9 @@
 """SourceNode: a source as the first node of a chain, with its splits and their watermark."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import pyarrow as pa
+from msgspec.structs import replace
 from typing_extensions import override
 
 from penstock.core.clock import Clock
@@ -30,9 +31,7 @@ from penstock.operators.splits import (
     SourceOverrunError,
     SourcePhase,
     SplitState,
-    change,
 )
-from penstock.state.tables.table import Frontier
 
 
 class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
@@ -59,66 +58,83 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         self._assignment = assignment
         self._finish = None
         self._changed = {}
-        frontier = Frontier(
-            None, terms.processing_time_micros, terms.previous_processing_time_micros
-        )
-        self.begin_epoch(terms, frontier, outlets)
+        self.begin_epoch(terms, None, outlets)
         self.context.splits = assignment.splits
         self.context.fed = fed
         self.context.budget = BudgetMeter(assignment.budget, self._clock)
         self.collector.budget = self.context.budget
-        self.context.split_states = self._known(assignment)
+        table = self.context.get_global_keyed_state(SPLITS_TABLE)
+        known: dict[str, SplitState] = {}
+        for name in (*(split.name for split in assignment.splits), *assignment.resting):
+            state = table.get(name)
+            if state is None:
+                # A split that is new begins now.
+                state = SplitState(last_active_micros=terms.processing_time_micros)
+                table.insert(name, state)
+                self._changed[name] = state
+            known[name] = state
+        self.context.split_states = known
         if assignment.phase is not SourcePhase.ENDED:
             self.start()
 
     def run(self, terms: EpochTerms) -> None:
-        """Read until the source comes back; then store how far it got."""
-        assignment = self._assignment
-        before = self.context.split_states.copy()
-        if assignment.phase is SourcePhase.READING and assignment.splits:
-            limit = assignment.budget.wall_micros + assignment.budget.overrun_micros
-            self._finish = self._checked(self._read(limit / 1_000_000))
+        """Read until the source returns; then store how far it got."""
+        assignment, context = self._assignment, self.context
+        before = context.split_states.copy()
         is_reading = assignment.phase is SourcePhase.READING
+        if is_reading and assignment.splits:
+            finish = self._read()
+            if finish is SourceFinishType.FINAL:
+                for split in context.splits:
+                    context.end_split(split.name)
+            self._finish = finish
         if assignment.phase is SourcePhase.ENDING or (terms.is_stop and is_reading):
-            self.call("on_close", self.instance.on_close, self.context)
-        self.call("run", self._note_activity, terms.processing_time_micros)
-        self._store(before)
+            self.call("on_close", context)
+        self.call("run", terms.processing_time_micros, function=self._note_activity)
+        table = context.get_global_keyed_state(SPLITS_TABLE)
+        for name, state in context.split_states.items():
+            if state != before.get(name):
+                table.insert(name, state)
+                self._changed[name] = state
 
     def watermark(self) -> Watermark | None:
         """Return what is true of the splits this subtask speaks for."""
         if self._assignment.phase is not SourcePhase.READING:
             return MAX_EVENT_TIME
-        states = self.context.split_states
-        if not any(not state.ended for state in states.values()):
-            spec = self.node.watermark
-            return IDLE if spec is None else last_watermark(self._ended_now(), spec)
-        if self.node.watermark is None:
+        states, spec = self.context.split_states, self.node.watermark
+        if all(state.ended for state in states.values()):
+            ended_now = (state for state in self._changed.values() if state.ended)
+            return IDLE if spec is None else last_watermark(ended_now, spec)
+        if spec is None:
             return None
-        now = self.context.processing_time_micros
-        return watermark_of_splits(states, self.node.watermark, now)
-
-    def _ended_now(self) -> Iterator[SplitState]:
-        """Return the splits that have ended in this epoch."""
-        return (state for state in self._changed.values() if state.ended)
+        return watermark_of_splits(states, spec, self.context.processing_time_micros)
 
     @override
     def report(self) -> OperatorReport:
-        """Say what was read in the epoch that was just checkpointed."""
-        meter = self.context.budget
-        return OperatorReport(
-            self.task.operator,
-            self.checkpointed(),
-            rows_emitted=dict(self.collector.rows_emitted),
+        meter, context = self.context.budget, self.context
+        wake_up = None
+        if self._assignment.phase is SourcePhase.READING:
+            if self.node.watermark is not None:
+                # An epoch without data notices that a split has become idle.
+                now = context.processing_time_micros
+                idle = next_idle_micros(context.split_states, self.node.watermark, now)
+                if idle is not None:
+                    context.wake_at(idle)
+            wake_up = context.wake_up_micros
+        return self.make_report(
             rows_taken=meter.rows_read,
-            counters=dict(self.context.counters),
-            wake_up_micros=self._wake_up(),
+            wake_up_micros=wake_up,
             splits=self._changed,
             finish=self._finish,
             bytes_read=meter.bytes_read,
             has_more=self._finish is None and meter.is_spent,
         )
 
-    def _read(self, limit_seconds: float) -> object:
+    def _read(self) -> SourceFinishType | None:
+        """Call `run` of the source; fail the epoch if it takes too long."""
+        budget = self._assignment.budget
+        limit_seconds = (budget.wall_micros + budget.overrun_micros) / 1_000_000
+
         def note_overrun() -> None:
             error = UserCodeError(
                 f"source {self.task.operator!r} did not end its epoch: run() was still busy "
@@ -128,48 +144,26 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             )
             self.fail(error, "run")
 
-        def run() -> object:
+        def run() -> SourceFinishType | None:
             finish = self.instance.run(self.context, self.collector)
             deadline.check()
+            if finish is not None and not isinstance(finish, SourceFinishType):
+                raise UserError(
+                    f"source {self.task.operator!r} returned {finish!r} from run(): return a "
+                    "SourceFinishType, or None to go on in the next epoch",
+                    code=ErrorCode.INVALID_NUMBER,
+                )
             return finish
 
         deadline = Deadline(limit_seconds, note_overrun)
         self.context.deadline = self.collector.deadline = deadline
         try:
-            return self.call("run", run)
+            finish: SourceFinishType | None = self.call("run", function=run)
         except SourceOverrunError as error:
             raise self.failures[0] from error
         finally:
-            # Hooks that run outside of `run` have no deadline.
+            # Hooks besides `run` have no deadline.
             self.context.deadline = self.collector.deadline = Deadline()
-
-    def _known(self, assignment: SourceAssignment) -> dict[str, SplitState]:
-        """Return the state of all splits dealt to this subtask; new ones begin now."""
-        table = self.context.get_global_keyed_state(SPLITS_TABLE)
-        now = self.context.processing_time_micros
-        found: dict[str, SplitState] = {}
-        for name in (*(split.name for split in assignment.splits), *assignment.resting):
-            state = table.get(name)
-            if state is None:
-                state = SplitState(last_active_micros=now)
-                table.insert(name, state)
-                self._changed[name] = state
-            found[name] = state
-        return found
-
-    def _checked(self, finish: object) -> SourceFinishType | None:
-        if finish is SourceFinishType.FINAL:
-            for split in self.context.splits:
-                self.context.end_split(split.name)
-        elif finish is not None and not isinstance(finish, SourceFinishType):
-            raise self.fail(
-                UserError(
-                    f"source {self.task.operator!r} returned {finish!r} from run(): return a "
-                    "SourceFinishType, or None to go on in the next epoch",
-                    code=ErrorCode.INVALID_NUMBER,
-                ),
-                "run",
-            )
         return finish
 
     def _note_activity(self, now_micros: int) -> None:
@@ -188,32 +182,13 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             known = state.max_event_time_micros
             if latest is None or (known is not None and known > latest):
                 latest = known
-            self.context.split_states[name] = change(
+            self.context.split_states[name] = replace(
                 state, max_event_time_micros=latest, last_active_micros=now_micros
             )
         for split in self.context.splits:
             # Rows that are known to be there make a split busy, also when it was not its turn.
             if split.end is not None and split.end != split.start:
                 state = self.context.split_state(split.name)
-                self.context.split_states[split.name] = change(
+                self.context.split_states[split.name] = replace(
                     state, last_active_micros=now_micros
                 )
-
-    def _store(self, before: dict[str, SplitState]) -> None:
-        table = self.context.get_global_keyed_state(SPLITS_TABLE)
-        for name, state in self.context.split_states.items():
-            if state != before.get(name):
-                table.insert(name, state)
-                self._changed[name] = state
-
-    def _wake_up(self) -> int | None:
-        """Return when to look again: for new data, and to notice that a split is idle."""
-        if self._assignment.phase is not SourcePhase.READING:
-            return None
-        now = self.context.processing_time_micros
-        states = self.context.split_states
-        wake_ups = [self.context.wake_up_micros]
-        if self.node.watermark is not None:
-            wake_ups.append(next_idle_micros(states, self.node.watermark, now))
-        known = [micros for micros in wake_ups if micros is not None]
-        return min(known) if known else None

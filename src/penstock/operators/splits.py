@@ -30,11 +30,6 @@ class SplitState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The processing time of the last epoch that read rows of it."""
 
 
-def change(state: SplitState, **changes: Any) -> SplitState:
-    """Return a state with some fields replaced."""
-    return msgspec.structs.replace(state, **changes)
-
-
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
     """What to read of one split in one epoch: `[start, end)` in the source's own terms."""

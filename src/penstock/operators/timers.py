@@ -219,12 +219,6 @@ def timer_tables(
     domains: Collection[TimeDomain], keyed: StreamSchema
 ) -> tuple[TableSpec, ...]:
     """Return the tables that keep the timers of an operator, given its first input."""
-    if domains and not keyed.key_columns:
-        raise UserError(
-            "an operator sets timers but its first input has no key: a timer belongs to a key. "
-            "Put key_by before the operator",
-            code=ErrorCode.INVALID_GRAPH,
-        )
     return tuple(
         time_keyed_table(
             _TABLES[domain],

@@ -6,11 +6,7 @@ else, such as a lambda or what a notebook defines, by value.
 
 User operators and sources in a graph: the kinds "process" and "source".
 
-What becomes of an exception in user code: an error that says where it was raised and on what.
-
-A value that travels to the driver, so everything worth knowing is in its text: causes do not
-survive pickling. Errors that Penstock itself raised keep their class; they only learn whose
-hook they came from.
+An exception of user code becomes an error that says where it was raised and on what.
 """
 
 import inspect
@@ -217,6 +213,40 @@ def _check_instance(obj: Any, wanted: type, kind: str) -> None:
 _TRACEBACK_FRAMES = 12
 
 
+def to_failure(
+    error: BaseException,
+    message: str,
+    *,
+    note: str | None = None,
+    batch: pa.RecordBatch | None = None,
+    **facts: Any,
+) -> PenstockError:
+    """Return the error to raise for an exception of user code: a `UserCodeError`.
+
+    An error that is Penstock's own keeps its class and learns the facts. If the error travels
+    to the driver, `note` says where it was raised, and what else is worth knowing goes into
+    notes, too: causes do not survive pickling. Raise it `from` its own cause.
+    """
+    notes = []
+    failure = error if isinstance(error, PenstockError) else UserCodeError(message, **facts)
+    if failure is error:
+        for name, value in facts.items():
+            failure.context.setdefault(name, value)
+        notes.append(note)
+    else:
+        failure.__cause__ = error
+    if batch is not None:
+        notes.append(f"The batch it was given begins with:\n{describe_sample(batch)}")
+    if note is not None and failure is not error:
+        frames = traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)
+        notes.append("".join(frames).rstrip())
+    for text in notes:
+        # An error object may be raised again: it gets each note once.
+        if text is not None and text not in getattr(failure, "__notes__", ()):
+            failure.add_note(text)
+    return failure
+
+
 def describe_failure(
     error: Exception,
     context: OperatorContext,
@@ -224,35 +254,15 @@ def describe_failure(
     batch: pa.RecordBatch | None = None,
 ) -> PenstockError:
     """Return the error to report for an exception that a hook raised."""
-    subtask = context.task.subtask
+    operator, subtask = str(context.task.operator), context.task.subtask
     where = f"in {hook} (subtask {subtask.index} of {subtask.parallelism}, epoch {context.epoch})"
-    facts: dict[str, Any] = {
-        "operator": str(context.task.operator),
-        "subtask": subtask.index,
-        "epoch": int(context.epoch),
-        "hook": hook,
-    }
-    if isinstance(error, PenstockError):
-        failure = error
-        for name, value in facts.items():
-            failure.context.setdefault(name, value)
-        _note(failure, f"Raised by operator {context.task.operator!r} {where}")
-    else:
-        failure = UserCodeError(
-            f"operator {context.task.operator!r} raised {type(error).__name__} {where}: "
-            f"{error}",
-            **facts,
-        )
-        failure.__cause__ = error
-    if batch is not None:
-        _note(failure, f"The batch it was given begins with:\n{describe_sample(batch)}")
-    if failure is not error:
-        frames = traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)
-        _note(failure, "".join(frames).rstrip())
-    return failure
-
-
-def _note(error: PenstockError, text: str) -> None:
-    """Add a note, once: an error object may be raised again."""
-    if text not in getattr(error, "__notes__", ()):
-        error.add_note(text)
+    return to_failure(
+        error,
+        f"operator {operator!r} raised {type(error).__name__} {where}: {error}",
+        note=f"Raised by operator {operator!r} {where}",
+        batch=batch,
+        operator=operator,
+        subtask=subtask.index,
+        epoch=int(context.epoch),
+        hook=hook,
+    )

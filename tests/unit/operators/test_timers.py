@@ -8,10 +8,12 @@ import pytest
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import InternalError, StateError, UserError
+from penstock.operators.nodes import declared_tables
 from penstock.operators.timers import Timers, timer_tables
 from penstock.state.tables.specs import TimeDomain
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import TableManager
+from tests.builders.scripted import PLAIN, Parts, Scripted
 from tests.unit.operators.timer_cluster import INPUT, Handle, Timer, TimerCluster, keys
 from tests.unit.state.tables.table_builders import an_environment
 
@@ -253,10 +255,11 @@ def test_the_clock_of_timers_never_goes_back() -> None:
 
 
 def test_timers_need_a_keyed_input() -> None:
-    bare = StreamSchema(INPUT.schema)
+    setting = Scripted(timers=[TimeDomain.EVENT_TIME])
+    node = Parts().node("op", lambda: setting, PLAIN)
     with pytest.raises(UserError, match="key_by"):
-        timer_tables([TimeDomain.EVENT_TIME], bare)
-    assert timer_tables([], bare) == ()
+        declared_tables(setting, node)
+    assert declared_tables(Scripted(), node) == ()
 
 
 def test_each_time_domain_has_a_table_of_its_own() -> None:

@@ -9,7 +9,6 @@ How a Python function is called on a batch: row by row, or with whole columns. S
 """
 
 import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +25,6 @@ from penstock.errors import (
     ErrorCode,
     ExternalError,
     PenstockError,
-    UserCodeError,
     UserError,
 )
 from penstock.graph.logical import BAD, MAIN, UserFunction
@@ -35,12 +33,11 @@ from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
 from penstock.operators.udfs.specs import ResultSpec, UdfSpec
-from penstock.operators.user_functions import unpickle_function
+from penstock.operators.user_functions import to_failure, unpickle_function
 
 ResultArray: TypeAlias = "pa.Array[Any]"
 ResultSpecT = TypeVar("ResultSpecT", bound=ResultSpec)
 
-_TRACEBACK_FRAMES = 12
 _SHOWN_CHARACTERS = 200
 
 
@@ -109,22 +106,16 @@ def call_failed(
 
     Errors that are Penstock's own, such as `ExternalError`, keep their class.
     """
-    where = f"UDF {spec.name!r} of operator {operator!r} was called with {_show(arguments)}"
-    if isinstance(error, PenstockError):
-        error.add_note(where)
-        return error
-    failure = UserCodeError(
-        f"UDF {spec.name!r} of operator {operator!r} raised {describe_error(error)} when "
-        f"called with {_show(arguments)}. Correct it, or send such rows aside with "
-        'on_error="bad"',
+    who = f"UDF {spec.name!r} of operator {operator!r}"
+    shown = _show(arguments)
+    return to_failure(
+        error,
+        f"{who} raised {describe_error(error)} when called with {shown}. Correct it, or send "
+        'such rows aside with on_error="bad"',
+        note=f"{who} was called with {shown}",
         operator=operator,
         udf=spec.name,
     )
-    failure.add_note(
-        "".join(traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)).rstrip()
-    )
-    failure.__cause__ = error
-    return failure
 
 
 def is_row_fault(error: BaseException, spec: ResultSpec) -> bool:

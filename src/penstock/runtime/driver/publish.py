@@ -16,10 +16,11 @@ from typing import TypeAlias
 
 from penstock.core.ids import OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import InputWatermark, merge_subtasks
-from penstock.errors import ErrorCode, PenstockError, StateError, UserCodeError
+from penstock.errors import ErrorCode, StateError
 from penstock.operators.context import CommitContext
 from penstock.operators.nodes import OperatorReport
 from penstock.operators.operator import ArrowOperator
+from penstock.operators.user_functions import to_failure
 from penstock.runtime.driver.compactions import JobState, PendingCompactions
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.plan.epoch_plan import EpochPlan, known_inputs, label_inputs
@@ -221,20 +222,18 @@ class CommittingSinks:
         try:
             context = CommitContext(task, self._environment.store, self._identity)
             sink.handle_commit(epoch, data, context)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the boundary to user code)
             self._drop(operator)
-            if isinstance(error, PenstockError):
-                error.context.setdefault("operator", str(operator))
-                error.context.setdefault("epoch", int(epoch))
-                raise
-            raise UserCodeError(
+            failure = to_failure(
+                error,
                 f"operator {operator!r} raised {type(error).__name__} in handle_commit of epoch "
                 f"{epoch}: {error}. The epoch is acknowledged; it is committed again at the "
                 "next start",
                 operator=str(operator),
                 epoch=int(epoch),
                 hook="handle_commit",
-            ) from error
+            )
+            raise failure from failure.__cause__
 
     def _sink(self, operator: OperatorId, permit: CommitPermit) -> ArrowOperator:
         if operator in self._kept:

@@ -28,7 +28,7 @@ from typing import Any
 
 from penstock.core.ids import Generation, JobId, OperatorId
 from penstock.core.watermark import MAX_EVENT_TIME, InputWatermark, event_time_of
-from penstock.errors import ErrorCode, PenstockError, UserCodeError, UserError
+from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import Edge, LogicalGraph, Node
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.registry import Registry
@@ -43,6 +43,7 @@ from penstock.operators.splits import (
     deal_splits,
     have_ended,
 )
+from penstock.operators.user_functions import to_failure
 from penstock.state.protocol.records import CheckpointManifest, CheckpointRef
 
 
@@ -255,15 +256,12 @@ class SourcePlanner:
         try:
             budget = replace(planned.budget, subtasks=planned.node.parallelism)
             plan = planned.source.plan_splits(dict(planned.known), budget, now_micros)
-        except PenstockError as error:
-            error.context.setdefault("operator", operator)
-            raise
-        except Exception as error:
-            raise UserCodeError(
-                f"source {operator!r} raised {type(error).__name__} in plan_splits: {error}",
-                operator=operator,
-                hook="plan_splits",
-            ) from error
+        except Exception as error:  # noqa: BLE001 (the boundary to user code)
+            message = (
+                f"source {operator!r} raised {type(error).__name__} in plan_splits: {error}"
+            )
+            failure = to_failure(error, message, operator=operator, hook="plan_splits")
+            raise failure from failure.__cause__
         if not isinstance(plan, SourcePlan) or not all(
             isinstance(split, SplitPlan) for split in plan.splits
         ):
