@@ -16,11 +16,12 @@ from benchmarks.profile_split import split_epochs
 from benchmarks.sides import folder_bytes
 from benchmarks.structured_streaming import CORES, SETTLED_AFTER, rows_per_trigger
 from benchmarks.suites import Row
-from penstock.api.pipeline import run
 from penstock.core.settings import current
 from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.spark.executor import SparkExecutor
+from penstock.runtime.spark.running import run_on_spark
 
 Build = Callable[[ps.Stream], ps.Stream]
 
@@ -56,19 +57,21 @@ def run_pipeline(
         shutil.rmtree(root, ignore_errors=True)  # of the warm-up
     jobs = [] if root is None else _time_jobs()
     started = time.perf_counter()
-    status = run(
+    status = run_on_spark(
         pipeline.graph(),
-        checkpoint=str(checkpoint),
-        registry=pipeline.registry,
-        master=f"local[{CORES},4]",
-        settings=DriverSettings(
-            budget=SourceBudget(
-                rows=rows_per_epoch // CORES, size_bytes=1 << 40, wall_micros=1 << 40
+        pipeline.registry,
+        RunOptions(
+            checkpoint=str(checkpoint),
+            master=f"local[{CORES},4]",
+            settings=DriverSettings(
+                budget=SourceBudget(
+                    rows=rows_per_epoch // CORES, size_bytes=1 << 40, wall_micros=1 << 40
+                ),
+                adapts_budget=False,
+                target_epoch_micros=1,
             ),
-            adapts_budget=False,
-            target_epoch_micros=1,
+            on_status=note,
         ),
-        on_status=note,
     )
     if status.phase is not ps.JobPhase.FINISHED:
         raise RuntimeError(f"the job ended as {status.phase}")

@@ -21,9 +21,10 @@ import penstock as ps
 from benchmarks.sides import run_side
 from benchmarks.structured_streaming import DEFAULT, open_peer
 from benchmarks.suites import Row
-from penstock.api.pipeline import run as run_job
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.spark.running import run_on_spark
 from penstock.runtime.spark.session import open_session
 
 RATIO_LIMIT = 3.0
@@ -154,17 +155,21 @@ def penstock_seconds(
     read.key_by("key").process("all", Nothing()).write("out", AddUp())
     durations: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        status = run_job(
+        status = run_on_spark(
             pipeline.graph(),
-            checkpoint=str(Path(folder) / "checkpoints"),
-            registry=pipeline.registry,
-            session=spark,
-            settings=DriverSettings(
-                budget=SourceBudget(rows=1 << 40, size_bytes=1 << 50, wall_micros=1 << 50),
-                adapts_budget=False,
-                target_epoch_micros=1,
+            pipeline.registry,
+            RunOptions(
+                checkpoint=str(Path(folder) / "checkpoints"),
+                session=spark,
+                settings=DriverSettings(
+                    budget=SourceBudget(
+                        rows=1 << 40, size_bytes=1 << 50, wall_micros=1 << 50
+                    ),
+                    adapts_budget=False,
+                    target_epoch_micros=1,
+                ),
+                on_status=lambda status: _note(durations, status),
             ),
-            on_status=lambda status: _note(durations, status),
         )
     (sink,) = [operator for operator in status.operators if operator.operator == "out"]
     counted = {name: sink.counters[name] for name in ("rows", "sum")}

@@ -13,10 +13,11 @@ import polars as pl
 import pyarrow as pa
 
 import penstock as ps
-from penstock.api.pipeline import run
 from penstock.core.ids import JobId
 from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings, RestartPolicy
+from penstock.runtime.spark.running import run_on_spark
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
@@ -137,13 +138,15 @@ class CountingJob:
     ) -> ps.JobStatus:
         """Run it on Spark until it ends."""
         pipeline = self.pipeline()
-        return run(
+        return run_on_spark(
             pipeline.graph(),
-            checkpoint=self.store if store is None else store,
-            registry=pipeline.registry,
-            session=session,
-            settings=settings,
-            on_status=on_status,
+            pipeline.registry,
+            RunOptions(
+                checkpoint=self.store if store is None else store,
+                session=session,
+                settings=settings,
+                on_status=on_status,
+            ),
         )
 
     def check(self) -> None:

@@ -9,10 +9,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 import penstock as ps
-from penstock.api.pipeline import run
 from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.spark.attach import QUERY_ID
+from penstock.runtime.spark.running import run_on_spark
 from tests.builders.spark_session import shared_session
 
 NUMBERS = pa.schema([pa.field("number", pa.int64(), nullable=False)])
@@ -37,13 +38,15 @@ def start(
     on_status: Callable[[ps.JobStatus], None] | None = None,
 ) -> ps.JobStatus:
     """Run a job to its end."""
-    return run(
+    return run_on_spark(
         pipeline.graph(),
-        checkpoint=str(folder / "checkpoints"),
-        registry=pipeline.registry,
-        session=shared_session(),
-        settings=QUICK,
-        on_status=on_status,
+        pipeline.registry,
+        RunOptions(
+            checkpoint=str(folder / "checkpoints"),
+            session=shared_session(),
+            settings=QUICK,
+            on_status=on_status,
+        ),
     )
 
 

@@ -11,6 +11,7 @@ import polars as pl
 import penstock as ps
 from penstock.api.pipeline import run_in_process
 from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
 
 ROWS = 12_000
@@ -26,10 +27,12 @@ def main(folder: str, parallelism: int) -> None:
     )
     run_in_process(
         pipeline.graph(),
-        checkpoint=str(Path(folder) / "checkpoints"),
-        registry=pipeline.registry,
-        settings=DriverSettings(
-            budget=SourceBudget(rows=300), adapts_budget=False, keep_epochs=3
+        pipeline.registry,
+        RunOptions(
+            checkpoint=str(Path(folder) / "checkpoints"),
+            settings=DriverSettings(
+                budget=SourceBudget(rows=300), adapts_budget=False, keep_epochs=3
+            ),
         ),
     )
 

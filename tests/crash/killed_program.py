@@ -15,6 +15,7 @@ import pyarrow as pa
 import penstock as ps
 from penstock.api.pipeline import run_in_process
 from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
 
 ROWS = 20_000
@@ -93,13 +94,15 @@ def main(folder: str, parallelism: int) -> None:
     )
     run_in_process(
         pipeline.graph(),
-        checkpoint=str(Path(folder) / "checkpoints"),
-        registry=pipeline.registry,
-        settings=DriverSettings(
-            budget=SourceBudget(rows=400),
-            adapts_budget=False,
-            collect_every=2,
-            keep_epochs=3,
+        pipeline.registry,
+        RunOptions(
+            checkpoint=str(Path(folder) / "checkpoints"),
+            settings=DriverSettings(
+                budget=SourceBudget(rows=400),
+                adapts_budget=False,
+                collect_every=2,
+                keep_epochs=3,
+            ),
         ),
     )
 

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api.pipeline import run
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.spark.running import run_on_spark
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.urls import open_store
@@ -71,14 +72,16 @@ def start(
     on_status: Callable[[ps.JobStatus], None] | None = None,
     **options: Any,
 ) -> ps.JobStatus:
-    return run(
+    return run_on_spark(
         pipeline.graph(),
-        checkpoint=str(folder / "checkpoints"),
-        registry=pipeline.registry,
-        session=shared_session(),
-        settings=SMALL,
-        on_status=on_status,
-        **options,
+        pipeline.registry,
+        RunOptions(
+            checkpoint=str(folder / "checkpoints"),
+            session=shared_session(),
+            settings=SMALL,
+            on_status=on_status,
+            **options,
+        ),
     )
 
 
@@ -190,9 +193,11 @@ def test_what_user_code_raises_reaches_the_user_without_retries(tmp_path: Path) 
 def test_checkpoints_in_memory_are_refused() -> None:
     pipeline, _ = a_pipeline("spark-memory")
     with pytest.raises(ps.PenstockError, match="workers are other processes"):
-        run(
+        run_on_spark(
             pipeline.graph(),
-            checkpoint="memory:",
-            registry=pipeline.registry,
-            session=shared_session(),
+            pipeline.registry,
+            RunOptions(
+                checkpoint="memory:",
+                session=shared_session(),
+            ),
         )

@@ -1,23 +1,19 @@
-"""Pipeline: where a job begins. Sources in, a graph and its explanation out; nothing runs.
+"""Pipeline: where a job begins. Sources in, a graph and its explanation out, and ways to run it.
 
-Running a pipeline: on Spark, or in this process.
-
-The same supersteps, state and protocol either way. In process the tasks run one after the
-other right here: for tests, notebooks and small jobs.
+A job runs on Spark or in this process, with the same supersteps, state and protocol.
 """
 
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder
 from penstock.api.stream import Stream
-from penstock.core.clock import Clock, DurationLike, SystemClock, new_token, to_micros
-from penstock.core.ids import Epoch, JobId, SavepointName
-from penstock.core.settings import Settings, current
+from penstock.core.clock import DurationLike, to_micros
+from penstock.core.ids import JobId
+from penstock.core.settings import current
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import LogicalGraph, OperatorSpec, Readable, WatermarkSpec
 from penstock.graph.render import render, to_json, to_mermaid
@@ -25,132 +21,43 @@ from penstock.operators.registry import Registry
 from penstock.operators.source import SourceOperator
 from penstock.operators.user_functions import source_spec
 from penstock.runtime.driver.decide import JobStatus
-from penstock.runtime.driver.driver import JobDriver
-from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
-from penstock.runtime.driver.outcomes import EpochRan
+from penstock.runtime.driver.driver import RunOptions
+from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.physical import compile_graph, describe_plan
 from penstock.runtime.task.worker import Worker
 from penstock.state.files.cache import FileCache
-from penstock.state.protocol.retention import Epochs
-from penstock.state.storage.create import probe_store
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.urls import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.runtime.spark.attach import AttachedJob
 
-_REMOTE_EPOCH_MICROS = 10_000_000
-_LOCAL_EPOCH_MICROS = 1_000_000
-_REMOTE_SCHEMES = ("s3:", "gs:", "az:")
-
 
 def run_in_process(
-    graph: LogicalGraph,
-    *,
-    checkpoint: str | ObjectStore,
-    registry: Registry,
-    restore: int | str | None = None,
-    allow_dropped_state: bool = False,
-    on_status: Callable[[JobStatus], None] | None = None,
-    settings: DriverSettings | None = None,
-    clock: Clock | None = None,
+    graph: LogicalGraph, registry: Registry, options: RunOptions
 ) -> JobStatus:
     """Run a job until its data ends; one that ran before goes on from its last epoch.
 
-    `checkpoint` is a URL or an open store. `restore` goes back to an epoch by number or to a
-    savepoint by name first. A failure that does not pass is raised. `settings` replaces
-    what follows from the process's settings and the store.
+    The tasks run one after the other in this process. A failure that does not pass is raised.
     """
-    store = open_store(checkpoint) if isinstance(checkpoint, str) else checkpoint
-    probe_store(store, graph.job, new_token())
-    chosen = current()
+    store, epochs, settings = options.open_store(graph.job), options.epochs, current()
     with tempfile.TemporaryDirectory(prefix="penstock-cache-") as folder:
-        root = Path(chosen.cache_root or folder)
-        cache = FileCache(root, limit_bytes=chosen.cache_limit_bytes)
-        timekeeper = clock or SystemClock()
-        worker = Worker(
-            store,
-            cache,
-            registry,
-            timekeeper,
-            memory_budget_bytes=chosen.memory_budget_bytes,
-        )
+        root = Path(settings.cache_root or folder)
+        cache = FileCache(root, limit_bytes=settings.cache_limit_bytes)
+        budget = settings.memory_budget_bytes
+        worker = Worker(store, cache, registry, options.clock, memory_budget_bytes=budget)
         environment = JobEnvironment(
             graph,
             store,
             cache,
             InProcessExecutor(worker),
             registry,
-            timekeeper,
-            settings
-            or driver_settings(chosen, checkpoint, allow_dropped_state=allow_dropped_state),
+            options.clock,
+            options.driver_settings(),
         )
-        driver = JobDriver(environment, on_status=on_status)
-        return driver.run(restore=which_epoch(restore))
-
-
-def run(
-    graph: LogicalGraph,
-    *,
-    checkpoint: str | ObjectStore,
-    registry: Registry,
-    master: str | None = None,
-    session: "SparkSession | None" = None,
-    restore: int | str | None = None,
-    allow_dropped_state: bool = False,
-    on_status: Callable[[JobStatus], None] | None = None,
-    settings: DriverSettings | None = None,
-    shows_logs: bool = False,
-    on_driver: Callable[[JobDriver], None] | None = None,
-    on_epoch: Callable[[EpochRan], None] | None = None,
-) -> JobStatus:
-    """Run a job on Spark; embedded in this process unless `master` or `session` says otherwise."""
-    # Late: whoever runs in process needs neither Spark nor the seconds it takes to load.
-    from penstock.runtime.spark.running import run_on_spark
-
-    store = open_store(checkpoint) if isinstance(checkpoint, str) else checkpoint
-    probe_store(store, graph.job, new_token())
-    chosen = current()
-    return run_on_spark(
-        graph,
-        store,
-        registry,
-        settings=chosen,
-        driver_settings=settings
-        or driver_settings(chosen, checkpoint, allow_dropped_state=allow_dropped_state),
-        session=session,
-        master=master,
-        restore=which_epoch(restore),
-        on_status=on_status,
-        shows_logs=shows_logs,
-        on_driver=on_driver,
-        on_epoch=on_epoch,
-    )
-
-
-def driver_settings(
-    settings: Settings, checkpoint: str | ObjectStore, *, allow_dropped_state: bool = False
-) -> DriverSettings:
-    """Return how a job on this store is driven: objects far away want longer epochs."""
-    is_remote = isinstance(checkpoint, str) and checkpoint.startswith(_REMOTE_SCHEMES)
-    return DriverSettings(
-        target_epoch_micros=_REMOTE_EPOCH_MICROS if is_remote else _LOCAL_EPOCH_MICROS,
-        keep_epochs=settings.keep_epochs,
-        compaction=settings.compaction,
-        allow_dropped_state=allow_dropped_state,
-    )
-
-
-def which_epoch(restore: int | str | None) -> Epochs | None:
-    """Return what a user's number or name means; None for no restore."""
-    if restore is None:
-        return None
-    if isinstance(restore, str):
-        return Epochs(savepoint=SavepointName(restore))
-    return Epochs(number=Epoch(restore))
+        return options.driver(environment).run(restore=epochs)
 
 
 _FORMATS = ("text", "mermaid", "json")
@@ -278,10 +185,12 @@ class Pipeline:
         cluster or `session` is the user's own. Ctrl-C stops after a checkpoint, a second one
         at once. `restore` goes back to an epoch by number or to a savepoint by name first.
         """
-        return run(
-            self.graph(),
+        graph = self.graph()
+        # Late: a run in process needs neither Spark nor the seconds it takes to load.
+        from penstock.runtime.spark.running import run_on_spark
+
+        options = RunOptions(
             checkpoint=checkpoint,
-            registry=self.registry,
             master=master,
             session=session,
             restore=restore,
@@ -289,6 +198,7 @@ class Pipeline:
             on_status=on_status,
             shows_logs=shows_logs,
         )
+        return run_on_spark(graph, self.registry, options)
 
     def attach(
         self,
@@ -309,17 +219,18 @@ class Pipeline:
         `trigger` is as in `DataStreamWriter.trigger`, such as `{"availableNow": True}`.
         Several sources take a dictionary of streams by the sources' names.
         """
-        from penstock.runtime.spark.attach import check_streams
+        from penstock.runtime.spark.attach import AttachedJob, check_streams
 
         named = streams if isinstance(streams, Mapping) else {"": streams}
         check_streams(named)
-        job = self._attached_job(
-            checkpoint,
+        options = RunOptions(
+            checkpoint=checkpoint,
             session=next(iter(named.values())).sparkSession,
             restore=restore,
             allow_dropped_state=allow_dropped_state,
             on_status=on_status,
         )
+        job = AttachedJob(self.graph(), self.registry, options)
         by_source = {job.which_source(name or None): named[name] for name in named}
         job.start()
         try:
@@ -346,22 +257,16 @@ class Pipeline:
         `job.feed(source)` is the function for `DataStreamWriter.foreachBatch`. Leaving the
         job, which is a context manager, stops it.
         """
-        return self._attached_job(
-            checkpoint,
+        from penstock.runtime.spark.attach import AttachedJob
+
+        options = RunOptions(
+            checkpoint=checkpoint,
             session=session,
             restore=restore,
             allow_dropped_state=allow_dropped_state,
             on_status=on_status,
-        ).start()
-
-    def _attached_job(self, checkpoint: str | ObjectStore, **options: Any) -> "AttachedJob":
-        from penstock.runtime.spark.attach import AttachedJob
-
-        graph = self.graph()
-        run_job = partial(
-            run, graph, checkpoint=checkpoint, registry=self.registry, **options
         )
-        return AttachedJob(graph, self.registry, run_job)
+        return AttachedJob(self.graph(), self.registry, options).start()
 
     def run_in_process(
         self,
@@ -371,15 +276,14 @@ class Pipeline:
         allow_dropped_state: bool = False,
         on_status: Callable[[JobStatus], None] | None = None,
     ) -> JobStatus:
-        """Run it here until its data ends; see `penstock.api.running`."""
-        return run_in_process(
-            self.graph(),
+        """Run it here until its data ends, without Spark: for tests, notebooks and small jobs."""
+        options = RunOptions(
             checkpoint=checkpoint,
-            registry=self.registry,
             restore=restore,
             allow_dropped_state=allow_dropped_state,
             on_status=on_status,
         )
+        return run_in_process(self.graph(), self.registry, options)
 
     def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
         """Show how the pipeline will run: supersteps as text, or the graph as a drawing.

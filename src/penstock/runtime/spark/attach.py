@@ -16,10 +16,11 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -31,7 +32,7 @@ from penstock.graph.logical import LogicalGraph, OperatorSpec
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import source_spec
 from penstock.runtime.driver.decide import JobStatus, StopMode
-from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.driver import JobDriver, RunOptions
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.spark.frame_source import (
     FrameSource,
@@ -41,7 +42,7 @@ from penstock.runtime.spark.frame_source import (
     keep_feed,
 )
 from penstock.runtime.spark.row_schemas import SchemaLike, to_stream_schema
-from penstock.runtime.spark.running import noticing_ctrl_c
+from penstock.runtime.spark.running import on_ctrl_c, run_on_spark
 from penstock.runtime.spark.session import context_of
 
 _log = logging.getLogger(__name__)
@@ -209,26 +210,16 @@ Feed: TypeAlias = Callable[[DataFrame, int], None]
 """What `foreachBatch` calls: a batch and its number."""
 
 
-class RunJob(Protocol):
-    """Runs a job to its end on this thread."""
-
-    def __call__(
-        self,
-        *,
-        on_driver: Callable[[JobDriver], None],
-        on_epoch: Callable[[EpochRan], None],
-    ) -> JobStatus:
-        """Call `on_driver` before the job starts and `on_epoch` after each epoch that counts."""
-        ...
-
-
 class AttachedJob:
     """A running job and the queries that feed it. Ends when they end, or when it fails."""
 
-    def __init__(self, graph: LogicalGraph, registry: Registry, run_job: RunJob) -> None:
+    def __init__(
+        self, graph: LogicalGraph, registry: Registry, options: RunOptions
+    ) -> None:
         self._handoffs = find_handoffs(graph, registry)
         self._job = str(graph.job)
-        self._run_job = run_job
+        watched = replace(options, on_driver=self._take, on_epoch=self._note)
+        self._run_job = partial(run_on_spark, graph, registry, watched)
         self._driver: JobDriver | None = None
         self._has_driver = threading.Event()
         self._error: BaseException | None = None
@@ -306,7 +297,8 @@ class AttachedJob:
         Ctrl-C does the same at once, after the batches under way; a second one raises.
         """
         failure: PySparkException | None = None
-        with noticing_ctrl_c() as pressed:
+        pressed = threading.Event()
+        with on_ctrl_c(pressed.set):
             for query in self.queries.values():
                 try:
                     # Not for ever: signals are seen between calls to the JVM only.
@@ -353,7 +345,7 @@ class AttachedJob:
     def _run(self) -> None:
         """Drive the job; whatever ends it, nobody is left waiting."""
         try:
-            self._status = self._run_job(on_driver=self._take, on_epoch=self._note)
+            self._status = self._run_job()
         except BaseException as error:  # noqa: BLE001 (it is raised to whoever waits)
             self._error = error
         finally:

@@ -1,8 +1,8 @@
 """Running a job on Spark: session, executor, driver, and Ctrl-C, put together.
 
-Ctrl-C on a job, run or attached: once stops it after a checkpoint, twice stops it now.
-
-Installed after the Spark context exists, because PySpark's own handler cancels all jobs.
+Ctrl-C on a job, run or attached, stops it after a checkpoint if pressed once, and at once if
+pressed twice. Its handler is installed after the Spark context exists, because PySpark's own
+cancels all jobs.
 """
 
 import shutil
@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,15 +19,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock.core.clock import new_token
-from penstock.core.settings import Settings, variable
+from penstock.core.settings import Settings, current, variable
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import pickle_function
 from penstock.runtime.driver.decide import JobStatus, StopMode
-from penstock.runtime.driver.driver import JobDriver
-from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, SideWork
-from penstock.runtime.driver.outcomes import EpochRan
+from penstock.runtime.driver.driver import RunOptions
+from penstock.runtime.driver.environment import JobEnvironment, SideWork
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.session import (
     DEFAULT_MASTER,
@@ -38,55 +38,30 @@ from penstock.runtime.spark.session import (
 )
 from penstock.runtime.spark.task import WorkerSpec
 from penstock.state.files.cache import FileCache
-from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
-from penstock.state.storage.object_store import ObjectStore
 
 
 @contextmanager
-def stopped_by_ctrl_c(driver: JobDriver, executor: SparkExecutor) -> Iterator[None]:
-    """Let Ctrl-C stop the driver for as long as the body runs; only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    presses = 0
+def on_ctrl_c(
+    first: Callable[[], None], again: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Call `first` at the first Ctrl-C while the body runs, and `again` at each later one.
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal presses
-        del number, frame
-        presses += 1
-        if presses == 1:
-            driver.request_stop(StopMode.CHECKPOINT)
-            return
-        driver.request_stop(StopMode.IMMEDIATE)
-        executor.cancel()
-
-    before: Any = signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def noticing_ctrl_c() -> Iterator[threading.Event]:
-    """Yield what the first Ctrl-C sets; from the second on it does what it did before.
-
-    Only in the main thread: elsewhere nothing is ever set.
+    Without `again` a later one does what it did before. Only in the main thread: elsewhere
+    nothing is called.
     """
-    pressed = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield pressed
+        yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
         del number, frame
-        pressed.set()
-        signal.signal(signal.SIGINT, before)
+        first()
+        signal.signal(signal.SIGINT, before if again is None else lambda *_: again())
 
     before: Any = signal.signal(signal.SIGINT, handle)
     try:
-        yield pressed
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -95,36 +70,21 @@ _WRITERS = 8
 """How many metadata objects of an epoch are written side by side."""
 
 
-def run_on_spark(
-    graph: LogicalGraph,
-    store: ObjectStore,
-    registry: Registry,
-    *,
-    settings: Settings,
-    driver_settings: DriverSettings,
-    session: SparkSession | None = None,
-    master: str | None = None,
-    restore: Epochs | None = None,
-    on_status: Callable[[JobStatus], None] | None = None,
-    shows_logs: bool = False,
-    on_driver: Callable[[JobDriver], None] | None = None,
-    on_epoch: Callable[[EpochRan], None] | None = None,
-) -> JobStatus:
-    """Run a job until its data ends or somebody stops it.
+def run_on_spark(graph: LogicalGraph, registry: Registry, options: RunOptions) -> JobStatus:
+    """Run a job until its data ends or it is stopped.
 
-    With the user's own `session`, or one that runs in this process, that is left as it is;
-    otherwise Spark is started, and stopped again. `on_driver` is given the driver before it
-    starts, `on_epoch` every epoch that counts, committed.
+    With the user's own session, or one that runs in this process, that is left as it is;
+    otherwise Spark is started, and stopped again.
     """
+    store, epochs, settings = options.open_store(graph.job), options.epochs, current()
     if isinstance(store, MemoryStore):
         raise UserError(
             f"job {graph.job!r} cannot keep its checkpoints in memory on Spark: workers are "
             "other processes. Give a folder, s3://…, gs://… or az://…",
             code=ErrorCode.INVALID_URL,
         )
-    name = str(graph.job)
     with (
-        _OWN_SPARK.session(session, master, name, shows_logs=shows_logs) as (theirs, spark),
+        _OWN_SPARK.session(options, str(graph.job)) as (theirs, spark),
         _cache_root(settings, spark) as cache_root,
     ):
         spec = WorkerSpec(
@@ -137,14 +97,18 @@ def run_on_spark(
             FileCache(Path(cache_root), limit_bytes=settings.cache_limit_bytes),
             executor,
             registry,
-            settings=driver_settings,
+            settings=options.driver_settings(),
             side_work=SideWork(_WRITERS),
         )
-        driver = JobDriver(environment, on_status=on_status, on_epoch=on_epoch)
-        if on_driver is not None:
-            on_driver(driver)
-        with stopped_by_ctrl_c(driver, executor), driving_with(theirs):
-            return driver.run(restore=restore)
+        driver = options.driver(environment)
+
+        def stop_now() -> None:
+            driver.request_stop(StopMode.IMMEDIATE)
+            executor.cancel()
+
+        stop = partial(driver.request_stop, StopMode.CHECKPOINT)
+        with on_ctrl_c(stop, again=stop_now), driving_with(theirs):
+            return driver.run(restore=epochs)
 
 
 class _OwnSpark:
@@ -156,15 +120,16 @@ class _OwnSpark:
 
     @contextmanager
     def session(
-        self, given: SparkSession | None, master: str | None, name: str, *, shows_logs: bool
+        self, options: RunOptions, name: str
     ) -> Iterator[tuple[SparkSession, SparkSession]]:
         """Yield whose session it is, and the one beside it that epochs run on."""
+        given, master = options.session, options.master
         with self._lock:
             theirs = given or running_session()
             is_ours = given is None and (theirs is None or self._users > 0)
             if theirs is None:
                 theirs = open_session(
-                    master or DEFAULT_MASTER, name=name, shows_logs=shows_logs
+                    master or DEFAULT_MASTER, name=name, shows_logs=options.shows_logs
                 )
             else:
                 _check_master(theirs, master)
