@@ -12,7 +12,6 @@ not answer while columns are inferred, or an operator's own code that fails, is 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -26,25 +25,12 @@ R = TypeVar("R")
 _PACKAGE = Path(__file__).parent.parent
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One mistake: what the step raised, which step it was, and where it was written."""
-
-    error: UserError
-    step: str
-    where: str | None
-    """File and line of the user's code; None if nobody outside of Penstock called."""
-
-    def __str__(self) -> str:
-        start = self.step if self.where is None else f"{self.where}, {self.step}"
-        return f"{start}: {self.error.message}"
-
-
 class Problems:
     """The mistakes of one pipeline so far, in the order they were written. Only grows."""
 
     def __init__(self) -> None:
-        self._noted: list[Problem] = []
+        self._noted: list[tuple[UserError, str]] = []
+        """What a step raised, and how it is listed: with the step, and where it was written."""
         self._step = "a step"
 
     @contextmanager
@@ -64,12 +50,13 @@ class Problems:
         """Keep a mistake, unless it is only the consequence of one that is kept already."""
         if error.code is ErrorCode.BROKEN_INPUT:
             return
-        problem = Problem(error, self._step, _where_user_wrote())
-        if problem.where is not None:
-            error.add_note(f"written at {problem.where}, in {self._step}")
+        where, start = _where_user_wrote(), self._step
+        if where is not None:
+            error.add_note(f"written at {where}, in {self._step}")
+            start = f"{where}, {self._step}"
         # Frames of the step hold on to data, and the note says where to look.
         error.__traceback__ = None
-        self._noted.append(problem)
+        self._noted.append((error, f"{start}: {error.message}"))
 
     def __bool__(self) -> bool:
         return bool(self._noted)
@@ -78,8 +65,8 @@ class Problems:
         """Raise the only mistake itself, or one error that lists all, `others` behind them."""
         if len(self._noted) == 1 and not others:
             # Raised again by every call, it must not carry the frames of the one before.
-            raise self._noted[0].error.with_traceback(None)
-        problems = (*map(str, self._noted), *others)
+            raise self._noted[0][0].with_traceback(None)
+        problems = (*(listed for _, listed in self._noted), *others)
         listed = "\n  ".join(problem.replace("\n", "\n    ") for problem in problems)
         raise GraphError(
             f"pipeline {job!r} has {len(problems)} mistakes:\n  {listed}",
@@ -109,23 +96,11 @@ class Noting:
         return False
 
 
-class Gathering(Protocol):
-    """What a step tells its mistakes to: the builder of the pipeline."""
-
-    @property
-    def problems(self) -> Problems:
-        """The mistakes so far."""
-
-    def reserve(self, name: str) -> None:
-        """Keep a name from being used by another step."""
-
-
 class Written(Protocol):
     """What has steps: a pipeline, a stream, or one cut into windows."""
 
-    @property
-    def builder(self) -> Gathering:
-        """What steps are added to."""
+    builder: Any
+    """What steps are added to: it gathers `problems`, and can `reserve` a name."""
 
 
 def step(
@@ -146,7 +121,8 @@ def step(
             builder = cast(Written, args[0]).builder
             name = None if name_of is None else name_of(args[1:], kwargs)
             shown = f"{kind} {name!r}" if isinstance(name, str) else kind
-            with builder.problems.within(shown), builder.problems.noting():
+            problems: Problems = builder.problems
+            with problems.within(shown), problems.noting():
                 if name_of is not None:
                     _check_name(kind, name)
                 return function(*args, **kwargs)
@@ -174,19 +150,14 @@ def _naming(function: Callable[..., Any]) -> Callable[[Any, Any], object]:
 
 def _check_name(kind: str, name: object) -> None:
     if not isinstance(name, str):
-        instead = "" if name is None else f", not {_shown(name)}"
+        has_text = type(name).__str__ is not object.__str__
+        shown = str(name) if has_text else f"a value of type {type(name).__name__}"
+        instead = "" if name is None else f", not {shown}"
         raise UserError(
             f"{kind} needs a name first{instead}: a stable one, because it is the identity "
             f'of the state of the step. Write {kind}("some-name", …)',
             code=ErrorCode.INVALID_NAME,
         )
-
-
-def _shown(value: object) -> str:
-    """Return a value as text if it has one of its own, else what it is."""
-    if type(value).__str__ is not object.__str__:
-        return str(value)
-    return f"a value of type {type(value).__name__}"
 
 
 def _where_user_wrote() -> str | None:

@@ -177,12 +177,10 @@ class GraphBuilder:
             )
         if watermark is None and stream.time_column is not None:
             watermark = WatermarkSpec()
+        count = self._parallelism if parallelism is None else parallelism
+        outputs = {MAIN: stream, **sides}
         self._nodes[operator] = Node(
-            operator,
-            _plain(spec),
-            parallelism=self._parallelism if parallelism is None else parallelism,
-            outputs={MAIN: stream, **sides},
-            watermark=watermark,
+            operator, _plain(spec), count, outputs=outputs, watermark=watermark
         )
         self.displays[operator] = source.display()
         return Port(operator, MAIN, stream)
@@ -197,8 +195,9 @@ class GraphBuilder:
         is_sink: bool = False,
     ) -> OperatorId:
         """Add an operator behind other ones; a sink emits nothing, any other does."""
-        operator = self.claim(name)
-        return self.place(operator, spec, inputs, parallelism=parallelism, is_sink=is_sink)
+        return self.place(
+            self.claim(name), spec, inputs, parallelism=parallelism, is_sink=is_sink
+        )
 
     def place(
         self,
@@ -224,23 +223,14 @@ class GraphBuilder:
             sides = step.side_outputs(schemas)
         if parallelism is None:
             parallelism = self._parallelism_behind(inputs)
-        self._nodes[operator] = Node(
-            operator,
-            _plain(spec),
-            parallelism=parallelism,
-            inputs=schemas,
-            outputs={**({} if stream is None else {MAIN: stream}), **sides},
-        )
-        self._edges += [
-            Edge(
-                port.operator,
-                operator,
-                port.output,
-                index,
-                self._exchange_into(port, parallelism),
-            )
-            for index, port in enumerate(inputs)
-        ]
+        outputs = sides if stream is None else {MAIN: stream, **sides}
+        self._nodes[operator] = Node(operator, _plain(spec), parallelism, schemas, outputs)
+        for index, port in enumerate(inputs):
+            exchange = port.exchange
+            if exchange is Exchange.FORWARD and self._parallelism_of(port) != parallelism:
+                # Between different parallelisms no row can go straight on.
+                exchange = Exchange.REBALANCE
+            self._edges.append(Edge(port.operator, operator, port.output, index, exchange))
         self.displays[operator] = step.display()
         return operator
 
@@ -255,15 +245,11 @@ class GraphBuilder:
                 return port.parallelism
         for port in inputs:
             if port.exchange is Exchange.FORWARD:
-                return self._nodes[port.operator].parallelism
+                return self._parallelism_of(port)
         return self._parallelism
 
-    def _exchange_into(self, port: Port, parallelism: int) -> Exchange:
-        """Return how rows travel; between different parallelisms none can go straight on."""
-        is_forward = port.exchange is Exchange.FORWARD
-        if is_forward and self._nodes[port.operator].parallelism != parallelism:
-            return Exchange.REBALANCE
-        return port.exchange
+    def _parallelism_of(self, port: Port) -> int:
+        return self._nodes[port.operator].parallelism
 
 
 def _plain(spec: OperatorSpec) -> OperatorSpec:

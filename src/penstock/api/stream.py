@@ -7,7 +7,7 @@ identity of state. Mistakes are raised with the graph, all at once: `penstock.ap
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -40,50 +40,127 @@ from penstock.operators.updating.changelog import to_debezium_spec
 from penstock.operators.user_functions import process_spec
 from penstock.state.tables.specs import TimeDomain
 
-AnyStream: TypeAlias = Union["Stream", "KeyedStream"]
 Step: TypeAlias = ArrowOperator | OperatorSpec
 """A user's operator, or the spec of a built-in or plugged-in one."""
 
 
-def _itself(stream: "Stream") -> "Stream":
-    return stream
-
-
-def _nothing(stream: "Stream") -> None:
-    del stream
-
-
-def _broken(stream: AnyStream) -> "Stream":
+def _broken(stream: "AnyStream") -> "Stream":
     return Stream(stream.builder, BrokenPort())
 
 
-def _broken_keyed(stream: "Stream") -> "KeyedStream":
-    return KeyedStream(stream.builder, BrokenPort())
+class AnyStream:
+    """What `Stream` and `KeyedStream` share: a place in the graph, windows and operators."""
+
+    def __init__(self, builder: GraphBuilder, port: Port) -> None:
+        self.builder = builder
+        """What steps are added to; for those who add steps of their own."""
+        self.port = port
+        """What the next step reads."""
+
+    @property
+    def schema(self) -> StreamSchema:
+        """The columns of its rows, which one is their event time, and which are their key."""
+        return self.builder.schema_of(self.port)
+
+    @step(lambda stream: BrokenWindows(stream.builder, Stream), is_named=True)
+    def window(
+        self,
+        name: str,
+        window: Window,
+        *,
+        bad_times: BadTimes = "fail",
+        parallelism: int | None = None,
+    ) -> "WindowedStream[Stream]":
+        """Cut all rows, or those of each key, into windows by event time.
+
+        `aggregate` of what is returned says what to compute.
+        Rows whose event time is null or outside of the years 1 to 9999 fail the job, or go
+        to the side output `BAD` if `bad_times` is "divert".
+
+        >>> import datetime as dt, penstock as ps
+        >>> rows = [
+        ...     {"user": "ada", "at": dt.datetime(2024, 1, 1, 12, 0, s)} for s in (1, 2)
+        ... ]
+        >>> p, out = ps.Pipeline("p"), ps.list_sink("doctest-of-window")
+        >>> clicks = p.read("clicks", ps.list_source(rows), event_time="at", lateness="5s")
+        >>> minutes = clicks.key_by("user").window("per-minute", ps.tumbling("1m"))
+        >>> minutes.aggregate(clicks=ps.count()).write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> [(row["user"], str(row["window_end"]), row["clicks"]) for row in out.rows()]
+        [('ada', '2024-01-01 12:01:00', 2)]
+        """
+        return WindowedStream(
+            self.builder,
+            self.port,
+            name,
+            window,
+            bad_times=bad_times,
+            parallelism=parallelism,
+            to_stream=Stream,
+        )
+
+    @step(_broken, is_named=True)
+    def process(
+        self,
+        name: str,
+        operator: Step,
+        *others: "AnyStream",
+        parallelism: int | None = None,
+    ) -> "Stream":
+        """Put an operator behind this stream, and `others` as its further inputs.
+
+        Behind a keyed stream each of its subtasks sees all rows of its keys. Key `others` too,
+        by the same columns in meaning, to have rows of one key meet.
+
+        >>> import penstock as ps
+        >>> class Log(ps.ArrowOperator):
+        ...     def name(self):
+        ...         return "log"
+        ...
+        ...     def process_batch(self, batch, ctx, collector):
+        ...         print(batch.num_rows, "rows")
+        ...         collector.collect(batch)
+        >>> p = ps.Pipeline("p")
+        >>> rows = p.read("numbers", ps.impulse(count=5))
+        >>> rows.process("log", Log()).write("out", ps.blackhole())
+        >>> status = p.run_in_process("memory:")
+        5 rows
+        """
+        return self._then(operator, *others, name=name, parallelism=parallelism)
+
+    def _then(
+        self,
+        step: Step,
+        *others: "AnyStream",
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> "Stream":
+        """Add an operator behind this stream and others; without a name it gets one."""
+        builder, spec = self.builder, _to_spec(step)
+        name = builder.name_for(spec.kind) if name is None else name
+        for stream in others:
+            if stream.builder is not builder:
+                raise UserError(
+                    f"operator {name!r} of pipeline {builder.job!r} cannot read from a stream "
+                    f"of pipeline {stream.builder.job!r}: build both in one pipeline",
+                    operator=name,
+                )
+        ports = [stream.port for stream in (self, *others)]
+        operator = builder.add_step(name, spec, ports, parallelism=parallelism)
+        return Stream(builder, builder.port(operator))
 
 
-def _broken_windows(stream: AnyStream) -> "WindowedStream[Stream]":
-    return BrokenWindows(stream.builder, Stream)
-
-
-class Stream:
+class Stream(AnyStream):
     """Rows on their way from one step to the next. Made by `Pipeline.read` and by steps."""
 
     def __init__(
         self, builder: GraphBuilder, port: Port, sides: Mapping[str, Port] | None = None
     ) -> None:
-        self.builder = builder
-        """What steps are added to; for those who add steps of their own."""
-        self.port = port
-        """What the next step reads."""
+        super().__init__(builder, port)
         self._sides = dict(sides or {})
         """Side outputs of the step that another operator makes on its behalf."""
 
-    @property
-    def schema(self) -> StreamSchema:
-        """The columns of its rows, and which one is their event time."""
-        return self.builder.schema_of(self.port)
-
-    @step(_itself)
+    @step(lambda stream: stream)
     def filter(self, predicate: ExpressionLike) -> "Stream":
         """Keep the rows for which a Polars expression is true.
 
@@ -153,7 +230,7 @@ class Stream:
 
         It has a name because calls that wait for an answer are kept in state.
         """
-        return _process(self.builder, name, declared.to_operator_spec(), (self,))
+        return self._then(declared.to_operator_spec(), name=name)
 
     @step(_broken)
     def to_debezium(self) -> "Stream":
@@ -183,7 +260,7 @@ class Stream:
         """Send all rows to every subtask of the next step."""
         return Stream(self.builder, self.port.sent(Exchange.BROADCAST))
 
-    @step(_broken_keyed)
+    @step(lambda stream: KeyedStream(stream.builder, BrokenPort()))
     def key_by(self, *columns: str) -> "KeyedStream":
         """Send rows to the subtask that owns their key, for the stateful step that follows.
 
@@ -197,54 +274,6 @@ class Stream:
                 "key_by needs at least one column: name those that make up the key"
             )
         return KeyedStream(self.builder, self.port.sent_by(columns))
-
-    @step(_broken_windows, is_named=True)
-    def window(
-        self,
-        name: str,
-        window: Window,
-        *,
-        bad_times: BadTimes = "fail",
-        parallelism: int | None = None,
-    ) -> "WindowedStream[Stream]":
-        """Cut all rows into windows by event time; `aggregate` says what to compute.
-
-        Rows whose event time is null or outside of the years 1 to 9999 fail the job, or go
-        to the side output `BAD` if `bad_times` is "divert".
-        """
-        return WindowedStream(
-            self.builder,
-            self.port,
-            name,
-            window,
-            bad_times=bad_times,
-            parallelism=parallelism,
-            to_stream=Stream,
-        )
-
-    @step(_broken, is_named=True)
-    def process(
-        self, name: str, operator: Step, *others: AnyStream, parallelism: int | None = None
-    ) -> "Stream":
-        """Put an operator behind this stream, and `others` as its further inputs.
-
-        >>> import penstock as ps
-        >>> class Log(ps.ArrowOperator):
-        ...     def name(self):
-        ...         return "log"
-        ...
-        ...     def process_batch(self, batch, ctx, collector):
-        ...         print(batch.num_rows, "rows")
-        ...         collector.collect(batch)
-        >>> p = ps.Pipeline("p")
-        >>> rows = p.read("numbers", ps.impulse(count=5))
-        >>> rows.process("log", Log()).write("out", ps.blackhole())
-        >>> status = p.run_in_process("memory:")
-        5 rows
-        """
-        return _process(
-            self.builder, name, operator, (self, *others), parallelism=parallelism
-        )
 
     @step(_broken)
     def side_output(self, name: str) -> "Stream":
@@ -270,7 +299,7 @@ class Stream:
             )
         return Stream(self.builder, self.builder.port(operator, name))
 
-    @step(_nothing, is_named=True)
+    @step(lambda _: None, is_named=True)
     def write(
         self, name: str, sink: Step | Writable, *, parallelism: int | None = None
     ) -> None:
@@ -287,9 +316,6 @@ class Stream:
             name, spec, [self.port], parallelism=parallelism, is_sink=True
         )
 
-    def _then(self, spec: OperatorSpec, *others: "Stream") -> "Stream":
-        return _process(self.builder, None, spec, (self, *others))
-
     def _to_stream_schema(
         self, schema: StreamSchema | pa.Schema | None
     ) -> StreamSchema | None:
@@ -300,55 +326,8 @@ class Stream:
         return StreamSchema(schema, time_column if time_column in schema.names else None)
 
 
-class KeyedStream:
+class KeyedStream(AnyStream):
     """Rows that are sent by key: the input of a step with state per key. Made by `key_by`."""
-
-    def __init__(self, builder: GraphBuilder, port: Port) -> None:
-        self.builder = builder
-        """What steps are added to; for those who add steps of their own."""
-        self.port = port
-        """What the next step reads."""
-
-    @property
-    def schema(self) -> StreamSchema:
-        """The columns of its rows, which one is their event time, and which are their key."""
-        return self.builder.schema_of(self.port)
-
-    @step(_broken_windows, is_named=True)
-    def window(
-        self,
-        name: str,
-        window: Window,
-        *,
-        bad_times: BadTimes = "fail",
-        parallelism: int | None = None,
-    ) -> WindowedStream[Stream]:
-        """Cut the rows of each key into windows by event time; `aggregate` says what to compute.
-
-        Rows whose event time is null or outside of the years 1 to 9999 fail the job, or go
-        to the side output `BAD` if `bad_times` is "divert".
-
-        >>> import datetime as dt, penstock as ps
-        >>> rows = [
-        ...     {"user": "ada", "at": dt.datetime(2024, 1, 1, 12, 0, s)} for s in (1, 2)
-        ... ]
-        >>> p, out = ps.Pipeline("p"), ps.list_sink("doctest-of-window")
-        >>> clicks = p.read("clicks", ps.list_source(rows), event_time="at", lateness="5s")
-        >>> minutes = clicks.key_by("user").window("per-minute", ps.tumbling("1m"))
-        >>> minutes.aggregate(clicks=ps.count()).write("out", out)
-        >>> status = p.run_in_process("memory:")
-        >>> [(row["user"], str(row["window_end"]), row["clicks"]) for row in out.rows()]
-        [('ada', '2024-01-01 12:01:00', 2)]
-        """
-        return WindowedStream(
-            self.builder,
-            self.port,
-            name,
-            window,
-            bad_times=bad_times,
-            parallelism=parallelism,
-            to_stream=Stream,
-        )
 
     @step(_broken, is_named=True)
     def aggregate(
@@ -385,41 +364,6 @@ class KeyedStream:
         )
         return Stream(self.builder, changelog)
 
-    @step(_broken, is_named=True)
-    def process(
-        self, name: str, operator: Step, *others: AnyStream, parallelism: int | None = None
-    ) -> Stream:
-        """Put an operator behind this stream: each of its subtasks sees all rows of its keys.
-
-        Key `others` too, by the same columns in meaning, to have rows of one key meet.
-        """
-        return _process(
-            self.builder, name, operator, (self, *others), parallelism=parallelism
-        )
-
 
 def _to_spec(step: Step) -> OperatorSpec:
     return step if isinstance(step, OperatorSpec) else process_spec(step)
-
-
-def _process(
-    builder: GraphBuilder,
-    name: str | None,
-    step: Step,
-    streams: tuple[AnyStream, ...],
-    *,
-    parallelism: int | None = None,
-) -> Stream:
-    spec = _to_spec(step)
-    name = builder.name_for(spec.kind) if name is None else name
-    ports = []
-    for stream in streams:
-        if stream.builder is not builder:
-            raise UserError(
-                f"operator {name!r} of pipeline {builder.job!r} cannot read from a stream of "
-                f"pipeline {stream.builder.job!r}: build both in one pipeline",
-                operator=name,
-            )
-        ports.append(stream.port)
-    operator = builder.add_step(name, spec, ports, parallelism=parallelism)
-    return Stream(builder, builder.port(operator))

@@ -143,13 +143,19 @@ class WindowedStream(Generic[StreamT]):
         self._port = port
         self._name = name
         self._window = window
+        self._parallelism = parallelism
+        self._diverts_bad_times = bad_times == "divert"
         self._lengths = _ANY_LENGTHS
         with builder.problems.noting():
             self._lengths = _to_micros(name, window)
         with builder.problems.noting():
-            _check_bad_times(name, bad_times)
-        self._diverts_bad_times = bad_times == "divert"
-        self._parallelism = parallelism
+            if bad_times not in _BAD_TIMES:
+                raise UserError(
+                    f"window {name!r}: bad_times is {bad_times!r}"
+                    f"{did_you_mean(bad_times, _BAD_TIMES)}: use 'fail' or 'divert'",
+                    code=ErrorCode.INVALID_CONFIG,
+                    operator=name,
+                )
 
     @step(_broken_result)
     def aggregate(self, **aggregates: Aggregate) -> StreamT:
@@ -185,8 +191,7 @@ class WindowedStream(Generic[StreamT]):
             shown=str(self._window),
             diverts_bad_times=self._diverts_bad_times,
         )
-        rows = _unkeyed(self._port)
-        made = self.builder.add_step(f"{operator}-combiner", combiner, [rows])
+        made = self.builder.add_step(f"{operator}-combiner", combiner, [self._rows()])
         combined = self.builder.port(made)
         return self._add(operator, window, combined, aggregation, sides_of=made)
 
@@ -194,7 +199,7 @@ class WindowedStream(Generic[StreamT]):
         self, operator: OperatorId, aggregation: WindowAggregation
     ) -> StreamT:
         """Add the windows behind an exchange of rows; they need a key to travel by."""
-        rows = _unkeyed(self._port)
+        rows = self._rows()
         if not aggregation.stream.key_columns:
             if ALL_ROWS in aggregation.stream.schema.names:
                 raise SchemaError(
@@ -203,8 +208,7 @@ class WindowedStream(Generic[StreamT]):
                     operator=str(operator),
                 )
             key = pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS)
-            spec = with_columns_spec(key)
-            made = self.builder.add_step(f"{operator}-rows", spec, [rows])
+            made = self.builder.add_step(f"{operator}-rows", with_columns_spec(key), [rows])
             rows = self.builder.port(made)
         window = session_window_spec(
             self._lengths["gap"],
@@ -213,6 +217,11 @@ class WindowedStream(Generic[StreamT]):
             diverts_bad_times=self._diverts_bad_times,
         )
         return self._add(operator, window, rows, aggregation)
+
+    def _rows(self) -> Port:
+        """Return the rows before they are sent by key, or to all: partials are sent instead."""
+        is_sent = self._port.exchange in (Exchange.BY_KEY, Exchange.BROADCAST)
+        return self._port.sent(Exchange.FORWARD) if is_sent else self._port
 
     def _add(
         self,
@@ -226,8 +235,7 @@ class WindowedStream(Generic[StreamT]):
         parallelism = self._parallelism
         if parallelism is None and not aggregation.stream.key_columns:
             parallelism = 1
-        builder = self.builder
-        keyed = rows.sent_by(aggregation.keys)
+        builder, keyed = self.builder, rows.sent_by(aggregation.keys)
         builder.place(operator, window, [keyed], parallelism=parallelism)
         names = (LATE, BAD) if self._diverts_bad_times else (LATE,)
         sides = {name: builder.port(sides_of or operator, name) for name in names}
@@ -245,22 +253,6 @@ class BrokenWindows(WindowedStream[StreamT]):
     def aggregate(self, **aggregates: Aggregate) -> StreamT:
         del aggregates
         return _broken_result(self)
-
-
-def _check_bad_times(name: str, bad_times: str) -> None:
-    if bad_times not in _BAD_TIMES:
-        raise UserError(
-            f"window {name!r}: bad_times is {bad_times!r}"
-            f"{did_you_mean(bad_times, _BAD_TIMES)}: use 'fail' or 'divert'",
-            code=ErrorCode.INVALID_CONFIG,
-            operator=name,
-        )
-
-
-def _unkeyed(port: Port) -> Port:
-    """Return rows before they are sent by key, or to all: their partials are sent instead."""
-    is_sent = port.exchange in (Exchange.BY_KEY, Exchange.BROADCAST)
-    return port.sent(Exchange.FORWARD) if is_sent else port
 
 
 def _compile(
@@ -303,8 +295,10 @@ def _to_micros(name: str, window: Window) -> dict[str, int]:
             lengths[what] = to_micros(duration, what)
         except UserError as error:
             problems.append(error.message)
-    if not problems:
-        problems = _length_problems(lengths)
+    if not problems and isinstance(window, SessionWindow):
+        problems = find_length_problems(lengths)
+    elif not problems:
+        problems = find_grid_problems(**lengths)
     if problems:
         listed = "\n  ".join(dict.fromkeys(problems))
         raise UserError(
@@ -314,12 +308,6 @@ def _to_micros(name: str, window: Window) -> dict[str, int]:
             problems=tuple(problems),
         )
     return lengths
-
-
-def _length_problems(lengths: Mapping[str, int]) -> list[str]:
-    if "gap" in lengths:
-        return find_length_problems(lengths)
-    return find_grid_problems(lengths["width"], lengths["slide"], lengths["offset"])
 
 
 def add_updating_aggregate(
