@@ -10,10 +10,17 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
+from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.operators.aggregates.frames import to_table
 from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
+from penstock.operators.context import OperatorContext
 from penstock.operators.registry import OperatorConfig
+from penstock.operators.windows.assignment import (
+    EventTimes,
+    read_event_times,
+    refuse_bad_times,
+)
 
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
@@ -82,6 +89,18 @@ class WindowAggregation:
         field: Any = self.stream.schema.field(self.stream.time_column or "")
         zone: str | None = field.type.tz
         return zone
+
+    def read_times(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, *, diverts_bad: bool
+    ) -> EventTimes:
+        """Return the event times of rows; bad ones are counted, or refused."""
+        name = self.stream.time_column or ""
+        times = read_event_times(batch.column(name))
+        if times.bad is not None:
+            if not diverts_bad:
+                raise refuse_bad_times(times, batch.column(name), name)
+            ctx.count("bad_rows", int(times.bad.sum()))
+        return times
 
     def with_key(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return rows or partials with the key column that a stream without a key lacks."""
@@ -160,3 +179,8 @@ class WindowConfig(OperatorConfig):
                 f"{self.window} cannot be computed: {'; '.join(problems)}",
                 code=ErrorCode.INVALID_NUMBER,
             )
+
+
+def instant_of(watermark: EventTime | None) -> int | None:
+    """Return a watermark in microseconds; None while it is unknown."""
+    return None if watermark is None else watermark.micros

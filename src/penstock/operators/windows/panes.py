@@ -33,7 +33,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import RESERVED_PREFIX, StreamSchema
-from penstock.core.watermark import CheckpointBarrier, EventTime
+from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.logical import BAD, LATE, OperatorSpec
 from penstock.operators.aggregates.frames import (
     ROWS_WORTH_A_PASS,
@@ -50,15 +50,13 @@ from penstock.operators.windows.aggregation import (
     PANE,
     WindowAggregation,
     WindowConfig,
+    instant_of,
 )
 from penstock.operators.windows.assignment import (
-    Flags,
     Micros,
     WindowGrid,
     find_grid_problems,
     place_rows,
-    read_event_times,
-    refuse_bad_times,
 )
 from penstock.state.tables.specs import TableSpec, time_keyed_table
 from penstock.state.tables.time_keyed_view import TimeKeyedView
@@ -154,21 +152,24 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Buffer the rows that some open window holds; send late and bad ones aside."""
-        name = self._aggregation.stream.time_column or ""
-        times = read_event_times(batch.column(name))
+        diverts_bad = self.config.diverts_bad_times
+        times = self._aggregation.read_times(batch, ctx, diverts_bad=diverts_bad)
         if times.bad is not None:
-            if not self.config.diverts_bad_times:
-                raise refuse_bad_times(times, batch.column(name), name)
-            ctx.count("bad_rows", int(times.bad.sum()))
             collector.collect(batch.filter(pa.array(times.bad)), BAD)
         reached = ctx.previous_watermark_of(self.config.consumer)
-        placed = place_rows(times, self._grid, None if reached is None else reached.micros)
+        placed = place_rows(times, self._grid, instant_of(reached))
         if placed.outside is not None:
             ctx.count("rows_outside_windows", int(placed.outside.sum()))
         if placed.late is not None:
             ctx.count("late_rows", int(placed.late.sum()))
             collector.collect(batch.filter(pa.array(placed.late)), LATE)
-        self._buffer(batch, times.micros, placed.kept)
+        rows, micros = batch.select(list(self._aggregation.reads)), times.micros
+        if placed.kept is not None:
+            rows, micros = rows.filter(pa.array(placed.kept)), micros[placed.kept]
+        if len(micros):
+            self._batches.append(rows)
+            self._times.append(micros)
+            self._buffered_rows += len(micros)
         if self._buffered_rows >= BUFFERED_ROWS:
             self._emit(collector)
 
@@ -178,15 +179,6 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
     ) -> None:
         """Emit the partials of the epoch's rows."""
         self._emit(collector)
-
-    def _buffer(self, batch: pa.RecordBatch, micros: Micros, kept: Flags | None) -> None:
-        rows = batch.select(list(self._aggregation.reads))
-        if kept is not None:
-            rows, micros = rows.filter(pa.array(kept)), micros[kept]
-        if len(micros):
-            self._batches.append(rows)
-            self._times.append(micros)
-            self._buffered_rows += len(micros)
 
     def _emit(self, collector: ArrowCollector) -> None:
         if not self._buffered_rows:
@@ -282,7 +274,8 @@ def close_windows(
             return
         block_last = min(last, start + (size - 1) * grid.slide_micros)
         rows = panes.rows(start, block_last + grid.width_micros)
-        yield from _merge(_Block(grid, start, block_last), aggregation, rows)
+        starts = range(start, block_last + 1, grid.slide_micros)
+        yield from _merge(grid, starts, aggregation, rows)
         start = block_last + grid.slide_micros
         if rows.height < _FEW_ROWS:
             size = min(2 * size, largest)
@@ -290,41 +283,28 @@ def close_windows(
             size = max(1, size // 2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Consecutive windows, by where the first and the last of them start."""
-
-    grid: WindowGrid
-    first: int
-    last: int
-
-    def starts(self) -> range:
-        return range(self.first, self.last + 1, self.grid.slide_micros)
-
-
 def _merge(
-    block: _Block, aggregation: WindowAggregation, rows: pl.DataFrame
+    grid: WindowGrid, starts: range, aggregation: WindowAggregation, rows: pl.DataFrame
 ) -> Iterator[pl.DataFrame]:
+    """Merge the partials of consecutive windows, given where these start."""
     keys, merge = aggregation.keys, aggregation.plan.merge
-    if block.grid.is_pane_per_window:
+    if grid.is_pane_per_window:
         yield from group_by_instant(rows, PANE, keys, merge)
         return
     times = rows[PANE].to_numpy()
-    first = np.maximum(block.grid.first_starts(times), block.first)
-    last = np.minimum(block.grid.last_starts(times), block.last)
-    counts = (last - first) // block.grid.slide_micros + 1
-    if int(counts.sum()) < ROWS_WORTH_A_PASS * len(block.starts()):
-        shared = _repeat(rows, first, counts, block.grid.slide_micros)
+    first = np.maximum(grid.first_starts(times), starts[0])
+    last = np.minimum(grid.last_starts(times), starts[-1])
+    counts = (last - first) // grid.slide_micros + 1
+    if int(counts.sum()) < ROWS_WORTH_A_PASS * len(starts):
+        shared = _repeat(rows, first, counts, grid.slide_micros)
         yield from group_by_instant(shared, PANE, keys, merge)
         return
     if not rows[PANE].is_sorted():
         rows = rows.sort(PANE)
         times = rows[PANE].to_numpy()
-    for start in block.starts():
+    for start in starts:
         # In order of time the rows of a window lie side by side: they are not copied.
-        first_row, end_row = np.searchsorted(
-            times, [start, start + block.grid.width_micros]
-        )
+        first_row, end_row = np.searchsorted(times, [start, start + grid.width_micros])
         merged = merge(rows.slice(int(first_row), int(end_row - first_row)), keys)
         yield merged.with_columns(pl.lit(start, pl.Int64).alias(PANE))
 
@@ -385,12 +365,21 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
     ) -> None:
         """Emit the windows that close, and keep what later ones need."""
         aggregation, grid = self._aggregation, self._grid
-        watermark = _micros(ctx.watermark)
-        fresh = self._take_received()
+        watermark = instant_of(ctx.watermark)
+        received, self._received = self._received, []
+        schema = aggregation.partials.schema
+        fresh = panes_frame(pa.Table.from_batches(received, schema))
         is_needed = fresh[PANE] >= grid.open_from(watermark)
-        needed, rest = self._merged(fresh.filter(is_needed)), fresh.filter(~is_needed)
+        needed, rest = fresh.filter(is_needed), fresh.filter(~is_needed)
+        # Partials of several senders become one row per key and pane.
+        merge = aggregation.plan.merge
+        parts = [
+            part.select(needed.columns)
+            for part in group_by_instant(needed, PANE, aggregation.keys, merge)
+        ]
+        needed = pl.concat(parts) if parts else needed
         view = ctx.get_time_keyed_state(TABLE)
-        closing = grid.closing(_micros(ctx.previous_watermark), watermark)
+        closing = grid.closing(instant_of(ctx.previous_watermark), watermark)
         if closing is not None:
             panes = OpenPanes(view, pl.concat([rest, needed]))
             for merged in close_windows(grid, aggregation, panes, closing):
@@ -400,23 +389,4 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
         # Only now: a pane of this epoch must not be found in the table as well.
         if needed.height:
             expiry = grid.last_ends(needed[PANE].to_numpy())
-            rows = to_table(needed, aggregation.partials.schema)
-            view.insert(rows, pa.array(expiry).view(MICROS))
-
-    def _take_received(self) -> pl.DataFrame:
-        """Return this epoch's partials, their panes as microseconds."""
-        received, self._received = self._received, []
-        return panes_frame(
-            pa.Table.from_batches(received, self._aggregation.partials.schema)
-        )
-
-    def _merged(self, partials: pl.DataFrame) -> pl.DataFrame:
-        """Return partials of several senders as one row per key and pane."""
-        aggregation = self._aggregation
-        merged = group_by_instant(partials, PANE, aggregation.keys, aggregation.plan.merge)
-        parts = [part.select(partials.columns) for part in merged]
-        return pl.concat(parts) if parts else partials
-
-
-def _micros(watermark: EventTime | None) -> int | None:
-    return None if watermark is None else watermark.micros
+            view.insert(to_table(needed, schema), pa.array(expiry).view(MICROS))

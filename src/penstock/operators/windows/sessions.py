@@ -33,7 +33,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import RESERVED_PREFIX, StreamSchema
-from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, EventTime
+from penstock.core.watermark import MAX_MICROS, CheckpointBarrier
 from penstock.graph.logical import BAD, LATE, OperatorSpec
 from penstock.operators.aggregates.frames import to_frame, to_table
 from penstock.operators.aggregates.plan import AggregatePlan
@@ -46,13 +46,12 @@ from penstock.operators.windows.aggregation import (
     MICROS,
     WindowAggregation,
     WindowConfig,
+    instant_of,
 )
 from penstock.operators.windows.assignment import (
     Flags,
     Micros,
     find_length_problems,
-    read_event_times,
-    refuse_bad_times,
 )
 from penstock.state.tables.specs import TableSpec, keyed_table, time_keyed_table
 
@@ -330,13 +329,10 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Buffer rows until the epoch's are complete; send bad ones aside."""
-        name = self._aggregation.stream.time_column or ""
-        times = read_event_times(batch.column(name))
+        diverts_bad = self.config.diverts_bad_times
+        times = self._aggregation.read_times(batch, ctx, diverts_bad=diverts_bad)
         micros = times.micros
         if times.bad is not None:
-            if not self.config.diverts_bad_times:
-                raise refuse_bad_times(times, batch.column(name), name)
-            ctx.count("bad_rows", int(times.bad.sum()))
             self._send_aside(batch.filter(pa.array(times.bad)), collector, BAD)
             batch, micros = batch.filter(pa.array(~times.bad)), micros[~times.bad]
         if batch.num_rows:
@@ -348,29 +344,37 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Merge the epoch's rows into sessions; emit those that close, keep the others."""
-        previous, watermark = _micros(ctx.previous_watermark), _micros(ctx.watermark)
+        previous = instant_of(ctx.previous_watermark)
+        watermark = instant_of(ctx.watermark)
+        aggregation = self._aggregation
         batches, rows = self._take_rows()
-        woken = pl.DataFrame(schema=rows.select(self._aggregation.keys).schema)
+        woken = pl.DataFrame(schema=rows.select(aggregation.keys).schema)
         if watermark is not None:
             woken = self._store.keys_to_wake(ctx, previous, watermark)
         if not rows.height and not woken.height:
             return
         rows, keys = self._number(rows, woken)
-        fragments = fragments_of(rows, self._aggregation.plan, self._gap)
+        fragments = fragments_of(rows, aggregation.plan, self._gap)
         known = self._store.read(ctx, keys)
-        merged, placed = merge_sessions(
-            fragments.sessions, known, self._aggregation.plan, self._gap
-        )
+        plan = aggregation.plan
+        merged, placed = merge_sessions(fragments.sessions, known, plan, self._gap)
         if previous is not None:
             is_late = pl.col(LAST) + self._gap < previous
             late = placed.join(merged.filter(is_late), on=SESSION, how="semi")
-            self._send_late(batches, fragments, late, ctx, collector)
+            if late.height:
+                rows_late = fragments.rows[FRAGMENT].is_in(late[FRAGMENT].implode())
+                ctx.count("late_rows", int(rows_late.sum()))
+                table = pa.Table.from_batches(batches).filter(rows_late.to_arrow())
+                for batch in table.to_batches():
+                    self._send_aside(batch, collector, LATE)
             merged = merged.filter(~is_late)
         sessions = merged.join(keys, on=KEY)
         is_closed = pl.lit(value=False)
         if watermark is not None:
             is_closed = pl.col(LAST) + self._gap < watermark
-        self._emit(sessions.filter(is_closed), collector)
+        closed, ends = sessions.filter(is_closed), pl.col(LAST) + self._gap
+        if closed.height:
+            collector.collect(aggregation.results_of(closed, pl.col(START), ends, ends))
         self._keep(sessions.filter(~is_closed), known, watermark, ctx)
 
     def _take_rows(self) -> tuple[list[pa.RecordBatch], pl.DataFrame]:
@@ -400,29 +404,6 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         keys = keys.with_columns(numbers)
         first = keys.filter(numbers == pl.int_range(len(numbers), eager=True))
         return rows.with_columns(numbers.head(rows.height)), first
-
-    def _send_late(
-        self,
-        batches: Sequence[pa.RecordBatch],
-        fragments: Fragments,
-        late: pl.DataFrame,
-        ctx: OperatorContext,
-        collector: ArrowCollector,
-    ) -> None:
-        if not late.height:
-            return
-        is_late = fragments.rows[FRAGMENT].is_in(late[FRAGMENT].implode())
-        ctx.count("late_rows", int(is_late.sum()))
-        rows = pa.Table.from_batches(batches).filter(is_late.to_arrow())
-        for batch in rows.to_batches():
-            self._send_aside(batch, collector, LATE)
-
-    def _emit(self, closed: pl.DataFrame, collector: ArrowCollector) -> None:
-        ends = pl.col(LAST) + self._gap
-        if closed.height:
-            collector.collect(
-                self._aggregation.results_of(closed, pl.col(START), ends, ends)
-            )
 
     def _keep(
         self,
@@ -454,7 +435,3 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         """Return the columns that rows came with: those of a stream without a key got one."""
         is_keyed = bool(self._aggregation.stream.key_columns)
         return [name for name in schema.names if is_keyed or name != ALL_ROWS]
-
-
-def _micros(watermark: EventTime | None) -> int | None:
-    return None if watermark is None else watermark.micros
