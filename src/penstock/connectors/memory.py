@@ -195,8 +195,9 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
         for name in open_splits:
             start = known.get(name, SplitState()).offset or 0
             rows = self._rows_of(name)
-            share = _share(budget, len(open_splits), rows)
-            end = min(start + share, rows.num_rows)
+            row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
+            affordable = min(budget.rows, budget.size_bytes // row_bytes)
+            end = min(start + max(1, affordable // len(open_splits)), rows.num_rows)
             has_more |= end < rows.num_rows
             plans.append(SplitPlan(name, start, end, weight=end - start))
         return SourcePlan(tuple(plans), is_complete=True, has_more=has_more)
@@ -223,29 +224,26 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
     def _rows_of(self, name: str) -> pa.RecordBatch:
         if name not in self._rows:
             batches = from_bytes(self._splits[name]).combine_chunks().to_batches()
-            empty = pa.RecordBatch.from_pylist([], self._stream.schema)
             if len(batches) > 1:
                 raise UserError(
                     f"split {name!r} of a list source has more than 2 GiB in one column: use "
                     "more splits, or files",
                     code=ErrorCode.INVALID_CONFIG,
                 )
+            empty = pa.RecordBatch.from_pylist([], self._stream.schema)
             self._rows[name] = batches[0] if batches else empty
         return self._rows[name]
 
     def _check_known(self, known: Mapping[str, SplitState]) -> None:
         """Refuse state of other rows: it would be read from the wrong place."""
-        problems = [
-            f"split {name!r} was read up to row {state.offset}, and now it "
-            + (
-                "does not exist"
-                if name not in self._splits
-                else f"has {self._rows_of(name).num_rows} rows"
-            )
-            for name, state in known.items()
-            if name not in self._splits
-            or (state.offset or 0) > self._rows_of(name).num_rows
-        ]
+        problems = []
+        for name, state in known.items():
+            row_count = self._rows_of(name).num_rows if name in self._splits else None
+            if row_count is None or (state.offset or 0) > row_count:
+                has = "does not exist" if row_count is None else f"has {row_count} rows"
+                problems.append(
+                    f"split {name!r} was read up to row {state.offset}, and now it {has}"
+                )
         if problems:
             raise UserError(
                 "the list source has other rows than when its state was written: "
@@ -255,19 +253,9 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
             )
 
 
-def _share(budget: SourceBudget, split_count: int, rows: pa.RecordBatch) -> int:
-    row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
-    affordable = min(budget.rows, budget.size_bytes // row_bytes)
-    return max(1, affordable // split_count)
-
-
 @dataclass(frozen=True, slots=True)
 class ListSinkSpec(OperatorSpec):
     """A list sink of a graph, and the way to what it has collected in this process."""
-
-    @property
-    def _name(self) -> str:
-        return str(self.config["name"])
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows, in order of epoch, then subtask."""
@@ -285,12 +273,12 @@ class ListSinkSpec(OperatorSpec):
     def clear(self) -> None:
         """Forget all rows, and which epochs were collected."""
         with _LOCK:
-            _LISTS.pop(self._name, None)
+            _LISTS.pop(str(self.config["name"]), None)
 
     def _tables(self) -> list[pa.Table]:
         with _LOCK:
-            commits = sorted(_LISTS.get(self._name, {}).items(), key=lambda item: item[0])
-        return [table for _, tables in commits for table in tables]
+            commits = _LISTS.get(str(self.config["name"]), {}).copy()
+        return [table for commit in sorted(commits) for table in commits[commit]]
 
 
 @dataclass(frozen=True, slots=True)

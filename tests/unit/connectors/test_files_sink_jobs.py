@@ -5,7 +5,13 @@ from pathlib import Path
 import polars as pl
 
 import penstock as ps
+from penstock.catalog import default_registry
+from penstock.connectors.files.sink import FilesSink, FilesSinkConfig
+from penstock.graph.logical import OperatorSpec
+from penstock.state.storage.memory import MemoryStore
+from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import ABORT, CUT, LocalJob, ScriptedSource
+from tests.builders.files_output import KIND
 
 
 def numbers_in(out: str) -> list[int]:
@@ -38,3 +44,25 @@ def test_a_job_that_dies_and_is_rescaled_writes_each_row_once(tmp_path: Path) ->
     assert job.run(parallelism=3).phase is ps.JobPhase.FINISHED
     assert ps.read_committed(out).num_rows == 5
     assert pl.read_parquet(tmp_path / "out" / "part-*").height == 5
+
+
+def test_a_store_is_opened_once_however_many_epochs_a_job_has() -> None:
+    store = MemoryStore()
+    opened: list[str] = []
+
+    def open_output(url: str) -> ObjectStore:
+        opened.append(url)
+        return store
+
+    registry = default_registry(load_plugins=False)
+    registry.add(KIND, FilesSinkConfig, lambda config: FilesSink(config, open_output))
+    pipeline = ps.Pipeline("often", registry=registry)
+    script = [step for n in range(5) for step in ([{"n": n}], CUT)]
+    spec = OperatorSpec(KIND, ps.files("memory:unused").sink_spec().config)
+    pipeline.read("rows", ScriptedSource(script)).write("out", spec)
+
+    pipeline.run_in_process("memory:")
+
+    assert len({file.epoch for file in ps.committed_files(store)}) == 5
+    # The one subtask stages and the driver commits, each with an instance of its own.
+    assert opened == ["memory:unused"] * 2

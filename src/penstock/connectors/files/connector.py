@@ -3,7 +3,7 @@
     p.read("bids", files("s3://lake/bids/*.parquet", discover="10s"))
     stream.write("out", files("out", format="parquet", partition_by=["day"]))
 
-What is read and how is in `files_source`, what is written and how in `files_sink`.
+What is read and how is in `source`, what is written and how in `sink`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,6 @@ _ENDINGS: Mapping[str, "FormatName"] = {
 }
 _FORMATS = ("parquet", "jsonl", "csv")
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".snappy")
-_DISCOVER_MICROS = 1_000_000
 _MIN_DISCOVER_MICROS = 1_000
 
 
@@ -67,7 +66,24 @@ def files(
     >>> files("s3://lake/bids/**/*.jsonl", on_bad="side").format
     'jsonl'
     """
-    problems = [*_path_problems(path, format), *_reading_problems(discover, on_bad)]
+    problems = []
+    if format is not None and format not in _FORMATS:
+        problems.append(f"format {format!r} is unknown{did_you_mean(format, _FORMATS)}")
+    if path.endswith(_COMPRESSED) and format != "parquet":
+        problems.append(
+            "compressed text has no offsets to go on from: decompress it, or use Parquet"
+        )
+    if on_bad not in ("fail", "side"):
+        problems.append(f"on_bad is {on_bad!r}: use 'fail' or 'side'")
+    discover_micros = None
+    try:
+        if discover is not False:
+            interval = "1s" if discover is True else discover
+            discover_micros = to_micros(interval, "discover interval")
+    except UserError as error:
+        problems.append(error.message)
+    if discover_micros is not None and discover_micros < _MIN_DISCOVER_MICROS:
+        problems.append(f"discover is {discover!r}: it must be at least 1ms")
     if problems:
         raise UserError(
             f"files {path!r} cannot be named so: {'; '.join(problems)}",
@@ -76,9 +92,9 @@ def files(
         )
     return FilesSpec(
         path,
-        format or _format_of(path),
+        format or next((f for end, f in _ENDINGS.items() if path.endswith(end)), None),
         schema=schema,
-        discover_micros=_discover_micros(discover),
+        discover_micros=discover_micros,
         in_time_order=in_time_order,
         bad_to_side=on_bad == "side",
         moved_from=moved_from,
@@ -163,39 +179,3 @@ class FilesSpec:
             store_options=dict(self.store_options),
         )
         return config.to_operator_spec()
-
-
-def _format_of(path: str) -> "FormatName | None":
-    return next((f for ending, f in _ENDINGS.items() if path.endswith(ending)), None)
-
-
-def _path_problems(path: str, format_: str | None) -> list[str]:
-    problems = []
-    if format_ is not None and format_ not in _FORMATS:
-        problems.append(f"format {format_!r} is unknown{did_you_mean(format_, _FORMATS)}")
-    if path.endswith(_COMPRESSED) and format_ != "parquet":
-        problems.append(
-            "compressed text has no offsets to go on from: decompress it, or use Parquet"
-        )
-    return problems
-
-
-def _reading_problems(discover: bool | DurationLike, on_bad: str) -> list[str]:  # noqa: FBT001
-    problems = []
-    if on_bad not in ("fail", "side"):
-        problems.append(f"on_bad is {on_bad!r}: use 'fail' or 'side'")
-    if not isinstance(discover, bool):
-        try:
-            is_short = to_micros(discover, "discover interval") < _MIN_DISCOVER_MICROS
-        except UserError as error:
-            problems.append(error.message)
-        else:
-            if is_short:
-                problems.append(f"discover is {discover!r}: it must be at least 1ms")
-    return problems
-
-
-def _discover_micros(discover: bool | DurationLike) -> int | None:  # noqa: FBT001
-    if isinstance(discover, bool):
-        return _DISCOVER_MICROS if discover else None
-    return to_micros(discover, "discover interval")

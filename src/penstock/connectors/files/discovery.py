@@ -203,7 +203,11 @@ def check_origin(
     known: Mapping[str, SplitState], files: FilePattern, moved_root: str | None
 ) -> None:
     """Refuse to go on with other files than those that were begun."""
-    before = _origin_of(known, files)
+    before = files  # what the state does not tell is taken to be as it is here
+    if ORIGIN in known:
+        before = FilePattern(*known[ORIGIN].offset)
+    elif LISTING in known:
+        before = FilePattern(files.root, known[LISTING].offset[0])
     if before == files:
         return
     # A folder that was replaced by a link to where it is now is still the same.
@@ -229,12 +233,3 @@ def plan_origin(
     if ORIGIN in known and FilePattern(*known[ORIGIN].offset) == files:
         return ()
     return (SplitPlan(ORIGIN, None, (files.root, files.pattern)),)
-
-
-def _origin_of(known: Mapping[str, SplitState], files: FilePattern) -> FilePattern:
-    """Return which files were begun; what the state does not tell is taken to be as now."""
-    if ORIGIN in known:
-        return FilePattern(*known[ORIGIN].offset)
-    if LISTING in known:
-        return FilePattern(files.root, known[LISTING].offset[0])
-    return files

@@ -180,16 +180,7 @@ class _Window(io.RawIOBase):
         return self._at
 
     @override
-    def close(self) -> None:
-        self._bytes = b""
-        super().close()
-
-    @override
     def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
         return True
 
 

@@ -1,7 +1,7 @@
 """The files source: every file is a split, read from its first row to its last.
 
 How it works: the driver lists the files and says of each how far the epoch reads it; see
-`files_planning`. A subtask reads its parts in pieces of a row group or some megabytes. The
+`plan_files`. A subtask reads its parts in pieces of a row group or some megabytes. The
 offset of a file has its size: a file that is another size later was changed, and is refused,
 as is one that went before its end. One that was read to its end may go.
 
@@ -10,15 +10,7 @@ as the offset of a split that no file can be named like: so a job that is starte
 reads the same files and ends, whatever came since. Until the last of them is begun this
 split holds the watermark back, because a file that waits may have the oldest rows; unless
 the user says that files are in order of time. Root and pattern are kept in the same manner,
-with discovery too; see `files_origin`.
-
-Rows of files that cannot be read: as a stream of their own, or as an error. Pure.
-
-How much of which files an epoch reads, so that no subtask gets more than its budget.
-
-Files that were begun come first, then new ones, each in order of name. Every subtask is
-filled up in turn; a file goes to one subtask only. No file is begun before there is room
-for it: one that waits with no rows read would hold the watermark of all the others back.
+with discovery too; see `discovery`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -43,7 +35,6 @@ from penstock.connectors.files.formats import (
     FileFormat,
     FileOffset,
     FormatName,
-    Reach,
     SourceFile,
 )
 from penstock.connectors.files.jsonl import JsonLinesFormat, infer_json_lines
@@ -71,48 +62,21 @@ BAD_ROWS = StreamSchema(pa.schema(_COLUMNS))
 _SAMPLE_CHARACTERS = 200
 
 
-def to_table(file: SourceFile, bad: Sequence[BadRow]) -> pa.Table:
-    """Return bad rows as rows; what is no UTF-8 is replaced."""
-    columns = {
-        "path": [file.path] * len(bad),
-        "line": [row.line for row in bad],
-        "text": [row.text.decode(errors="replace") for row in bad],
-        "error": [row.error for row in bad],
-    }
-    return pa.table(columns, schema=BAD_ROWS.schema)
-
-
-def bad_row_error(file: SourceFile, row: BadRow) -> UserError:
-    """Make the error of a row that cannot be read, for who does not want it aside."""
-    text = row.text[: 4 * _SAMPLE_CHARACTERS].decode(errors="replace")
-    if len(text) > _SAMPLE_CHARACTERS:
-        text = text[:_SAMPLE_CHARACTERS] + "…"
-    return UserError(
-        f"{file}, line {row.line}, cannot be read: {row.error}. The row is {text!r}. Correct "
-        'the schema, or pass on_bad="side" to have such rows in the side output "bad"',
-        code=ErrorCode.UNREADABLE_INPUT,
-        path=file.path,
-        line=row.line,
-    )
-
-
 _FULL = 0.95
 """A subtask with so much of its budget planned takes no further file."""
 _WEIGHT_OF_BUDGET = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A file that has rows left, as far as known."""
-
-    file: SourceFile
-    start: FileOffset
-
-
 def plan_files(
-    candidates: Iterable[Candidate], budget: SourceBudget, format_: FileFormat
+    candidates: Iterable[tuple[SourceFile, FileOffset]],
+    budget: SourceBudget,
+    format_: FileFormat,
 ) -> tuple[tuple[SplitPlan, ...], bool]:
-    """Return what to read, and whether more is there.
+    """Return what to read of files that have rows left, and whether more is there.
+
+    Files that were begun come first, then new ones, each in order of name. Every subtask is
+    filled up in turn; a file goes to one subtask only. No file is begun before there is room
+    for it: one that waits with no rows read would hold the watermark of all the others back.
 
     The shares are those of the subtasks of a greedy dealing. The real one may pack files
     differently, so a subtask may get a third more than its budget, or a piece that cannot be
@@ -121,9 +85,13 @@ def plan_files(
     loads = [0.0] * max(1, budget.subtasks)
     plans: list[SplitPlan] = []
     has_more = False
-    for candidate in candidates:
+    for file, start in candidates:
         least = loads.index(min(loads))
-        reach = _reach(candidate, budget, loads[least], format_)
+        used = loads[least]
+        allowance = Allowance(
+            int(budget.rows * (1 - used)), int(budget.size_bytes * (1 - used)), used == 0
+        )
+        reach = format_.reach(file, start, allowance) if used < _FULL else None
         if reach is None:
             has_more = True
             break
@@ -131,21 +99,8 @@ def plan_files(
         loads[least] += load
         has_more |= not reach.is_whole
         weight = max(1, int(load * _WEIGHT_OF_BUDGET))
-        plans.append(
-            SplitPlan(candidate.file.path, tuple(candidate.start), reach.end, weight)
-        )
+        plans.append(SplitPlan(file.path, tuple(start), reach.end, weight))
     return tuple(plans), has_more
-
-
-def _reach(
-    candidate: Candidate, budget: SourceBudget, load: float, format_: FileFormat
-) -> Reach | None:
-    if load >= _FULL:
-        return None
-    allowance = Allowance(
-        int(budget.rows * (1 - load)), int(budget.size_bytes * (1 - load)), load == 0
-    )
-    return format_.reach(candidate.file, candidate.start, allowance)
 
 
 _FORMATS = {"parquet": ParquetFormat, "jsonl": JsonLinesFormat, "csv": CsvFormat}
@@ -254,8 +209,10 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             self._discover(known, now_micros)
         elif LISTING in known:
             self._listed = dict(known[LISTING].offset[1])
-        else:
-            self._list_once()
+        elif not self._listed:
+            self._listed = self._list()
+            if not self._listed:
+                raise _no_files(self._files)
         plans, has_more = plan_files(self._candidates(known), budget, self._format)
         if not known.get(LISTING, SplitState(ended=discovers)).ended:
             begun = known.keys() | {split.name for split in plans}
@@ -273,26 +230,21 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         """
         files = [split for split in ctx.splits if split.name not in (LISTING, ORIGIN)]
         for split in ctx.splits:
-            self._keep(split, ctx)
+            if split.name == ORIGIN:
+                ctx.advance(ORIGIN, split.end)
+                ctx.end_split(ORIGIN)
+            elif split.name == LISTING:
+                listing, is_all_begun = split.end
+                if listing is not None:
+                    ctx.advance(LISTING, listing)
+                if is_all_begun:
+                    ctx.end_split(LISTING)
         for split in files:
             ctx.advance(split.name, split.start)
         for index, split in enumerate(files):
             if index and self._is_too_late(ctx):
                 return
             self._read(split, ctx, collector)
-
-    @staticmethod
-    def _keep(split: SplitPlan, ctx: SourceContext) -> None:
-        """Store what a split says that is no file."""
-        if split.name == ORIGIN:
-            ctx.advance(ORIGIN, split.end)
-            ctx.end_split(ORIGIN)
-        elif split.name == LISTING:
-            listing, is_all_begun = split.end
-            if listing is not None:
-                ctx.advance(LISTING, listing)
-            if is_all_begun:
-                ctx.end_split(LISTING)
 
     def _read(
         self, split: SplitPlan, ctx: SourceContext, collector: SourceCollector
@@ -319,10 +271,33 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         ctx: SourceContext,
         collector: SourceCollector,
     ) -> None:
-        if not self.config.bad_to_side:
-            raise bad_row_error(file, bad[0])
-        ctx.count("bad_rows", len(bad))
-        collector.collect(to_table(file, bad), BAD)
+        if self.config.bad_to_side:
+            columns = {
+                "path": [file.path] * len(bad),
+                "line": [row.line for row in bad],
+                "text": [row.text.decode(errors="replace") for row in bad],
+                "error": [row.error for row in bad],
+            }
+            ctx.count("bad_rows", len(bad))
+            collector.collect(pa.table(columns, schema=BAD_ROWS.schema), BAD)
+            return
+        row = bad[0]
+        text = row.text[: 4 * _SAMPLE_CHARACTERS].decode(errors="replace")
+        if len(text) > _SAMPLE_CHARACTERS:
+            text = text[:_SAMPLE_CHARACTERS] + "…"
+        raise UserError(
+            f"{file}, line {row.line}, cannot be read: {row.error}. The row is {text!r}. "
+            'Correct the schema, or pass on_bad="side" to have such rows in the side output '
+            '"bad"',
+            code=ErrorCode.UNREADABLE_INPUT,
+            path=file.path,
+            line=row.line,
+        )
+
+    @override
+    def release(self) -> None:
+        """Let go of the store."""
+        self._opened = None
 
     @property
     def _store(self) -> ObjectStore:
@@ -334,12 +309,6 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         if not self._files.has_folder():
             return {}
         return {info.path: info.size_bytes for info in self._files.list_files(self._store)}
-
-    def _list_once(self) -> None:
-        if not self._listed:
-            self._listed = self._list()
-        if not self._listed:
-            raise _no_files(self._files)
 
     def _plan_listing(self, known: Mapping[str, SplitState], begun: Set[str]) -> SplitPlan:
         """Have the list kept, in the first epoch, and say when all its files are begun.
@@ -366,22 +335,21 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         self._listed_at_micros = now_micros
         for path, size_bytes in self._listed.items():
             state = known.get(path)
-            if state is not None and FileOffset(*state.offset).size_bytes != size_bytes:
+            before = None if state is None else FileOffset(*state.offset).size_bytes
+            if before is not None and before != size_bytes:
                 # Listings may lag behind, so the store is asked about the file itself.
-                self._known_file(path, state).check_size()
+                SourceFile(self._store, path, before).check_size()
 
-    def _candidates(self, known: Mapping[str, SplitState]) -> Iterator[Candidate]:
+    def _candidates(
+        self, known: Mapping[str, SplitState]
+    ) -> Iterator[tuple[SourceFile, FileOffset]]:
         for path in sorted(known):
             if path not in (LISTING, ORIGIN) and not known[path].ended:
-                file = self._known_file(path, known[path])
-                yield Candidate(file, FileOffset(*known[path].offset))
+                start = FileOffset(*known[path].offset)
+                yield SourceFile(self._store, path, start.size_bytes), start
         for path in sorted(self._listed.keys() - known.keys()):
             size_bytes = self._listed[path]
-            file = SourceFile(self._store, path, size_bytes)
-            yield Candidate(file, FileOffset(size_bytes))
-
-    def _known_file(self, path: str, state: SplitState) -> SourceFile:
-        return SourceFile(self._store, path, FileOffset(*state.offset).size_bytes)
+            yield SourceFile(self._store, path, size_bytes), FileOffset(size_bytes)
 
     @staticmethod
     def _is_too_late(ctx: SourceContext) -> bool:
