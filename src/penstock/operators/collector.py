@@ -67,8 +67,25 @@ class ArrowCollector:
     def _conform(self, rows: RowsLike, output: str) -> list[pa.RecordBatch]:
         """Return rows in the form the output declares, or refuse them."""
         schema = self._schemas.get(output)
-        if schema is None or not self._is_open:
-            raise self._refusal(output)
+        if schema is None:
+            known = "; it is a sink"
+            if self._schemas:
+                known = did_you_mean(output, self._schemas) + ". Declare it in side_outputs"
+            raise UserError(
+                f"operator {self._operator!r} has no output {output!r}{known}",
+                code=ErrorCode.UNKNOWN_OUTPUT,
+                operator=self._operator,
+                output=output,
+            )
+        if not self._is_open:
+            raise UserError(
+                f"operator {self._operator!r} emitted rows outside of its epoch: after "
+                "handle_checkpoint its state is written, so these rows would be in no "
+                "checkpoint. Emit from the hooks only, not from threads or release()",
+                code=ErrorCode.EMITTED_AFTER_CLOSE,
+                operator=self._operator,
+                output=output,
+            )
         try:
             return to_batches(rows, schema)
         except (SchemaError, pa.ArrowException) as error:
@@ -85,26 +102,6 @@ class ArrowCollector:
             self.rows_emitted[output] += batch.num_rows
             for target in self._targets[output]:
                 target.take(batch)
-
-    def _refusal(self, output: str) -> UserError:
-        if output not in self._schemas:
-            known = "; it is a sink"
-            if self._schemas:
-                known = did_you_mean(output, self._schemas) + ". Declare it in side_outputs"
-            return UserError(
-                f"operator {self._operator!r} has no output {output!r}{known}",
-                code=ErrorCode.UNKNOWN_OUTPUT,
-                operator=self._operator,
-                output=output,
-            )
-        return UserError(
-            f"operator {self._operator!r} emitted rows outside of its epoch: after "
-            "handle_checkpoint its state is written, so these rows would be in no checkpoint. "
-            "Emit from the hooks only, not from threads or release()",
-            code=ErrorCode.EMITTED_AFTER_CLOSE,
-            operator=self._operator,
-            output=output,
-        )
 
 
 class SourceCollector(ArrowCollector):

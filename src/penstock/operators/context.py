@@ -6,6 +6,7 @@ epoch again sees the same instants.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -183,12 +184,12 @@ class SourceContext(OperatorContext):
         return self.split_states[split]
 
 
+@dataclass(frozen=True, slots=True)
 class CommitContext:
     """What a commit sees: whose it is. Tables are closed by then; the commit data is all."""
 
-    def __init__(self, task: TaskInfo, store: ObjectStore, identity: str = "") -> None:
-        self.task = task
-        self.identity = identity
-        """What tells the job from another of the same name, on another store or after its end."""
-        self.store = store
-        """The store of the checkpoints, for sinks that stage beside them."""
+    task: TaskInfo
+    store: ObjectStore
+    """The store of the checkpoints, for sinks that stage beside them."""
+    identity: str = ""
+    """What tells the job from another of the same name, on another store or after its end."""

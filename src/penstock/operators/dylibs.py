@@ -49,7 +49,17 @@ def load_dylib(
     target = folder / f"{sha256}{Path(url).suffix}"
     if not _is_intact(target, sha256):
         data = _fetch(url, options or {})
-        _verify(url, data, sha256)
+        found = hashlib.sha256(data).hexdigest()
+        if found != sha256:
+            raise UserError(
+                f"the library {url} is not the one that was declared: its sha256 is {found}, "
+                f"expected {sha256}. It was not loaded. Upload the right file, or declare the "
+                "new hash if the change is wanted",
+                code=ErrorCode.LIBRARY_MISMATCH,
+                url=url,
+                found=found,
+                expected=sha256,
+            )
         _keep(target, data)
     return target
 
@@ -116,20 +126,6 @@ def _keep(target: Path, data: bytes) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _verify(url: str, data: bytes, sha256: str) -> None:
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
-        raise UserError(
-            f"the library {url} is not the one that was declared: its sha256 is {found}, "
-            f"expected {sha256}. It was not loaded. Upload the right file, or declare the new "
-            "hash if the change is wanted",
-            code=ErrorCode.LIBRARY_MISMATCH,
-            url=url,
-            found=found,
-            expected=sha256,
-        )
 
 
 def _fetch(url: str, options: Mapping[str, Any]) -> bytes:

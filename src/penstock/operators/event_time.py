@@ -67,12 +67,13 @@ from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.splits import SplitState
-from penstock.state.tables.global_keyed_view import GlobalKeyedView
 from penstock.state.tables.specs import TableSpec, global_table
 
 
 def watermark_of_splits(
-    states: Mapping[str, SplitState], spec: WatermarkSpec, now_micros: int
+    states: Mapping[Any, "SplitState | PartitionState"],
+    spec: WatermarkSpec,
+    now_micros: int,
 ) -> Watermark | None:
     """Return the watermark of all splits together: None while one has not spoken.
 
@@ -101,7 +102,9 @@ def last_watermark(ended: Iterable[SplitState], spec: WatermarkSpec) -> Watermar
 
 
 def next_idle_micros(
-    states: Mapping[str, SplitState], spec: WatermarkSpec, now_micros: int
+    states: Mapping[Any, "SplitState | PartitionState"],
+    spec: WatermarkSpec,
+    now_micros: int,
 ) -> int | None:
     """Return when the next split becomes idle if no rows come; None if none will."""
     timeout = spec.idle_timeout_micros
@@ -117,7 +120,9 @@ def next_idle_micros(
     return min(due, default=None)
 
 
-def _is_idle(state: SplitState, spec: WatermarkSpec, now_micros: int) -> bool:
+def _is_idle(
+    state: "SplitState | PartitionState", spec: WatermarkSpec, now_micros: int
+) -> bool:
     since, timeout = state.last_active_micros, spec.idle_timeout_micros
     return since is not None and timeout is not None and now_micros - since >= timeout
 
@@ -143,7 +148,9 @@ class PartitionState(msgspec.Struct, frozen=True, omit_defaults=True):
     last_active_micros: int | None = None
     """The processing time of the last epoch that had rows of it."""
     subtask: int = 0
-    """Who was fed it then."""
+    """Which one was fed it then."""
+    ended: ClassVar[bool] = False
+    """A partition may always have further rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +265,27 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
     def _advance(self, ctx: OperatorContext) -> Watermark | None:
         view = ctx.get_global_keyed_state(WATERMARKS_TABLE)
         known: dict[_Key, PartitionState] = dict(view.items())
-        self._remove_outdated(view, known, ctx)
+        subtask, own_name = ctx.task.subtask, _own_name(ctx)
+        if subtask.index == 0:
+            # The partitions of another column, and inputs of another parallelism, are outdated.
+            for scope, name in known:
+                is_gone = scope == _INPUT and not str(name).endswith(
+                    f"/{subtask.parallelism}"
+                )
+                if scope != self._scope or is_gone:
+                    view.remove((scope, name))
         changed = self._seen(known, ctx)
         for key, state in changed.items():
             view.insert(key, state)
         self._latest = {}
         self._is_noted = True
-        own = self._spoken_for({**known, **changed}, ctx)
+        own = {
+            (scope, name): entry
+            for (scope, name), entry in {**known, **changed}.items()
+            if scope == self._scope
+            and entry.subtask % subtask.parallelism == subtask.index
+            and (scope != _INPUT or name == own_name)
+        }
         now, rule = ctx.processing_time_micros, self.config.rule
         wake_up = next_idle_micros(own, rule, now)
         if wake_up is not None:
@@ -286,37 +307,6 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
             micros = latest if before is None else max(before, latest)
             changed[self._scope, name] = PartitionState(micros, now, index)
         return changed
-
-    def _spoken_for(
-        self, known: Mapping[_Key, PartitionState], ctx: OperatorContext
-    ) -> dict[str, SplitState]:
-        subtask = ctx.task.subtask
-        own = _own_name(ctx)
-        return {
-            repr(name): SplitState(
-                max_event_time_micros=entry.max_event_time_micros,
-                last_active_micros=entry.last_active_micros,
-            )
-            for (scope, name), entry in known.items()
-            if scope == self._scope
-            and entry.subtask % subtask.parallelism == subtask.index
-            and (scope != _INPUT or name == own)
-        }
-
-    def _remove_outdated(
-        self,
-        view: GlobalKeyedView[Any, Any],
-        known: Mapping[_Key, PartitionState],
-        ctx: OperatorContext,
-    ) -> None:
-        """Remove the partitions of another column, and inputs of another parallelism."""
-        subtask = ctx.task.subtask
-        if subtask.index != 0:
-            return
-        for scope, name in known:
-            is_gone = scope == _INPUT and not str(name).endswith(f"/{subtask.parallelism}")
-            if scope != self._scope or is_gone:
-                view.remove((scope, name))
 
 
 def _own_name(ctx: OperatorContext) -> str:

@@ -72,7 +72,8 @@ def derive_types(
     try:
         types = empty.select(expressions).collect_schema()
     except pl.exceptions.PolarsError as error:
-        unknown = _unknown_columns(expressions, schema)
+        named = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
+        unknown = [name for name in named if name not in schema.names]
         reason = str(error).split("\n\nResolved plan")[0].replace("\n\n", ". ")
         if unknown:
             reason = "; ".join(
@@ -125,11 +126,6 @@ def _makes_polars_panic(data_type: Any) -> bool:
         return True
     parts = range(data_type.num_fields)
     return any(_makes_polars_panic(data_type.field(index).type) for index in parts)
-
-
-def _unknown_columns(expressions: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
-    named = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
-    return [name for name in named if name not in schema.names]
 
 
 def _find_row_problems(expression: pl.Expr) -> Iterator[str]:

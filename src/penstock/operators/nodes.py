@@ -180,8 +180,9 @@ class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
         called = function or getattr(self.instance, hook)
         try:
             result = called(*arguments)
-        except Exception as error:
-            raise self.fail(error, hook, batch) from error
+        except Exception as error:  # noqa: BLE001 (the boundary to user code)
+            failure = self.fail(error, hook, batch)
+            raise failure from failure.__cause__
         if self.failures:
             raise self.failures[0]
         return result
@@ -308,8 +309,9 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             self.instance.process_batch_index(
                 index, self._total_inputs, batch, self.context, self.collector
             )
-        except Exception as error:
-            raise self.fail(error, "process_batch", batch) from error
+        except Exception as error:  # noqa: BLE001 (the boundary to user code)
+            failure = self.fail(error, "process_batch", batch)
+            raise failure from failure.__cause__
 
     def advance(self, spoken: Sequence[Watermark | None]) -> Watermark | None:
         """Tell the operator how far event time has come; return what it passes on."""

@@ -21,11 +21,13 @@ are; lists become tuples where the class says so. A kind may also be added as an
 """
 
 import dataclasses
+import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
@@ -43,13 +45,6 @@ ConfigT = TypeVar("ConfigT")
 _AS_THEY_ARE = (bytes, bytearray, memoryview)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    type: Any
-    is_required: bool
-
-
 def check_config_type(kind: str, config_type: Any) -> None:
     """Refuse a class that configs cannot be read into, when its kind is registered."""
     problem = _find_type_problem(config_type)
@@ -61,27 +56,25 @@ def check_config_type(kind: str, config_type: Any) -> None:
         )
 
 
-def read_config(
-    kind: str, config: Mapping[str, Plain], config_type: type[ConfigT]
-) -> ConfigT:
+def read_config(kind: str, config: Mapping[str, Plain], config_type: Any) -> Any:
     """Return the config as its class, or complain about every key that is wrong."""
-    fields = {field.name: field for field in _fields_of(config_type)}
+    types, required = _fields_of(config_type)
     values: dict[str, Any] = {}
     problems: list[str] = []
     for key, value in config.items():
-        if key not in fields:
-            problems.append(f"{key!r} is unknown{did_you_mean(key, fields)}")
+        if key not in types:
+            problems.append(f"{key!r} is unknown{did_you_mean(key, types)}")
             continue
         try:
             values[key] = msgspec.convert(
-                value, fields[key].type, builtin_types=_AS_THEY_ARE, str_keys=True
+                value, types[key], builtin_types=_AS_THEY_ARE, str_keys=True
             )
         except msgspec.ValidationError as error:
             problems.append(f"{key!r}: {str(error)[:1].lower()}{str(error)[1:]}")
     problems += [
-        f"{field.name!r} is missing: it is required, expected {_show(field.type)}"
-        for field in fields.values()
-        if field.is_required and field.name not in config
+        f"{name!r} is missing: it is required, expected {_show(types[name])}"
+        for name in required
+        if name not in config
     ]
     if not problems:
         try:
@@ -107,30 +100,23 @@ def _find_type_problem(config_type: Any) -> str | None:
     if not is_frozen:
         return f"its config_type {name} is not frozen: configs are shared"
     try:
-        for field in _fields_of(config_type):
-            msgspec.msgpack.Decoder(field.type)
+        for value_type in _fields_of(config_type)[0].values():
+            msgspec.msgpack.Decoder(value_type)
     except (TypeError, NameError) as error:
         return f"its config_type {name} has a field no config can fill: {error}"
     return None
 
 
-def _fields_of(config_type: Any) -> list[_Field]:
-    if issubclass(config_type, msgspec.Struct):
-        return [
-            _Field(field.name, field.type, field.required)
-            for field in msgspec.structs.fields(config_type)
-        ]
+@cache
+def _fields_of(config_type: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the types of the fields that a config fills, and which of them it must fill."""
+    parameters = inspect.signature(config_type).parameters
     hints = typing.get_type_hints(config_type, include_extras=True)
-    return [
-        _Field(
-            field.name,
-            hints[field.name],
-            field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING,
-        )
-        for field in dataclasses.fields(config_type)
-        if field.init
+    types = {name: hints[name] for name in parameters}
+    required = [
+        n for n, parameter in parameters.items() if parameter.default is parameter.empty
     ]
+    return types, tuple(required)
 
 
 def _show(kind: Any) -> str:
@@ -335,23 +321,19 @@ class Registry:
         """Let every installed package that names an entry point in `group` add its kinds."""
         found = entry_points(group=group)
         for entry_point in sorted(found, key=lambda entry: (entry.name, entry.value)):
-            self._load_entry_point(entry_point)
-
-    def _load_entry_point(self, entry_point: EntryPoint) -> None:
-        try:
-            register = entry_point.load()
-            register(self)
-        except Exception as error:  # importing and calling others' code raises anything
-            owner = entry_point.dist
-            package = "a package" if owner is None else f"{owner.name} {owner.version}"
-            raise UserError(
-                f"the operators of {package} cannot be loaded: its entry point "
-                f"{entry_point.name!r} ({entry_point.value}) failed with "
-                f"{type(error).__name__}: {error}. Update or uninstall that package",
-                code=ErrorCode.PLUGIN_FAILED,
-                package=None if owner is None else owner.name,
-                entry_point=entry_point.name,
-            ) from error
+            try:
+                entry_point.load()(self)
+            except Exception as error:  # importing and calling others' code raises anything
+                owner = entry_point.dist
+                package = "a package" if owner is None else f"{owner.name} {owner.version}"
+                raise UserError(
+                    f"the operators of {package} cannot be loaded: its entry point "
+                    f"{entry_point.name!r} ({entry_point.value}) failed with "
+                    f"{type(error).__name__}: {error}. Update or uninstall that package",
+                    code=ErrorCode.PLUGIN_FAILED,
+                    package=None if owner is None else owner.name,
+                    entry_point=entry_point.name,
+                ) from error
 
 
 def _declaring_class(constructor: OperatorConstructor[Any]) -> str:

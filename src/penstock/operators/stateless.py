@@ -169,11 +169,14 @@ class Union(Configured[UnionConfig], ArrowOperator):
         Layouts and the order of columns may differ. The key stays if all have the same.
         """
         first = inputs[0]
-        problems = [
-            f"input {index}: {problem}"
-            for index, other in enumerate(inputs)
-            for problem in _find_union_problems(other, first)
-        ]
+        problems: list[str] = []
+        for index, other in enumerate(inputs):
+            found = find_differences(other.schema, first.schema)
+            if other.time_column != first.time_column:
+                found.append(
+                    f"its time column is {other.time_column!r}, expected {first.time_column!r}"
+                )
+            problems += [f"input {index}: {problem}" for problem in found]
         if problems:
             raise SchemaError(
                 "the inputs of a union must have the same columns and time column as input "
@@ -189,15 +192,6 @@ class Union(Configured[UnionConfig], ArrowOperator):
     ) -> None:
         """Pass the rows on, whichever input they came by."""
         collector.collect(batch)
-
-
-def _find_union_problems(other: StreamSchema, first: StreamSchema) -> list[str]:
-    problems = find_differences(other.schema, first.schema)
-    if other.time_column != first.time_column:
-        problems.append(
-            f"its time column is {other.time_column!r}, expected {first.time_column!r}"
-        )
-    return problems
 
 
 def _conversion_for(function: BatchFunction) -> Callable[[pa.RecordBatch], RowsLike]:

@@ -10,8 +10,8 @@ the epoch before is in the manifest. A timer for an instant that has passed fire
 that sets it. If it is set when the epoch's timers have fired already (in a tick, on close, at
 the checkpoint) it is kept for the next instant of the clock.
 
-Where the clock stands still, a timer that fires is not passed by it: a row is written that
-says so. Timers set before the first watermark wait for it. After the last one, the end of
+If the clock did not move, a fired timer has not expired; a cancelling row stops it from firing
+again. Timers set before the first watermark wait for it. After the last one, the end of
 data, a timer can be set but no clock will reach it.
 
 Timer rows: how timers are kept in a table, and which of several rows of a timer counts.
@@ -259,14 +259,11 @@ class Timers:
         `keys` holds the key columns of the operator's first input, and perhaps others.
         `due_micros` is one instant for all of them, or an array with one each.
         """
-        self._write(to_rows(self._to_keys(keys), due_micros, self._keyed, is_set=True))
+        self._write(keys, due_micros, is_set=True)
 
     def cancel(self, keys: RowsLike, due_micros: Any) -> None:
         """Take back a timer per row; one that is not set is no error."""
-        self._write(to_rows(self._to_keys(keys), due_micros, self._keyed, is_set=False))
-
-    def _to_keys(self, keys: RowsLike) -> pa.RecordBatch:
-        return to_batch(keys, self._keyed.schema, self._keyed.key_columns)
+        self._write(keys, due_micros, is_set=False)
 
     def begin_epoch(self, previous_micros: int | None) -> None:
         """Start an epoch; `previous_micros` is what the clock showed after the one before."""
@@ -295,7 +292,14 @@ class Timers:
             self._floor = now
             return None
         self.has_fired = True
-        self._withdraw(rows, now)
+        # If the clock does not move past a timer in this epoch, a row that cancels it stops it
+        # from firing again.
+        ahead = rows.filter(pa.array(micros_in(rows, FIRES_AT) > now))
+        if ahead.num_rows:
+            index = ahead.schema.get_field_index(IS_SET)
+            gone = pa.array([False] * ahead.num_rows)
+            ahead = ahead.set_column(index, ahead.schema.field(index), gone)
+            self._view().insert(ahead, ahead.column(FIRES_AT))
         due: Any = rows.column(DUE)
         return DueTimers(self.domain, keys_of(rows, self._keyed), due.view(pa.int64()))
 
@@ -322,7 +326,9 @@ class Timers:
             start, width = end, width * 16
         return view.min_time(start)
 
-    def _write(self, rows: pa.RecordBatch) -> None:
+    def _write(self, keys: RowsLike, due_micros: Any, *, is_set: bool) -> None:
+        given = to_batch(keys, self._keyed.schema, self._keyed.key_columns)
+        rows = to_rows(given, due_micros, self._keyed, is_set=is_set)
         if rows.num_rows == 0:
             return
         placed = fire_later(rows, self._floor)
@@ -332,39 +338,23 @@ class Timers:
 
     def _rows_to_fire(self, now: int) -> pa.RecordBatch | None:
         """Return the timers set for `now` or earlier, in order; None if there is none."""
-        rows = self._passed_rows(now) if self._now is None else _joined(self._recent)
-        if rows is None or rows.num_rows == 0:
+        if self._now is None:
+            # The rows that the clock passes in this epoch, and those kept for it.
+            start = None if self._previous is None else next_instant(self._previous)
+            last = now if start is None else max(now, start)
+            end = None if last == MAX_MICROS else last + 1
+            rows = _in_one_batch(self._view().rows(start, end))
+        elif self._recent:
+            rows = join_rows(self._recent)
+        else:
             return None
         # Rows kept for the next instant of the clock lie beside timers that are for it.
         past = rows.filter(pa.array(micros_in(rows, DUE) <= now))
         due = set_rows(newest_rows(past))
         return in_firing_order(due) if due.num_rows else None
 
-    def _passed_rows(self, now: int) -> pa.RecordBatch:
-        """Return the rows that the clock passes in this epoch, and those kept for it."""
-        start = last = None
-        if self._previous is not None:
-            start = last = next_instant(self._previous)
-        last = now if last is None else max(now, last)
-        end = None if last == MAX_MICROS else last + 1
-        return _in_one_batch(self._view().rows(start, end))
-
-    def _withdraw(self, fired: pa.RecordBatch, now: int) -> None:
-        """Take back what has fired but will not be passed by the clock in this epoch."""
-        kept = fired.filter(pa.array(micros_in(fired, FIRES_AT) > now))
-        if kept.num_rows == 0:
-            return
-        index = kept.schema.get_field_index(IS_SET)
-        gone = pa.array([False] * kept.num_rows)
-        rows = kept.set_column(index, kept.schema.field(index), gone)
-        self._view().insert(rows, rows.column(FIRES_AT))
-
     def _view(self) -> TimeKeyedView:
         return self._tables.get_time_keyed_state(_TABLES[self.domain])
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
-    return join_rows(batches) if batches else None
 
 
 def _in_one_batch(rows: pa.Table) -> pa.RecordBatch:
