@@ -10,7 +10,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import CheckpointBarrier, InputWatermark, Watermark
 from penstock.graph.logical import Edge, Node
-from penstock.operators.chain import AssembledChain, ChainSetting, chain_processing
+from penstock.operators.chain import AssembledChain, ChainSetting, run_alone
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.splits import SourceAssignment
 from penstock.state.storage.memory import MemoryStore
@@ -130,7 +130,7 @@ class ChainRig:
                 for node in self.nodes
             },
         )
-        reports, watermarks = chain_processing(
+        reports, watermarks = run_alone(
             chain.nodes, chain.links, Given(given, spoken or {}), terms
         )
         self._previous = moment

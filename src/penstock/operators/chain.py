@@ -1,4 +1,4 @@
-"""The chain loop: one epoch of the operators of one subtask.
+"""The chain loop: one epoch of the operators of one subtask, and how a chain is assembled.
 
     batches (or the source runs) → for each operator, in topological order:
         watermark → timers → tick → close → handle_checkpoint → tables are written
@@ -8,12 +8,16 @@ What an operator emits is processed by its successors at once. It has finished i
 epoch, `handle_checkpoint` included, before the first of them merges its watermarks: so the
 barrier is aligned by construction, and no row can come behind a watermark or a checkpoint.
 
-Assembling a chain: operators from the registry, their tables, and the wires between them.
+After every batch and every signal the loop hands on what has left the chain meanwhile. A
+source reads its whole share of the epoch in one call, so its rows are handed on when it
+returns; its budget bounds them.
+
+A chain is assembled of operators from the registry, their tables, and links between them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
@@ -42,14 +46,22 @@ from penstock.state.tables.table_manager import TableManager
 
 ChainNode: TypeAlias = SourceNode | ChainedOperator
 Spoken: TypeAlias = dict[tuple[str, int], Watermark | None]
-"""What each input of each operator was told in this epoch, by operator and input."""
+"""The watermark of each input of each operator in this epoch, by operator and input."""
+ChainResult: TypeAlias = tuple[list[OperatorReport], dict[OperatorId, Watermark | None]]
+"""The reports of all nodes, and what each told its consumers last."""
+OutT = TypeVar("OutT")
+HandOn: TypeAlias = Callable[[], Iterable[OutT]]
+"""Returns what has left the chain since the last call."""
 
 
 class ChainInput(Protocol):
     """What comes from other chains. Watermarks are known when the batches are exhausted."""
 
     def batches(self) -> Iterator[tuple[OperatorId, int, pa.RecordBatch]]:
-        """Return the rows for each operator's input, in order per producer."""
+        """Return the rows for each operator's input, in order per producer.
+
+        An empty batch is for no operator: it lets the loop hand on what was relayed.
+        """
         ...
 
     def watermarks(self) -> Mapping[tuple[str, int], Watermark | None]:
@@ -57,28 +69,22 @@ class ChainInput(Protocol):
         ...
 
 
-class NoInput:
-    """The input of a chain that begins with a source."""
-
-    def batches(self) -> Iterator[tuple[OperatorId, int, pa.RecordBatch]]:
-        """Return nothing."""
-        return iter(())
-
-    def watermarks(self) -> Mapping[tuple[str, int], Watermark | None]:
-        """Return nothing."""
-        return {}
-
-
 def chain_processing(
     nodes: Sequence[ChainNode],
     links: Sequence[Edge],
     source: ChainInput,
     terms: EpochTerms,
-) -> tuple[list[OperatorReport], dict[OperatorId, Watermark | None]]:
-    """Run an epoch that all nodes have begun; return their reports and last watermarks."""
+    hand_on: HandOn[OutT],
+) -> Generator[OutT, None, ChainResult]:
+    """Run an epoch that all nodes have begun; return their reports and last watermarks.
+
+    What `hand_on` returns after a batch or a signal is yielded.
+    """
     ports = {n.task.operator: n for n in nodes if isinstance(n, ChainedOperator)}
     for operator, index, batch in source.batches():
-        ports[operator].process(index, batch)
+        if batch.num_rows:
+            ports[operator].process(index, batch)
+        yield from hand_on()
     spoken: Spoken = dict(source.watermarks())
     passed_on: dict[OperatorId, Watermark | None] = {}
     reports = []
@@ -86,7 +92,8 @@ def chain_processing(
         if isinstance(node, SourceNode):
             watermark = run_source(node, terms)
         else:
-            watermark = run_operator(node, spoken, terms)
+            watermark = yield from run_operator(node, spoken, terms, hand_on)
+        yield from hand_on()
         operator = node.task.operator
         passed_on[operator] = watermark
         for link in links:
@@ -104,10 +111,8 @@ def run_source(node: SourceNode, terms: EpochTerms) -> Watermark | None:
 
 
 def run_operator(
-    node: ChainedOperator,
-    spoken: Mapping[tuple[str, int], Watermark | None],
-    terms: EpochTerms,
-) -> Watermark | None:
+    node: ChainedOperator, spoken: Spoken, terms: EpochTerms, hand_on: HandOn[OutT]
+) -> Generator[OutT, None, Watermark | None]:
     """End the epoch of one operator whose rows are complete; return its own watermark."""
     operator, count = node.task.operator, len(node.node.inputs)
     told = [spoken.get((operator, index)) for index in range(count)]
@@ -116,11 +121,27 @@ def run_operator(
         node.write(terms)
         return MAX_EVENT_TIME
     watermark = node.advance(told)
-    node.fire_timers(terms)
-    node.tick(terms)
-    node.close(terms)
-    node.write(terms)
+    yield from hand_on()
+    for signal in (node.fire_timers, node.tick, node.close, node.write):
+        signal(terms)
+        yield from hand_on()
     return watermark
+
+
+def run_alone(
+    nodes: Sequence[ChainNode],
+    links: Sequence[Edge],
+    source: ChainInput,
+    terms: EpochTerms,
+) -> ChainResult:
+    """Run an epoch of a chain that has no exchange to hand anything on to."""
+    steps = chain_processing(nodes, links, source, terms, hand_on=tuple[object])
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: ChainResult = end.value
+            return result
 
 
 OpenTables: TypeAlias = Callable[[TaskInfo, tuple[TableSpec, ...]], TableManager]

@@ -27,7 +27,7 @@ from penstock.core.watermark import (
 )
 from penstock.errors import ErrorCode, StateError, UserError, did_you_mean
 from penstock.graph.logical import MAIN, Edge, Node
-from penstock.operators.chain import AssembledChain, ChainSetting, chain_processing
+from penstock.operators.chain import AssembledChain, ChainSetting, run_alone
 from penstock.operators.collector import Target
 from penstock.operators.nodes import EpochTerms, OperatorReport, declared_tables
 from penstock.operators.registry import Registry
@@ -210,7 +210,7 @@ class ChainSubtasks:
                     assignments={given.head: assignments[index]} if assignments else {},
                     outlets=self._outlets(emitted),
                 )
-                done, passed_on = chain_processing(chain.nodes, chain.links, given, terms)
+                done, passed_on = run_alone(chain.nodes, chain.links, given, terms)
                 reports |= {(report.operator, index): report for report in done}
                 last.append(passed_on[self.nodes[-1].operator])
         except BaseException:

@@ -10,7 +10,6 @@ import pytest
 
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import ErrorCode, ExternalError, UserCodeError, UserError
-from penstock.operators.chain import NoInput
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.state.tables.specs import TimeDomain, global_table
@@ -362,8 +361,3 @@ def test_a_chain_goes_on_after_an_epoch_that_failed_once_its_failure_is_forgotte
         rig.run()
     rig.run(("a", 0, rows(1)))
     assert log.of("a") == ["on_start", "on_start", "process_batch", "handle_checkpoint"]
-
-
-def test_no_input_is_empty() -> None:
-    assert list(NoInput().batches()) == []
-    assert NoInput().watermarks() == {}

@@ -10,6 +10,7 @@ Rows for one consumer are gathered and sent as few records of a good size. The l
 to every consumer of every edge is a BARRIER that says how many came before it.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -45,6 +46,8 @@ from penstock.runtime.task.wire import (
     widen,
 )
 
+_MANY_RECORDS = 16
+"""At their usual size they are some megabytes."""
 REPORT_EDGE = -1
 """The edge of a record that is meant for the driver."""
 
@@ -69,12 +72,12 @@ class Attempt:
 
 
 class Mailbox:
-    """The records a task has made and the executor has not taken yet."""
+    """The records a task has made, or relays, and the executor has not taken yet."""
 
     def __init__(self, plan: PhysicalPlan, attempt: Attempt) -> None:
         self._plan = plan
         self._attempt = attempt
-        self._records: list[Record] = []
+        self._records: deque[Record] = deque()
 
     def send(self, kind: RecordKind, header: Header, payload: object) -> None:
         """Post a record of this task."""
@@ -106,10 +109,15 @@ class Mailbox:
             edge, level, task, attempt.level, attempt.task, attempt.token, sequence
         )
 
+    @property
+    def is_full(self) -> bool:
+        """Tell whether so many records wait that they should be handed over soon."""
+        return len(self._records) >= _MANY_RECORDS
+
     def drain(self) -> Iterator[Record]:
-        """Hand over everything posted so far."""
-        records, self._records = self._records, []
-        return iter(records)
+        """Hand over everything posted so far; a record is forgotten as soon as it is taken."""
+        while self._records:
+            yield self._records.popleft()
 
 
 class Outlet:
@@ -316,20 +324,25 @@ class ExchangeInput:
         """Return the rows, each edge's in order; raises when they turn out torn or aborted.
 
         Records are sized for the engine that moves them. For operators they are joined: what
-        a batch costs, and finding its keys in state, is paid once for many rows.
+        a batch costs, and finding its keys in state, is paid once for many rows. After much
+        was relayed an empty batch comes, so that it can be handed on.
         """
         waiting = {
             number: Waiting(not has_dictionaries(exchange.schema.schema))
             for number, exchange in self._exchanges.items()
         }
         for number, batch in self._arriving():
-            rows = waiting[number]
+            edge, rows = self._exchanges[number].edge, waiting[number]
+            if not batch.num_rows:
+                yield edge.target, edge.input_index, batch
+                continue
             rows.add(batch)
             if rows.is_enough:
-                yield self._handed_over(number, rows)
+                yield edge.target, edge.input_index, rows.take()
         for number, rows in waiting.items():
             if rows.batches:
-                yield self._handed_over(number, rows)
+                edge = self._exchanges[number].edge
+                yield edge.target, edge.input_index, rows.take()
 
     def watermarks(self) -> Mapping[tuple[str, int], Watermark | None]:
         """Return what all producers of each input have reached."""
@@ -348,12 +361,13 @@ class ExchangeInput:
             if channel.token is not None
         ]
 
-    def relay_rest(self) -> None:
-        """Pass on what later levels and the driver still need; drop the own rows."""
+    def relay_rest(self) -> Iterator[None]:
+        """Pass on what later levels and the driver still need, step by step; drop own rows."""
         for record in self._records:
             header = decode_header(record.header)
             if header.level != self._level:
                 self._mailbox.relay(record, header)
+                yield
 
     def _arriving(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Return what is sent to this task, by edge, and relay the rest."""
@@ -361,6 +375,9 @@ class ExchangeInput:
             header = decode_header(record.header)
             if header.level != self._level:
                 self._mailbox.relay(record, header)
+                if self._mailbox.is_full:
+                    number, exchange = next(iter(self._exchanges.items()))
+                    yield number, pa.RecordBatch.from_pylist([], exchange.schema.schema)
                 continue
             sender = Sender(header.edge, header.producer_level, header.producer_task)
             channel = self._channels.get(sender)
@@ -382,12 +399,6 @@ class ExchangeInput:
         schema = self._exchanges[header.edge].schema.schema
         travelled = narrowed_schema(schema, header.layout)
         return widen(decode_batch(record.payload, travelled), schema, header.layout)
-
-    def _handed_over(
-        self, number: int, rows: Waiting
-    ) -> tuple[OperatorId, int, pa.RecordBatch]:
-        edge = self._exchanges[number].edge
-        return edge.target, edge.input_index, rows.take()
 
     def _check_complete(self) -> None:
         for sender, channel in sorted(self._channels.items()):

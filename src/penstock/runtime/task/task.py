@@ -2,21 +2,26 @@
 
     restore the chain → run it over the records → write its tables → barriers → report
 
+Records are handed on as they are made, so some have left when a task fails half-way. That
+does no harm: consumers count the records of an attempt only when its barrier confirms them.
 Failures that would come again (user code, bad input, damaged state) are reported as values:
 the task sends aborted barriers, later levels skip their work, and the driver learns all of
-them at once. Failures of storage are raised, so that the engine may try the task again.
+them at once. Failures of storage are raised, so that the engine may try the task again; the
+next attempt has another token.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from penstock.core.clock import new_token
-from penstock.core.ids import OperatorId, Subtask, TaskInfo
+from penstock.core.ids import OperatorId, Subtask, TaskInfo, Token
 from penstock.errors import PenstockError, StorageError, UnknownOutcomeError
 from penstock.operators.chain import AssembledChain, ChainSetting, chain_processing
+from penstock.operators.nodes import OperatorReport
 from penstock.runtime.plan.epoch_plan import EpochPlan, known_inputs
 from penstock.runtime.plan.physical import Chain, CompiledJob
 from penstock.runtime.plan.reports import (
@@ -44,6 +49,9 @@ from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import TableEnvironment
 from penstock.state.tables.table_manager import TableManager
 
+Outlets: TypeAlias = dict[OperatorId, dict[str, list[Outlet]]]
+"""By operator and output."""
+
 
 def run_task(
     job: CompiledJob,
@@ -63,106 +71,115 @@ def run_task(
     attempt = Attempt(level, task, new_token())
     mailbox = Mailbox(job.plan, attempt)
     inlet = ExchangeInput(job.plan, chain, subtask, records, mailbox)
-    work = _TaskWork(job, epoch, chain, subtask, attempt, worker, fed)
     outlets = outlets_of(
         job.plan, chain, mailbox, subtask=subtask.index, epoch=epoch.terms.barrier.epoch
     )
-    report = work.run(inlet, outlets)
+    work = _TaskWork(job, epoch, chain, subtask, attempt.token, worker, fed)
+    report = TaskReport(level, task, str(attempt.token))
+    before = worker.usage
+    try:
+        reports = yield from work.run(inlet, outlets, mailbox)
+    except TornInputError as torn:
+        report = replace(report, torn=str(torn))
+    except AbortedInputError:
+        report = replace(report, is_skipped=True)
+    except (StorageError, UnknownOutcomeError):
+        raise
+    except PenstockError as error:
+        report = replace(report, error=to_error_part(error))
+    else:
+        report = replace(
+            report,
+            receipts=tuple(
+                Receipt(sender.edge, sender.level, sender.task, str(token))
+                for sender, token in inlet.receipts()
+            ),
+            operators=tuple(reports),
+            usage=worker.usage - before,
+        )
     if not report.is_whole:
-        inlet.relay_rest()
-        for outlet in work.every(outlets):
+        for _ in inlet.relay_rest():
+            yield from mailbox.drain()
+        for outlet in _every(outlets):
             outlet.abort()
     mailbox.report(encode_report(report))
     yield from mailbox.drain()
 
 
+def _every(outlets: Outlets) -> Iterator[Outlet]:
+    return (
+        outlet
+        for outputs in outlets.values()
+        for edges in outputs.values()
+        for outlet in edges
+    )
+
+
 @dataclass(slots=True)
 class _TaskWork:
-    """The steps of one attempt, with what they share."""
+    """One attempt of a task: open its chain, run it, keep it for the next epoch."""
 
     job: CompiledJob
     epoch: EpochPlan
     chain: Chain
     subtask: Subtask
-    attempt: Attempt
+    token: Token
     worker: Worker
-    fed: Iterable[pa.RecordBatch] | None = None
+    fed: Iterable[pa.RecordBatch] | None
 
     def run(
-        self, inlet: ExchangeInput, outlets: dict[OperatorId, dict[str, list[Outlet]]]
-    ) -> TaskReport:
-        """Run the chain; return what to tell the driver."""
-        level, task, token = self.attempt.level, self.attempt.task, str(self.attempt.token)
-        assembled: AssembledChain | None = None
-        self.worker.watched.failure = None
-        before = self.worker.usage
+        self, inlet: ExchangeInput, outlets: Outlets, mailbox: Mailbox
+    ) -> Generator[Record, None, list[OperatorReport]]:
+        """Run the chain and hand on its records; return what its operators did."""
+        worker, terms = self.worker, self.epoch.terms
+        worker.watched.failure = None
+        is_kept = False
+        assembled = self._open()
         try:
-            assembled = self._open()
-            report = self._process(assembled, inlet, outlets)
-            assembled = None
-        except TornInputError as torn:
-            return TaskReport(level, task, token, torn=str(torn))
-        except AbortedInputError:
-            return TaskReport(level, task, token, is_skipped=True)
-        except (StorageError, UnknownOutcomeError):
-            raise
-        except PenstockError as error:
-            return TaskReport(level, task, token, error=to_error_part(error))
-        finally:
-            # Half-way through an epoch it is of no use to anybody.
-            if assembled is not None:
-                assembled.close()
-        return msgspec.structs.replace(report, usage=self.worker.usage - before)
-
-    def every(self, outlets: dict[OperatorId, dict[str, list[Outlet]]]) -> Iterator[Outlet]:
-        """Return all outlets of the chain."""
-        for outputs in outlets.values():
-            for edges in outputs.values():
-                yield from edges
-
-    def _process(
-        self,
-        assembled: AssembledChain,
-        inlet: ExchangeInput,
-        outlets: dict[OperatorId, dict[str, list[Outlet]]],
-    ) -> TaskReport:
-        assembled.begin(
-            self.epoch.terms,
-            watermarks=known_inputs(self.job.graph, self._manifest()),
-            assignments={
-                operator: parts[self.subtask.index]
-                for operator, parts in self.epoch.assignments.items()
-                if operator in self.chain.operators
-            },
-            outlets=outlets,
-            fed=self.fed,
-        )
-        reports, passed_on = chain_processing(
-            assembled.nodes, assembled.links, inlet, self.epoch.terms
-        )
-        self.worker.watched.raise_failure()
-        for operator, outputs in outlets.items():
-            for edges in outputs.values():
-                for outlet in edges:
+            assembled.begin(
+                terms,
+                watermarks=known_inputs(self.job.graph, self._manifest()),
+                assignments={
+                    operator: parts[self.subtask.index]
+                    for operator, parts in self.epoch.assignments.items()
+                    if operator in self.chain.operators
+                },
+                outlets=outlets,
+                fed=self.fed,
+            )
+            reports, passed_on = yield from chain_processing(
+                assembled.nodes, assembled.links, inlet, terms, mailbox.drain
+            )
+            worker.watched.raise_failure()
+            for operator, outputs in outlets.items():
+                for outlet in _every({operator: outputs}):
                     outlet.finish(passed_on[operator])
-        written = {report.operator: report.checkpoint.metadata for report in reports}
-        self._keep(assembled, written)
-        return TaskReport(
-            self.attempt.level,
-            self.attempt.task,
-            str(self.attempt.token),
-            tuple(
-                Receipt(sender.edge, sender.level, sender.task, str(token))
-                for sender, token in inlet.receipts()
-            ),
-            tuple(reports),
-        )
+            if not (terms.barrier.then_stop or terms.is_stop):
+                written = {part.operator: part.checkpoint.metadata for part in reports}
+                worker.keep_chain(
+                    self._key(), KeptChain(assembled, self.epoch.run, written)
+                )
+                is_kept = True
+        finally:
+            # A chain that stopped half-way through an epoch cannot go on.
+            if not is_kept:
+                assembled.close()
+        return reports
 
     def _open(self) -> AssembledChain:
         """Return the chain on the epoch's parent: remembered, caught up, or built."""
         kept = self.worker.take_chain(self._key())
         if kept is None:
-            return self._assemble()
+            graph, worker = self.job.graph, self.worker
+            setting = ChainSetting(
+                self.epoch.job,
+                self.subtask,
+                worker.registry,
+                worker.clock,
+                self._load_tables,
+            )
+            nodes = [graph.node(operator) for operator in self.chain.operators]
+            return AssembledChain(nodes, self.chain.links, setting)
         try:
             self._catch_up(kept)
         except BaseException:
@@ -177,31 +194,17 @@ class _TaskWork:
             operator = node.task.operator
             restored = self.worker.operator_metadata(manifest, operator)
             node.tables.catch_up(self._environment(node.task), restored)
-            mine = restored.get(self.subtask.index)
             is_current = kept.run == self.epoch.accepted_run and _same_files(
-                kept.written.get(operator), mine
+                kept.written.get(operator), restored.get(self.subtask.index)
             )
             if not is_current:
                 node.forget()
 
-    def _assemble(self) -> AssembledChain:
-        graph = self.job.graph
-        nodes = [graph.node(operator) for operator in self.chain.operators]
-        setting = ChainSetting(
-            self.epoch.job,
-            self.subtask,
-            self.worker.registry,
-            self.worker.clock,
-            self._load_tables,
-        )
-        return AssembledChain(nodes, self.chain.links, setting)
-
     def _load_tables(self, task: TaskInfo, specs: tuple[TableSpec, ...]) -> TableManager:
-        restored = self.worker.operator_metadata(self._manifest(), task.operator)
         return TableManager.load(
             self._environment(task),
             specs,
-            restored,
+            self.worker.operator_metadata(self._manifest(), task.operator),
             allow_dropped=self.epoch.allow_dropped_state,
         )
 
@@ -210,7 +213,7 @@ class _TaskWork:
         return TableEnvironment(
             task,
             self.epoch.generation,
-            self.attempt.token,
+            self.token,
             worker.watched,
             worker.cache,
             worker.memory_budget_bytes,
@@ -219,13 +222,6 @@ class _TaskWork:
     def _manifest(self) -> CheckpointManifest | None:
         parent = self.epoch.parent
         return None if parent is None else self.worker.manifest(parent)
-
-    def _keep(self, assembled: AssembledChain, written: dict[OperatorId, Metadata]) -> None:
-        if self.epoch.terms.barrier.then_stop or self.epoch.terms.is_stop:
-            assembled.close()
-            return
-        kept = KeptChain(assembled, self.epoch.run, written)
-        self.worker.keep_chain(self._key(), kept)
 
     def _key(self) -> ChainKey:
         return ChainKey(
@@ -241,20 +237,13 @@ def _same_files(written: Metadata | None, published: Metadata | None) -> bool:
     """Tell whether what was written is what was published, compactions aside."""
     if written is None:
         return published is None
-    names = {*written.table_checkpoint_metadata}
-    if published is not None:
-        names |= {*published.table_checkpoint_metadata}
-    return all(_same_table(name, written, published) for name in names)
-
-
-def _same_table(name: str, written: Metadata, published: Metadata | None) -> bool:
-    if published is None or name not in published.table_checkpoint_metadata:
-        return False
-    if name not in written.table_checkpoint_metadata:
-        return False
-    mine = written.table_checkpoint_metadata[name]
-    theirs = published.table_checkpoint_metadata[name]
-    if mine == theirs:
-        return True
-    kind = ErasedKind(name, published.table_configs[name])
-    return derive_missing(kind.files_in(mine), kind.files_in(theirs)) == ()
+    mine = dict(written.table_checkpoint_metadata)
+    theirs = {} if published is None else dict(published.table_checkpoint_metadata)
+    if published is None or mine == theirs:
+        return mine == theirs
+    kinds = {name: ErasedKind(name, published.table_configs[name]) for name in theirs}
+    return mine.keys() == theirs.keys() and all(
+        mine[name] == theirs[name]
+        or derive_missing(kind.files_in(mine[name]), kind.files_in(theirs[name])) == ()
+        for name, kind in kinds.items()
+    )
