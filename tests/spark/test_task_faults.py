@@ -1,9 +1,16 @@
 """Tasks that fail or die on Spark: it tries them again, and every row still counts once."""
 
+import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import penstock as ps
+from penstock.errors import ErrorCode, UserCodeError
+from penstock.runtime.driver.driver import RunOptions
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.spark.running import run_on_spark
 from tests.builders.marks import marks_in
 from tests.builders.spark_counting import CountingJob
 from tests.builders.spark_harm import DiesHalfWay, DiesOnce, FailsOncePerSubtask
@@ -47,4 +54,38 @@ def test_a_worker_killed_half_way_through_its_output_loses_and_doubles_nothing(
     status = job.run(session=shared_session())
     assert marks_in(marks) == {"armed", "died half-way"}
     assert (status.restarts, status.torn_epochs) == (0, 0)
+    job.check()
+
+
+class StuckSource(ps.SourceOperator):
+    """Waits for what never comes, in a call that does not return to Python."""
+
+    def name(self) -> str:
+        return "stuck"
+
+    def output_schema(self) -> ps.StreamSchema:
+        return ps.StreamSchema(pa.schema([("n", pa.int64())]))
+
+    def run(self, ctx: ps.SourceContext, collector: ps.SourceCollector) -> None:
+        threading.Event().wait()
+
+
+def test_a_source_that_never_comes_back_is_cancelled_when_the_epoch_is_overdue(
+    tmp_path: Path,
+) -> None:
+    pipeline = ps.Pipeline("stuck")
+    pipeline.read("wait", StuckSource()).write("out", ps.blackhole())
+    session = shared_session()
+    options = RunOptions(
+        checkpoint=str(tmp_path / "checkpoint"),
+        session=session,
+        settings=DriverSettings(epoch_deadline_micros=8_000_000),
+    )
+    with pytest.raises(UserCodeError, match="source 'wait' did not end it") as raised:
+        run_on_spark(pipeline.graph(), pipeline.registry, options)
+    assert raised.value.code is ErrorCode.SOURCE_OVERRAN
+    assert raised.value.context["sources"] == "wait"
+    # Its workers are gone: the next job of the session has cores to run on.
+    job = CountingJob(tmp_path / "next")
+    job.run(session=session)
     job.check()

@@ -76,6 +76,9 @@ class Settings:
     exchange_compression: Literal["none", "lz4"] = "none"
     """How rows are compressed between tasks: "none", or "lz4" for slow networks where the
     engine does not compress what it shuffles; Spark does by default."""
+    epoch_deadline_seconds: Annotated[int, Meta(ge=1, le=31_536_000)] = 21_600
+    """On Spark: how long an epoch that reads may run before it is cancelled, because one of
+    its sources must be stuck. Far longer than any epoch should take."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "PENSTOCK_KEEP_EPOCHS": "3",
             "PENSTOCK_PROFILE_ROOT": str(tmp_path),
             "PENSTOCK_EXCHANGE_COMPRESSION": "lz4",
+            "PENSTOCK_EPOCH_DEADLINE_SECONDS": "90",
             "PENSTOCK_COMPACTION_MIN_FILES": "5",
             "PENSTOCK_COMPACTION_MIN_EXPIRING_FILES": "6",
             "PENSTOCK_COMPACTION_MAX_RUNS": "20",
@@ -49,6 +50,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
         keep_epochs=3,
         profile_root=str(tmp_path),
         exchange_compression="lz4",
+        epoch_deadline_seconds=90,
         compaction=CompactionSettings(
             min_files=5, min_expiring_files=6, max_runs=20, target_file_bytes=1 << 20
         ),
@@ -66,6 +68,7 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         keep_epochs = 3
         profile_root = "{tmp_path.as_posix()}"
         exchange_compression = "lz4"
+        epoch_deadline_seconds = 90
         [compaction]
         min_files = 5
         min_expiring_files = 6
@@ -82,6 +85,7 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         keep_epochs=3,
         profile_root=str(tmp_path),
         exchange_compression="lz4",
+        epoch_deadline_seconds=90,
         compaction=CompactionSettings(
             min_files=5, min_expiring_files=6, max_runs=20, target_file_bytes=1 << 20
         ),

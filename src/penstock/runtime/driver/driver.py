@@ -356,6 +356,7 @@ class RunOptions:
         return DriverSettings(
             target_epoch_micros=_REMOTE_EPOCH_MICROS if is_remote else _LOCAL_EPOCH_MICROS,
             keep_epochs=chosen.keep_epochs,
+            epoch_deadline_micros=chosen.epoch_deadline_seconds * 1_000_000,
             compaction=chosen.compaction,
             allow_dropped_state=self.allow_dropped_state,
         )

@@ -163,6 +163,8 @@ class DriverSettings:
     budget: SourceBudget = field(default_factory=SourceBudget)
     """What a source subtask may read in the first epoch; adapted from then on."""
     adapts_budget: bool = True
+    epoch_deadline_micros: int | None = None
+    """How long an epoch that reads may run before an executor that can cancels it."""
     torn_limit: int = 5
     """How often in a row a torn epoch is simply run again before it counts as a failure."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)

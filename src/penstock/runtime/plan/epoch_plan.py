@@ -66,6 +66,17 @@ class EpochPlan:
     """What each subtask of each source reads."""
     allow_dropped_state: bool = False
     """Whether tables that operators no longer declare may be left behind."""
+    deadline_micros: int | None = None
+    """After how long an executor that can do so cancels the epoch; None for never."""
+
+    @property
+    def readers(self) -> list[OperatorId]:
+        """The sources that read by themselves in this epoch."""
+        return [
+            operator
+            for operator, parts in self.assignments.items()
+            if any(part.splits and part.fed is None for part in parts)
+        ]
 
 
 _FASTEST_GROWTH = 2.0

@@ -74,6 +74,8 @@ class Executor(Protocol):
 
         No promise is made about them: the driver checks that they belong together. `parent`
         is the manifest that the plan names, for executors that can spare workers the read.
+        An executor that can cancel tasks does so when the plan's deadline has passed, and
+        raises the error of sources that overran.
         """
         ...
 

@@ -272,7 +272,14 @@ class SparkExecutor:
     ) -> Sequence[TaskReport]:
         """Run all supersteps as one job and return every report that came back."""
         del parent  # workers read it themselves: in each closure it would be P times P
-        return self._epochs.submit(self._run_epoch, job, epoch).result()
+        running = self._epochs.submit(self._run_epoch, job, epoch)
+        limit = epoch.deadline_micros
+        _, late = wait([running], None if limit is None else limit / 1_000_000)
+        if late:
+            self.cancel()
+            wait(late)
+            raise _overran(job, epoch)
+        return running.result()
 
     def _run_epoch(self, job: CompiledJob, epoch: EpochPlan) -> Sequence[TaskReport]:
         try:
@@ -364,3 +371,17 @@ class SparkExecutor:
 
 def _wait_for(futures: Sequence[Future[Sequence[CompactionResult]]]) -> None:
     wait(futures)
+
+
+def _overran(job: CompiledJob, epoch: EpochPlan) -> UserCodeError:
+    """Return the error of an epoch that was cancelled: only sources can wait for ever."""
+    seconds = (epoch.deadline_micros or 0) / 1_000_000
+    return UserCodeError(
+        f"an epoch of job {job.graph.job!r} was cancelled, still running {seconds:g} s after "
+        f"it began: source {', '.join(map(repr, epoch.readers))} did not end it. Give every "
+        "call that waits for data a timeout, and return when ctx.budget.is_spent; if epochs "
+        "may well take that long, raise the setting epoch_deadline_seconds",
+        code=ErrorCode.SOURCE_OVERRAN,
+        job=str(job.graph.job),
+        sources=", ".join(epoch.readers),
+    )
