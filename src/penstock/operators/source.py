@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import cache
 
 from penstock.core.schema import StreamSchema
 from penstock.operators.collector import SourceCollector
@@ -125,6 +126,7 @@ class SourcePlan:
     """
 
 
+@cache
 def splits_table() -> TableSpec:
     """Declare the table every source keeps its splits in."""
     return global_table(SPLITS_TABLE, str, SplitState)

@@ -1,6 +1,5 @@
 """The public names of the test kit and where they live; read at run time, too."""
 
-from .chain_subtasks import Amnesia as Amnesia
 from .faults import STORAGE_FAULTS as STORAGE_FAULTS
 from .faults import Call as Call
 from .faults import CrashError as CrashError
@@ -13,26 +12,27 @@ from .faults import sweep as sweep
 from .given import EpochOutput as EpochOutput
 from .harness import HarnessCheckpoint as HarnessCheckpoint
 from .harness import OperatorHarness as OperatorHarness
-from .invariants import (
-    assert_acknowledged_epochs_survive as assert_acknowledged_epochs_survive,
-)
-from .invariants import assert_commits_were_permitted as assert_commits_were_permitted
-from .invariants import assert_job_is_whole as assert_job_is_whole
-from .invariants import assert_no_restore_is_left_pinned as assert_no_restore_is_left_pinned
-from .invariants import assert_nothing_was_changed as assert_nothing_was_changed
-from .invariants import stored_objects as stored_objects
+from .harness import SourceHarness as SourceHarness
+from .parts import ABORT as ABORT
+from .parts import CUT as CUT
+from .parts import EOF as EOF
+from .parts import PAUSE as PAUSE
+from .parts import ScriptedSource as ScriptedSource
 from .pipelines import Chaos as Chaos
 from .pipelines import LocalJob as LocalJob
 from .pipelines import ManualClock as ManualClock
+from .pipelines import (
+    assert_acknowledged_epochs_survive as assert_acknowledged_epochs_survive,
+)
+from .pipelines import assert_commits_were_permitted as assert_commits_were_permitted
+from .pipelines import assert_job_is_whole as assert_job_is_whole
+from .pipelines import assert_no_restore_is_left_pinned as assert_no_restore_is_left_pinned
+from .pipelines import assert_nothing_was_changed as assert_nothing_was_changed
 from .pipelines import list_sink as list_sink
 from .pipelines import list_source as list_source
 from .pipelines import run_pipeline as run_pipeline
-from .scripted_source import ABORT as ABORT
-from .scripted_source import CUT as CUT
-from .scripted_source import EOF as EOF
-from .scripted_source import PAUSE as PAUSE
-from .scripted_source import ScriptedSource as ScriptedSource
-from .source_harness import SourceHarness as SourceHarness
+from .pipelines import stored_objects as stored_objects
+from .stepped_job import Amnesia as Amnesia
 
 __all__ = [
     "ABORT",

@@ -1,26 +1,36 @@
-"""Rows as tests write them: columns, dictionaries, batches or frames → record batches.
+"""What tests give to operators, and what they get back: rows, instants, streams, output.
 
-Timestamps may be written as text, and a column that is misspelt is an error, not a null.
-
-Emitted: the rows that came out of operators under test, by output.
-
-Instants as tests write them: text, `datetime`s, microseconds or watermarks → microseconds.
+Rows are columns, dictionaries, batches or frames. Timestamps may be written as text, and a
+column that is misspelt is an error, not a null. Instants are text, `datetime`s, microseconds
+or watermarks. Operators are instances or specs, and become the nodes of a chain.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from penstock.catalog import default_registry
 from penstock.core.batch import to_batches
+from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, Idle, Watermark
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
-from penstock.graph.logical import MAIN
-from penstock.operators.source import SourceFinishType
+from penstock.graph.logical import (
+    MAIN,
+    Edge,
+    Node,
+    OperatorSpec,
+    WatermarkSpec,
+)
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Registry
+from penstock.operators.source import SourceFinishType, SourceOperator
+from penstock.operators.user_functions import process_spec
 
 GivenRows: TypeAlias = Any
 """Columns by name, a list of dictionaries, a record batch, an Arrow table or a Polars frame."""
@@ -172,7 +182,10 @@ InstantLike: TypeAlias = str | datetime | int | EventTime
 """Such as "2026-01-01T00:00:10", which is UTC unless it says otherwise."""
 
 WatermarkLike: TypeAlias = InstantLike | Idle | None
-"""An instant, `IDLE`, or None for an input that has not spoken."""
+"""An instant, `IDLE`, or None for an input that has no watermark yet."""
+
+START = "2026-01-01"
+"""The instant at which the clock of a harness starts."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -218,4 +231,122 @@ def _refusal(instant: object) -> UserError:
         "microseconds since 1970-01-01 UTC",
         code=ErrorCode.INVALID_NUMBER,
         value=repr(instant),
+    )
+
+
+OperatorLike: TypeAlias = ArrowOperator | OperatorSpec
+"""An operator, or the spec of a built-in or plugged-in one."""
+StreamLike: TypeAlias = StreamSchema | pa.Schema
+
+
+def to_streams(
+    inputs: Sequence[StreamLike], key: str | Sequence[str], time_column: str | None
+) -> tuple[StreamSchema, ...]:
+    """Return the inputs with their roles; key and time column are for plain schemas."""
+    if not inputs:
+        raise UserError(
+            "an operator under test needs the schema of each of its inputs",
+            code=ErrorCode.INVALID_GRAPH,
+        )
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    return tuple(
+        stream
+        if isinstance(stream, StreamSchema)
+        else StreamSchema(stream, time_column, keys)
+        for stream in inputs
+    )
+
+
+def chain_of(
+    operators: OperatorLike | Sequence[OperatorLike],
+    inputs: Sequence[StreamSchema],
+    parallelism: int,
+    registry: Registry,
+) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
+    """Return a chain: the first operator takes `inputs`, every other one what comes before.
+
+    One operator is named `operator`, those of a chain `operator-1`, `operator-2` and so on.
+    """
+    listed = (
+        [operators]
+        if isinstance(operators, ArrowOperator | OperatorSpec)
+        else list(operators)
+    )
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    streams = tuple(inputs)
+    for number, operator in enumerate(listed, start=1):
+        name = OperatorId("operator" if len(listed) == 1 else f"operator-{number}")
+        node = _node(name, operator, streams, parallelism, registry)
+        if nodes:
+            edges.append(Edge(nodes[-1].operator, name))
+        nodes.append(node)
+        if number < len(listed):
+            streams = (_main_of(node),)
+    if not nodes:
+        raise UserError("there is no operator to test", code=ErrorCode.INVALID_GRAPH)
+    return tuple(nodes), tuple(edges)
+
+
+def _node(
+    name: OperatorId,
+    operator: OperatorLike,
+    inputs: tuple[StreamSchema, ...],
+    parallelism: int,
+    registry: Registry,
+) -> Node:
+    spec = operator if isinstance(operator, OperatorSpec) else process_spec(operator)
+    built = registry.construct(spec).operator
+    if not isinstance(built, ArrowOperator):
+        raise UserError(
+            f"{built.name()!r} is a source: test it with SourceHarness",
+            code=ErrorCode.INVALID_GRAPH,
+        )
+    main = built.output_schema(inputs)
+    outputs = {} if main is None else {MAIN: main}
+    return Node(
+        name,
+        spec,
+        parallelism=parallelism,
+        inputs=inputs,
+        outputs={**outputs, **built.side_outputs(inputs)},
+    )
+
+
+def _main_of(node: Node) -> StreamSchema:
+    if MAIN not in node.outputs:
+        raise UserError(
+            f"{node.operator!r} is a sink: no operator can follow it",
+            code=ErrorCode.INVALID_GRAPH,
+        )
+    return node.outputs[MAIN].keyed_by()
+
+
+@cache
+def shared_registry() -> Registry:
+    """Return the registry of tests in this process; filling one takes milliseconds."""
+    return default_registry()
+
+
+def source_node(
+    name: OperatorId,
+    spec: OperatorSpec,
+    parallelism: int,
+    watermark: WatermarkSpec,
+    registry: Registry,
+) -> Node:
+    """Return a source as a node; its watermark is left out if it has no time column."""
+    built = registry.construct(spec).operator
+    if not isinstance(built, SourceOperator):
+        raise UserError(
+            f"{built.name()!r} is no source: test it with OperatorHarness",
+            code=ErrorCode.INVALID_GRAPH,
+        )
+    stream = built.output_schema()
+    return Node(
+        name,
+        OperatorSpec(spec.kind, spec.config),
+        parallelism=parallelism,
+        outputs={MAIN: stream, **built.side_outputs()},
+        watermark=None if stream.time_column is None else watermark,
     )

@@ -1,4 +1,4 @@
-"""OperatorHarness: test an operator, or a chain of them, without a runtime.
+"""OperatorHarness and SourceHarness: test operators and sources, one epoch per call.
 
     with OperatorHarness(Dedup(), schema, key="user") as harness:
         harness.push({"user": ["a", "b", "a"], "n": [1, 2, 3]})
@@ -6,84 +6,130 @@
         harness.barrier()
         assert harness.rows() == [...]
 
-How it works. `push`, `watermark` and `advance` prepare an epoch; `barrier` runs it, as a
-job would: rows go by key to as many subtasks as wanted, the chain loop calls every hook in
-order, real tables are checkpointed, and the next epoch starts from that checkpoint. Time
-stands still unless `advance` moves it. What a hook raises comes out of `barrier` as the
-`PenstockError` a job would fail with; the epoch and its rows are then gone.
+    with SourceHarness(LogFiles("logs/"), parallelism=2) as harness:
+        harness.read(rows=100)            one epoch with a budget
+        harness.rescale(3)                another process with more subtasks goes on
+        harness.read()
+
+How it works. A harness is a job of its own (`SteppedJob`): the operators under test stand
+between parts that bring rows and watermarks and a part that keeps what comes out.
+
+    input-0 → feed-0 ─by key→ operator → output
+
+`push`, `watermark` and `advance` prepare an epoch; `barrier` runs it: plan, tasks, real
+tables, publication. Time stands still unless `advance` moves it. What a hook raises comes
+out of `barrier` as the `PenstockError` a job would fail with; the epoch and its rows are
+then gone. Commits wait until `commit` is called.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
-from penstock.core.clock import DurationLike, ManualClock, to_micros
-from penstock.core.ids import OperatorId
-from penstock.core.schema import StreamSchema
+from penstock.core.clock import DurationLike, ManualClock, new_token, to_micros
+from penstock.core.ids import Epoch, JobId, OperatorId
 from penstock.core.watermark import MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, UserError
-from penstock.graph.logical import Edge, Exchange, Node
+from penstock.graph.logical import (
+    MAIN,
+    Edge,
+    Exchange,
+    LogicalGraph,
+    Node,
+    OperatorSpec,
+    WatermarkSpec,
+)
 from penstock.operators.registry import Registry
-from penstock.runtime.plan.physical import route_rows
+from penstock.operators.source import SPLITS_TABLE, SourceOperator
+from penstock.operators.splits import SourceAssignment, SourceBudget, SplitState
+from penstock.operators.user_functions import source_spec
+from penstock.runtime.driver.decide import StopMode
+from penstock.state.checkpoints import JobCheckpoints
+from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TimeDomain
-from penstock.testing.chain_nodes import (
-    START,
-    ChainCommits,
-    CommitData,
-    OperatorLike,
-    StreamLike,
-    chain_of,
-    next_terms,
-    shared_registry,
-    to_output,
-    to_streams,
-)
-from penstock.testing.chain_subtasks import (
-    Amnesia,
-    ChainState,
-    ChainSubtasks,
-    SubtaskInput,
-    read_table,
-    read_timers,
-    rescale_nodes,
-)
 from penstock.testing.given import (
-    Emitted,
+    START,
     EpochOutput,
     GivenRows,
     InstantLike,
+    OperatorLike,
+    StreamLike,
     WatermarkLike,
+    chain_of,
     rows_to_batches,
+    shared_registry,
+    source_node,
     to_instant,
+    to_streams,
     to_watermark,
 )
+from penstock.testing.parts import GivenInput
+from penstock.testing.stepped_job import Amnesia, SteppedJob
+
+_SOURCE = OperatorId("source")
+
+
+class _Harness:
+    """What both harnesses share: a job that is run epoch by epoch."""
+
+    _job: SteppedJob
+    clock: ManualClock
+
+    def rows(self, output: str = MAIN) -> list[dict[str, Any]]:
+        """Return all rows of an output since the start or the last `take`, as dictionaries."""
+        return self._job.emitted.rows(output)
+
+    def take(self, output: str = MAIN) -> list[dict[str, Any]]:
+        """Return the rows of an output and forget them."""
+        return self._job.emitted.take(output)
+
+    def advance(self, duration: DurationLike) -> None:
+        """Let processing time pass, such as "10s": the next epoch happens then."""
+        self.clock.advance(to_micros(duration))
+
+    def close(self) -> None:
+        """Release the operators."""
+        self._job.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _job_in(store: ObjectStore | None) -> JobId:
+    """Return the name of a harness's job: one of its own where others may be in the store."""
+    return JobId("harness" if store is None else f"harness-{new_token()}")
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessCheckpoint:
     """Where a harness stood after an epoch. Stays valid whatever the harness does later."""
 
+    epoch: int
+    """The epoch it was made in; 0 before the first."""
+    job: JobId
     nodes: tuple[Node, ...]
     links: tuple[Edge, ...]
-    state: ChainState
     spoken: tuple[Watermark | None, ...]
     now_micros: int
     store: ObjectStore
     registry: Registry
-    broadcast: frozenset[int] = field(default_factory=frozenset)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch it was made in; 0 before the first."""
-        return self.state.epoch
+    broadcast: frozenset[int]
 
 
-class OperatorHarness:
+class OperatorHarness(_Harness):
     """Operators under test. Not thread-safe; close it, or use it as a context manager.
 
     >>> import polars as pl
@@ -113,22 +159,23 @@ class OperatorHarness:
         `key` and `time_column` are for all inputs that are given as plain Arrow schemas.
         Rows of inputs with a key go to the subtask that owns it; of others in turn, or to
         all subtasks if the number of the input is in `broadcast`. With `amnesia` operators
-        are built anew for each epoch.
+        are built again for each epoch.
         """
         registry = registry or shared_registry()
         streams = to_streams(inputs, key, time_column)
         nodes, links = chain_of(operator, streams, parallelism, registry)
-        checkpoint = HarnessCheckpoint(
+        start = HarnessCheckpoint(
+            0,
+            _job_in(store),
             nodes,
             links,
-            ChainState(),
             (None,) * len(streams),
             to_instant(now),
             MemoryStore() if store is None else store,
             registry,
             frozenset(broadcast),
         )
-        self._open(checkpoint, amnesia)
+        self._open(start, amnesia)
 
     @classmethod
     def restore(
@@ -146,60 +193,68 @@ class OperatorHarness:
             nodes, links = chain_of(
                 operator, nodes[0].inputs, parallelism, checkpoint.registry
             )
+        nodes = tuple(replace(node, parallelism=parallelism) for node in nodes)
+        job = _job_in(checkpoint.store)
+        if checkpoint.epoch:
+            clock = ManualClock(checkpoint.now_micros)
+            origin = JobCheckpoints(checkpoint.store, checkpoint.job, clock)
+            origin.branch(job, Epochs(Epoch(checkpoint.epoch)))
         restored = cls.__new__(cls)
-        moved = replace(checkpoint, nodes=rescale_nodes(nodes, parallelism), links=links)
+        moved = replace(checkpoint, job=job, nodes=nodes, links=links)
         restored._open(moved, amnesia)  # noqa: SLF001 (of the same class)
         return restored
 
     def _open(self, checkpoint: HarnessCheckpoint, amnesia: bool | Amnesia) -> None:  # noqa: FBT001 (as it was given)
         if isinstance(amnesia, bool):
             amnesia = Amnesia.OPERATORS if amnesia else Amnesia.NOTHING
+        self._start = checkpoint
+        self._pushed: list[tuple[int, pa.RecordBatch]] = []
+        self._uncommitted: set[int] = set()
+        self.counters: dict[str, int] = {}
+        """What `ctx.count` counted so far, over all operators and subtasks."""
         self.clock = ManualClock(checkpoint.now_micros)
-        self._streams = checkpoint.nodes[0].inputs
-        self._broadcast = checkpoint.broadcast
-        self._spoken = list(checkpoint.spoken)
-        self._subtasks = ChainSubtasks(
-            checkpoint.nodes,
-            checkpoint.links,
+        head = checkpoint.nodes[0]
+        given = zip(head.inputs, checkpoint.spoken, strict=True)
+        self._inputs = [GivenInput(stream, watermark) for stream, watermark in given]
+        feeds = [
+            one.feed(number, head, self._exchange(number))
+            for number, one in enumerate(self._inputs)
+        ]
+        nodes = (*(node for feed in feeds for node in feed.nodes), *checkpoint.nodes)
+        edges = (*(edge for feed in feeds for edge in feed.edges), *checkpoint.links)
+        self._job = SteppedJob(
+            LogicalGraph(checkpoint.job, nodes, edges),
+            {name: build for feed in feeds for name, build in feed.parts.items()},
             store=checkpoint.store,
             registry=checkpoint.registry,
             clock=self.clock,
             amnesia=amnesia,
-            state=checkpoint.state,
         )
-        self._commits = ChainCommits(self._subtasks)
-        self._emitted = Emitted(self._subtasks.outputs)
-        self._pushed: list[tuple[int, pa.RecordBatch]] = []
-        self.counters: dict[str, int] = {}
-        """What `ctx.count` counted so far, over all operators and subtasks."""
 
     # ---- what goes in
 
     def push(self, rows: GivenRows, *, input: int = 0) -> None:  # noqa: A002 (as in the graph)
         """Add rows to the next epoch: columns, dictionaries, a batch, a table or a frame."""
         self._check_input(input)
-        if self._spoken[input] == MAX_EVENT_TIME:
+        given = self._inputs[input]
+        if given.watermark == MAX_EVENT_TIME:
             raise UserError(
                 f"input {input} has ended: no row can follow the end of data",
                 code=ErrorCode.WATERMARK_WENT_BACK,
             )
-        batches = rows_to_batches(rows, self._streams[input].schema)
+        batches = rows_to_batches(rows, given.stream.schema)
         self._pushed += [(input, batch) for batch in batches]
 
     def watermark(self, watermark: WatermarkLike, *, input: int | None = None) -> None:  # noqa: A002 (as in the graph)
-        """Let an input, or all of them, say how far event time has come, from now on.
+        """Set how far event time has come at an input, or at all of them.
 
         It counts from the next barrier, behind all rows of that epoch. `IDLE` is for an
         input that must not hold the others back.
         """
         if input is not None:
             self._check_input(input)
-        for index in range(len(self._spoken)) if input is None else [input]:
-            self._spoken[index] = to_watermark(watermark)
-
-    def advance(self, duration: DurationLike) -> None:
-        """Let processing time pass, such as "10s": the next epoch happens then."""
-        self.clock.advance(to_micros(duration))
+        for given in self._inputs if input is None else [self._inputs[input]]:
+            given.watermark = to_watermark(watermark)
 
     def barrier(self, *, attempts: int = 1) -> EpochOutput:
         """Run an epoch over what was pushed, checkpoint it, and return what came out.
@@ -219,131 +274,175 @@ class OperatorHarness:
 
         Operators see `on_close(Stop)`, or nothing at all in a checkpoint-then-stop.
         """
-        return self._run_epoch(is_stop=tells_operators, then_stop=not tells_operators)
+        return self._run_epoch(
+            StopMode.GRACEFUL if tells_operators else StopMode.CHECKPOINT
+        )
 
     # ---- what comes out
 
-    def rows(self, output: str = "main") -> list[dict[str, Any]]:
-        """Return all rows of an output since the start or the last `take`, as dictionaries."""
-        return self._emitted.rows(output)
-
-    def take(self, output: str = "main") -> list[dict[str, Any]]:
-        """Return the rows of an output and forget them."""
-        return self._emitted.take(output)
-
-    def table(self, output: str = "main") -> pa.Table:
+    def table(self, output: str = MAIN) -> pa.Table:
         """Return what `rows` does as an Arrow table."""
-        return self._emitted.table(output)
+        return self._job.emitted.table(output)
 
     def state(self, table: str, *, subtask: int | None = None) -> Any:
         """Return what a table holds after the last epoch, in all subtasks or in one.
 
         A dictionary for a global table, else an Arrow table.
         """
-        return read_table(self._subtasks, table, subtask)
+        return self._job.read_table(table, subtask)
 
     def timers(self, domain: TimeDomain = TimeDomain.EVENT_TIME) -> list[dict[str, Any]]:
         """Return the timers that are set, earliest first: key columns and `due_micros`."""
-        return read_timers(self._subtasks, domain)
+        return self._job.read_timers(domain)
 
     @property
     def epoch(self) -> int:
         """The last epoch that was run; 0 before the first."""
-        return self._subtasks.state.epoch
+        return self._job.session.state.next_epoch - 1
 
     @property
     def parallelism(self) -> int:
         """How many subtasks there are."""
-        return self._subtasks.parallelism
+        return self._start.nodes[0].parallelism
 
     # ---- commits
 
     @property
-    def commits(self) -> Mapping[int, CommitData]:
+    def commits(self) -> Mapping[int, Mapping[str, Mapping[int, bytes]]]:
         """What the last operator gave `handle_commit` to do: by epoch, table and subtask."""
-        return self._commits.staged
+        return self._job.staged(self._start.nodes[-1].operator)
 
     def commit(self, epoch: int | None = None) -> None:
         """Commit an epoch, again if it was; without a number all that are not committed yet."""
-        self._commits.commit(epoch)
+        staged = self._job.commits.staged
+        if epoch is not None and epoch not in staged:
+            raise UserError(
+                f"epoch {epoch} staged nothing to commit; these did: "
+                f"{', '.join(map(str, staged)) or 'none'}",
+                code=ErrorCode.INVALID_NUMBER,
+            )
+        for number in sorted(self._uncommitted) if epoch is None else [epoch]:
+            self._job.commits.carry_out(number)
+            self._uncommitted.discard(number)
 
     # ---- other processes
 
     def checkpoint(self) -> HarnessCheckpoint:
         """Return where the harness stands after its last epoch; see `restore`."""
-        return HarnessCheckpoint(
-            self._subtasks.nodes,
-            self._subtasks.links,
-            self._subtasks.state,
-            tuple(self._spoken),
-            self.clock.micros,
-            self._subtasks.store,
-            self._subtasks.registry,
-            self._broadcast,
+        return replace(
+            self._start,
+            epoch=self.epoch,
+            spoken=tuple(given.watermark for given in self._inputs),
+            now_micros=self.clock.micros,
         )
 
     def forget(self) -> None:
         """Drop operators and tables, as if the process had died after the last epoch."""
-        self._subtasks.close()
+        self._job.forget()
 
-    def close(self) -> None:
-        """Release the operators."""
-        self._subtasks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _run_epoch(
-        self, *, is_stop: bool = False, then_stop: bool = False, attempts: int = 1
-    ) -> EpochOutput:
+    def _run_epoch(self, stop: StopMode | None = None, *, attempts: int = 1) -> EpochOutput:
         pushed, self._pushed = self._pushed, []
-        terms = next_terms(
-            self._subtasks.state, self.clock, is_stop=is_stop, then_stop=then_stop
-        )
-        run = self._subtasks.run(terms, self._deal(pushed), attempts=attempts)
-        self._commits.note(run)
-        self._emitted.extend(run.emitted)
-        output = to_output(terms, run)
+        for number, given in enumerate(self._inputs):
+            given.batches = [batch for index, batch in pushed if index == number]
+        _, output = self._job.run(stop=stop, attempts=attempts)
+        if output.epoch in self._job.commits.staged:
+            self._uncommitted.add(output.epoch)
         for name, amount in output.counters.items():
             self.counters[name] = self.counters.get(name, 0) + amount
         return output
 
-    def _deal(self, pushed: Sequence[tuple[int, pa.RecordBatch]]) -> list[SubtaskInput]:
-        """Send rows to the subtasks that an exchange would send them to."""
-        head: OperatorId = self._subtasks.nodes[0].operator
-        parallelism = self._subtasks.parallelism
-        given = [SubtaskInput(head, [], tuple(self._spoken)) for _ in range(parallelism)]
-        for turn, (index, batch) in enumerate(pushed):
-            schema = self._streams[index]
-            parts = route_rows(
-                batch,
-                self._exchange(index, schema),
-                schema,
-                subtask=0,
-                parallelism=parallelism,
-                turn=turn,
-            )
-            for subtask, part in parts:
-                given[subtask].rows.append((index, part))
-        return given
-
-    def _exchange(self, index: int, schema: StreamSchema) -> Exchange:
-        if index in self._broadcast:
+    def _exchange(self, index: int) -> Exchange:
+        if self.parallelism == 1:
+            # All in one chain: there is nothing to be sent.
+            return Exchange.FORWARD
+        if index in self._start.broadcast:
             return Exchange.BROADCAST
-        return Exchange.BY_KEY if schema.key_columns else Exchange.REBALANCE
+        is_keyed = self._start.nodes[0].inputs[index].key_columns
+        return Exchange.BY_KEY if is_keyed else Exchange.REBALANCE
 
     def _check_input(self, index: int) -> None:
-        if not 0 <= index < len(self._streams):
+        if not 0 <= index < len(self._inputs):
             raise UserError(
                 f"there is no input {index}: the harness was made with "
-                f"{len(self._streams)} schemas, one per input",
+                f"{len(self._inputs)} schemas, one per input",
                 code=ErrorCode.INVALID_NUMBER,
             )
+
+
+class SourceHarness(_Harness):
+    """A source under test. Not thread-safe; close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        source: SourceOperator | OperatorSpec,
+        *,
+        parallelism: int = 1,
+        budget: SourceBudget | None = None,
+        lateness: DurationLike = 0,
+        idle_timeout: DurationLike | None = None,
+        amnesia: Amnesia = Amnesia.NOTHING,
+        now: InstantLike = START,
+        store: ObjectStore | None = None,
+        registry: Registry | None = None,
+    ) -> None:
+        self.clock = ManualClock(to_instant(now))
+        self.assignments: tuple[SourceAssignment, ...] = ()
+        """What each subtask was given in the last epoch."""
+        self._budget = budget or SourceBudget()
+        registry = registry or shared_registry()
+        spec = source if isinstance(source, OperatorSpec) else source_spec(source)
+        watermark = WatermarkSpec(
+            to_micros(lateness, "lateness"),
+            None if idle_timeout is None else to_micros(idle_timeout, "idle timeout"),
+        )
+        node = source_node(_SOURCE, spec, parallelism, watermark, registry)
+        self._job = SteppedJob(
+            LogicalGraph(_job_in(store), (node,)),
+            {},
+            store=MemoryStore() if store is None else store,
+            registry=registry,
+            clock=self.clock,
+            amnesia=amnesia,
+        )
+
+    def read(self, *, rows: int | None = None, is_stop: bool = False) -> EpochOutput:
+        """Run an epoch; `rows` limits what each subtask may read, `is_stop` closes the source.
+
+        An epoch in which the source asks to stop immediately does not count.
+        """
+        planned = self._job.session.planner.sources[_SOURCE]
+        planned.budget = self._budget if rows is None else replace(self._budget, rows=rows)
+        ran, output = self._job.run(stop=StopMode.GRACEFUL if is_stop else None)
+        self.assignments = ran.reading.assignments[_SOURCE]
+        return output
+
+    def read_all(self, *, rows: int | None = None, max_epochs: int = 1_000) -> None:
+        """Run epochs until the source has ended and its readers know it."""
+        for _ in range(max_epochs):
+            if self.has_ended:
+                return
+            self.read(rows=rows)
+        raise UserError(
+            f"the source has not ended after {max_epochs} epochs: its splits are "
+            f"{dict(self.splits)}",
+            code=ErrorCode.SOURCE_OVERRAN,
+        )
+
+    def rescale(self, parallelism: int) -> None:
+        """Go on in another process with so many subtasks: only the checkpoint is left."""
+        self._job.rescale(parallelism)
+
+    def state(self, table: str) -> Any:
+        """Return what a table of the source's own holds after the last epoch."""
+        return self._job.read_table(table)
+
+    @property
+    def splits(self) -> Mapping[str, SplitState]:
+        """How far every split was read, as the last checkpoint has it."""
+        known: dict[str, SplitState] = self._job.read_table(SPLITS_TABLE)
+        return known
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether the source has ended and said so in an epoch."""
+        return self._job.session.is_finished

@@ -8,15 +8,19 @@
 
 State is kept in memory, and a clock that only moves when the job would wait takes the place
 of time. Each `run` is a process of its own: nothing but the store survives from the last.
+
+Invariants: named checks of what must hold of a job's checkpoints, whatever happened to its
+drivers. Each raises `AssertionError` with what is wrong and where. All of them only read,
+and take nothing on trust: they look at every object a kept epoch needs.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_sink as list_sink
 from penstock.connectors.memory import list_source as list_source
 from penstock.core.clock import ManualClock as ManualClock
+from penstock.core.ids import Generation, checksum_of
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
 from penstock.runtime.driver.decide import JobStatus, StopMode
@@ -25,14 +29,23 @@ from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.in_process import NO_CHAOS, InProcessExecutor
 from penstock.runtime.in_process import Chaos as Chaos
 from penstock.runtime.task.worker import Worker
-from penstock.state.checkpoints import JobCheckpoints
-from penstock.state.protocol.retention import Epochs
+from penstock.state.checkpoints import EpochStatus, JobCheckpoints, ParquetBackend
+from penstock.state.proto import state_pb2 as pb
+from penstock.state.protocol.reading import read_epoch_record, read_identity
+from penstock.state.protocol.records import (
+    CheckpointManifest,
+    CheckpointRef,
+    Committing,
+    PinKind,
+    Ready,
+)
+from penstock.state.protocol.retention import Epochs, is_kept, read_retention
+from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
-from penstock.testing.chain_nodes import START, shared_registry
-from penstock.testing.chain_subtasks import NO_CACHE, rescale_nodes
 from penstock.testing.faults import Call, CrashError, Fault, FaultyStore
-from penstock.testing.given import InstantLike, to_instant
+from penstock.testing.given import START, InstantLike, shared_registry, to_instant
+from penstock.testing.stepped_job import NO_CACHE, rescaled
 
 
 class LocalJob:
@@ -80,7 +93,7 @@ class LocalJob:
         """
         graph = self.graph
         if parallelism is not None:
-            graph = replace(graph, nodes=rescale_nodes(graph.nodes, parallelism))
+            graph = rescaled(graph, parallelism)
         store = FaultyStore(self.store, *faults)
         executor = InProcessExecutor(
             Worker(store, NO_CACHE, self.registry, self.clock),
@@ -145,3 +158,129 @@ def run_pipeline(
     Sinks such as `list_sink` hold what it gave. For restarts and crashes see `LocalJob`.
     """
     return LocalJob(pipeline).run(parallelism=parallelism)
+
+
+def assert_job_is_whole(checkpoints: JobCheckpoints) -> None:
+    """Check that every kept epoch of a job could be restored now.
+
+    Epochs from the floor up to the newest have no gap; each of them, and each pinned one,
+    has its manifest, all metadata and all state files, with the recorded sizes and
+    checksums; all but the newest are committed, which may be waiting for its successor.
+
+    >>> from penstock.core.ids import JobId
+    >>> from penstock.state.storage.memory import MemoryStore
+    >>> assert_job_is_whole(JobCheckpoints(MemoryStore(), JobId("new")))
+    """
+    epochs = checkpoints.epochs()
+    _assert_no_gap(checkpoints, epochs)
+    for index, epoch in enumerate(epochs):
+        ref = epoch.record.ref
+        allowed = Ready | Committing if index == 0 else Ready
+        # A restore may pass over a damaged commit; what it abandoned stays as it was.
+        if epoch.canonical is not False and not isinstance(epoch.status, allowed):
+            raise AssertionError(f"{ref} is kept, but {type(epoch.status).__name__}")
+        _assert_objects_exist(checkpoints, checkpoints.manifest(ref))
+
+
+def _assert_no_gap(checkpoints: JobCheckpoints, epochs: tuple[EpochStatus, ...]) -> None:
+    state = run_steps(checkpoints.store, read_retention(checkpoints.job, checkpoints.rules))
+    numbers = {epoch.record.ref.epoch for epoch in epochs}
+    identity = run_steps(checkpoints.store, read_identity(checkpoints.job))
+    if numbers and identity is not None:
+        floor = max(state.collected_before, identity.first_epoch)
+        gaps = set(range(floor, max(numbers))) - numbers
+        if gaps:
+            raise AssertionError(f"{checkpoints.job} has lost the epochs {sorted(gaps)}")
+    for pin in state.pins:
+        if pin.ref.epoch not in numbers:
+            raise AssertionError(f"{pin.name} pins {pin.ref}, which has no record")
+
+
+def _assert_objects_exist(
+    checkpoints: JobCheckpoints, manifest: CheckpointManifest
+) -> None:
+    backend = ParquetBackend(checkpoints.store)
+    for operator in manifest.operators:
+        for subtask in operator.subtasks:
+            metadata = backend.read_operator_checkpoint_metadata(subtask)
+            for table in metadata.table_checkpoint_metadata.values():
+                # Every kind of table lists its files alike.
+                listed = pb.KeyedTableSubtaskCheckpointMetadata.FromString(table.data)
+                for file in listed.files:
+                    _assert_file_exists(checkpoints.store, file, manifest.ref)
+
+
+def _assert_file_exists(
+    store: ObjectStore, file: pb.StateFile, needed_by: CheckpointRef
+) -> None:
+    data = store.read(file.path)
+    if data is None:
+        raise AssertionError(f"{file.path} is gone, and {needed_by} needs it")
+    if (len(data), checksum_of(data)) != (file.size_bytes, file.checksum):
+        raise AssertionError(f"{file.path} of {needed_by} is not what was written")
+
+
+def assert_acknowledged_epochs_survive(
+    checkpoints: JobCheckpoints, acknowledged: Iterable[CheckpointRef]
+) -> None:
+    """Check that every checkpoint a driver was told is acknowledged still owns its epoch.
+
+    Epochs given up since, by a collection that was asked for, may be gone.
+    """
+    state = run_steps(checkpoints.store, read_retention(checkpoints.job, checkpoints.rules))
+    for ref in acknowledged:
+        record = run_steps(checkpoints.store, read_epoch_record(ref.job, ref.epoch))
+        if record is None:
+            if is_kept(state, ref):
+                raise AssertionError(f"{ref} was acknowledged and its record is lost")
+        elif record.ref != ref:
+            raise AssertionError(f"{ref} was acknowledged, but its epoch is {record.ref}")
+
+
+def assert_commits_were_permitted(
+    checkpoints: JobCheckpoints, commits: Iterable[tuple[CheckpointRef, Generation]]
+) -> None:
+    """Check that sinks committed acknowledged checkpoints only, and that none is left out.
+
+    `commits` are the checkpoints the sinks committed, each with the generation that did.
+    """
+    done = list(commits)
+    assert_acknowledged_epochs_survive(checkpoints, [ref for ref, _ in done])
+    for ref, generation in done:
+        if generation < ref.generation:
+            raise AssertionError(
+                f"generation {generation} committed {ref} before it existed"
+            )
+    refs = {ref for ref, _ in done}
+    for epoch in checkpoints.epochs():
+        ready = epoch.status
+        if isinstance(ready, Ready) and ready.manifest.needs_commit:
+            ref = epoch.record.ref
+            if ref not in refs:
+                raise AssertionError(f"{ref} is marked as committed, but no sink did")
+
+
+def assert_no_restore_is_left_pinned(checkpoints: JobCheckpoints) -> None:
+    """Check that restores which were honoured keep nothing from being collected."""
+    left = [pin for pin in checkpoints.pins() if pin.kind is PinKind.RESTORE]
+    if left:
+        names = ", ".join(f"{pin.name} ({pin.ref})" for pin in left)
+        raise AssertionError(f"restores of {checkpoints.job} still pin epochs: {names}")
+
+
+def assert_nothing_was_changed(before: Mapping[str, bytes], store: ObjectStore) -> None:
+    """Check that a store holds exactly what it held when `stored_objects` was called."""
+    after = stored_objects(store)
+    for path in sorted({*before, *after}):
+        if path not in after:
+            raise AssertionError(f"{path} was deleted")
+        if path not in before:
+            raise AssertionError(f"{path} was created")
+        if before[path] != after[path]:
+            raise AssertionError(f"{path} was overwritten")
+
+
+def stored_objects(store: ObjectStore) -> dict[str, bytes]:
+    """Return every object of a store by path."""
+    found = ((info.path, store.read(info.path)) for info in store.list(""))
+    return {path: data for path, data in found if data is not None}

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from penstock.runtime.driver.decide import JobStatus
     from penstock.state.storage.memory import MemoryStore
     from penstock.testing.faults import FaultyStore
-    from penstock.testing.harness import OperatorHarness
+    from penstock.testing.harness import OperatorHarness, SourceHarness
     from penstock.testing.pipelines import LocalJob
-    from penstock.testing.source_harness import SourceHarness
 
 
 @pytest.fixture
@@ -49,8 +48,7 @@ def faulty_store(memory_store: "MemoryStore") -> Callable[..., "FaultyStore"]:
 def manual_clock() -> "ManualClock":
     """A clock that stands at the beginning of 2026 until it is moved."""
     from penstock.core.clock import ManualClock
-    from penstock.testing.chain_nodes import START
-    from penstock.testing.given import to_instant
+    from penstock.testing.given import START, to_instant
 
     return ManualClock(to_instant(START))
 
@@ -71,7 +69,7 @@ def operator_harness() -> Iterator[Callable[..., "OperatorHarness"]]:
 @pytest.fixture
 def source_harness() -> Iterator[Callable[..., "SourceHarness"]]:
     """Make harnesses of sources; they are closed after the test."""
-    from penstock.testing.source_harness import SourceHarness
+    from penstock.testing.harness import SourceHarness
 
     with ExitStack() as opened:
 

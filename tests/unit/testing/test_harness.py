@@ -7,14 +7,17 @@ import pyarrow as pa
 import pytest
 
 from penstock.connectors.memory import list_source
+from penstock.core.ids import JobId
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, EventTime
 from penstock.errors import ErrorCode, SchemaError, StateError, UserCodeError, UserError
 from penstock.operators.expressions import filter_spec
+from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.tables.specs import TimeDomain
-from penstock.testing.chain_nodes import OperatorLike
-from penstock.testing.chain_subtasks import Amnesia
+from penstock.testing.given import OperatorLike
 from penstock.testing.harness import OperatorHarness
+from penstock.testing.stepped_job import Amnesia
+from tests.builders.kept_epochs import read_metadata
 from tests.builders.tested_operators import (
     CLICKS,
     COMMITTED,
@@ -343,8 +346,8 @@ def test_many_epochs_stay_fast_because_files_are_merged() -> None:
             harness.push({"user": ["a"], "n": [1]})
             harness.barrier()
         assert harness.state("totals").to_pylist() == [{"user": "a", "n": 60}]
-        metadata = harness.checkpoint().state.metadata
-        (part,) = next(iter(metadata.values())).values()
+        found = JobCheckpoints(harness.checkpoint().store, JobId("harness"), harness.clock)
+        part = read_metadata(found.store, found.newest())["operator"][0]
         files = part.table_checkpoint_metadata["totals"].ByteSize()
         assert files < 60 * 150
 

@@ -11,9 +11,8 @@ from penstock.operators.source import SourceOperator
 from penstock.runtime.driver.decide import JobPhase
 from penstock.runtime.in_process import Chaos
 from penstock.testing.faults import CrashError, Fault, FaultMode
-from penstock.testing.invariants import assert_job_is_whole
-from penstock.testing.pipelines import LocalJob, run_pipeline
-from penstock.testing.scripted_source import ABORT, CUT, EOF, PAUSE, ScriptedSource
+from penstock.testing.parts import ABORT, CUT, EOF, PAUSE, ScriptedSource
+from penstock.testing.pipelines import LocalJob, assert_job_is_whole, run_pipeline
 from tests.builders.tested_operators import CLICKS, Totals
 
 

@@ -17,10 +17,9 @@ from penstock.runtime.driver.decide import JobPhase, JobStatus
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import plugin
 from penstock.testing.faults import Fault, FaultMode, FaultyStore
-from penstock.testing.harness import OperatorHarness
+from penstock.testing.harness import OperatorHarness, SourceHarness
+from penstock.testing.parts import EOF, PAUSE, ScriptedSource
 from penstock.testing.pipelines import LocalJob
-from penstock.testing.scripted_source import EOF, PAUSE, ScriptedSource
-from penstock.testing.source_harness import SourceHarness
 from tests.architecture.project import ROOT, resolve
 from tests.builders.tested_operators import CLICKS, Totals
 

@@ -9,9 +9,9 @@ from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.splits import SourcePhase
-from penstock.testing.chain_subtasks import Amnesia
-from penstock.testing.scripted_source import CUT, EOF, PAUSE, ScriptedSource
-from penstock.testing.source_harness import SourceHarness
+from penstock.testing.harness import SourceHarness
+from penstock.testing.parts import CUT, EOF, PAUSE, ScriptedSource
+from penstock.testing.stepped_job import Amnesia
 
 ROWS = [{"n": number} for number in range(100)]
 

@@ -28,9 +28,8 @@ from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.in_process import Chaos
 from penstock.testing.faults import STORAGE_FAULTS, Fault
 from penstock.testing.harness import OperatorHarness
-from penstock.testing.invariants import assert_job_is_whole
-from penstock.testing.pipelines import LocalJob
-from penstock.testing.scripted_source import CUT, ScriptedSource
+from penstock.testing.parts import CUT, ScriptedSource
+from penstock.testing.pipelines import LocalJob, assert_job_is_whole
 from penstock.testing.strategies import (
     SmallPipeline,
     batches,

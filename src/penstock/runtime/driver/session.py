@@ -103,11 +103,15 @@ class JobSession:
 
     @classmethod
     def start(
-        cls, environment: JobEnvironment, *, restore: Epochs | None = None
+        cls,
+        environment: JobEnvironment,
+        *,
+        restore: Epochs | None = None,
+        sinks: CommittingSinks | None = None,
     ) -> "JobSession":
         """Take the job over: check that the graph fits, claim, replay open commits."""
         checkpoints = checkpoints_of(environment)
-        sinks = CommittingSinks(environment, checkpoints)
+        sinks = sinks or CommittingSinks(environment, checkpoints)
         try:
             claim, decision = take_over_job(environment, restore, sinks)
             with damage_while_owned(checkpoints, claim):

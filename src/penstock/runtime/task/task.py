@@ -86,6 +86,7 @@ def run_task(
     except (StorageError, UnknownOutcomeError):
         raise
     except PenstockError as error:
+        worker.on_failure(error)
         report = replace(report, error=to_error_part(error))
     else:
         report = replace(

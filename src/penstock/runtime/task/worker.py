@@ -11,11 +11,12 @@ found here is whole, and the label tells whether the driver accepted it:
 | anything else | are folded anew | are built anew |
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.ids import JobId, OperatorId
+from penstock.errors import PenstockError
 from penstock.operators.chain import AssembledChain
 from penstock.operators.registry import Registry
 from penstock.state.checkpoints import JobCheckpoints, Metadata, ParquetBackend
@@ -54,6 +55,8 @@ class Worker:
     registry: Registry
     clock: Clock = field(default_factory=SystemClock)
     memory_budget_bytes: int = 256 << 20
+    on_failure: Callable[[PenstockError], None] = field(default=lambda _: None)
+    """Called with the error of a task before it is reported, which drops its cause."""
     chains: dict[ChainKey, KeptChain] = field(default_factory=dict)
     manifests: Recent[CheckpointRef, CheckpointManifest] = field(
         default_factory=lambda: Recent(8)

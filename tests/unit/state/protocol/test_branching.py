@@ -11,7 +11,7 @@ from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.steps import Steps
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
-from penstock.testing.invariants import assert_job_is_whole
+from penstock.testing.pipelines import assert_job_is_whole
 from tests.builders.interleaving import Sleeper, creating
 from tests.builders.protocol import JOB, OTHER_JOB, RULES, a_claim, an_actor
 from tests.builders.small_driver import SmallDriver, a_driver, checkpoints_in

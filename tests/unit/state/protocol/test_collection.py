@@ -15,7 +15,7 @@ from penstock.state.protocol.steps import Steps
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore, sweep
-from penstock.testing.invariants import assert_job_is_whole, assert_nothing_was_changed
+from penstock.testing.pipelines import assert_job_is_whole, assert_nothing_was_changed
 from tests.builders.interleaving import Sleeper, creating, deleting
 from tests.builders.protocol import JOB, RULES, a_ref, an_actor
 from tests.builders.small_driver import QUIET, SmallDriver, a_driver, checkpoints_in

@@ -16,7 +16,7 @@ from penstock.state.protocol.steps import find_newest
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore
-from penstock.testing.invariants import assert_job_is_whole
+from penstock.testing.pipelines import assert_job_is_whole
 from tests.builders.interleaving import Sleeper, deleting
 from tests.builders.protocol import JOB, OPERATOR, RULES, TABLE, a_ref, a_token
 from tests.builders.small_driver import SmallDriver, a_driver, checkpoints_in

@@ -1,4 +1,6 @@
-"""ScriptedSource: a source that plays a script: rows, and what happens between them.
+"""Sources and operators that the test kit itself puts into a graph.
+
+`ScriptedSource` plays a script: rows, and what happens between them.
 
     ScriptedSource([
         {"user": "a", "n": 1},         a row; a list of rows, a batch or a frame come together
@@ -16,10 +18,14 @@ How it works. The offset of a split is the number of its next step. `ABORT` is r
 the process that it kills, so a restart in the same process passes it. A split that stands at
 an `EOF` rests until another run of the job starts, and when all splits rest there or have
 ended, the source asks for a graceful stop.
+
+A harness is fed by a `GivenInput` per input and its rows end in a `Kept`:
+
+    input-0 → given-0 → (operators under test) → output
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -27,11 +33,14 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.clock import DurationLike, new_token, to_micros
-from penstock.core.ids import Token
+from penstock.core.ids import OperatorId, Token
 from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, UserError
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
+from penstock.core.watermark import MAX_EVENT_TIME, Watermark
+from penstock.errors import ErrorCode, InternalError, UserError
+from penstock.graph.logical import MAIN, Edge, Exchange, Node, OperatorSpec
+from penstock.operators.collector import ArrowCollector, SourceCollector
+from penstock.operators.context import OperatorContext, SourceContext
+from penstock.operators.operator import ArrowOperator
 from penstock.operators.source import (
     ONLY_SPLIT,
     SourceFinishType,
@@ -244,3 +253,138 @@ def _infer(scripts: Iterable[Sequence[Any]]) -> pa.Schema:
             code=ErrorCode.INVALID_CONFIG,
         )
     return pa.Table.from_pylist(rows).schema
+
+
+Builder: TypeAlias = Callable[[], ArrowOperator | SourceOperator]
+
+
+@dataclass(slots=True)
+class GivenInput:
+    """What one input of an operator under test is given: rows of an epoch, and a watermark."""
+
+    stream: StreamSchema
+    watermark: Watermark | None = None
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    """Of the epoch that runs."""
+
+    def feed(self, number: int, to: Node, exchange: Exchange) -> "Feed":
+        """Return the nodes that bring all this to an input: a source, and what speaks for it.
+
+        A source alone could not: in the last epoch of a run sources do not read.
+        """
+        source, speaker = OperatorId(f"input-{number}"), OperatorId(f"given-{number}")
+        stream = self.stream.keyed_by()
+        return Feed(
+            (
+                Node(source, OperatorSpec(str(source), {}), outputs={MAIN: stream}),
+                Node(
+                    speaker,
+                    OperatorSpec(str(speaker), {}),
+                    inputs=(stream,),
+                    outputs={MAIN: stream},
+                ),
+            ),
+            (
+                Edge(source, speaker),
+                Edge(speaker, to.operator, MAIN, number, exchange),
+            ),
+            {source: lambda: _SilentSource(self), speaker: lambda: _Speaker(self)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The part of a graph in front of an input, and what builds its operators."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    parts: Mapping[str, Builder]
+
+
+class _SilentSource(SourceOperator):
+    """A source without splits, which ends with its input."""
+
+    def __init__(self, given: GivenInput) -> None:
+        self._given = given
+
+    @override
+    def name(self) -> str:
+        return "harness input"
+
+    @override
+    def output_schema(self) -> StreamSchema:
+        return self._given.stream
+
+    @override
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        return SourcePlan((), is_complete=self._given.watermark == MAX_EVENT_TIME)
+
+    @override
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
+        raise InternalError("a source without splits was run")
+
+
+class _Speaker(ArrowOperator):
+    """Emits the given rows of the epoch, then the given watermark."""
+
+    def __init__(self, given: GivenInput) -> None:
+        self._given = given
+
+    @override
+    def name(self) -> str:
+        return "harness rows"
+
+    @override
+    def generates_watermarks(self) -> bool:
+        return True
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        raise InternalError("a source without splits emitted rows")
+
+    @override
+    def handle_watermark(
+        self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
+    ) -> Watermark | None:
+        for batch in self._given.batches:
+            collector.collect(batch)
+        return self._given.watermark
+
+
+class Kept(ArrowOperator):
+    """Keeps what leaves the operators under test: its inputs are their outputs."""
+
+    def __init__(
+        self, outputs: Sequence[str], keep: Callable[[str, pa.RecordBatch], None]
+    ) -> None:
+        self._outputs = outputs
+        self._keep = keep
+
+    @override
+    def name(self) -> str:
+        return "harness output"
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
+        return None
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        self._keep(self._outputs[0], batch)
+
+    @override
+    def process_batch_index(
+        self,
+        index: int,
+        total_inputs: int,
+        batch: pa.RecordBatch,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        self._keep(self._outputs[index], batch)

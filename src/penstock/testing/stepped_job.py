@@ -1,0 +1,448 @@
+"""SteppedJob: a job in this process that runs one epoch per call; harnesses are made of it.
+
+It runs on the session, executor and worker of every other job. What differs: every epoch is
+published, even one that changed nothing, so that epochs are numbered without gaps; commits
+are noted instead of carried out; and whatever leaves the operators under test is kept.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.core.clock import ManualClock, new_token
+from penstock.core.ids import OperatorId, Subtask, TaskInfo
+from penstock.core.settings import CompactionSettings
+from penstock.core.watermark import (
+    IDLE,
+    EventTime,
+    InputWatermark,
+    Watermark,
+    merge,
+    merge_subtasks,
+)
+from penstock.errors import (
+    ErrorCode,
+    InternalError,
+    PenstockError,
+    StateError,
+    UserError,
+    did_you_mean,
+)
+from penstock.graph.logical import MAIN, Edge, LogicalGraph, Node, OperatorSpec
+from penstock.operators.nodes import declared_tables
+from penstock.operators.registry import ConstructedOperator, Registry
+from penstock.operators.source import SourceFinishType
+from penstock.operators.timers import (
+    DUE,
+    FIRES_AT,
+    in_firing_order,
+    keys_of,
+    micros_in,
+    newest_rows,
+    next_instant,
+    set_rows,
+    timer_tables,
+)
+from penstock.runtime.driver.compactions import frontier_of
+from penstock.runtime.driver.decide import StopMode
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
+from penstock.runtime.driver.outcomes import EpochRan
+from penstock.runtime.driver.publish import CommittingSinks
+from penstock.runtime.driver.session import JobSession
+from penstock.runtime.driver.start import checkpoints_of
+from penstock.runtime.in_process import InProcessExecutor
+from penstock.runtime.plan.epoch_plan import EpochPlan
+from penstock.runtime.plan.physical import CompiledJob
+from penstock.runtime.plan.reports import TaskReport
+from penstock.runtime.task.worker import Worker
+from penstock.state.checkpoints import Metadata
+from penstock.state.files.cache import FileCache
+from penstock.state.proto import state_pb2
+from penstock.state.protocol.publication import CommitPermit
+from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.sorted_rows import join_rows
+from penstock.state.tables.specs import TableSpec, TimeDomain
+from penstock.state.tables.table import Frontier, TableEnvironment
+from penstock.state.tables.table_manager import TableManager
+from penstock.testing.given import Emitted, EpochOutput
+from penstock.testing.parts import Builder, Kept
+
+NO_CACHE = FileCache(Path("/nonexistent"), 0)
+"""A cache without room: everything is read from the store."""
+StagedMetadata: TypeAlias = Mapping[OperatorId, Mapping[int, Metadata]]
+_OUTPUT = OperatorId("output")
+_NEVER = 1 << 62
+_MERGED_FILES = 16
+"""Files are merged by so many, so that long tests stay fast."""
+
+
+def rescaled(graph: LogicalGraph, parallelism: int) -> LogicalGraph:
+    """Return the same graph with another number of subtasks of every operator."""
+    nodes = tuple(replace(node, parallelism=parallelism) for node in graph.nodes)
+    return replace(graph, nodes=nodes)
+
+
+class Amnesia(Enum):
+    """What is forgotten after every epoch, as if the next one ran elsewhere."""
+
+    NOTHING = "nothing"
+    OPERATORS = "operators"
+    """Operators are built again: what they keep in attributes is gone."""
+    EVERYTHING = "everything"
+    """Tables too are opened again from the checkpoint."""
+
+
+class SteppedJob:
+    """A job that runs one epoch per call. What lasts between epochs is its store.
+
+    The graph is what stands under test, with `parts` around it: operators of the harness by
+    their names, which are their kinds too. An epoch that fails leaves no trace: the next one
+    starts from the checkpoint before it, in a new session.
+    """
+
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        parts: Mapping[str, Builder],
+        *,
+        store: ObjectStore,
+        registry: Registry,
+        clock: ManualClock,
+        amnesia: Amnesia = Amnesia.NOTHING,
+    ) -> None:
+        """Make a job of a graph; every output that nothing reads is kept in `emitted`."""
+        self.store = store
+        self.registry = registry
+        self._clock = clock
+        self._amnesia = amnesia
+        self._settings = DriverSettings(
+            keep_epochs=1,
+            collect_every=_NEVER,
+            adapts_budget=False,
+            compaction=CompactionSettings(
+                min_files=_MERGED_FILES, min_expiring_files=_MERGED_FILES
+            ),
+        )
+        read = {(edge.source, edge.output) for edge in graph.edges}
+        left = [
+            (node, output)
+            for node in graph.nodes
+            for output in node.outputs
+            if (node.operator, output) not in read
+        ]
+        self._outputs = {output: node.outputs[output] for node, output in left}
+        self.emitted = Emitted(self._outputs)
+        """The rows of all epochs so far."""
+        self._of_epoch = Emitted(self._outputs)
+        self._names = [output for _, output in left]
+        self._parts = {**parts, _OUTPUT: lambda: Kept(self._names, self._keep)}
+        if left:
+            last = Node(
+                _OUTPUT,
+                OperatorSpec(str(_OUTPUT), {}),
+                graph.nodes[-1].parallelism,
+                tuple(node.outputs[output] for node, output in left),
+            )
+            edges = [
+                Edge(node.operator, _OUTPUT, output, index)
+                for index, (node, output) in enumerate(left)
+            ]
+            graph = LogicalGraph(graph.job, (*graph.nodes, last), (*graph.edges, *edges))
+        self._open(graph)
+
+    def _open(self, graph: LogicalGraph) -> None:
+        self.graph = graph
+        self._failures: list[PenstockError] = []
+        self._session: JobSession | None = None
+        registry = _PartsRegistry(self.registry, self._parts)
+        self._worker = Worker(
+            self.store, NO_CACHE, registry, self._clock, on_failure=self._failures.append
+        )
+        self._executor = _SteppedExecutor(self._worker, self._begin_attempt)
+        self._environment = _SteppedEnvironment(
+            graph,
+            self.store,
+            NO_CACHE,
+            self._executor,
+            registry,
+            clock=self._clock,
+            settings=self._settings,
+        )
+        self.commits = _StagedCommits(self._environment)
+        self.tables: Mapping[OperatorId, tuple[TableSpec, ...]] = {
+            name: specs
+            for name, specs in self._environment.tables.items()
+            if name not in self._parts
+        }
+        """Those of the operators under test."""
+
+    @property
+    def session(self) -> JobSession:
+        """The claim of the job; made when it is first needed."""
+        if self._session is None:
+            self._session = JobSession.start(self._environment, sinks=self.commits)
+        return self._session
+
+    def run(
+        self, *, stop: StopMode | None = None, attempts: int = 1
+    ) -> tuple[EpochRan, EpochOutput]:
+        """Run an epoch; of several attempts the last counts."""
+        self._executor.attempts = attempts
+        self._failures.clear()
+        try:
+            ran = self.session.run_epoch(stop=stop)
+        except BaseException as error:
+            self.close()
+            if self._failures and isinstance(error, PenstockError):
+                # The error that travelled from the task has lost its cause.
+                raise self._failures[0] from self._failures[0].__cause__
+            raise
+        if not isinstance(ran, EpochRan):
+            raise InternalError(f"an epoch in one process came to {ran}")
+        output = self._output(ran)
+        if ran.finish is not SourceFinishType.IMMEDIATE:
+            self.emitted.extend(output.emitted)
+        if self._amnesia is Amnesia.EVERYTHING:
+            self.forget()
+        elif self._amnesia is Amnesia.OPERATORS:
+            for kept in self._worker.chains.values():
+                kept.chain.forget()
+        return ran, output
+
+    def staged(self, operator: OperatorId) -> dict[int, dict[str, dict[int, bytes]]]:
+        """Return what an operator gave `handle_commit` to do, by epoch, table and subtask."""
+        found: dict[int, dict[str, dict[int, bytes]]] = {}
+        for epoch, (_, metadata) in self.commits.staged.items():
+            for index, part in sorted(metadata.get(operator, {}).items()):
+                for table, data in part.commit_data.items():
+                    found.setdefault(epoch, {}).setdefault(table, {})[index] = data
+        return found
+
+    def rescale(self, parallelism: int) -> None:
+        """Go on in another process with so many subtasks of every operator."""
+        self.close()
+        self._open(rescaled(self.graph, parallelism))
+
+    def read_table(self, table: str, subtask: int | None = None) -> Any:
+        """Return a global table as a dictionary, another one as an Arrow table."""
+        operator, spec = self._find(table)
+        parallelism = self.graph.node(operator).parallelism
+        # One subtask of one owns all keys: it sees the state of all the others.
+        seen_by = Subtask(0, 1) if subtask is None else Subtask(subtask, parallelism)
+        manager = self._open_tables(operator, seen_by)
+        try:
+            if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE:
+                return dict(manager.get_global_keyed_state(spec.name).items())
+            if spec.table_type == state_pb2.TIME_KEYED_TABLE:
+                return manager.get_time_keyed_state(spec.name).rows()
+            view = manager.get_keyed_state(spec.name)
+            return pa.Table.from_batches(list(view.scan()), view.schema.declared)
+        finally:
+            manager.close()
+
+    def read_timers(self, domain: TimeDomain) -> list[dict[str, Any]]:
+        """Return the timers that no clock has reached yet, of all operators, earliest first."""
+        found: list[dict[str, Any]] = []
+        is_declared = False
+        for node in self.graph.nodes:
+            if not node.inputs or not node.inputs[0].key_columns:
+                continue
+            table = timer_tables([domain], node.inputs[0])[0].name
+            if any(spec.name == table for spec in self.tables.get(node.operator, ())):
+                is_declared = True
+                found += self._timers(node, domain, table)
+        if not is_declared:
+            raise UserError(
+                f"no operator under test sets timers by {domain.value}: return "
+                f"TimeDomain.{domain.name} from timers()",
+                code=ErrorCode.UNDECLARED_TIMERS,
+            )
+        return sorted(found, key=lambda timer: timer["due_micros"])
+
+    def forget(self) -> None:
+        """Drop operators and tables, as if the process had died after the last epoch."""
+        self._worker.forget()
+
+    def close(self) -> None:
+        """Let go of everything; the next epoch takes the job over again."""
+        self._executor.close()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _open_tables(self, operator: OperatorId, subtask: Subtask) -> TableManager:
+        """Open an operator's tables on the checkpoint, to look at what a subtask would see."""
+        session = self.session
+        environment = TableEnvironment(
+            TaskInfo(self.graph.job, operator, subtask),
+            session.claim.generation,
+            new_token(),
+            self.store,
+            NO_CACHE,
+        )
+        restored = session.state.metadata.get(operator, {})
+        manager = TableManager.load(environment, self.tables[operator], restored)
+        manager.begin_epoch(self._frontier(operator))
+        return manager
+
+    def _frontier(self, operator: OperatorId) -> Frontier:
+        manifest = self.session.state.manifest
+        if manifest is None:
+            return Frontier()
+        known = frontier_of(manifest, operator)
+        return replace(known, previous_processing_time_micros=known.processing_time_micros)
+
+    def _timers(self, node: Node, domain: TimeDomain, table: str) -> list[dict[str, Any]]:
+        rows: pa.Table = self.read_table(table)
+        batches = [batch for batch in rows.to_batches() if batch.num_rows]
+        if not batches:
+            return []
+        joined = join_rows(batches)
+        frontier = self._frontier(node.operator)
+        clock = frontier.previous_processing_time_micros
+        if domain is TimeDomain.EVENT_TIME:
+            clock = frontier.watermark_micros
+        if clock is not None:
+            ahead = micros_in(joined, FIRES_AT) >= next_instant(clock)
+            joined = joined.filter(pa.array(ahead))
+        timers = in_firing_order(set_rows(newest_rows(joined)))
+        due = micros_in(timers, DUE).tolist()
+        return [
+            {**key, "due_micros": micros}
+            for key, micros in zip(
+                keys_of(timers, node.inputs[0]).to_pylist(), due, strict=True
+            )
+        ]
+
+    def _output(self, ran: EpochRan) -> EpochOutput:
+        """Return what users see of an epoch."""
+        reports = ran.reports.values()
+        counters: Counter[str] = Counter()
+        for report in reports:
+            counters.update(report.counters)
+        wake_ups = [report.wake_up_micros for report in reports]
+        # What the last operator passed on has arrived at the part that keeps its rows.
+        last = self.graph.nodes[-1]
+        inputs = merge_subtasks(
+            [ran.reports[last.operator, i].inputs for i in range(last.parallelism)]
+        )
+        if MAIN in self._names:
+            inputs = (inputs[self._names.index(MAIN)],)
+        return EpochOutput(
+            ran.progress.epoch,
+            self._of_epoch,
+            merge(_watermark(known) for known in inputs),
+            dict(counters),
+            min((micros for micros in wake_ups if micros is not None), default=None),
+            next((report.finish for report in reports if report.finish), None),
+        )
+
+    def _find(self, table: str) -> tuple[OperatorId, TableSpec]:
+        """Return the one operator under test that declares a table, and its declaration."""
+        known = [(name, spec) for name, specs in self.tables.items() for spec in specs]
+        found = [(operator, spec) for operator, spec in known if spec.name == table]
+        if len(found) == 1:
+            return found[0]
+        names = [str(spec.name) for _, spec in known]
+        raise StateError(
+            f"{len(found) or 'no'} operators under test declare the table {table!r}"
+            f"{did_you_mean(table, set(names))}; there is: {', '.join(names) or 'none'}",
+            code=ErrorCode.NO_REGISTERED_TABLE,
+            table=table,
+        )
+
+    def _begin_attempt(self) -> None:
+        self._of_epoch = Emitted(self._outputs)
+
+    def _keep(self, output: str, batch: pa.RecordBatch) -> None:
+        self._of_epoch.add(output, batch)
+
+
+def _watermark(known: InputWatermark) -> Watermark | None:
+    if known.idle:
+        return IDLE
+    return None if known.event_time_micros is None else EventTime(known.event_time_micros)
+
+
+class _SteppedEnvironment(JobEnvironment):
+    """Allows state by event time behind a forward edge: all subtasks see one watermark."""
+
+    @cached_property
+    @override
+    def tables(self) -> dict[OperatorId, tuple[TableSpec, ...]]:
+        return {
+            node.operator: declared_tables(
+                self.registry.construct(node.spec).operator, node
+            )
+            for node in self.graph.nodes
+        }
+
+
+class _SteppedExecutor(InProcessExecutor):
+    """Runs an epoch as often as wanted, and lets it count even if it changed nothing."""
+
+    def __init__(self, worker: Worker, on_attempt: Callable[[], None]) -> None:
+        super().__init__(worker)
+        self.attempts = 1
+        self._on_attempt = on_attempt
+
+    @override
+    def run_epoch(
+        self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
+    ) -> Sequence[TaskReport]:
+        reports: Sequence[TaskReport] = ()
+        for attempt in range(self.attempts):
+            if attempt:
+                self.worker.forget()
+            self._on_attempt()
+            reports = super().run_epoch(job, epoch, parent)
+            if not all(report.is_whole for report in reports):
+                return reports
+        first, *others = reports
+        operators = [msgspec.structs.replace(first.operators[0], has_fired=True)]
+        operators += first.operators[1:]
+        return [msgspec.structs.replace(first, operators=tuple(operators)), *others]
+
+
+class _PartsRegistry(Registry):
+    """Builds a harness's own parts, and everything else as another registry does."""
+
+    def __init__(self, registry: Registry, parts: Mapping[str, Builder]) -> None:
+        super().__init__()
+        self._registry = registry
+        self._parts = parts
+
+    @override
+    def construct(self, spec: OperatorSpec) -> ConstructedOperator:
+        build = self._parts.get(spec.kind)
+        if build is None:
+            return self._registry.construct(spec)
+        return ConstructedOperator(build())
+
+
+class _StagedCommits(CommittingSinks):
+    """Notes which epochs may be committed, and commits one only when it is asked to."""
+
+    def __init__(self, environment: JobEnvironment) -> None:
+        super().__init__(environment, checkpoints_of(environment))
+        self.staged: dict[int, tuple[CommitPermit, StagedMetadata]] = {}
+
+    @override
+    def commit(self, permit: CommitPermit, metadata: StagedMetadata | None = None) -> None:
+        self.staged[int(permit.ref.epoch)] = (permit, metadata or {})
+
+    def carry_out(self, epoch: int) -> None:
+        """Commit an epoch on new instances of its sinks."""
+        try:
+            super().commit(*self.staged[epoch])
+        finally:
+            self.release()
