@@ -29,7 +29,7 @@ from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, Tas
 from penstock.core.key_hash import hash_keys
 from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile
-from penstock.state.proto import state_pb2
+from penstock.state.proto.state_pb2 import KEYED_TABLE, TableCheckpointMetadata
 from penstock.state.storage.local_disk import LocalStore
 from penstock.state.tables.columns import KeyedSchema
 from penstock.state.tables.keyed import KeyedTable
@@ -39,8 +39,8 @@ from penstock.state.tables.table import (
     CompactionConfig,
     Frontier,
     TableEnvironment,
+    encode_list,
     files_of,
-    message_of,
 )
 
 Row = dict[str, object]
@@ -83,20 +83,15 @@ class Workbench:
             budget_bytes,
         )
         self.epoch = 0
-        self.message: Any = None
+        self.files: tuple[StateFile, ...] = ()
         self.random = np.random.default_rng(7)
 
-    @property
-    def files(self) -> tuple[StateFile, ...]:
-        return files_of(self.message)
-
     def open(self, files: Sequence[StateFile] | None = None) -> KeyedView:
-        return KeyedTable(
-            self.schema,
-            self.environment,
-            self.files if files is None else files,
-            state_version=0,
-        ).view()
+        return self.table(self.files if files is None else files).view()
+
+    def table(self, files: Sequence[StateFile]) -> KeyedTable:
+        config = self.schema.to_config()
+        return KeyedTable(config, self.environment, files, state_version=0)
 
     def keys(self, numbers: Any) -> Any:
         column = pa.array(numbers)
@@ -119,25 +114,26 @@ class Workbench:
         for start in range(0, len(numbers), 1_000_000):
             view.put(self.rows(numbers[start : start + 1_000_000]))
         self.epoch += 1
-        table = KeyedTable(self.schema, self.environment, self.files, state_version=0)
-        checkpointer = table.epoch_checkpointer(Epoch(self.epoch), self.message)
+        table = self.table(self.files)
+        checkpointer = table.epoch_checkpointer(Epoch(self.epoch), self.files)
         view.flush(checkpointer)
         finished = checkpointer.finish(
             CheckpointMessage(Epoch(self.epoch), Frontier(), Epoch(1))
         )
         assert finished is not None
-        self.message, size = finished
+        self.files, size = finished
         view.release()
         return size
 
     def compact(self) -> None:
         config = CompactionConfig(
-            self.environment, Epoch(self.epoch + 1), Frontier(), min_compaction_epochs=2
+            Epoch(self.epoch + 1), Frontier(), min_compaction_epochs=2
         )
-        table = state_pb2.KeyedTableCheckpointMetadata(files=self.message.files)
-        compacted = KeyedTable.compact_data(self.schema.to_config(), config, table, 0)
-        assert compacted is not None
-        self.message = KeyedTable.apply_compacted_checkpoint(compacted, self.message)
+        table = self.table(self.files)
+        plan = table.plan_compaction(self.files, config)
+        assert plan is not None
+        compacted = table.compact_data(plan, config)
+        self.files = table.apply_compacted_checkpoint(compacted, {0: self.files})[0]
 
 
 def run(*, quick: bool) -> list[Row]:
@@ -292,9 +288,8 @@ def _rescale(folder: Path, count: int, *, quick: bool) -> Iterator[Row]:
     worst = 0.0
     for index in range(3):
         bench = Workbench(folder, subtask=Subtask(index, 3), cache=f"cold-{index}")
-        message = message_of(state_pb2.KeyedTableCheckpointMetadata, files)
         table = KeyedTable.from_config(
-            bench.schema.to_config(), bench.environment, message, 0
+            bench.schema.to_config(), bench.environment, files, 0
         )
         view = table.view()
         view.load()
@@ -330,7 +325,7 @@ def _peak_memory(folder: Path, *, quick: bool) -> Iterator[Row]:
     bytes_per_row = 8 + 8 + 8 + 8 + 1 + 8
     count = 4 * budget // bytes_per_row
     bench.write_epoch(bench.random.permutation(count))
-    (folder / "message").write_bytes(bench.message.SerializeToString())
+    (folder / "message").write_bytes(encode_list(bench.files))
     for state in ("cold", "warm"):
         output = subprocess.run(
             [
@@ -365,7 +360,8 @@ def look_up_epoch(folder: Path, budget: int, count: int) -> Row:
     pa.set_io_thread_count(1)
     bench = Workbench(folder, budget_bytes=budget, cache="other-cache")
     stored = (folder / "message").read_bytes()
-    bench.message = state_pb2.KeyedTableSubtaskCheckpointMetadata.FromString(stored)
+    metadata = TableCheckpointMetadata(table_type=KEYED_TABLE, data=stored)
+    bench.files = files_of(metadata, table="table")
     view = bench.open()
     before = _peak_bytes()
     batch = 500_000

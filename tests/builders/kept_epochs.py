@@ -11,9 +11,9 @@ from penstock.state.proto import state_pb2
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.tables.erased import ErasedKind
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import Frontier, TableEnvironment
+from penstock.state.tables.table import files_of as listed_files
 from penstock.state.tables.table_manager import TableManager
 from tests.unit.state.tables.table_builders import NO_CACHE
 
@@ -60,8 +60,7 @@ def files_of(metadata: Metadata, table: str) -> tuple[StateFile, ...]:
     """The list of one subtask's table."""
     if table not in metadata.table_checkpoint_metadata:
         return ()
-    kind = ErasedKind(table, metadata.table_configs[table])
-    return kind.files_in(metadata.table_checkpoint_metadata[table])
+    return listed_files(metadata.table_checkpoint_metadata[table], table=table)
 
 
 def manifest_of(checkpoints: JobCheckpoints, epoch: int) -> CheckpointManifest:

@@ -8,7 +8,7 @@ from penstock.state.proto import state_pb2
 from penstock.state.protocol.records import ProtocolRules
 from penstock.state.tables.operator_tables import apply_compaction, compact_subtask
 from penstock.state.tables.specs import TableSpec
-from penstock.state.tables.table import CompactionConfig
+from penstock.state.tables.table import CompactionConfig, TableEnvironment
 from tests.builders.kept_epochs import Metadata
 from tests.builders.state_subtasks import Task
 
@@ -33,6 +33,7 @@ class Compactions:
         self,
         operator: str,
         specs: Sequence[TableSpec],
+        environment: TableEnvironment,
         config: CompactionConfig,
         metadata: Mapping[int, Metadata],
         *,
@@ -40,7 +41,7 @@ class Compactions:
         is_urgent: bool = False,
     ) -> bool:
         """Merge what is due in one subtask; tell whether anything was."""
-        done = compact_subtask(specs, config, metadata)
+        done = compact_subtask(specs, environment, config, metadata)
         if done:
             self._waiting.append(Compacted(operator, done, due, is_urgent))
         return bool(done)

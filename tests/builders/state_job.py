@@ -204,7 +204,6 @@ class StateJob:
         if self.manifest is None:
             return False
         config = CompactionConfig(
-            self.attempt((operator, index)),
             self.epoch,
             frontier_of(self.manifest),
             min_compaction_epochs=min_files,
@@ -213,6 +212,7 @@ class StateJob:
         return self.compactions.run(
             operator,
             self.specs[operator],
+            self.attempt((operator, index)),
             config,
             self.metadata[operator],
             due=self.epoch + delay,

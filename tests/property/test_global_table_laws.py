@@ -13,8 +13,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from penstock.state.proto import state_pb2
 from penstock.state.tables.specs import global_table
+from penstock.state.tables.table import Files
 from tests.unit.state.tables.table_cluster import TableCluster
 
 KEYS = ["", "a", "b", "é", "k" * 40]
@@ -32,7 +32,7 @@ class GlobalTableMachine(RuleBasedStateMachine):
     def start(self, parallelism: int) -> None:
         self.cluster = TableCluster(global_table("state", str, int), parallelism)
         self.model: dict[str, int] = {}
-        self.running: list[state_pb2.TableCheckpointMetadata] = []
+        self.running: list[Files] = []
 
     @rule(changes=changes_per_subtask, warm=st.booleans())
     def run_epoch(self, changes: list[list[tuple[str, int | None]]], warm: bool) -> None:

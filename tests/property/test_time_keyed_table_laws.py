@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 
 from penstock.core.ids import owner_of
 from penstock.core.key_hash import hash_keys
-from penstock.state.proto import state_pb2
 from penstock.state.tables.specs import TableSpec, time_keyed_table
+from penstock.state.tables.table import Files
 from tests.unit.state.files.file_builders import a_schema
 from tests.unit.state.tables.table_cluster import TableCluster
 
@@ -68,7 +68,7 @@ class TimeKeyedTableMachine(RuleBasedStateMachine):
     def start(self, parallelism: int) -> None:
         self.cluster = TableCluster(self.spec, parallelism)
         self.model: list[tuple[Row, int | None]] = []
-        self.running: list[state_pb2.TableCheckpointMetadata] = []
+        self.running: list[Files] = []
         self.opened: tuple[Any, list[Any]] | None = None
 
     @rule(rows=rows_chosen, warm=st.booleans(), step=st.none() | st.integers(0, 15))

@@ -29,7 +29,6 @@ from penstock.runtime.task.task import run_task
 from penstock.runtime.task.wire import Record
 from penstock.runtime.task.worker import Worker
 from penstock.state.protocol.records import CheckpointManifest
-from penstock.state.tables.operator_tables import compact_subtask
 
 RunTask: TypeAlias = Callable[[int], list[Record]]
 
@@ -155,10 +154,9 @@ class InProcessExecutor:
     def compact(self, orders: Sequence[CompactionOrder]) -> None:
         """Compact at once: in one process there is nobody else to do it."""
         for order in orders:
-            config = order.config(self.worker.store, self.worker.cache)
-            done = compact_subtask(order.specs, config, order.metadata)
-            if done:
-                self._compacted.append(CompactionResult(order.operator, done))
+            done = order.run(self.worker.store, self.worker.cache)
+            if done.tables:
+                self._compacted.append(done)
 
     @property
     def is_compacting(self) -> bool:

@@ -17,9 +17,9 @@ from penstock.errors import (
 )
 from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
+from penstock.state.protocol.codec import files_to_keep
 from penstock.state.storage.memory import MemoryStore
-from penstock.state.tables.erased import ErasedTable
-from penstock.state.tables.table import CommitData
+from penstock.state.tables.table import CommitData, encode_list, files_of
 from tests.contract.tables.table_kinds import KINDS, Items, TableKind, owned_by
 from tests.unit.state.files.stores import LostAnswerStore
 from tests.unit.state.tables.table_builders import a_barrier
@@ -145,7 +145,10 @@ def test_files_to_keep_are_all_files_of_the_list(kind: TableKind) -> None:
     merged = cluster.merged()
     assert merged is not None
     listed = {file.path for files in cluster.lists().values() for file in files}
-    assert cluster.kind.files_to_keep(merged) == listed
+    metadata = state_pb2.TableCheckpointMetadata(
+        table_type=kind.spec.table_type, data=encode_list(merged)
+    )
+    assert files_to_keep(metadata, "path", "table") == listed
 
 
 @pytest.mark.parametrize("steps", [(1,), (3,), (1, 5), (4, 2, 3)])
@@ -188,12 +191,10 @@ def test_a_compaction_run_twice_writes_other_objects_of_equal_content(
         run(kind, cluster, some(100 * epoch))
     outputs = [cluster.compact(), cluster.compact()]
     first, second = (
-        [_content(file) for file in cluster.kind.files_in(output)]
-        for output in outputs
-        if output is not None
+        [_content(file) for file in output] for output in outputs if output is not None
     )
     assert first == second
-    paths = {file.path for out in outputs if out for file in cluster.kind.files_in(out)}
+    paths = {file.path for out in outputs if out for file in out}
     assert len(paths) == 2
 
 
@@ -289,25 +290,22 @@ def test_a_lost_answer_of_a_write_is_no_failure(kind: TableKind) -> None:
 
 def test_metadata_of_another_kind_is_refused(kind: TableKind) -> None:
     others = set(state_pb2.TableEnum.values()) - {kind.spec.table_type}
-    cluster = TableCluster(kind.spec)
     for table_type in others:
         foreign = state_pb2.TableCheckpointMetadata(table_type=table_type)  # type: ignore[arg-type]  # plain numbers
         with pytest.raises(StateError) as raised:
-            ErasedTable.from_config(
-                "table", kind.spec.to_config(), cluster.environment(0), foreign
-            )
+            files_of(foreign, table="table", expected=kind.spec.table_type)
         assert raised.value.code is ErrorCode.TABLE_TYPE_MISMATCH
 
 
 def test_commit_data_is_refused_by_a_table_that_is_not_two_phase(kind: TableKind) -> None:
-    checkpointer = TableCluster(kind.spec).table(0).epoch_checkpointer(Epoch(1), None)
+    checkpointer = TableCluster(kind.spec).table(0).epoch_checkpointer(Epoch(1), ())
     with pytest.raises(StateError) as raised:
         checkpointer.insert_data(CommitData(b"x"))
     assert raised.value.code is ErrorCode.WRONG_TABLE_KIND
 
 
 def test_finishing_without_changes_or_state_is_nothing_to_restore(kind: TableKind) -> None:
-    checkpointer = TableCluster(kind.spec).table(0).epoch_checkpointer(Epoch(1), None)
+    checkpointer = TableCluster(kind.spec).table(0).epoch_checkpointer(Epoch(1), ())
     assert checkpointer.finish(a_barrier(1)) is None
 
 

@@ -142,12 +142,11 @@ class TimerCluster:
         merged = 0
         for index in metadata:
             config = CompactionConfig(
-                self._environment(index),
                 Epoch(self._epoch + 1),
                 Frontier(clock, 0) if self._is_event_time else Frontier(None, clock or 0),
                 min_compaction_epochs=2,
             )
-            done = compact_subtask(self.specs, config, metadata)
+            done = compact_subtask(self.specs, self._environment(index), config, metadata)
             merged += len(done)
             metadata |= apply_compaction(metadata, done, epoch=Epoch(self._epoch + 1))
         return merged

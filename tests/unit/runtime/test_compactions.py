@@ -16,8 +16,8 @@ from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile
-from penstock.state.tables.erased import ErasedKind
 from penstock.state.tables.specs import TableSpec, global_table, keyed_table
+from penstock.state.tables.table import files_of
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import BY_USER, SCHEMA, NumberedSource, Scripted, link
 
@@ -59,7 +59,7 @@ def listed_files(session: JobSession, operator: str) -> list[StateFile]:
         file
         for part in session.state.metadata[OperatorId(operator)].values()
         for name, table in part.table_checkpoint_metadata.items()
-        for file in ErasedKind(name, part.table_configs[name]).files_in(table)
+        for file in files_of(table, table=name)
     ]
 
 

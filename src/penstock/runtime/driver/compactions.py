@@ -6,21 +6,22 @@ pending dies with the session: after a restart or restore its inputs may be gone
 Where a job stands: the newest acknowledged checkpoint, as its driver holds it in memory.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from penstock.core.ids import Epoch, Generation, OperatorId, Subtask
+from penstock.core.ids import Epoch, Generation, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import event_time_of
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.plan.executor import CompactionOrder, CompactionResult
 from penstock.state.checkpoints import Metadata
-from penstock.state.proto.state_pb2 import GLOBAL_KEYED_TABLE
 from penstock.state.protocol.publication import ReadyCheckpoint
 from penstock.state.protocol.records import CheckpointManifest
-from penstock.state.tables.compaction import exceeds_run_limit
-from penstock.state.tables.erased import ErasedKind
-from penstock.state.tables.operator_tables import apply_compaction, due_bytes
-from penstock.state.tables.table import Frontier
+from penstock.state.tables.operator_tables import (
+    apply_compaction,
+    is_overfull,
+    plan_compactions,
+)
+from penstock.state.tables.table import CompactionConfig, Frontier
 
 
 @dataclass(slots=True)
@@ -55,11 +56,9 @@ class PendingCompactions:
         executor = self._environment.executor
         if executor.is_compacting:
             return
-        min_files = self._environment.settings.compaction.min_files
-        measured = self._measured(self._orders(state, min_files))
-        due = [order for order in measured if order.due_bytes]
-        if due:
-            executor.compact(due)
+        orders = [order for order in self._orders(state) if order.tables]
+        if orders:
+            executor.compact(orders)
 
     def wait_if_needed(self, state: JobState) -> bool:
         """Merge at once where there are too many runs; tell whether that was so.
@@ -68,16 +67,12 @@ class PendingCompactions:
         """
         if self._urgent:
             return False
-        overfull = [
-            order
-            for order in self._orders(state, _ONLY_TOO_MANY)
-            if _is_overfull(order.metadata[order.subtask.index], order.max_runs)
-        ]
+        overfull = list(self._orders(state, only_overfull=True))
         if not overfull:
             return False
         executor = self._environment.executor
         if not executor.is_compacting:  # else what is under way may be what is needed
-            executor.compact(self._measured(overfull))
+            executor.compact(overfull)
         self._urgent += executor.compacted(wait=True)
         return True
 
@@ -100,40 +95,36 @@ class PendingCompactions:
             self.swapped += bool(swapped)
         return changed
 
-    def _measured(self, orders: Iterable[CompactionOrder]) -> list[CompactionOrder]:
-        return [replace(order, due_bytes=self._due_bytes(order)) for order in orders]
-
-    def _due_bytes(self, order: CompactionOrder) -> int:
-        """Return how much an order would merge, by the plan that whoever runs it will make."""
-        config = order.config(self._environment.store, self._environment.cache)
-        return due_bytes(order.specs, config, order.metadata)
-
-    def _orders(self, state: JobState, min_files: int) -> Iterator[CompactionOrder]:
+    def _orders(
+        self, state: JobState, *, only_overfull: bool = False
+    ) -> Iterator[CompactionOrder]:
+        """Plan what each subtask should merge: all that is due, or only what must not wait."""
         manifest = state.manifest
         if manifest is None:
             return
         settings = self._environment.settings.compaction
+        least = _ONLY_TOO_MANY if only_overfull else settings.min_files
         for node in self._environment.graph.nodes:
             specs = self._environment.tables[node.operator]
             parts = state.metadata.get(node.operator, {})
             # After a rescale the lists belong to other subtasks until the first epoch.
             if not specs or len(parts) != node.parallelism:
                 continue
+            config = CompactionConfig(
+                state.next_epoch,
+                frontier_of(manifest, node.operator),
+                min_compaction_epochs=least,
+                min_expiring_epochs=max(least, settings.min_expiring_files),
+                max_runs=settings.max_runs,
+                target_file_bytes=settings.target_file_bytes,
+            )
             for index in range(node.parallelism):
-                yield CompactionOrder(
-                    self._environment.graph.job,
-                    self._generation,
-                    node.operator,
-                    Subtask(index, node.parallelism),
-                    specs,
-                    parts,
-                    state.next_epoch,
-                    frontier_of(manifest, node.operator),
-                    min_files,
-                    max(min_files, settings.min_expiring_files),
-                    settings.max_runs,
-                    settings.target_file_bytes,
-                )
+                if only_overfull and not is_overfull(parts[index], settings.max_runs):
+                    continue
+                subtask = Subtask(index, node.parallelism)
+                task = TaskInfo(self._environment.graph.job, node.operator, subtask)
+                due = plan_compactions(specs, task, config, parts)
+                yield CompactionOrder(task, self._generation, config, due)
 
 
 def frontier_of(manifest: CheckpointManifest, operator: OperatorId) -> Frontier:
@@ -144,14 +135,3 @@ def frontier_of(manifest: CheckpointManifest, operator: OperatorId) -> Frontier:
             micros = None if known is None else known.micros
             return Frontier(micros, manifest.processing_time_micros)
     return Frontier(None, manifest.processing_time_micros)
-
-
-def _is_overfull(metadata: Metadata, max_runs: int) -> bool:
-    return any(
-        exceeds_run_limit(
-            ErasedKind(name, metadata.table_configs[name]).files_in(part), max_runs
-        )
-        for name, part in metadata.table_checkpoint_metadata.items()
-        # A global table is folded whole, however many files it has.
-        if metadata.table_configs[name].table_type != GLOBAL_KEYED_TABLE
-    )

@@ -13,7 +13,7 @@ from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.plan.epoch_plan import known_inputs
 from penstock.state.protocol.records import CheckpointManifest
-from penstock.state.tables.erased import ErasedKind
+from penstock.state.tables.table import files_of
 
 
 class StatusKeeper:
@@ -124,6 +124,5 @@ def _state_files(session: JobSession, operator: OperatorId) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for metadata in session.state.metadata.get(operator, {}).values():
         for name, table in metadata.table_checkpoint_metadata.items():
-            kind = ErasedKind(name, metadata.table_configs[name])
-            sizes.update((file.path, file.size_bytes) for file in kind.files_in(table))
+            sizes.update((f.path, f.size_bytes) for f in files_of(table, table=name))
     return sizes

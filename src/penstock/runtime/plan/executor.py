@@ -8,52 +8,39 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.core.clock import new_token
-from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo
+from penstock.core.ids import Generation, OperatorId, TaskInfo
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.physical import CompiledJob
 from penstock.runtime.plan.reports import TaskReport
-from penstock.state.checkpoints import Metadata
 from penstock.state.files.cache import FileCache
 from penstock.state.proto.state_pb2 import TableCheckpointMetadata
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.tables.specs import TableSpec
-from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment
+from penstock.state.tables.operator_tables import TableCompaction, run_compactions
+from penstock.state.tables.table import CompactionConfig, TableEnvironment
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionOrder:
-    """One subtask's tables to be compacted, off the critical path."""
+    """One subtask's merges, planned by the driver, to be run off the critical path."""
 
-    job: JobId
+    task: TaskInfo
     generation: Generation
-    operator: OperatorId
-    subtask: Subtask
-    specs: tuple[TableSpec, ...]
-    metadata: dict[int, Metadata]
-    """Of all subtasks, as of the epoch it was planned from."""
-    epoch: Epoch
-    """The slot of the outputs: the epoch after that one."""
-    frontier: Frontier
-    min_files: int
-    min_expiring_files: int
-    max_runs: int
-    target_file_bytes: int
-    due_bytes: int = 0
-    """How large the files are that it would merge."""
+    config: CompactionConfig
+    tables: tuple[TableCompaction, ...]
 
-    def config(self, store: ObjectStore, cache: FileCache) -> CompactionConfig:
-        """Return how whoever carries it out plans and writes."""
-        task = TaskInfo(self.job, self.operator, self.subtask)
-        return CompactionConfig(
-            TableEnvironment(task, self.generation, new_token(), store, cache),
-            self.epoch,
-            self.frontier,
-            min_compaction_epochs=self.min_files,
-            min_expiring_epochs=self.min_expiring_files,
-            max_runs=self.max_runs,
-            target_file_bytes=self.target_file_bytes,
+    @property
+    def due_bytes(self) -> int:
+        """How large the files are that are merged."""
+        return sum(table.plan.size_bytes for table in self.tables)
+
+    def run(self, store: ObjectStore, cache: FileCache) -> "CompactionResult":
+        """Merge as planned, as a new attempt."""
+        environment = TableEnvironment(
+            self.task, self.generation, new_token(), store, cache
         )
+        done = run_compactions(self.tables, environment, self.config)
+        return CompactionResult(self.task.operator, done)
 
 
 @dataclass(frozen=True, slots=True)

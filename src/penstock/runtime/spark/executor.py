@@ -66,7 +66,6 @@ from penstock.runtime.spark.task import (
 )
 from penstock.state.proto.state_pb2 import TableCheckpointMetadata
 from penstock.state.protocol.records import CheckpointManifest
-from penstock.state.tables.operator_tables import compact_subtask
 
 _log = logging.getLogger(__name__)
 RESULT_SCHEMA = "result BINARY"
@@ -113,12 +112,11 @@ def compact_here(
 def _carry_out(order: CompactionOrder, spec: WorkerSpec) -> _Result:
     try:
         worker = worker_of(spec)
-        config = order.config(worker.store, worker.cache)
-        done = compact_subtask(order.specs, config, order.metadata)
+        done = order.run(worker.store, worker.cache)
     except (PenstockError, OSError, pa.ArrowException) as error:
-        return _Result(str(order.operator), {}, str(error) or repr(error))
-    tables = {name: message.SerializeToString() for name, message in done.items()}
-    return _Result(str(order.operator), tables)
+        return _Result(str(order.task.operator), {}, str(error) or repr(error))
+    tables = {name: message.SerializeToString() for name, message in done.tables.items()}
+    return _Result(str(order.task.operator), tables)
 
 
 def _done(results: Iterable[_Result]) -> Sequence[CompactionResult]:

@@ -44,9 +44,8 @@ from penstock.runtime.task.worker import ChainKey, KeptChain, Worker
 from penstock.state.checkpoints import Metadata
 from penstock.state.files.state_file import derive_missing
 from penstock.state.protocol.records import CheckpointManifest
-from penstock.state.tables.erased import ErasedKind
 from penstock.state.tables.specs import TableSpec
-from penstock.state.tables.table import TableEnvironment
+from penstock.state.tables.table import TableEnvironment, files_of
 from penstock.state.tables.table_manager import TableManager
 
 Outlets: TypeAlias = dict[OperatorId, dict[str, list[Outlet]]]
@@ -240,11 +239,11 @@ def _same_files(written: Metadata | None, published: Metadata | None) -> bool:
         return published is None
     mine = dict(written.table_checkpoint_metadata)
     theirs = {} if published is None else dict(published.table_checkpoint_metadata)
-    if published is None or mine == theirs:
-        return mine == theirs
-    kinds = {name: ErasedKind(name, published.table_configs[name]) for name in theirs}
-    return mine.keys() == theirs.keys() and all(
-        mine[name] == theirs[name]
-        or derive_missing(kind.files_in(mine[name]), kind.files_in(theirs[name])) == ()
-        for name, kind in kinds.items()
+    if mine.keys() != theirs.keys():
+        return False
+    lists = ((name, mine[name], theirs[name]) for name in mine)
+    return all(
+        held == wanted
+        or derive_missing(files_of(held, table=name), files_of(wanted, table=name)) == ()
+        for name, held, wanted in lists
     )

@@ -402,26 +402,33 @@ def files_behind(ref: ObjectRef, data: bytes) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def files_in_metadata(data: bytes, path: str) -> frozenset[str]:
     """Return the path of every state file that a metadata object refers to."""
-    files: set[str] = set()
-    for name, table in decode_metadata(data, path).table_checkpoint_metadata.items():
-        message_type = _FILE_LISTS.get(table.table_type)
-        if message_type is None:
-            raise CorruptStateError(
-                f"{path!r} lists table {name!r} of unknown type {table.table_type}; nothing "
-                "was deleted. A newer Penstock may have written it: upgrade",
-                code=ErrorCode.TABLE_TYPE_MISMATCH,
-                path=path,
-                table=name,
-            )
-        message = message_type()
-        try:
-            message.ParseFromString(table.data)
-        except DecodeError as error:
-            raise CorruptStateError(
-                f"{path!r} holds unreadable metadata of table {name!r}; nothing was deleted. "
-                "Bring the object back, or restore an epoch that does not need it",
-                path=path,
-                table=name,
-            ) from error
-        files.update(file.path for file in message.files)
-    return frozenset(files)
+    tables = decode_metadata(data, path).table_checkpoint_metadata.items()
+    return frozenset().union(*(files_to_keep(table, path, name) for name, table in tables))
+
+
+def files_to_keep(
+    table: pb.TableSubtaskCheckpointMetadata | pb.TableCheckpointMetadata,
+    path: str,
+    name: str,
+) -> frozenset[str]:
+    """Return the path of every file that a table needs; `path` is where its metadata is."""
+    message_type = _FILE_LISTS.get(table.table_type)
+    if message_type is None:
+        raise CorruptStateError(
+            f"{path!r} lists table {name!r} of unknown type {table.table_type}; nothing "
+            "was deleted. A newer Penstock may have written it: upgrade",
+            code=ErrorCode.TABLE_TYPE_MISMATCH,
+            path=path,
+            table=name,
+        )
+    message = message_type()
+    try:
+        message.ParseFromString(table.data)
+    except DecodeError as error:
+        raise CorruptStateError(
+            f"{path!r} holds unreadable metadata of table {name!r}; nothing was deleted. "
+            "Bring the object back, or restore an epoch that does not need it",
+            path=path,
+            table=name,
+        ) from error
+    return frozenset(file.path for file in message.files)

@@ -23,8 +23,9 @@ Every plan turns at least two runs into one, so planning again and again ends.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from penstock.core.ids import Epoch, KeyRange
 from penstock.state.files.state_file import StateFile, restrict
@@ -74,25 +75,21 @@ class CompactionPlan:
             max(file.visible.end for file in self.inputs),
         )
 
-    def describe(
-        self,
-        state_version: int,
-        *,
-        visible: KeyRange | None = None,
-        time_column: str | None = None,
-        expiry_column: str | None = None,
-    ) -> FileDescription:
-        """Describe the output files; `visible` narrows them to a part of the inputs' range."""
-        return FileDescription(
-            epoch=self.epoch,
-            subtask_index=self.subtask_index,
-            state_version=state_version,
-            level=self.level,
-            visible=visible or self.visible,
-            replaces=self.replaces,
-            time_column=time_column,
-            expiry_column=expiry_column,
-        )
+    @property
+    def size_bytes(self) -> int:
+        """How much is read and merged."""
+        return _bytes_of(self.inputs)
+
+    def describe(self, state_version: int, **described: Any) -> FileDescription:
+        """Describe the output files; `described` adds to what the plan says, or replaces it."""
+        planned = {
+            "epoch": self.epoch,
+            "subtask_index": self.subtask_index,
+            "level": self.level,
+            "visible": self.visible,
+            "replaces": self.replaces,
+        }
+        return FileDescription(state_version=state_version, **{**planned, **described})
 
 
 def plan_compaction(
@@ -106,12 +103,6 @@ def plan_compaction(
     ):
         return _plan(runs, start, end)
     return None
-
-
-def for_expiring(config: CompactionConfig) -> CompactionConfig:
-    """Return how a table is compacted whose rows all expire."""
-    least = config.min_expiring_epochs
-    return config if least is None else replace(config, min_compaction_epochs=least)
 
 
 def exceeds_run_limit(files: Sequence[StateFile], max_runs: int) -> bool:

@@ -1,14 +1,15 @@
-"""Expiry of keyed rows: when a row dies, and which rows are alive at a frontier.
+"""Expiry of stored rows: when a row dies, and which rows are alive at an instant.
 
-Pure. A row is live iff it never expires or `expires_at > frontier`; at the very instant of
-its expiry it is dead. Expiry is fixed when the row is put: its event time plus the TTL,
-judged by the watermark, or the epoch's processing time plus the TTL, judged by that.
+Pure. The only such place, for keyed and time-keyed tables. A row is live iff it never expires
+(null) or `expires_at > instant`; at the very instant of its expiry it is dead. Without an
+instant, as before the first watermark, everything is live. Only comparisons are made, so no
+instant is too early or too late.
 
-The clock of a time-keyed table: by which instant its rows are judged. The only such place.
-
-Pure. A table shows in an epoch what was live when the epoch before ended, whichever clock it
-goes by: an operator must still see what it has to close or fire. What the epoch's own time
-has passed is let go when the epoch ends.
+A keyed row expires a time to live after its event time, judged by the watermark, or after the
+epoch that put it, judged by processing time. A time-keyed row has the expiry that its operator
+gave it. Such a table shows in an epoch what was live when the epoch before ended, because an
+operator must still see what it has to close or fire; what the epoch's own time has passed is
+dropped when the epoch ends:
 
 | Time domain | in an epoch | at its checkpoint, and for compaction |
 |---|---|---|
@@ -24,10 +25,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import SchemaError, SettingsError
+from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
 from penstock.state.tables.table import Frontier
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
+Micros: TypeAlias = npt.NDArray[np.int64]
+ExpiresAt: TypeAlias = "int | pa.Array[Any] | None"
+"""One instant in microseconds for all rows, None for never, or a timestamp array."""
 EXPIRY_TYPE = pa.timestamp("us")
 _LAST_INSTANT = (1 << 63) - 1
 _FACTORS = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -57,13 +62,31 @@ class TimeToLive:
         )
 
 
-def frontier_micros(ttl: TimeToLive | None, frontier: Frontier) -> int | None:
-    """Return the instant that expiry is judged by; None while nothing can have expired."""
-    if ttl is None:
-        return None
-    if ttl.time_column is None:
+def clock_within_epoch(domain: state_pb2.TimeDomain, frontier: Frontier) -> int | None:
+    """Return the instant by which time-keyed rows are hidden in an epoch begun at `frontier`."""
+    if domain == state_pb2.PROCESSING_TIME:
+        return frontier.previous_processing_time_micros
+    return frontier.watermark_micros
+
+
+def clock_after_epoch(domain: state_pb2.TimeDomain, frontier: Frontier) -> int | None:
+    """Return the instant by which rows are dropped when an epoch ends at `frontier`."""
+    if domain == state_pb2.PROCESSING_TIME:
         return frontier.processing_time_micros
     return frontier.watermark_micros
+
+
+def frontier_micros(ttl: TimeToLive | None, frontier: Frontier) -> int | None:
+    """Return the instant that a time to live is judged by; None while nothing can have expired."""
+    return None if ttl is None else clock_after_epoch(ttl.domain, frontier)
+
+
+def is_expired(file: StateFile, instant: int | None) -> bool:
+    """Tell from the list entry alone that a file holds no live row."""
+    last = file.last_expiry_micros
+    return file.row_count == 0 or (
+        instant is not None and last is not None and last <= instant
+    )
 
 
 def expiry_of_rows(
@@ -75,7 +98,7 @@ def expiry_of_rows(
     if ttl.time_column is None:
         instant = min(frontier.processing_time_micros + ttl.micros, _LAST_INSTANT)
         return _instants(np.full(rows.num_rows, instant, dtype=np.int64))
-    times = _micros_of(rows.column(ttl.time_column), ttl.time_column)
+    times = _event_micros(rows.column(ttl.time_column), ttl.time_column)
     # The sum must not wrap: an event close to the end of time simply lives until then.
     return _instants(np.minimum(times, _LAST_INSTANT - ttl.micros) + ttl.micros)
 
@@ -94,18 +117,36 @@ def expiry_of_deletions(
     return _instants(np.full(row_count, instant, dtype=np.int64))
 
 
+def given_expiry(expires_at: ExpiresAt, row_count: int, *, table: str) -> "pa.Array[Any]":
+    """Return the stored expiry of rows whose operator says when they die."""
+    if expires_at is None:
+        return pa.nulls(row_count, EXPIRY_TYPE)
+    if isinstance(expires_at, int):
+        return _instants(np.full(row_count, expires_at, np.int64))
+    if len(expires_at) != row_count:
+        raise SchemaError(
+            f"table {table!r} was given {row_count} rows with {len(expires_at)} expiry times",
+            table=table,
+        )
+    in_micros = expires_at.cast(pa.timestamp("us", expires_at.type.tz))
+    return in_micros.cast(pa.int64()).view(EXPIRY_TYPE)
+
+
 def live_rows(expires_at: "pa.Array[Any]", instant: int | None) -> Flags | None:
     """Tell which rows are live at `instant`; None when all of them are."""
     if instant is None or expires_at.null_count == len(expires_at):
         return None
-    values: Any = expires_at.buffers()[1]
-    raw = np.frombuffer(
-        values, dtype=np.int64, count=len(expires_at), offset=expires_at.offset * 8
-    )
-    live: Flags = raw > instant
+    live: Flags = micros_of(expires_at) > instant
     if expires_at.null_count:
         live |= expires_at.is_null().to_numpy(zero_copy_only=False)
     return None if live.all() else live
+
+
+def micros_of(column: Any) -> Micros:
+    """Return a microsecond column's raw values without copying; undefined where null."""
+    return np.frombuffer(
+        column.buffers()[1], dtype=np.int64, count=len(column), offset=column.offset * 8
+    )
 
 
 def check_time_column(schema: pa.Schema, ttl: TimeToLive | None) -> None:
@@ -122,7 +163,7 @@ def check_time_column(schema: pa.Schema, ttl: TimeToLive | None) -> None:
         )
 
 
-def _micros_of(column: Any, name: str) -> npt.NDArray[np.int64]:
+def _event_micros(column: Any, name: str) -> Micros:
     """Return event times in microseconds, rounded up: `>` then decides as exactly as before."""
     if column.null_count:
         raise SchemaError(
@@ -130,7 +171,7 @@ def _micros_of(column: Any, name: str) -> npt.NDArray[np.int64]:
             "counts from it: give every row an event time",
             column=name,
         )
-    values: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
+    values: Micros = column.cast(pa.int64()).to_numpy()
     if column.type.unit == "ns":
         return -(-values // 1_000)
     factor = _FACTORS[column.type.unit]
@@ -139,19 +180,5 @@ def _micros_of(column: Any, name: str) -> npt.NDArray[np.int64]:
     return np.clip(values, -limit, limit) * factor
 
 
-def _instants(micros: npt.NDArray[np.int64]) -> "pa.Array[Any]":
+def _instants(micros: Micros) -> "pa.Array[Any]":
     return pa.array(micros).view(EXPIRY_TYPE)
-
-
-def clock_within_epoch(domain: state_pb2.TimeDomain, frontier: Frontier) -> int | None:
-    """Return the instant by which rows are hidden in an epoch begun at `frontier`."""
-    if domain == state_pb2.PROCESSING_TIME:
-        return frontier.previous_processing_time_micros
-    return frontier.watermark_micros
-
-
-def clock_after_epoch(domain: state_pb2.TimeDomain, frontier: Frontier) -> int | None:
-    """Return the instant by which rows are dropped when an epoch ends at `frontier`."""
-    if domain == state_pb2.PROCESSING_TIME:
-        return frontier.processing_time_micros
-    return frontier.watermark_micros

@@ -23,10 +23,10 @@ from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import plan_migration, resolve_chain
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import domain_of
-from penstock.state.tables.erased import TABLE_KINDS, ErasedKind
 from penstock.state.tables.global_keyed_view import KeyValueTypes
-from penstock.state.tables.operator_tables import tables_by_name
+from penstock.state.tables.operator_tables import TABLE_KINDS, tables_by_name
 from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.table import checked_proto_decode, files_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,19 @@ def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | 
             f"it was written with state version {stored.state_version}, newer than the declared "
             f"{spec.state_version}",
         )
-    if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE:
+    kind = TABLE_KINDS[spec.table_type]
+    if kind.is_shared:
         return None
-    before = ErasedKind(spec.name, stored).config_message
-    after = ErasedKind(spec.name, spec.to_config()).config_message
+    before, after = (
+        checked_proto_decode(
+            kind.config_message,
+            config.config,
+            expected=kind.table_type,
+            found=config.table_type,
+            table=spec.name,
+        )
+        for config in (stored, spec.to_config())
+    )
     problem = (
         _find_other_keys(before, after)
         or _find_other_columns(spec, stored.state_version, before, after)
@@ -260,12 +269,12 @@ def _plan_stored(
     mismatch = find_mismatch(spec, stored)
     if mismatch is not None:
         return _refused(spec, mismatch.detail, mismatch.code)
-    kind = ErasedKind(spec.name, spec.to_config())
     versions: dict[str, int] = {}
     for metadata in restored.values():
         part = metadata.table_checkpoint_metadata.get(spec.name)
         if part is not None:
-            versions.update((file.path, file.state_version) for file in kind.files_in(part))
+            files = files_of(part, table=spec.name, expected=spec.table_type)
+            versions.update((file.path, file.state_version) for file in files)
     return _plan_versions(spec, versions)
 
 

@@ -4,81 +4,175 @@ Every subtask sees all of it, after a delay of one epoch for what others wrote. 
 subtask's metadata lists the files it wrote; the table is the fold of all of them. Keys name
 what the state is about (a split, a file), never the subtask: that may change.
 
-The checkpointer of a global table: one file of changed keys per epoch and subtask.
+Files have two Binary columns and are folded in order of epoch and subtask. The order is one
+over *all* subtasks' files, because any subtask may write any key and the last writer wins.
+For the same reason compaction merges whole epochs from the oldest on: merging the files of
+one subtask alone, say of epochs 3 and 7, would carry its version of epoch 3 past what another
+subtask wrote in epoch 5, or its version of 7 before it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
+import pyarrow as pa
 from google.protobuf.message import Message
 from typing_extensions import override
 
-from penstock.core.ids import Epoch, TableName
+from penstock.core.ids import Epoch, TaskInfo
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.state_file import StateFile, apply_swap, merge_lists
 from penstock.state.files.writer import FileDescription, StateFileWriter, write_state_file
 from penstock.state.proto import state_pb2
+from penstock.state.tables.compaction import CompactionPlan
 from penstock.state.tables.global_keyed_view import (
     GLOBAL_KEY_VALUE_SCHEMA,
     GlobalFileReader,
     GlobalKeyedView,
     KeyValueTypes,
     ValueCodec,
-    carrier_of,
-    plan_global_compaction,
-    to_rows,
 )
 from penstock.state.tables.table import (
     BlindDataTuple,
-    CheckpointMessage,
     CommitData,
     CompactionConfig,
     DataOperation,
     DataTuple,
+    Files,
+    Frontier,
     Table,
     TableData,
-    TableEnvironment,
     TableEpochCheckpointer,
-    files_of,
-    groups_of,
-    message_of,
+    swap_groups,
 )
 
-SubtaskMessage = state_pb2.GlobalKeyedTableSubtaskCheckpointMetadata
+_CHEAP_SHARE = 4
+"""Deltas are merged once they hold the base's bytes divided by this, …"""
+_EPOCH_LIMIT = 16
+"""… or once there are this many epochs of them."""
 
 
-class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
-    """Writes the keys that one subtask changed in one epoch. Used once."""
+class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
+    """One subtask's access to a global table."""
 
-    def __init__(
-        self,
-        config: state_pb2.GlobalKeyedTableConfig,
-        environment: TableEnvironment,
-        epoch: Epoch,
-        previous: Sequence[StateFile],
-        *,
-        types: KeyValueTypes,
-        state_version: int,
-    ) -> None:
-        self._config = config
-        self._environment = environment
-        self._epoch = epoch
-        self._previous = tuple(previous)
-        self._types = types
-        self._state_version = state_version
-        self._changes: dict[bytes, bytes | None] = {}
-        self._commit_data: bytes | None = None
+    table_type = state_pb2.GLOBAL_KEYED_TABLE
+    config_message: ClassVar[type[Message]] = state_pb2.GlobalKeyedTableConfig
+    is_shared = True
 
     @property
+    def types(self) -> KeyValueTypes:
+        """What keys and values are decoded as."""
+        if isinstance(self.state_type, KeyValueTypes):
+            return self.state_type
+        is_known = self.state_type is not None
+        return KeyValueTypes(value_type=self.state_type) if is_known else KeyValueTypes()
+
+    @property
+    def reader(self) -> GlobalFileReader:
+        """What views and compaction read files with."""
+        name = self.config.table_name
+        return GlobalFileReader(name, self.environment, self.types, self.state_version)
+
     @override
-    def commit_data(self) -> bytes | None:
-        """What the sink must commit once the epoch is acknowledged."""
-        return self._commit_data
+    def view(self, frontier: Frontier | None = None) -> GlobalKeyedView[Any, Any]:
+        return GlobalKeyedView(self.reader, self.files)
+
+    @override
+    def epoch_checkpointer(
+        self, epoch: Epoch, carried: Files
+    ) -> "GlobalKeyedTableCheckpointer":
+        return GlobalKeyedTableCheckpointer(self, epoch, carried)
+
+    @override
+    def still_needed(self, files: Files, frontier: Frontier) -> Files:
+        """Return all files: nothing in a global table expires."""
+        return files
+
+    @classmethod
+    @override
+    def subtask_metadata_from_table(
+        cls, files: Sequence[StateFile], task: TaskInfo
+    ) -> Files:
+        """Return the files a subtask wrote; subtask 0 carries those of subtasks that are gone."""
+        subtask = task.subtask
+        carriers = (
+            f.subtask_index if f.subtask_index < subtask.parallelism else 0 for f in files
+        )
+        return tuple(
+            f
+            for f, carrier in zip(files, carriers, strict=True)
+            if carrier == subtask.index
+        )
+
+    @classmethod
+    @override
+    def plan_compaction(
+        cls, files: Sequence[StateFile], config: CompactionConfig
+    ) -> CompactionPlan | None:
+        """Plan to merge the whole list, if its deltas are worth rewriting the base for."""
+        deltas = [file for file in files if file.level == 0]
+        epochs = {file.epoch for file in deltas}
+        if len(epochs) < max(2, config.min_compaction_epochs):
+            return None
+        levels = config.compact_generations
+        if levels is not None and any(file.level not in levels for file in files):
+            return None
+        base_bytes = sum(file.size_bytes for file in files if file.level > 0)
+        delta_bytes = sum(file.size_bytes for file in deltas)
+        if delta_bytes * _CHEAP_SHARE < base_bytes and len(epochs) < _EPOCH_LIMIT:
+            return None
+        return CompactionPlan(tuple(files), drops_deleted=True)
+
+    @override
+    def compact_data(self, plan: CompactionPlan, config: CompactionConfig) -> Files:
+        """Fold the whole table into one file."""
+        writer = StateFileWriter(
+            self.environment.store,
+            lambda part: self.path_for(config.epoch, compacted=True, part=part),
+            GLOBAL_KEY_VALUE_SCHEMA,
+            # Whole epochs are merged, so nothing else of the newest one is left to keep an
+            # order with, and the output can belong to the subtask that always exists.
+            plan.describe(self.state_version, subtask_index=0),
+            target_bytes=config.target_file_bytes,
+            cut_anywhere=True,
+        )
+        writer.write(_to_rows({**self.reader.fold(plan.inputs)}))
+        return writer.finish()
+
+    @classmethod
+    @override
+    def apply_compacted_checkpoint(
+        cls, compacted: Sequence[StateFile], current: Mapping[int, Files]
+    ) -> dict[int, Files]:
+        """Swap in all subtasks' lists at once, or in none if any input is gone.
+
+        The output goes to subtask 0, which is added if it had no list; the others lose what
+        was replaced. Whatever was written since stays where it is, and newer.
+        """
+        lists = dict(current)
+        for group in swap_groups(compacted):
+            swapped = apply_swap(merge_lists(lists.values()), group)
+            if swapped is None or swapped[: len(group)] != tuple(group):
+                return dict(current)
+            replaced = set(group[0].replaces)
+            lists = {
+                index: tuple(file for file in files if file.identity not in replaced)
+                for index, files in lists.items()
+            }
+            lists[0] = (*group, *lists.get(0, ()))
+        return lists
+
+
+class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
+    """Writes the keys that one subtask changed in one epoch, as one file. Used once."""
+
+    def __init__(self, table: GlobalKeyedTable, epoch: Epoch, previous: Files) -> None:
+        super().__init__(table, epoch, previous)
+        self._changes: dict[bytes, bytes | None] = {}
 
     @override
     def insert_data(self, data: TableData) -> None:
         """Take one changed key, the last one counting, or the epoch's data for the sink's commit."""
+        name = self.table.config.table_name
         match data:
             case BlindDataTuple(key=key, value=value, operation=operation):
                 self._changes[key] = None if operation is DataOperation.TOMBSTONE else value
@@ -88,38 +182,36 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
                 self._take_commit_data(commit_data)
             case _:
                 raise StateError(
-                    f"global table {self._config.table_name!r} stores keys and values, not "
+                    f"global table {name!r} stores keys and values, not "
                     f"{type(data).__name__}; use a keyed or time-keyed table for rows",
                     code=ErrorCode.WRONG_TABLE_KIND,
-                    table=self._config.table_name,
+                    table=name,
                 )
 
     @override
-    def finish(self, checkpoint: CheckpointMessage) -> tuple[SubtaskMessage, int] | None:
-        """Write the changed keys, if any, as one file behind the earlier ones."""
-        files, size = self._previous, 0
-        if self._changes:
-            name = TableName(self._config.table_name)
-            subtask = self._environment.task.subtask
-            written = write_state_file(
-                self._environment.store,
-                self._environment.path_for(name, self._epoch),
-                to_rows(self._changes),
-                FileDescription(
-                    epoch=self._epoch,
-                    subtask_index=subtask.index,
-                    state_version=self._state_version,
-                ),
-                # A view remembers its own writes: only other subtasks would read the file.
-                cache=self._environment.cache if subtask.parallelism > 1 else None,
-            )
-            files, size = (*files, written), written.size_bytes
-        return (message_of(SubtaskMessage, files), size) if files else None
+    def write(self, frontier: Frontier) -> Files:
+        if not self._changes:
+            return ()
+        environment = self.table.environment
+        subtask = environment.task.subtask
+        written = write_state_file(
+            environment.store,
+            self.table.path_for(self.epoch),
+            _to_rows(self._changes),
+            FileDescription(
+                epoch=self.epoch,
+                subtask_index=subtask.index,
+                state_version=self.table.state_version,
+            ),
+            # A view remembers its own writes: only other subtasks would read the file.
+            cache=environment.cache if subtask.parallelism > 1 else None,
+        )
+        return (written,)
 
     def _encoded(self, data: DataTuple) -> BlindDataTuple:
-        name = self._config.table_name
-        key = ValueCodec(self._types.key_type, what=f"key of table {name!r}")
-        value = ValueCodec(self._types.value_type, what=f"value of table {name!r}")
+        name, types = self.table.config.table_name, self.table.types
+        key = ValueCodec(types.key_type, what=f"key of table {name!r}")
+        value = ValueCodec(types.value_type, what=f"value of table {name!r}")
         is_removed = data.operation is DataOperation.TOMBSTONE
         return BlindDataTuple(
             data.timestamp_micros,
@@ -129,173 +221,28 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
         )
 
     def _take_commit_data(self, data: bytes) -> None:
-        name = self._config.table_name
-        if not self._config.uses_two_phase_commit:
+        name = self.table.config.table_name
+        if not self.table.config.uses_two_phase_commit:
             raise StateError(
                 f"table {name!r} was given commit data but is not declared with "
                 "uses_two_phase_commit=True",
                 code=ErrorCode.WRONG_TABLE_KIND,
                 table=name,
             )
-        if self._commit_data is not None:
+        if self.commit_data is not None:
             raise StateError(
-                f"table {name!r} was given commit data twice in epoch {self._epoch}: gather all "
+                f"table {name!r} was given commit data twice in epoch {self.epoch}: gather all "
                 "of an epoch's data and hand it over once",
                 code=ErrorCode.COMMIT_DATA_ALREADY_SET,
                 table=name,
-                epoch=self._epoch,
+                epoch=self.epoch,
             )
-        self._commit_data = data
+        self.commit_data = data
 
 
-TableMessage = state_pb2.GlobalKeyedTableCheckpointMetadata
-
-
-class GlobalKeyedTable(
-    Table[state_pb2.GlobalKeyedTableConfig, TableMessage, SubtaskMessage]
-):
-    """One subtask's access to a global table."""
-
-    table_type = state_pb2.GLOBAL_KEYED_TABLE
-    config_message: ClassVar[type[Message]] = state_pb2.GlobalKeyedTableConfig
-    table_message: ClassVar[type[Any]] = TableMessage
-    subtask_message: ClassVar[type[Any]] = SubtaskMessage
-
-    def __init__(
-        self,
-        config: state_pb2.GlobalKeyedTableConfig,
-        environment: TableEnvironment,
-        files: Sequence[StateFile],
-        types: KeyValueTypes,
-        state_version: int,
-    ) -> None:
-        self.config = config
-        self.types = types
-        self._environment = environment
-        self._files = tuple(files)
-        self._state_version = state_version
-
-    @classmethod
-    @override
-    def from_config(
-        cls,
-        config: state_pb2.GlobalKeyedTableConfig,
-        environment: TableEnvironment,
-        checkpoint_message: TableMessage | None,
-        state_version: int,
-        state_type: Any = None,
-    ) -> Self:
-        """Bind the table to the files of all subtasks."""
-        files = merge_lists([files_of(checkpoint_message)])
-        return cls(config, environment, files, _types_of(state_type), state_version)
-
-    @property
-    @override
-    def files(self) -> tuple[StateFile, ...]:
-        """The files of all subtasks, in order of epoch, then subtask."""
-        return self._files
-
-    @override
-    def view(self) -> GlobalKeyedView[Any, Any]:
-        reader = GlobalFileReader(
-            self.config.table_name, self._environment, self.types, self._state_version
-        )
-        return GlobalKeyedView(reader, self._files)
-
-    @override
-    def epoch_checkpointer(
-        self, epoch: Epoch, previous_metadata: SubtaskMessage | None
-    ) -> GlobalKeyedTableCheckpointer:
-        """Return the checkpointer of one epoch, which carries this subtask's earlier files."""
-        return GlobalKeyedTableCheckpointer(
-            self.config,
-            self._environment,
-            epoch,
-            files_of(previous_metadata),
-            types=self.types,
-            state_version=self._state_version,
-        )
-
-    @override
-    def subtask_metadata_from_table(
-        self, table_metadata: TableMessage
-    ) -> SubtaskMessage | None:
-        """Return the files this subtask carries; those of subtasks that are gone go to 0."""
-        subtask = self._environment.task.subtask
-        carried = [
-            file
-            for file in files_of(table_metadata)
-            if carrier_of(file, subtask.parallelism) == subtask.index
-        ]
-        return message_of(SubtaskMessage, carried) if carried else None
-
-    @classmethod
-    @override
-    def compact_data(
-        cls,
-        config: state_pb2.GlobalKeyedTableConfig,
-        compaction: CompactionConfig,
-        table_metadata: TableMessage,
-        state_version: int,
-        state_type: Any = None,
-    ) -> TableMessage | None:
-        """Fold the whole table into one file. Done once per table, by subtask 0."""
-        environment = compaction.environment
-        plan = plan_global_compaction(files_of(table_metadata), compaction)
-        if plan is None or environment.task.subtask.index != 0:
-            return None
-        name = TableName(config.table_name)
-        reader = GlobalFileReader(name, environment, _types_of(state_type), state_version)
-        writer = StateFileWriter(
-            environment.store,
-            lambda part: environment.path_for(
-                name, compaction.epoch, compacted=True, part=part
-            ),
-            GLOBAL_KEY_VALUE_SCHEMA,
-            # Whole epochs are merged, so nothing else of the newest one is left to keep an
-            # order with, and the output can belong to the subtask that always exists.
-            replace(plan.describe(state_version), subtask_index=0),
-            target_bytes=compaction.target_file_bytes,
-            cut_anywhere=True,
-        )
-        writer.write(to_rows({**reader.fold(plan.inputs)}))
-        return message_of(TableMessage, writer.finish())
-
-    @classmethod
-    @override
-    def apply_compacted_checkpoint(
-        cls, compacted: TableMessage, current: SubtaskMessage
-    ) -> SubtaskMessage:
-        """Swap within one list, which must hold all inputs: for an operator of one subtask."""
-        return cls.apply_compacted_checkpoints(compacted, {0: current})[0]
-
-    @classmethod
-    @override
-    def apply_compacted_checkpoints(
-        cls, compacted: TableMessage, current: Mapping[int, SubtaskMessage]
-    ) -> dict[int, SubtaskMessage]:
-        """Swap in all subtasks' lists at once, or in none if any input is gone.
-
-        The output goes to subtask 0, which is added if it had no list; the others lose what
-        was replaced. Whatever was written since stays where it is, and newer.
-        """
-        unchanged = dict(current)
-        lists = {index: files_of(part) for index, part in current.items()}
-        for group in groups_of(files_of(compacted)):
-            merged = merge_lists(lists.values())
-            swapped = apply_swap(merged, group)
-            if swapped is None or swapped[: len(group)] != tuple(group):
-                return unchanged
-            replaced = set(group[0].replaces)
-            lists = {
-                index: tuple(file for file in files if file.identity not in replaced)
-                for index, files in lists.items()
-            }
-            lists[0] = (*group, *lists.get(0, ()))
-        return {index: message_of(SubtaskMessage, files) for index, files in lists.items()}
-
-
-def _types_of(state_type: Any) -> KeyValueTypes:
-    if isinstance(state_type, KeyValueTypes):
-        return state_type
-    return KeyValueTypes() if state_type is None else KeyValueTypes(value_type=state_type)
+def _to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:
+    """Return changes as rows of a file, in order of key."""
+    keys = sorted(changes)
+    values = [changes[key] for key in keys]
+    columns: list[Any] = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
+    return pa.table(columns, schema=GLOBAL_KEY_VALUE_SCHEMA)

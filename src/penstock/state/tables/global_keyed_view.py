@@ -9,13 +9,6 @@ Keys and values of global tables ↔ msgpack: self-describing, typed, never pick
 
 A type that msgpack cannot carry is refused when the table is declared. A value that would
 come back as something else is refused when it is inserted, not when it is restored.
-
-Files of a global table: two Binary columns, folded in order of epoch and subtask.
-
-The order is one over *all* subtasks' files, because any subtask may write any key and the
-last writer wins. For the same reason compaction merges whole epochs from the oldest on:
-merging the files of one subtask alone, say of epochs 3 and 7, would carry its version of
-epoch 3 past what another subtask wrote in epoch 5, or its version of 7 before it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +24,8 @@ from penstock.errors import ErrorCode, InternalError, StateError, UserError
 from penstock.state.files.migration import MigrationStep, migrate_value, plan_migration
 from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile
-from penstock.state.tables.compaction import CompactionPlan
 from penstock.state.tables.table import (
     BlindDataTuple,
-    CompactionConfig,
     DataOperation,
     Frontier,
     TableEnvironment,
@@ -149,11 +140,6 @@ GLOBAL_KEY_VALUE_SCHEMA = pa.schema(
 )
 """msgpack of key and value; a null value is a tombstone."""
 
-_CHEAP_SHARE = 4
-"""Deltas are merged once they hold the base's bytes divided by this, …"""
-_EPOCH_LIMIT = 16
-"""… or once there are this many epochs of them."""
-
 
 @dataclass(frozen=True, slots=True)
 class KeyValueTypes:
@@ -233,41 +219,6 @@ class GlobalFileReader:
                 path=file.path,
             )
         return rows.column("key").to_pylist(), rows.column("value").to_pylist()
-
-
-def to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:
-    """Return changes as rows of a file, in order of key."""
-    keys = sorted(changes)
-    return pa.table(
-        [
-            pa.array(keys, pa.binary()),
-            pa.array([changes[key] for key in keys], pa.binary()),
-        ],
-        schema=GLOBAL_KEY_VALUE_SCHEMA,
-    )
-
-
-def carrier_of(file: StateFile, parallelism: int) -> int:
-    """Return the subtask whose metadata lists a file: its writer, or 0 once that is gone."""
-    return file.subtask_index if file.subtask_index < parallelism else 0
-
-
-def plan_global_compaction(
-    files: Sequence[StateFile], config: CompactionConfig
-) -> CompactionPlan | None:
-    """Plan to merge the whole list, if its deltas are worth rewriting the base for."""
-    deltas = [file for file in files if file.level == 0]
-    epochs = {file.epoch for file in deltas}
-    if len(epochs) < max(2, config.min_compaction_epochs):
-        return None
-    levels = config.compact_generations
-    if levels is not None and any(file.level not in levels for file in files):
-        return None
-    base_bytes = sum(file.size_bytes for file in files if file.level > 0)
-    delta_bytes = sum(file.size_bytes for file in deltas)
-    if delta_bytes * _CHEAP_SHARE < base_bytes and len(epochs) < _EPOCH_LIMIT:
-        return None
-    return CompactionPlan(tuple(files), drops_deleted=True)
 
 
 K = TypeVar("K")

@@ -24,33 +24,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.arrow_types import have_same_values, relay
 from penstock.core.hash_kernels import Hashes
-from penstock.errors import CorruptStateError, ErrorCode, SchemaError
-from penstock.state.files.cache import CacheKey
-from penstock.state.files.migration import (
-    MigrationStep,
-    as_declared,
-    migrate_rows,
-    plan_migration,
-)
-from penstock.state.files.reader import StateFileReader, rows_in_range
-from penstock.state.files.state_file import StateFile
-from penstock.state.tables.columns import (
-    EXPIRES_AT,
-    OPERATION,
-    RESERVED_COLUMNS,
-    KeyedSchema,
-)
+from penstock.errors import CorruptStateError
+from penstock.state.files.cache import CacheKey, FileCache
+from penstock.state.files.reader import rows_in_range
+from penstock.state.tables.columns import EXPIRES_AT, OPERATION
 from penstock.state.tables.expiry import live_rows
-from penstock.state.tables.sorted_rows import (
-    Positions,
-    hashes_of,
-    join_rows,
-    merge_rows,
-    take_rows,
-)
-from penstock.state.tables.table import DataOperation, TableEnvironment
+from penstock.state.tables.sorted_rows import hashes_of, join_rows, merge_rows
+from penstock.state.tables.table import DataOperation
+from penstock.state.tables.typed_files import Cursor, TypedFile
 
 
 class Segment:
@@ -169,36 +151,19 @@ class OpenSegments:
         self.size_bytes = 0
 
 
-def clip_hashes(hashes: Hashes, first: int, last: int) -> Hashes:
-    """Return hashes moved into `[first, last]`."""
-    return np.clip(hashes, np.uint64(first), np.uint64(last))
-
-
 class FileRun(Run):
     """One entry of a table's file list. Opens lazily and keeps only the footer."""
 
     def __init__(
-        self,
-        file: StateFile,
-        schema: KeyedSchema,
-        environment: TableEnvironment,
-        open_segments: OpenSegments,
-        *,
-        state_version: int,
-        state_type: type | None = None,
+        self, opened: TypedFile, cache: FileCache, open_segments: OpenSegments | None = None
     ) -> None:
-        """Bind the entry; a version that cannot be migrated is refused here."""
-        self.file = file
-        self.identity = file.identity
-        self.reader = StateFileReader(environment.store, environment.cache, file)
-        self._cache = environment.cache
-        self._schema = schema
+        """Bind the entry; without `open_segments` none is kept open."""
+        self.file = opened.file
+        self.identity = opened.file.identity
+        self.reader = opened.reader
+        self._opened = opened
+        self._cache = cache
         self._open_segments = open_segments
-        self._steps: tuple[MigrationStep, ...] = ()
-        if file.state_version != state_version:
-            self._steps = plan_migration(
-                file.state_version, state_type, table=schema.table_name
-            )
 
     @cached_property
     def _segments(self) -> tuple[tuple[int, int, int], ...]:
@@ -239,99 +204,29 @@ class FileRun(Run):
     def read_segment(self, index: int) -> Segment:
         """Return the visible rows of one row group at the current version."""
         key = (self.identity, index)
-        found = self._open_segments.find(key)
-        if found is None:
-            fetched = self.reader.bytes_read
-            found = Segment(self._read(index))
-            if self.reader.bytes_read == fetched or not self._is_cached(index):
-                self._open_segments.keep(key, found)
-        return found
-
-    def _is_cached(self, index: int) -> bool:
-        """Tell whether the next read maps the rows: then no copy of them should be kept."""
-        number = self._segments[index][0]
-        return not self._steps and self._cache.holds(CacheKey(self.file.checksum, number))
-
-    def _clipped(self, hashes: Sequence[int]) -> Hashes:
-        visible = self.file.visible
-        return clip_hashes(np.array(hashes, np.uint64), visible.start, visible.end - 1)
-
-    def _read(self, index: int) -> pa.RecordBatch:
+        kept = self._open_segments
+        found = None if kept is None else kept.find(key)
+        if found is not None:
+            return found
         number, low, high = self._segments[index]
+        fetched = self.reader.bytes_read
         rows = self.reader.read_segment(number)
         if low not in self.file.visible or high not in self.file.visible:
             rows = rows_in_range(rows, self.file.visible)
-        if self._steps:
-            return self._migrated(rows)
-        if rows.schema.equals(self._schema.stored):
-            return rows
-        return self._relaid(rows)
+        found = Segment(self._opened.current(rows))
+        # What was fetched is not kept as a copy if the next read maps it from the cache.
+        if kept is not None and (
+            self.reader.bytes_read == fetched
+            or self._opened.steps
+            or not self._cache.holds(CacheKey(self.file.checksum, number))
+        ):
+            kept.keep(key, found)
+        return found
 
-    def _migrated(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Bring rows to the current version. The user's code never sees a tombstone."""
-        operations = rows.column(OPERATION).to_numpy()
-        puts: Positions = np.flatnonzero(operations == DataOperation.UPSERT.value)
-        values = rows.select([n for n in rows.schema.names if n not in RESERVED_COLUMNS])
-        migrated = migrate_rows(
-            as_declared(
-                take_rows(values, puts),
-                self._steps[0].from_type,
-                table=self._schema.table_name,
-                path=self.file.path,
-            ),
-            self._steps,
-            key_columns=self._schema.key_columns,
-            table=self._schema.table_name,
-            path=self.file.path,
-        )
-        columns: list[Any] = self._schema.columns_of(migrated)
-        if len(puts) < rows.num_rows:
-            columns = self._with_tombstones(rows, columns, puts)
-        columns += [rows.column(name) for name in RESERVED_COLUMNS]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema.stored)
-
-    def _with_tombstones(
-        self, rows: pa.RecordBatch, columns: list[Any], puts: Positions
-    ) -> list[Any]:
-        """Put migrated rows back to their places among tombstones, which keep only their keys."""
-        source = np.full(rows.num_rows, -1, dtype=np.int64)
-        source[puts] = np.arange(len(puts))
-        picked = pa.array(source, mask=source < 0)
-        return [
-            rows.column(field.name)
-            if field.name in self._schema.key_columns
-            else column.take(picked)
-            for field, column in zip(self._schema.declared, columns, strict=True)
-        ]
-
-    def _relaid(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Adapt rows whose columns are the declared ones in another order or layout."""
-        stored = self._schema.stored
-        columns = []
-        for field in stored:
-            index = rows.schema.get_field_index(field.name)
-            if index < 0 or not have_same_values(rows.schema.field(index).type, field.type):
-                raise self._changed(rows.schema)
-            columns.append(relay(rows.column(index), field.type))
-        if rows.num_columns != len(stored):
-            raise self._changed(rows.schema)
-        return pa.RecordBatch.from_arrays(columns, schema=stored)
-
-    def _changed(self, found: pa.Schema) -> SchemaError:
-        def listed(schema: pa.Schema) -> str:
-            return ", ".join(
-                f"{f.name}: {f.type}" for f in schema if f.name not in RESERVED_COLUMNS
-            )
-
-        return SchemaError(
-            f"table {self._schema.table_name!r} is declared with the columns "
-            f"({listed(self._schema.stored)}), but {self.file.path} holds ({listed(found)}) in "
-            f"the same state version {self.file.state_version}: give the new columns a state "
-            "class of the next version with a migration, or restore the old declaration",
-            code=ErrorCode.SCHEMA_MISMATCH,
-            table=self._schema.table_name,
-            path=self.file.path,
-        )
+    def _clipped(self, hashes: Sequence[int]) -> Hashes:
+        visible = self.file.visible
+        first, last = np.uint64(visible.start), np.uint64(visible.end - 1)
+        return np.clip(np.array(hashes, np.uint64), first, last)
 
 
 def merge_runs(runs: Sequence[Run], key_columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -339,12 +234,25 @@ def merge_runs(runs: Sequence[Run], key_columns: Sequence[str]) -> Iterator[pa.R
 
     No hash is split over two batches that are yielded.
     """
-    cursors = [_Cursor(run) for run in runs if len(run.first_hashes)]
+    cursors = [Cursor(_whole_hashes(run)) for run in runs]
     while cursors := [cursor for cursor in cursors if cursor.fill()]:
         # Every cursor holds all rows of its run up to its own last hash, so up to the
         # lowest of these nothing is missing.
         bound = min(cursor.last_hash for cursor in cursors)
-        yield merge_rows([cursor.take_up_to(bound) for cursor in cursors], key_columns)
+        yield merge_rows([cursor.take(bound, "right") for cursor in cursors], key_columns)
+
+
+def _whole_hashes(run: Run) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a run; a segment with those after it that go on with its last hash."""
+    firsts, lasts = run.first_hashes, run.last_hashes
+    parts: list[pa.RecordBatch] = []
+    for index in range(len(firsts)):
+        if parts and firsts[index] > lasts[index - 1]:
+            joined, parts = join_rows(parts), []
+            yield joined
+        parts.append(run.read_segment(index).rows)
+    if parts:
+        yield join_rows(parts)
 
 
 def live_only(rows: pa.RecordBatch, instant: int | None) -> pa.RecordBatch:
@@ -354,41 +262,3 @@ def live_only(rows: pa.RecordBatch, instant: int | None) -> pa.RecordBatch:
     if alive is not None:
         is_live &= alive
     return rows if is_live.all() else rows.filter(pa.array(is_live))
-
-
-class _Cursor:
-    """How far one run, which has segments, has been merged."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._next = 0
-        self._rows = self._read()
-
-    @property
-    def last_hash(self) -> int:
-        """The hash up to which all rows of the run are at hand."""
-        return int(hashes_of(self._rows)[-1])
-
-    def fill(self) -> bool:
-        """Have some rows at hand, whole hashes only; False at the end of the run."""
-        while self._rows.num_rows == 0:
-            if self._next == len(self._run.first_hashes):
-                return False
-            self._rows = self._read()
-        return True
-
-    def take_up_to(self, bound: int) -> pa.RecordBatch:
-        """Hand out the rows with hashes up to `bound`."""
-        cut = int(np.searchsorted(hashes_of(self._rows), np.uint64(bound), "right"))
-        taken, self._rows = self._rows.slice(0, cut), self._rows.slice(cut)
-        return taken
-
-    def _read(self) -> pa.RecordBatch:
-        """Read the next segment, and those after it that go on with its last hash."""
-        firsts, lasts = self._run.first_hashes, self._run.last_hashes
-        parts = [self._run.read_segment(self._next).rows]
-        self._next += 1
-        while self._next < len(firsts) and firsts[self._next] <= lasts[self._next - 1]:
-            parts.append(self._run.read_segment(self._next).rows)
-            self._next += 1
-        return join_rows(parts)

@@ -7,23 +7,18 @@ of the memory budget go to local disk.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.batch import RowsLike, to_batch
 from penstock.core.hash_kernels import Hashes
-from penstock.errors import ErrorCode, InternalError, SchemaError, StateError
+from penstock.errors import InternalError, SchemaError
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import KeyedSchema
-from penstock.state.tables.expiry import (
-    expiry_of_deletions,
-    expiry_of_rows,
-    frontier_micros,
-)
+from penstock.state.tables.expiry import Flags, expiry_of_deletions, expiry_of_rows
 from penstock.state.tables.keyed_lookup import Matches, Probes, look_up
 from penstock.state.tables.keyed_pending import PendingRows
 from penstock.state.tables.keyed_runs import (
@@ -36,13 +31,13 @@ from penstock.state.tables.keyed_runs import (
 from penstock.state.tables.sorted_rows import sort_rows
 from penstock.state.tables.table import (
     DataOperation,
+    Files,
     Frontier,
-    TableEnvironment,
     TableEpochCheckpointer,
     View,
 )
+from penstock.state.tables.typed_files import TypedTable
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
 _OPEN_SHARE = 4
 """Open segments may take the budget divided by this; half of it is left to lookups and merges."""
 _PENDING_SHARE = 4
@@ -64,31 +59,21 @@ class KeyedRows:
 class KeyedView(View):
     """Key → row state of one subtask. Made by `KeyedTable.view`, used by one thread."""
 
-    def __init__(
-        self,
-        schema: KeyedSchema,
-        environment: TableEnvironment,
-        files: Sequence[StateFile],
-        *,
-        state_version: int,
-        state_type: type | None = None,
-    ) -> None:
-        self.schema = schema
-        self.files: tuple[StateFile, ...] = ()
-        self._environment = environment
-        self._state_version = state_version
-        self._state_type = state_type
-        self._frontier = Frontier()
+    def __init__(self, table: TypedTable[Any, KeyedSchema], frontier: Frontier) -> None:
+        self.schema = table.schema
+        self.files: Files = ()
+        self._table = table
+        self._frontier = frontier
         self._is_released = False
-        budget = environment.memory_budget_bytes
+        budget = table.environment.memory_budget_bytes
         self._open_segments = OpenSegments(budget // _OPEN_SHARE)
         self._pending = PendingRows(
-            schema.key_columns,
+            self.schema.key_columns,
             limit_bytes=min(budget // _PENDING_SHARE, _PENDING_LIMIT_BYTES),
-            spill_folder=environment.cache.root,
+            spill_folder=table.environment.cache.root,
         )
         self._runs: tuple[FileRun, ...] = ()
-        self._adopt(files)
+        self._adopt(table.files)
 
     @property
     def bytes_read(self) -> int:
@@ -150,7 +135,7 @@ class KeyedView(View):
         """
         self._check_usable()
         runs: list[Run] = [*self._runs, *self._pending.runs()]
-        instant = frontier_micros(self.schema.ttl, self._frontier)
+        instant = self.schema.clock_after_epoch(self._frontier)
         return self._live_batches(runs, instant)
 
     def load(self) -> int:
@@ -220,7 +205,7 @@ class KeyedView(View):
             probes,
             key_columns=self.schema.key_columns,
             columns=columns,
-            instant=frontier_micros(self.schema.ttl, self._frontier),
+            instant=self.schema.clock_after_epoch(self._frontier),
         )
 
     def _write(
@@ -238,27 +223,7 @@ class KeyedView(View):
     def _owned_hashes(self, keys: Sequence[Any], count: int) -> Hashes:
         """Hash keys; one that another subtask owns got here by mistake and is refused."""
         self._check_usable()
-        hashes = self.schema.hashes_of(keys, count)
-        owned = self._environment.task.key_range
-        if count == 0 or (int(hashes.min()) in owned and int(hashes.max()) in owned):
-            return hashes
-        first, last = np.uint64(owned.start), np.uint64(owned.end - 1)
-        index = int(np.flatnonzero((hashes < first) | (hashes > last))[0])
-        key = {
-            name: column[index].as_py()
-            for name, column in zip(self.schema.key_columns, keys, strict=True)
-        }
-        task = self._environment.task
-        raise StateError(
-            f"key {key!r} does not belong to subtask {task.subtask.index} of "
-            f"{task.subtask.parallelism} of operator {task.operator!r}: its hash "
-            f"{int(hashes[index]):#x} is outside [{owned.start:#x}, {owned.end:#x}). Rows must "
-            f"reach table {self.schema.table_name!r} by its own key columns "
-            f"({', '.join(self.schema.key_columns)})",
-            code=ErrorCode.KEY_OUT_OF_RANGE,
-            table=self.schema.table_name,
-            operator=task.operator,
-        )
+        return self.schema.owned_hashes(keys, count, self._table.environment.task)
 
     def _runs_for(self, hashes: Hashes) -> Iterator[Run]:
         """Yield the runs that may know hashes like these, ascending, newest first."""
@@ -276,21 +241,14 @@ class KeyedView(View):
         runs = []
         for file in files:
             run = known.pop(file.identity, None)
-            runs.append(self._open(file) if run is None else run)
+            if run is None:
+                opened = self._table.open_file(file)
+                run = FileRun(opened, self._table.environment.cache, self._open_segments)
+            runs.append(run)
         self._runs = tuple(runs)
         for identity in known:
             self._open_segments.close(identity)
         self.files = tuple(files)
-
-    def _open(self, file: StateFile) -> FileRun:
-        return FileRun(
-            file,
-            self.schema,
-            self._environment,
-            self._open_segments,
-            state_version=self._state_version,
-            state_type=self._state_type,
-        )
 
     def _check_usable(self) -> None:
         if self._is_released:

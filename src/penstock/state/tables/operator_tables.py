@@ -1,32 +1,93 @@
-"""An operator's tables over all its subtasks, as the driver sees them: metadata only.
+"""An operator's tables over all its subtasks: their kinds, their lists, what is merged next.
 
-Merging subtasks' lists into whole tables, running one subtask's compactions, and swapping
-their results in when an epoch is published. No rows pass through here but those that
-`compact_subtask` merges, wherever it runs.
-
-A subtask's declared tables, bound to the parts of a checkpoint that they are made of.
-
-Pure: nothing is read before a table is used. At an unchanged parallelism the list of a typed
-table is in the subtask's own metadata, and only global tables are folded from everybody's:
-merging all lists in every subtask would cost each of them time that grows with their number.
+Pure but for `run_compactions`: opening a table reads nothing before it is used. Every message
+says which kind of table it is of; one of another kind is refused before it is decoded. At an
+unchanged parallelism the list of a typed table is in the subtask's own metadata, and only
+shared tables are folded from all subtasks': merging all lists in every subtask would cost each
+of them time that grows with their number.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from penstock.core.ids import Epoch
-from penstock.errors import CorruptStateError, ErrorCode, UserError
+from penstock.core.ids import Epoch, TaskInfo
+from penstock.errors import CorruptStateError, ErrorCode, StateError, UserError
+from penstock.state.files.migration import state_version_of
 from penstock.state.files.state_file import restrict
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.records import RULES, ProtocolRules
-from penstock.state.tables.compaction import for_expiring, plan_compaction
-from penstock.state.tables.erased import ErasedKind, ErasedTable
-from penstock.state.tables.global_keyed_view import plan_global_compaction
+from penstock.state.tables.compaction import CompactionPlan, exceeds_run_limit
+from penstock.state.tables.global_keyed import GlobalKeyedTable
+from penstock.state.tables.global_keyed_view import KeyValueTypes
+from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.specs import TableSpec
-from penstock.state.tables.table import CompactionConfig, TableEnvironment, View
+from penstock.state.tables.table import (
+    CompactionConfig,
+    Files,
+    Table,
+    TableEnvironment,
+    View,
+    checked_proto_decode,
+    encode_list,
+    files_of,
+    kind_name,
+)
+from penstock.state.tables.time_keyed import TimeKeyedTable
 
 Metadata = state_pb2.OperatorCheckpointMetadata
+
+TABLE_KINDS: Mapping[state_pb2.TableEnum, type[Table[Any]]] = {
+    kind.table_type: kind for kind in (GlobalKeyedTable, TimeKeyedTable, KeyedTable)
+}
+"""The kind of table behind each durable type number."""
+
+
+def table_kind_of(config: state_pb2.TableConfig, *, table: str) -> type[Table[Any]]:
+    """Return the kind that a table is declared as."""
+    kind = TABLE_KINDS.get(config.table_type)
+    if kind is None:
+        raise StateError(
+            f"table {table!r} is of the unknown kind {kind_name(config.table_type)}: a newer "
+            "Penstock wrote it; upgrade",
+            code=ErrorCode.TABLE_TYPE_MISMATCH,
+            table=table,
+            found=kind_name(config.table_type),
+        )
+    return kind
+
+
+def open_table(
+    name: str,
+    config: state_pb2.TableConfig,
+    environment: TableEnvironment,
+    files: Files = (),
+    *,
+    state_type: Any = None,
+) -> Table[Any]:
+    """Bind a declared table to those of a whole table's files that its subtask folds."""
+    kind = table_kind_of(config, table=name)
+    message = checked_proto_decode(
+        kind.config_message,
+        config.config,
+        expected=kind.table_type,
+        found=config.table_type,
+        table=name,
+    )
+    if state_type is not None:
+        is_pair = isinstance(state_type, KeyValueTypes)
+        version = state_version_of(state_type.value_type if is_pair else state_type)
+        if version != config.state_version:
+            raise StateError(
+                f"table {name!r} is declared with state version {config.state_version}, but its "
+                f"state class has version {version}: build the config from the table's spec",
+                code=ErrorCode.UNSUPPORTED_STATE_VERSION,
+                table=name,
+                found=version,
+                expected=config.state_version,
+            )
+    return kind.from_config(message, environment, files, config.state_version, state_type)
 
 
 def tables_by_name(specs: Iterable[TableSpec]) -> dict[str, TableSpec]:
@@ -44,66 +105,95 @@ def tables_by_name(specs: Iterable[TableSpec]) -> dict[str, TableSpec]:
     return declared
 
 
-def merge_tables(
-    configs: Mapping[str, state_pb2.TableConfig], metadata: Mapping[int, Metadata]
-) -> dict[str, state_pb2.TableCheckpointMetadata]:
-    """Merge the lists of all subtasks into whole tables; a table without state is left out."""
-    tables = {}
-    for name, config in configs.items():
-        parts = {
-            index: part.table_checkpoint_metadata[name]
-            for index, part in metadata.items()
-            if name in part.table_checkpoint_metadata
-        }
-        merged = ErasedKind(name, config).merge_checkpoint_metadata(parts)
-        if merged is not None:
-            tables[name] = merged
-    return tables
+def merge_table(name: str, kind: type[Table[Any]], metadata: Iterable[Metadata]) -> Files:
+    """Merge the lists that subtasks hold of one table."""
+    return kind.merge_checkpoint_metadata(
+        files_of(part.table_checkpoint_metadata[name], table=name, expected=kind.table_type)
+        for part in metadata
+        if name in part.table_checkpoint_metadata
+    )
 
 
-def due_bytes(
+def _needed_list(
+    spec: TableSpec, task: TaskInfo, metadata: Mapping[int, Metadata]
+) -> Files:
+    """Return the list that a subtask's table is a part of, merged from as few as possible."""
+    kind = table_kind_of(spec.to_config(), table=spec.name)
+    own = parent_of(task, metadata)
+    if own is None or kind.is_shared:
+        return merge_table(spec.name, kind, metadata.values())
+    return merge_table(spec.name, kind, [own])
+
+
+@dataclass(frozen=True, slots=True)
+class TableCompaction:
+    """One table's merge that is due. Pickles to executors."""
+
+    spec: TableSpec
+    plan: CompactionPlan
+
+
+def plan_compactions(
     specs: Iterable[TableSpec],
-    compaction: CompactionConfig,
+    task: TaskInfo,
+    config: CompactionConfig,
     metadata: Mapping[int, Metadata],
-) -> int:
-    """Return the size of what `compact_subtask` would merge; 0 if nothing is due. Reads nothing."""
-    task = compaction.environment.task
-    own = metadata[task.subtask.index]
-    total = 0
-    for spec in specs:
-        kind = ErasedKind(spec.name, spec.to_config())
-        # At an unchanged parallelism a typed table's list is in the subtask's own metadata.
-        is_global = spec.table_type == state_pb2.GLOBAL_KEYED_TABLE
-        parts = metadata if is_global else {task.subtask.index: own}
-        if is_global and task.subtask.index != 0:
+) -> tuple[TableCompaction, ...]:
+    """Plan the merges that are due in one subtask's tables. A shared table is subtask 0's."""
+    planned = []
+    for spec in tables_by_name(specs).values():
+        kind = table_kind_of(spec.to_config(), table=spec.name)
+        if kind.is_shared and task.subtask.index != 0:
             continue
-        merged = merge_tables({spec.name: spec.to_config()}, parts).get(spec.name)
-        files = () if merged is None else kind.files_in(merged)
-        if is_global:
-            plan = plan_global_compaction(files, compaction)
-        else:
-            is_expiring = spec.table_type == state_pb2.TIME_KEYED_TABLE
-            chosen = for_expiring(compaction) if is_expiring else compaction
-            plan = plan_compaction(restrict(files, task.key_range), chosen)
-        total += 0 if plan is None else sum(file.size_bytes for file in plan.inputs)
-    return total
+        files = _needed_list(spec, task, metadata)
+        if not kind.is_shared:
+            files = restrict(files, task.key_range)
+        plan = kind.plan_compaction(files, config)
+        if plan is not None:
+            planned.append(TableCompaction(spec, plan))
+    return tuple(planned)
+
+
+def run_compactions(
+    planned: Iterable[TableCompaction],
+    environment: TableEnvironment,
+    config: CompactionConfig,
+) -> dict[str, state_pb2.TableCheckpointMetadata]:
+    """Merge as planned; return the new files by table."""
+    compacted = {}
+    for due in planned:
+        spec = due.spec
+        table = open_table(
+            spec.name, spec.to_config(), environment, state_type=spec.state_type
+        )
+        compacted[str(spec.name)] = state_pb2.TableCheckpointMetadata(
+            table_type=spec.table_type,
+            data=encode_list(table.compact_data(due.plan, config)),
+        )
+    return compacted
 
 
 def compact_subtask(
     specs: Iterable[TableSpec],
-    compaction: CompactionConfig,
+    environment: TableEnvironment,
+    config: CompactionConfig,
     metadata: Mapping[int, Metadata],
 ) -> dict[str, state_pb2.TableCheckpointMetadata]:
-    """Run the compactions due for one subtask; return the new files by table."""
-    declared = tables_by_name(specs)
-    configs = {name: spec.to_config() for name, spec in declared.items()}
-    compacted = {}
-    for name, table in merge_tables(configs, metadata).items():
-        kind = ErasedKind(name, configs[name])
-        done = kind.compact_data(compaction, table, state_type=declared[name].state_type)
-        if done is not None:
-            compacted[name] = done
-    return compacted
+    """Plan and run the compactions that are due for one subtask; return the new files by table."""
+    planned = plan_compactions(specs, environment.task, config, metadata)
+    return run_compactions(planned, environment, config)
+
+
+def is_overfull(metadata: Metadata, max_runs: int) -> bool:
+    """Tell whether the next epoch must wait for a compaction of a subtask's tables.
+
+    A shared table is folded whole, however many files it has.
+    """
+    return any(
+        exceeds_run_limit(files_of(part, table=name), max_runs)
+        for name, part in metadata.table_checkpoint_metadata.items()
+        if not table_kind_of(metadata.table_configs[name], table=name).is_shared
+    )
 
 
 def apply_compaction(
@@ -122,52 +212,52 @@ def apply_compaction(
     changed: dict[int, Metadata] = {}
     for name, message in compacted.items():
         current = {**metadata, **changed}
-        parts = {
-            index: part.table_checkpoint_metadata[name]
+        configs = (
+            p.table_configs[name] for p in current.values() if name in p.table_configs
+        )
+        config = next(configs, None)
+        if config is None:
+            continue
+        kind = table_kind_of(config, table=name)
+        outputs = files_of(message, table=name, expected=kind.table_type)
+        slots = [slot_of(file.path) for file in outputs]
+        if not all(slot and rules.may_adopt(slot.ref.epoch, epoch) for slot in slots):
+            continue
+        lists = {
+            index: files_of(
+                part.table_checkpoint_metadata[name], table=name, expected=kind.table_type
+            )
             for index, part in current.items()
             if name in part.table_checkpoint_metadata
         }
-        config = next(
-            (
-                part.table_configs[name]
-                for part in current.values()
-                if name in part.table_configs
-            ),
-            None,
-        )
-        if config is None:
-            continue
-        kind = ErasedKind(name, config)
-        if not _may_adopt(kind, message, epoch, rules):
-            continue
-        for index, part in kind.apply_compacted_checkpoints(message, parts).items():
-            if part != parts.get(index):
-                updated = Metadata()
-                updated.CopyFrom(current[index])
-                updated.table_checkpoint_metadata[name].CopyFrom(part)
-                changed[index] = updated
+        for index, files in kind.apply_compacted_checkpoint(outputs, lists).items():
+            if files != lists.get(index):
+                changed[index] = Metadata()
+                changed[index].CopyFrom(current[index])
+                set_list(changed[index], name, kind.table_type, files)
     return changed
 
 
-def _may_adopt(
-    kind: ErasedKind,
-    compacted: state_pb2.TableCheckpointMetadata,
-    epoch: Epoch,
-    rules: ProtocolRules,
-) -> bool:
-    slots = [slot_of(file.path) for file in kind.files_in(compacted)]
-    return all(
-        slot is not None and rules.may_adopt(slot.ref.epoch, epoch) for slot in slots
+def set_list(
+    metadata: Metadata, name: str, table_type: state_pb2.TableEnum, files: Files
+) -> None:
+    """Let a subtask's metadata hold the list of one of its tables."""
+    metadata.table_checkpoint_metadata[name].CopyFrom(
+        state_pb2.TableSubtaskCheckpointMetadata(
+            subtask_index=metadata.operator_metadata.subtask_index,
+            table_type=table_type,
+            data=encode_list(files),
+        )
     )
 
 
 @dataclass(slots=True)
 class OpenTable:
-    """One table with its view and the part of the checkpoint it carries forward."""
+    """One table with its view and the list it carries forward."""
 
     spec: TableSpec
-    table: ErasedTable
-    carried: state_pb2.TableSubtaskCheckpointMetadata | None
+    table: Table[Any]
+    carried: Files
     view: View | None = None
     commit_data: bytes | None = None
 
@@ -178,33 +268,15 @@ def open_tables(
     restored: Mapping[int, Metadata],
 ) -> dict[str, OpenTable]:
     """Bind each declared table to its part of the checkpoint, which may be none."""
-    whole = _merge_needed(environment, specs, restored)
     tables = {}
     for name, spec in specs.items():
-        checkpoint = whole.get(name)
-        table = ErasedTable.from_config(
-            name, spec.to_config(), environment, checkpoint, state_type=spec.state_type
+        whole = _needed_list(spec, environment.task, restored)
+        table = open_table(
+            name, spec.to_config(), environment, whole, state_type=spec.state_type
         )
-        carried = (
-            None if checkpoint is None else table.subtask_metadata_from_table(checkpoint)
-        )
+        carried = table.subtask_metadata_from_table(whole, environment.task)
         tables[name] = OpenTable(spec, table, carried)
     return tables
-
-
-def _merge_needed(
-    environment: TableEnvironment,
-    specs: Mapping[str, TableSpec],
-    restored: Mapping[int, Metadata],
-) -> dict[str, state_pb2.TableCheckpointMetadata]:
-    own = parent_of(environment, restored)
-    needed = restored if own is None else {environment.task.subtask.index: own}
-    shared: dict[str, state_pb2.TableConfig] = {}
-    typed: dict[str, state_pb2.TableConfig] = {}
-    for name, spec in specs.items():
-        is_shared = spec.table_type == state_pb2.GLOBAL_KEYED_TABLE
-        (shared if is_shared else typed)[name] = spec.to_config()
-    return merge_tables(shared, restored) | merge_tables(typed, needed)
 
 
 def newest_epoch(tables: Mapping[str, OpenTable]) -> int:
@@ -213,11 +285,9 @@ def newest_epoch(tables: Mapping[str, OpenTable]) -> int:
     return max(epochs, default=0)
 
 
-def parent_of(
-    environment: TableEnvironment, restored: Mapping[int, Metadata]
-) -> Metadata | None:
+def parent_of(task: TaskInfo, restored: Mapping[int, Metadata]) -> Metadata | None:
     """Return the metadata of the very same subtask; None if there was another number of them."""
-    subtask = environment.task.subtask
+    subtask = task.subtask
     return restored[subtask.index] if len(restored) == subtask.parallelism else None
 
 

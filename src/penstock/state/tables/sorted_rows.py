@@ -198,7 +198,7 @@ def is_in_order(hashes: Hashes) -> bool:
     return bool((hashes[1:] >= hashes[:-1]).all())
 
 
-def hashes_of(rows: pa.RecordBatch) -> Hashes:
+def hashes_of(rows: pa.RecordBatch | pa.Table) -> Hashes:
     """Return the key hashes of stored rows without copying them."""
     return rows.column(KEY_HASH).to_numpy()
 

@@ -1,104 +1,120 @@
-"""The contract of a state table, its views and checkpointers.
+"""The contract of a state table: one generic table over a list of files, views, checkpointers.
 
-A table is the fold of an ordered list of state files. `Table` is what each kind
-implements; `erased` bridges it to protobuf so that nothing above knows a kind's messages.
+A table is the fold of an ordered list of state files. What is done with lists is the same for
+all kinds and is here; a kind adds its view, the delta of an epoch, which earlier files a fold
+still needs, and how files are merged.
 
 One epoch of one table in one subtask:
 
-    view = table.view()            restore: fold the files (or reuse a cached view)
-    view.advance(frontier)         the epoch's watermark and processing time are fixed
+    view = table.view(frontier)    restore: fold the files (or `view.advance` a cached view)
     … the operator reads and writes the view …
-    checkpointer = table.epoch_checkpointer(epoch, previous)
+    checkpointer = table.epoch_checkpointer(epoch, carried)
     view.flush(checkpointer)       hands over what changed, through insert_data
-    checkpointer.finish(message)   writes at most a few files → (metadata, size) or None
+    checkpointer.finish(message)   writes at most a few files → (the new list, size) or None
     view.checkpointed(files)       the view is now the fold of exactly these files
-
-File lists ↔ the messages that hold them. All table kinds keep the same: a list of files.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 import pyarrow as pa
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from penstock.core.ids import Epoch, Generation, TableName, TaskInfo, Token
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.files.cache import FileCache, Recent
-from penstock.state.files.state_file import StateFile, apply_swap, merge_lists
+from penstock.state.files.state_file import StateFile, apply_swap, merge_lists, restrict
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import table_checkpoint_path
 from penstock.state.protocol.records import CheckpointRef
 from penstock.state.storage.object_store import ObjectStore
 
+if TYPE_CHECKING:
+    from penstock.state.tables.compaction import CompactionPlan
 
-class FileListMessage(Protocol):
-    """A message with a list of files."""
+Files: TypeAlias = tuple[StateFile, ...]
+"""A table's list, oldest first."""
+TableMetadata: TypeAlias = (
+    state_pb2.TableCheckpointMetadata | state_pb2.TableSubtaskCheckpointMetadata
+)
+MessageT = TypeVar("MessageT", bound=Message)
+ConfigT = TypeVar("ConfigT", bound=Message)
+TableT = TypeVar("TableT", bound="Table[Any]")
 
-    def __init__(self, *, files: Iterable[state_pb2.StateFile] = ...) -> None:
-        """Make a message that holds `files`."""
-
-    @property
-    def files(self) -> Iterable[state_pb2.StateFile]:
-        """The files, oldest first."""
-
-
-MessageT = TypeVar("MessageT", bound=FileListMessage)
+FileList: TypeAlias = state_pb2.KeyedTableCheckpointMetadata
+"""The durable form of every list: the messages of all kinds are `repeated StateFile files = 1`."""
 
 # Lists are read and written many times while their entries never change.
 _decoded: Recent[bytes, StateFile] = Recent(16_384)
 _encoded: Recent[StateFile, state_pb2.StateFile] = Recent(16_384)
 
 
-def files_of(message: FileListMessage | None) -> tuple[StateFile, ...]:
-    """Return the files of a message; none for no message."""
-    if message is None:
-        return ()
-    return tuple(_file_of(file.SerializeToString()) for file in message.files)
+def checked_proto_decode(
+    message_type: type[MessageT],
+    data: bytes,
+    *,
+    expected: state_pb2.TableEnum,
+    found: state_pb2.TableEnum,
+    table: str,
+) -> MessageT:
+    """Decode a kind's own message out of one that says which kind it is of."""
+    if found != expected:
+        raise StateError(
+            f"table {table!r} is declared as {kind_name(expected)}, but its checkpoint holds a "
+            f"{kind_name(found)}: give the new table another name, or restore the old declaration",
+            code=ErrorCode.TABLE_TYPE_MISMATCH,
+            table=table,
+            expected=kind_name(expected),
+            found=kind_name(found),
+        )
+    message = message_type()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        what = "file list" if message_type is FileList else message_type.DESCRIPTOR.name
+        raise CorruptStateError(
+            f"the {what} of table {table!r} cannot be decoded: {error}. "
+            "Restore an older epoch or a savepoint",
+            code=ErrorCode.UNDECODABLE,
+            table=table,
+        ) from error
+    return message
 
 
-def _file_of(data: bytes) -> StateFile:
-    """Return the decoded entry."""
-    known = _decoded.get(data)
-    if known is not None:
-        return known
-    return _decoded.put(data, StateFile.from_proto(state_pb2.StateFile.FromString(data)))
+def kind_name(table_type: state_pb2.TableEnum) -> str:
+    """Return the durable name of a kind; its number if only a newer Penstock knows it."""
+    names = {value: name for name, value in state_pb2.TableEnum.items()}
+    return names.get(table_type, str(table_type))
 
 
-def message_of(kind: type[MessageT], files: Iterable[StateFile]) -> MessageT:
-    """Return a message of `kind` that holds `files`."""
-    return kind(files=[_entry_of(file) for file in files])
+def files_of(
+    metadata: TableMetadata, *, table: str, expected: state_pb2.TableEnum | None = None
+) -> Files:
+    """Return the list in the metadata of a table, which must be of the kind `expected`."""
+    found = metadata.table_type
+    message = checked_proto_decode(
+        FileList,
+        metadata.data,
+        expected=found if expected is None else expected,
+        found=found,
+        table=table,
+    )
+    files = []
+    for entry in message.files:
+        data = entry.SerializeToString()
+        known = _decoded.get(data)
+        files.append(known or _decoded.put(data, StateFile.from_proto(entry)))
+    return tuple(files)
 
 
-def _entry_of(file: StateFile) -> state_pb2.StateFile:
-    """Return the encoded entry; making a message copies it, so nobody changes this one."""
-    known = _encoded.get(file)
-    return _encoded.put(file, file.to_proto()) if known is None else known
-
-
-def groups_of(outputs: Sequence[StateFile]) -> list[list[StateFile]]:
-    """Sort compacted files by what they replace: each group is swapped in as a whole."""
-    groups: dict[tuple[str, ...], list[StateFile]] = {}
-    for file in outputs:
-        groups.setdefault(file.replaces, []).append(file)
-    return list(groups.values())
-
-
-def apply_swaps(
-    files: Sequence[StateFile], outputs: Sequence[StateFile]
-) -> tuple[StateFile, ...]:
-    """Swap in every compacted group whose exact inputs still stand; leave the rest as it is."""
-    current = tuple(files)
-    for group in groups_of(outputs):
-        current = apply_swap(current, group) or current
-    return current
-
-
-ConfigT = TypeVar("ConfigT", bound=Message)
-TableMessageT = TypeVar("TableMessageT", bound=FileListMessage)
-SubtaskMessageT = TypeVar("SubtaskMessageT", bound=FileListMessage)
+def encode_list(files: Iterable[StateFile]) -> bytes:
+    """Return the durable form of a list."""
+    # Making a message copies its entries, so the encoded ones never change.
+    entries = [_encoded.get(f) or _encoded.put(f, f.to_proto()) for f in files]
+    return FileList(files=entries).SerializeToString(deterministic=True)
 
 
 class DataOperation(Enum):
@@ -210,9 +226,8 @@ class TableEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class CompactionConfig:
-    """How a compaction runs: where, which levels may merge, and how many files it takes."""
+    """What may be merged, and when merged rows count as expired. Made once, by the driver."""
 
-    environment: TableEnvironment
     epoch: Epoch
     """The slot the outputs are written to: the epoch after the one it was planned from."""
     frontier: Frontier
@@ -229,31 +244,41 @@ class CompactionConfig:
     target_file_bytes: int = 128 << 20
 
 
-class TableEpochCheckpointer(ABC, Generic[SubtaskMessageT]):
+class TableEpochCheckpointer(ABC, Generic[TableT]):
     """Collects one epoch's changes of one table and writes them. Used once."""
 
-    @property
-    def commit_data(self) -> bytes | None:
-        """What the sink must commit once the epoch is acknowledged; None for most tables."""
-        return None
+    commit_data: bytes | None = None
+    """What the sink must commit once the epoch is acknowledged; None for most tables."""
+
+    def __init__(self, table: TableT, epoch: Epoch, previous: Files) -> None:
+        self.table = table
+        self.epoch = epoch
+        self._previous = previous
 
     @abstractmethod
     def insert_data(self, data: TableData) -> None:
         """Take a change; data of a kind this table does not store is a `StateError`."""
 
     @abstractmethod
-    def finish(self, checkpoint: CheckpointMessage) -> tuple[SubtaskMessageT, int] | None:
-        """Write what changed; return the subtask's metadata and the bytes written.
+    def write(self, frontier: Frontier) -> Files:
+        """Write what was inserted, as files of this epoch; none if there is nothing."""
 
-        Nothing is written for an unchanged table: its metadata carries the earlier files
-        and the size is 0. None means that there is nothing to restore.
+    def finish(self, checkpoint: CheckpointMessage) -> tuple[Files, int] | None:
+        """Write what changed; return the subtask's list and the bytes written.
+
+        Nothing is written for an unchanged table: its list carries the earlier files that
+        are still needed and the size is 0. None means that there is nothing to restore.
         """
+        written = self.write(checkpoint.frontier)
+        needed = self.table.still_needed(self._previous, checkpoint.frontier)
+        files = (*needed, *written)
+        return (files, sum(file.size_bytes for file in written)) if files else None
 
 
 class View(ABC):
     """A table as an operator uses it: the fold of `files` plus this epoch's own writes."""
 
-    files: tuple[StateFile, ...]
+    files: Files
     """The list that `derive_missing` compares with the one wanted in the next epoch."""
 
     @abstractmethod
@@ -281,103 +306,108 @@ class View(ABC):
         """Let go of memory and mappings; the view is not used again."""
 
 
-class Table(ABC, Generic[ConfigT, TableMessageT, SubtaskMessageT]):
-    """One table of one subtask, bound to its files. Knows how to fold, write and compact them."""
+class Table(ABC, Generic[ConfigT]):
+    """One table of one subtask, bound to the files that its view folds.
+
+    A kind implements the abstract methods. A kind whose subtasks all fold the same files
+    (`is_shared`) also says which subtask carries a file, and swaps in all lists at once.
+    """
 
     table_type: ClassVar[state_pb2.TableEnum]
     config_message: ClassVar[type[Message]]
-    table_message: ClassVar[type[Any]]
-    subtask_message: ClassVar[type[Any]]
+    is_shared: ClassVar[bool] = False
+    """Whether every subtask folds the files of all of them."""
+
+    def __init__(
+        self,
+        config: ConfigT,
+        environment: TableEnvironment,
+        files: Sequence[StateFile],
+        state_version: int,
+        state_type: Any = None,
+    ) -> None:
+        """`state_type` is the operator's state class; for a global table its `KeyValueTypes`."""
+        self.config = config
+        self.environment = environment
+        self.files: Files = tuple(files)
+        self.state_version = state_version
+        self.state_type = state_type
 
     @classmethod
-    @abstractmethod
     def from_config(
         cls,
         config: ConfigT,
         environment: TableEnvironment,
-        checkpoint_message: TableMessageT | None,
+        files: Sequence[StateFile],
         state_version: int,
         state_type: Any = None,
     ) -> Self:
-        """Bind a table to the part of `checkpoint_message` that this subtask owns.
-
-        `state_type` is the operator's state class, for decoding and migration; for a global
-        table its `KeyValueTypes`.
-        """
-
-    @property
-    @abstractmethod
-    def files(self) -> tuple[StateFile, ...]:
-        """The files this subtask's view folds, oldest first."""
+        """Bind a table to the part of a whole table's files that this subtask folds."""
+        if not cls.is_shared:
+            files = restrict(files, environment.task.key_range)
+        return cls(config, environment, files, state_version, state_type)
 
     @abstractmethod
-    def view(self) -> View:
-        """Fold the files into a new view."""
+    def view(self, frontier: Frontier | None = None) -> View:
+        """Fold the files into a new view, for an epoch begun at `frontier`."""
 
     @abstractmethod
     def epoch_checkpointer(
-        self, epoch: Epoch, previous_metadata: SubtaskMessageT | None
-    ) -> TableEpochCheckpointer[SubtaskMessageT]:
-        """Return the checkpointer of one epoch; `previous_metadata` is what it carries forward."""
-
-    @classmethod
-    def merge_checkpoint_metadata(
-        cls,
-        config: ConfigT,  # noqa: ARG003 (part of the contract; a kind may need it)
-        subtask_metadata: Mapping[int, SubtaskMessageT],
-    ) -> TableMessageT | None:
-        """Merge all subtasks' metadata into the whole table's; None if there is no state."""
-        files = merge_lists(files_of(part) for part in subtask_metadata.values())
-        return message_of(cls.table_message, files) if files else None
+        self, epoch: Epoch, carried: Files
+    ) -> TableEpochCheckpointer[Any]:
+        """Return the checkpointer of one epoch; `carried` is the list it goes on from."""
 
     @abstractmethod
-    def subtask_metadata_from_table(
-        self, table_metadata: TableMessageT
-    ) -> SubtaskMessageT | None:
-        """Return the part of a whole table that this subtask carries after a restore."""
+    def still_needed(self, files: Files, frontier: Frontier) -> Files:
+        """Return those of the files that a fold at `frontier` or later needs."""
 
     @classmethod
     @abstractmethod
-    def compact_data(
-        cls,
-        config: ConfigT,
-        compaction: CompactionConfig,
-        table_metadata: TableMessageT,
-        state_version: int,
-        state_type: Any = None,
-    ) -> TableMessageT | None:
-        """Merge files as `plan_compaction` says; return the new files, or None if none is due.
+    def plan_compaction(
+        cls, files: Sequence[StateFile], config: CompactionConfig
+    ) -> "CompactionPlan | None":
+        """Return the next merge that is due in the list of one subtask, or None. Pure."""
 
-        The result holds only the outputs; each names in `replaces` what it stands for.
-        Run again with the same inputs, it writes other objects with equal contents.
+    @abstractmethod
+    def compact_data(self, plan: "CompactionPlan", config: CompactionConfig) -> Files:
+        """Merge a plan's inputs; return only the outputs.
+
+        Each names in `replaces` what it stands for. Run again with the same inputs, it writes
+        other objects with equal contents.
         """
+
+    @staticmethod
+    def merge_checkpoint_metadata(lists: Iterable[Sequence[StateFile]]) -> Files:
+        """Merge all subtasks' lists into the whole table's."""
+        return merge_lists(lists)
+
+    @classmethod
+    def subtask_metadata_from_table(
+        cls, files: Sequence[StateFile], task: TaskInfo
+    ) -> Files:
+        """Return the part of a whole table that a subtask carries after a restore."""
+        return restrict(files, task.key_range)
 
     @classmethod
     def apply_compacted_checkpoint(
-        cls, compacted: TableMessageT, current: SubtaskMessageT
-    ) -> SubtaskMessageT:
-        """Swap compacted files into a subtask's list wherever their exact inputs still stand."""
-        files = apply_swaps(files_of(current), files_of(compacted))
-        return message_of(type(current), files)
+        cls, compacted: Sequence[StateFile], current: Mapping[int, Files]
+    ) -> dict[int, Files]:
+        """Swap compacted files into subtasks' lists wherever their exact inputs still stand."""
+        lists = dict(current)
+        for group in swap_groups(compacted):
+            for index, files in lists.items():
+                lists[index] = apply_swap(files, group) or files
+        return lists
 
-    @classmethod
-    def apply_compacted_checkpoints(
-        cls, compacted: TableMessageT, current: Mapping[int, SubtaskMessageT]
-    ) -> dict[int, SubtaskMessageT]:
-        """Swap compacted files into the lists of all subtasks, by index. Pure.
+    def path_for(self, epoch: Epoch, *, compacted: bool = False, part: int = 0) -> str:
+        """Name a file that this attempt writes in `epoch`."""
+        name = TableName(self.config.table_name)  # type: ignore[attr-defined]  # of all kinds
+        return self.environment.path_for(name, epoch, compacted=compacted, part=part)
 
-        What the driver calls. A kind whose swaps span subtasks changes all lists or none.
-        """
-        return {
-            index: cls.apply_compacted_checkpoint(compacted, part)
-            for index, part in current.items()
-        }
 
-    @classmethod
-    def files_to_keep(
-        cls,
-        config: ConfigT,  # noqa: ARG003 (part of the contract; a kind may need it)
-        table_metadata: TableMessageT,
-    ) -> frozenset[str]:
-        """Return the path of every file the table needs."""
-        return frozenset(file.path for file in files_of(table_metadata))
+def swap_groups(outputs: Iterable[StateFile]) -> list[list[StateFile]]:
+    """Sort compacted files by what they replace: each group is swapped in as a whole."""
+    groups: dict[tuple[str, ...], list[StateFile]] = {}
+    for file in outputs:
+        groups.setdefault(file.replaces, []).append(file)
+    return list(groups.values())

@@ -30,6 +30,7 @@ from penstock.state.tables.operator_tables import (
     newest_epoch,
     open_tables,
     parent_of,
+    set_list,
     tables_by_name,
 )
 from penstock.state.tables.specs import TableSpec
@@ -95,7 +96,7 @@ class TableManager:
         plans = plan_table_restore(declared.values(), restored)
         check_restorable(operator, plans, allow_dropped=allow_dropped)
         tables = open_tables(environment, declared, restored)
-        return cls(environment, tables, parent_of(environment, restored))
+        return cls(environment, tables, parent_of(environment.task, restored))
 
     def catch_up(
         self, environment: TableEnvironment, restored: Mapping[int, Metadata]
@@ -126,7 +127,7 @@ class TableManager:
                 table.view = view
         self._tables = opened
         self._environment = environment
-        self._parent = parent_of(environment, restored)
+        self._parent = parent_of(environment.task, restored)
         self._frontier = None
         self._newest_epoch = newest_epoch(opened)
         self._is_usable = True
@@ -178,7 +179,7 @@ class TableManager:
         """Store what the sink must commit once this epoch is acknowledged; once per epoch."""
         self._check_usable()
         table = self._table(name)
-        if not getattr(table.table.kind.config_message, "uses_two_phase_commit", False):
+        if not getattr(table.table.config, "uses_two_phase_commit", False):
             raise StateError(
                 f"table {name!r} of operator {self._environment.task.operator!r} cannot hold "
                 "commit data: declare a global table with uses_two_phase_commit=True for it",
@@ -250,21 +251,18 @@ class TableManager:
         name = table.spec.name
         checkpointer = table.table.epoch_checkpointer(message.epoch, table.carried)
         if table.view is not None:
-            table.view.flush(checkpointer.checkpointer)
+            table.view.flush(checkpointer)
         if table.commit_data is not None:
             checkpointer.insert_data(CommitData(table.commit_data))
         finished = checkpointer.finish(message)
         if checkpointer.commit_data is not None:
             metadata.commit_data[name] = checkpointer.commit_data
             table.commit_data = None
-        table.carried, written = finished or (None, 0)
-        if table.carried is not None:
-            metadata.table_checkpoint_metadata[name].CopyFrom(table.carried)
+        table.carried, written = finished or ((), 0)
+        if finished is not None:
+            set_list(metadata, name, table.spec.table_type, table.carried)
         if table.view is not None:
-            files = (
-                () if table.carried is None else table.table.kind.files_in(table.carried)
-            )
-            table.view.checkpointed(files)
+            table.view.checkpointed(table.carried)
         return written
 
     def _differs(self, metadata: Metadata) -> bool:
@@ -283,12 +281,11 @@ class TableManager:
         frontier = self._begun()
         table = self._table(name)
         if table.view is None:
-            table.view = table.table.view()
-            table.view.advance(frontier)
+            table.view = table.table.view(frontier)
         if not isinstance(table.view, kind):
             raise StateError(
                 f"table {name!r} of operator {self._environment.task.operator!r} is a "
-                f"{type(table.table.table).__name__}; ask for that kind of state",
+                f"{type(table.table).__name__}; ask for that kind of state",
                 code=ErrorCode.WRONG_TABLE_KIND,
                 table=name,
             )

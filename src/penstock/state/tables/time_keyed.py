@@ -1,203 +1,168 @@
 """TimeKeyedTable: rows by time, kept until the time their operator gave them.
 
-What windows (panes), joins and timers keep: append-only, duplicates legal. A row expires by its own
-`expires_at`, the end of the last window it serves, by event time or processing time. Files whose rows have all expired leave
-the list at the next checkpoint without being read; single rows are hidden when read and
-dropped by compaction. A compaction whose input expired meanwhile is void like any other
-whose inputs have changed: nothing is lost but its work.
+What windows (panes), joins and timers keep: append-only, duplicates legal. A row expires by its
+own `expires_at`, the end of the last window it serves, by event time or processing time. Files
+whose rows have all expired leave the list at the next checkpoint without being read; single rows
+are hidden when read and dropped by compaction. A compaction whose input expired meanwhile is
+void like any other whose inputs have changed: nothing is lost but its work.
 
 Without key columns a row belongs to the subtask that wrote it: its hash is the start of the
 writer's key range, so that after a rescale exactly one subtask sees it.
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
 
 import pyarrow as pa
 from google.protobuf.message import Message
 from typing_extensions import override
 
 from penstock.core.ids import Epoch
-from penstock.errors import ErrorCode, StateError
-from penstock.state.files.state_file import StateFile, restrict
+from penstock.state.files.reader import rows_in_range
+from penstock.state.files.state_file import StateFile
+from penstock.state.files.writer import StateFileWriter, write_state_file
 from penstock.state.proto import state_pb2
-from penstock.state.tables.columns import TimeKeyedSchema, live_rows
-from penstock.state.tables.compaction import for_expiring, plan_compaction
-from penstock.state.tables.expiry import clock_after_epoch
+from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
+from penstock.state.tables.compaction import CompactionPlan, plan_compaction
+from penstock.state.tables.expiry import is_expired, live_rows
+from penstock.state.tables.sorted_rows import hashes_of, stable_order
 from penstock.state.tables.table import (
-    CheckpointMessage,
     CompactionConfig,
-    Table,
+    Files,
+    Frontier,
     TableData,
-    TableEnvironment,
     TableEpochCheckpointer,
-    files_of,
-    message_of,
 )
-from penstock.state.tables.time_keyed_files import (
-    VersionedReader,
-    compact_files,
-    is_expired,
-    write_rows,
-)
-from penstock.state.tables.time_keyed_view import KeyTimeView, TimeKeyedView
+from penstock.state.tables.time_keyed_view import TimeKeyedView
+from penstock.state.tables.typed_files import Cursor, TypedTable
 
-TableMessage = state_pb2.TimeKeyedTableCheckpointMetadata
-SubtaskMessage = state_pb2.TimeKeyedTableSubtaskCheckpointMetadata
+_ONE_FILE_SHARE = 2
+"""Epochs that inserted more than the memory budget divided by this are written as several files."""
 
 
-class TimeKeyedTable(Table[state_pb2.TimeKeyedTableConfig, TableMessage, SubtaskMessage]):
+class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]):
     """One subtask's part of a time-keyed table."""
 
     table_type = state_pb2.TIME_KEYED_TABLE
     config_message: ClassVar[type[Message]] = state_pb2.TimeKeyedTableConfig
-    table_message: ClassVar[type[Any]] = TableMessage
-    subtask_message: ClassVar[type[Any]] = SubtaskMessage
+    kind = "time-keyed"
 
-    def __init__(
-        self,
-        schema: TimeKeyedSchema,
-        environment: TableEnvironment,
-        files: Sequence[StateFile],
-        *,
-        state_version: int,
-        state_type: Any = None,
-    ) -> None:
-        self.schema = schema
-        self._environment = environment
-        self._files = tuple(files)
-        self._state_version = state_version
-        self._reader = VersionedReader(schema, environment, state_version, state_type)
-
-    @classmethod
+    @cached_property
     @override
-    def from_config(
-        cls,
-        config: state_pb2.TimeKeyedTableConfig,
-        environment: TableEnvironment,
-        checkpoint_message: TableMessage | None,
-        state_version: int,
-        state_type: Any = None,
-    ) -> Self:
-        """Bind the table to the files that hold rows of this subtask's range."""
-        return cls(
-            TimeKeyedSchema.from_config(config),
-            environment,
-            restrict(files_of(checkpoint_message), environment.task.key_range),
-            state_version=state_version,
-            state_type=state_type,
-        )
-
-    @property
-    @override
-    def files(self) -> tuple[StateFile, ...]:
-        """The files this subtask's view folds, oldest first."""
-        return self._files
+    def schema(self) -> TimeKeyedSchema:
+        return TimeKeyedSchema.from_config(self.config)
 
     @override
-    def view(self) -> TimeKeyedView:
-        return TimeKeyedView(self.schema, self._environment, self._files, self._reader)
-
-    def key_time_view(self) -> KeyTimeView:
-        """Return the rows by key and time."""
-        return self.view().by_key()
+    def view(self, frontier: Frontier | None = None) -> TimeKeyedView:
+        """Read all files but those whose rows have all expired."""
+        return TimeKeyedView(self, frontier or Frontier())
 
     @override
     def epoch_checkpointer(
-        self, epoch: Epoch, previous_metadata: SubtaskMessage | None
+        self, epoch: Epoch, carried: Files
     ) -> "TimeKeyedTableCheckpointer":
-        """Return the checkpointer of one epoch."""
-        return TimeKeyedTableCheckpointer(
-            self.schema,
-            self._environment,
-            epoch,
-            files_of(previous_metadata),
-            state_version=self._state_version,
-        )
+        return TimeKeyedTableCheckpointer(self, epoch, carried)
 
     @override
-    def subtask_metadata_from_table(
-        self, table_metadata: TableMessage
-    ) -> SubtaskMessage | None:
-        """Return the files of a whole table as seen by this subtask."""
-        files = restrict(files_of(table_metadata), self._environment.task.key_range)
-        return message_of(SubtaskMessage, files) if files else None
+    def still_needed(self, files: Files, frontier: Frontier) -> Files:
+        """Return the files with live rows."""
+        clock = self.schema.clock_after_epoch(frontier)
+        return tuple(file for file in files if not is_expired(file, clock))
 
     @classmethod
     @override
-    def compact_data(
-        cls,
-        config: state_pb2.TimeKeyedTableConfig,
-        compaction: CompactionConfig,
-        table_metadata: TableMessage,
-        state_version: int,
-        state_type: Any = None,
-    ) -> TableMessage | None:
-        """Concatenate files of the compaction's subtask, without the rows that have expired."""
-        environment = compaction.environment
-        files = restrict(files_of(table_metadata), environment.task.key_range)
-        plan = plan_compaction(files, for_expiring(compaction))
-        if plan is None:
-            return None
-        schema = TimeKeyedSchema.from_config(config)
-        reader = VersionedReader(schema, environment, state_version, state_type)
-        outputs = compact_files(plan, reader, compaction)
-        return message_of(TableMessage, outputs)
+    def plan_compaction(
+        cls, files: Sequence[StateFile], config: CompactionConfig
+    ) -> CompactionPlan | None:
+        """Plan as for any list; as all rows expire, a merge may be worth waiting longer for."""
+        least = config.min_expiring_epochs
+        if least is not None:
+            config = replace(config, min_compaction_epochs=least)
+        return plan_compaction(files, config)
+
+    @override
+    def compact_data(self, plan: CompactionPlan, config: CompactionConfig) -> Files:
+        """Write the live rows of a plan's inputs as one sorted run, in bounded memory."""
+        clock = self.schema.clock_after_epoch(config.frontier)
+        is_keyless = not self.schema.key_columns
+        writer = self.merged_writer(plan, config, cut_anywhere=is_keyless)
+        inputs = [file for file in plan.inputs if not is_expired(file, clock)]
+        for rows in merge_by_hash([self._read_segments(file) for file in inputs]):
+            writer.write(_live(rows, clock))
+        return writer.finish()
+
+    def _read_segments(self, file: StateFile) -> Iterator[pa.RecordBatch]:
+        """Yield the visible rows of a file in order of hash, a row group at a time."""
+        opened = self.open_file(file)
+        for segment in opened.reader.visible_segments:
+            rows = rows_in_range(opened.reader.read_segment(segment.index), file.visible)
+            if rows.num_rows:
+                yield opened.current(rows)
 
 
-class TimeKeyedTableCheckpointer(TableEpochCheckpointer[SubtaskMessage]):
+class TimeKeyedTableCheckpointer(TableEpochCheckpointer[TimeKeyedTable]):
     """Writes the rows that one subtask inserted in one epoch. Used once."""
 
-    def __init__(
-        self,
-        schema: TimeKeyedSchema,
-        environment: TableEnvironment,
-        epoch: Epoch,
-        previous: Sequence[StateFile],
-        *,
-        state_version: int,
-    ) -> None:
-        self._schema = schema
-        self._environment = environment
-        self._epoch = epoch
-        self._previous = tuple(previous)
-        self._state_version = state_version
+    def __init__(self, table: TimeKeyedTable, epoch: Epoch, previous: Files) -> None:
+        super().__init__(table, epoch, previous)
         self._batches: list[pa.RecordBatch] = []
 
     @override
     def insert_data(self, data: TableData) -> None:
-        if not isinstance(data, pa.RecordBatch):
-            raise StateError(
-                f"time-keyed table {self._schema.table_name!r} stores record batches, not "
-                f"{type(data).__name__}; use a global table for values and commit data",
-                code=ErrorCode.WRONG_TABLE_KIND,
-                table=self._schema.table_name,
-            )
-        self._batches.append(data)
+        self._batches.append(self.table.checked_rows(data))
 
     @override
-    def finish(self, checkpoint: CheckpointMessage) -> tuple[SubtaskMessage, int] | None:
-        """Write the rows that are live, behind the earlier files that hold such rows."""
-        clock = clock_after_epoch(self._schema.domain, checkpoint.frontier)
-        kept = tuple(file for file in self._previous if not is_expired(file, clock))
-        written = self._write(clock)
-        if not kept and not written:
-            return None
-        message = message_of(SubtaskMessage, (*kept, *written))
-        return message, sum(file.size_bytes for file in written)
-
-    def _write(self, clock_micros: int | None) -> tuple[StateFile, ...]:
-        live = []
-        for batch in self._batches:
-            picked = live_rows(batch, clock_micros)
-            live.append(batch if picked is None else batch.filter(pa.array(picked)))
-        rows = pa.Table.from_batches(live, schema=self._schema.stored)
+    def write(self, frontier: Frontier) -> Files:
+        """Write the live rows sorted by key hash: one file, or several if they are many."""
+        table, schema = self.table, self.table.schema
+        clock = schema.clock_after_epoch(frontier)
+        live = [_live(batch, clock) for batch in self._batches]
+        rows = pa.Table.from_batches(live, schema=schema.stored)
         if rows.num_rows == 0:
             return ()
-        return write_rows(
-            rows,
-            self._schema,
-            self._environment,
-            self._epoch,
-            state_version=self._state_version,
+        order = stable_order(hashes_of(rows))
+        ordered = rows.take(pa.array(order, pa.int64()))
+        store, cache = table.environment.store, table.environment.cache
+        description = table.describe_delta(self.epoch)
+        one_file_bytes = table.environment.memory_budget_bytes // _ONE_FILE_SHARE
+        if ordered.nbytes <= one_file_bytes:
+            path = table.path_for(self.epoch)
+            return (write_state_file(store, path, ordered, description, cache=cache),)
+        writer = StateFileWriter(
+            store,
+            lambda part: table.path_for(self.epoch, part=part),
+            schema.stored,
+            description,
+            target_bytes=one_file_bytes,
+            cut_anywhere=not schema.key_columns,
         )
+        writer.write(ordered)
+        return writer.finish()
+
+
+def _live(rows: pa.RecordBatch, clock_micros: int | None) -> pa.RecordBatch:
+    live = live_rows(rows.column(EXPIRES_AT), clock_micros)
+    return rows if live is None else rows.filter(pa.array(live))
+
+
+def merge_by_hash(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Merge sorted streams of rows; equal hashes in the order of the sources.
+
+    Holds one batch per source, however many rows share a hash.
+    """
+    cursors = [Cursor(source) for source in sources]
+    while cursors := [cursor for cursor in cursors if cursor.fill()]:
+        bound = min(cursor.last_hash for cursor in cursors)
+        below = [
+            rows for cursor in cursors if (rows := cursor.take(bound, "left")).num_rows
+        ]
+        if below:
+            joined = pa.Table.from_batches(below)
+            order = stable_order(hashes_of(joined))
+            yield from joined.take(pa.array(order, pa.int64())).to_batches()
+        for cursor in cursors:
+            # All rows that come next with this hash, whether at hand or not.
+            while cursor.fill() and (rows := cursor.take(bound, "right")).num_rows:
+                yield rows

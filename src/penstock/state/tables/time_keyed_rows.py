@@ -20,13 +20,8 @@ import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
 from penstock.state.files.parquet import KEY_HASH
-from penstock.state.tables.columns import (
-    EXPIRES_AT,
-    Micros,
-    TimeKeyedSchema,
-    live_rows,
-    micros_of,
-)
+from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
+from penstock.state.tables.expiry import Flags, Micros, live_rows, micros_of
 from penstock.state.tables.sorted_rows import equal_keys, is_in_order, stable_order
 
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -46,7 +41,7 @@ class TimeRange:
     start: int | None = None
     end: int | None = None
 
-    def picks(self, times: Micros) -> npt.NDArray[np.bool_] | None:
+    def picks(self, times: Micros) -> Flags | None:
         """Tell which times lie in the range; None when all of them do."""
         picked = None
         if self.start is not None:
@@ -61,12 +56,19 @@ class Chunk:
     """Some stored rows of one table. Immutable."""
 
     def __init__(
-        self, rows: pa.RecordBatch, schema: TimeKeyedSchema, *, is_mapped: bool = False
+        self,
+        rows: pa.RecordBatch,
+        schema: TimeKeyedSchema,
+        *,
+        is_mapped: bool = False,
+        bounds: tuple[int | None, int | None] | None = None,
     ) -> None:
+        """`bounds` are those of the file that the rows are of, which may have others too."""
         self.rows = rows
         self.is_mapped = is_mapped
         """The rows lie in a cached file, not in memory."""
         self._schema = schema
+        self._file_bounds = bounds
         self._scans = 0
         self._earliest: _Earliest | None = None
 
@@ -81,8 +83,11 @@ class Chunk:
 
     @cached_property
     def time_bounds(self) -> tuple[int, int]:
-        """The earliest and the latest time, of live rows or not."""
-        return int(self.times.min()), int(self.times.max())
+        """No row, live or not, is earlier than the first or later than the second."""
+        low, high = self._file_bounds or (None, None)
+        if low is None or high is None:
+            return int(self.times.min()), int(self.times.max())
+        return low, high
 
     @cached_property
     def hashes(self) -> Hashes:
@@ -116,7 +121,7 @@ class Chunk:
         rows = self.rows
         if not self._lies_in(times):
             rows = rows.take(pa.array(self._positions_in(times), pa.int64()))
-        picked = live_rows(rows, clock_micros)
+        picked = live_rows(rows.column(EXPIRES_AT), clock_micros)
         return rows if picked is None else rows.filter(pa.array(picked))
 
     def min_time(self, clock_micros: int | None, start: int | None) -> int | None:
@@ -141,7 +146,7 @@ class Chunk:
         ramp = np.arange(len(probes)) - np.repeat(np.cumsum(counts) - counts, counts)
         places = np.repeat(first, counts) + ramp
         rows = places if self._order is None else self._order[places]
-        live = live_rows(self.rows, clock_micros)
+        live = live_rows(self.rows.column(EXPIRES_AT), clock_micros)
         if live is not None:
             probes, rows = probes[live[rows]], rows[live[rows]]
         ours = [self.rows.column(name) for name in self._schema.key_columns]
@@ -156,8 +161,8 @@ class Chunk:
         step = _WALKED_ROWS if self._is_sorted else len(places)
         for first in range(0, len(places), max(1, step)):
             positions = places[first : first + step]
-            expiries = self.rows.select([EXPIRES_AT])
-            live = live_rows(expiries.take(pa.array(positions, pa.int64())), clock_micros)
+            expiries = self.rows.column(EXPIRES_AT).take(pa.array(positions, pa.int64()))
+            live = live_rows(expiries, clock_micros)
             if live is not None:
                 positions = positions[live]
             if len(positions):

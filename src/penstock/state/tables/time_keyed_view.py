@@ -13,25 +13,23 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.batch import RowsLike, to_batch
-from penstock.core.hash_kernels import Hashes
-from penstock.core.key_hash import hash_keys
-from penstock.errors import InternalError, SchemaError, StateError
+from penstock.errors import InternalError, SchemaError
 from penstock.state.files.state_file import StateFile
-from penstock.state.tables.columns import ExpiresAt, TimeKeyedSchema, expiry_column
-from penstock.state.tables.expiry import clock_after_epoch, clock_within_epoch
-from penstock.state.tables.table import (
-    Frontier,
-    TableEnvironment,
-    TableEpochCheckpointer,
-    View,
+from penstock.state.tables.columns import TimeKeyedSchema
+from penstock.state.tables.expiry import (
+    ExpiresAt,
+    clock_within_epoch,
+    given_expiry,
+    is_expired,
 )
-from penstock.state.tables.time_keyed_files import VersionedReader
+from penstock.state.tables.table import Files, Frontier, TableEpochCheckpointer, View
 from penstock.state.tables.time_keyed_rows import (
     Chunk,
     TimeRange,
     join_chunks,
     settle_chunks,
 )
+from penstock.state.tables.typed_files import TypedTable
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 _PENDING_CHUNKS = 64
@@ -57,20 +55,13 @@ class TimeKeyedView(View):
     Instants are microseconds since 1970, ranges are `[start, end)` and None is no bound.
     """
 
-    def __init__(
-        self,
-        schema: TimeKeyedSchema,
-        environment: TableEnvironment,
-        files: Sequence[StateFile],
-        reader: VersionedReader,
-    ) -> None:
-        """Fold `files`, whose rows are mapped from the cache where they can be."""
-        self.schema = schema
-        self.files: tuple[StateFile, ...] = tuple(files)
-        self._environment = environment
-        self._reader = reader
-        self._frontier = Frontier()
-        self._chunks = reader.read_chunks(files)
+    def __init__(self, table: TypedTable[Any, TimeKeyedSchema], frontier: Frontier) -> None:
+        """Fold the files, whose rows are mapped from the cache where they can be."""
+        self.schema = table.schema
+        self.files: Files = table.files
+        self._table = table
+        self._frontier = frontier
+        self._chunks = self._read_chunks(table.files)
         self._pending: list[Chunk] = []
         self._is_released = False
 
@@ -82,15 +73,16 @@ class TimeKeyedView(View):
         """
         self._check_usable()
         rows = to_batch(rows, self.schema.declared)
-        columns = self.schema.to_stored(rows)
+        columns = self.schema.columns_of(rows)
         if rows.num_rows == 0:
             return
         keys = [
             columns[self.schema.declared.get_field_index(n)]
             for n in self.schema.key_columns
         ]
-        hashes = pa.array(self._owned_hashes(keys, rows.num_rows))
-        expiry = expiry_column(expires_at, rows.num_rows, table=self.schema.table_name)
+        task = self._table.environment.task
+        hashes = pa.array(self.schema.owned_hashes(keys, rows.num_rows, task))
+        expiry = given_expiry(expires_at, rows.num_rows, table=self.schema.table_name)
         batch = pa.RecordBatch.from_arrays(
             [*columns, hashes, expiry], schema=self.schema.stored
         )
@@ -145,8 +137,9 @@ class TimeKeyedView(View):
                 table=self.schema.table_name,
             )
         keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
-        probes = self._probes(keys)
-        hashes = self._owned_hashes(probes, keys.num_rows)
+        probes = self.schema.keys_of(keys)
+        task = self._table.environment.task
+        hashes = self.schema.owned_hashes(probes, keys.num_rows, task)
         matched, parts = [np.empty(0, np.int64)], []
         for chunk in self._all_chunks():
             found, rows = chunk.match(hashes, probes, self._clock_micros)
@@ -178,7 +171,7 @@ class TimeKeyedView(View):
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Keep this epoch's rows, which are now in `files`."""
         # What dies with this epoch is in none of its files any more.
-        clock = clock_after_epoch(self.schema.domain, self._frontier)
+        clock = self.schema.clock_after_epoch(self._frontier)
         written = self._live_chunks(self._pending, clock)
         joined = [*self._chunks, *join_chunks(written, self.schema)]
         self._chunks = settle_chunks(joined, self.schema, clock)
@@ -192,7 +185,7 @@ class TimeKeyedView(View):
                 f"table {self.schema.table_name!r} was to catch up with other writes while its "
                 "own are not checkpointed"
             )
-        self._chunks += self._reader.read_chunks(missing)
+        self._chunks += self._read_chunks(missing)
         self.files = tuple(files)
 
     @override
@@ -227,43 +220,21 @@ class TimeKeyedView(View):
                 live.append(Chunk(rows, self.schema))
         return live
 
-    def _probes(self, keys: pa.RecordBatch) -> list[Any]:
-        wanted = [self.schema.stored.field(name) for name in self.schema.key_columns]
-        missing = [field.name for field in wanted if field.name not in keys.schema.names]
-        if missing:
-            raise SchemaError(
-                f"keys for table {self.schema.table_name!r} lack the columns {missing}",
-                table=self.schema.table_name,
-            )
-        return [
-            self.schema.to_stored_column(keys.column(field.name), field) for field in wanted
-        ]
-
-    def _owned_hashes(self, keys: Sequence[Any], row_count: int) -> Hashes:
-        """Hash keys, all of which must be this subtask's own; rows without a key always are."""
-        task = self._environment.task
-        owned = task.key_range
-        if not self.schema.key_columns:
-            return np.full(row_count, owned.start, np.uint64)
-        hashes = hash_keys(keys, row_count=row_count)
-        first, last = np.uint64(owned.start), np.uint64(owned.end - 1)
-        strays = np.flatnonzero((hashes < first) | (hashes > last))
-        if len(strays):
-            stray = int(strays[0])
-            key = {
-                n: c[stray].as_py()
-                for n, c in zip(self.schema.key_columns, keys, strict=True)
-            }
-            raise StateError(
-                f"key {key!r} does not belong to subtask {task.subtask.index} of "
-                f"{task.subtask.parallelism} of operator {task.operator!r}: its hash "
-                f"{int(hashes[stray]):#x} is outside [{owned.start:#x}, {owned.end:#x}). Rows must "
-                f"reach table {self.schema.table_name!r} by its own key columns "
-                f"({', '.join(self.schema.key_columns)})",
-                table=self.schema.table_name,
-                operator=task.operator,
-            )
-        return hashes
+    def _read_chunks(self, files: Sequence[StateFile]) -> list[Chunk]:
+        """Return the visible rows of files, in order, without files of expired rows only."""
+        chunks: list[Chunk] = []
+        for file in files:
+            if is_expired(file, self._clock_micros):
+                continue
+            opened = self._table.open_file(file)
+            # Migration may change times, so the bounds are only those of unmigrated rows.
+            bounds = None if opened.steps else (file.min_time_micros, file.max_time_micros)
+            chunks += [
+                Chunk(opened.current(rows), self.schema, is_mapped=True, bounds=bounds)
+                for rows in opened.reader.read().to_batches()
+                if rows.num_rows
+            ]
+        return chunks
 
 
 class KeyTimeView:

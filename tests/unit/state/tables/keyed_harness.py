@@ -13,7 +13,6 @@ from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, Tas
 from penstock.core.key_hash import hash_keys, owners_of
 from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile, derive_missing
-from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.columns import KeyedSchema
@@ -23,9 +22,9 @@ from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.table import (
     CheckpointMessage,
     CompactionConfig,
+    Files,
     Frontier,
     TableEnvironment,
-    files_of,
 )
 
 
@@ -77,10 +76,8 @@ class KeyedHarness:
     state_type: type | None = None
     frontier: Frontier = field(default_factory=Frontier)
     epoch: int = 0
-    message: state_pb2.KeyedTableCheckpointMetadata | None = None
-    subtasks: dict[int, state_pb2.KeyedTableSubtaskCheckpointMetadata] = field(
-        default_factory=dict
-    )
+    message: Files | None = None
+    subtasks: dict[int, Files] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.restore(self.parallelism)
@@ -92,8 +89,9 @@ class KeyedHarness:
         self.subtasks = {}
         if self.message is not None:
             for index, table in enumerate(self.tables):
-                part = table.subtask_metadata_from_table(self.message)
-                if part is not None:
+                task = table.environment.task
+                part = table.subtask_metadata_from_table(self.message, task)
+                if part:
                     self.subtasks[index] = part
         self.views = [table.view() for table in self.tables]
         self.lagging = [table.view() for table in self.tables]
@@ -109,7 +107,7 @@ class KeyedHarness:
         return KeyedTable.from_config(
             self.schema.to_config(),
             environment,
-            self.message,
+            self.message or (),
             self.state_version,
             self.state_type,
         )
@@ -143,7 +141,7 @@ class KeyedHarness:
         written = 0
         for index, (table, view) in enumerate(zip(self.tables, self.views, strict=True)):
             checkpointer = table.epoch_checkpointer(
-                Epoch(self.epoch), self.subtasks.pop(index, None)
+                Epoch(self.epoch), self.subtasks.pop(index, ())
             )
             view.flush(checkpointer)
             result = checkpointer.finish(
@@ -180,39 +178,29 @@ class KeyedHarness:
             return 0
         swapped = 0
         for index in range(self.parallelism):
-            environment = an_environment(
-                self.cache_root,
-                store=self.store,
-                subtask=Subtask(index, self.parallelism),
-                memory_budget_bytes=self.memory_budget_bytes,
-            )
             config = CompactionConfig(
-                environment,
                 Epoch(self.epoch + 1),
                 self.frontier,
                 compact_generations=levels,
                 min_compaction_epochs=min_files,
                 target_file_bytes=target_file_bytes,
             )
-            compacted = KeyedTable.compact_data(
-                self.schema.to_config(),
-                config,
-                self.message,
-                self.state_version,
-                self.state_type,
-            )
-            if compacted is not None:
+            table = self.open_table(index)
+            plan = table.plan_compaction(table.files, config)
+            if plan is not None:
+                compacted = table.compact_data(plan, config)
                 before = self.files(index)
-                self.subtasks[index] = KeyedTable.apply_compacted_checkpoint(
-                    compacted, self.subtasks[index]
+                swapped_in = table.apply_compacted_checkpoint(
+                    compacted, {index: self.subtasks[index]}
                 )
+                self.subtasks[index] = swapped_in[index]
                 swapped += self.files(index) != before
                 self.views[index].catch_up((), self.files(index))
         self._merge()
         return swapped
 
     def files(self, index: int = 0) -> tuple[StateFile, ...]:
-        return files_of(self.subtasks.get(index))
+        return self.subtasks.get(index, ())
 
     def routed(self, batch: pa.RecordBatch) -> Iterable[tuple[KeyedView, pa.RecordBatch]]:
         if self.parallelism == 1:
@@ -244,6 +232,4 @@ class KeyedHarness:
         return answers
 
     def _merge(self) -> None:
-        self.message = KeyedTable.merge_checkpoint_metadata(
-            self.schema.to_config(), self.subtasks
-        )
+        self.message = KeyedTable.merge_checkpoint_metadata(self.subtasks.values()) or None

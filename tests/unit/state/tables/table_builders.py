@@ -40,7 +40,6 @@ def a_barrier(epoch: int, watermark_micros: int | None = None) -> CheckpointMess
 
 
 def a_compaction(
-    environment: TableEnvironment | None = None,
     *,
     epoch: int = 1_000,
     watermark_micros: int | None = None,
@@ -49,7 +48,6 @@ def a_compaction(
     target_file_bytes: int = 128 << 20,
 ) -> CompactionConfig:
     return CompactionConfig(
-        environment=environment or an_environment(),
         epoch=Epoch(epoch),
         frontier=Frontier(watermark_micros),
         compact_generations=compact_generations,

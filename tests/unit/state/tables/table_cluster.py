@@ -5,13 +5,12 @@ from typing import Any
 
 from penstock.core.ids import Epoch
 from penstock.state.files.cache import FileCache
-from penstock.state.files.state_file import StateFile, derive_missing
-from penstock.state.proto import state_pb2
+from penstock.state.files.state_file import StateFile, derive_missing, restrict
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.tables.erased import ErasedKind, ErasedTable
+from penstock.state.tables.operator_tables import open_table, table_kind_of
 from penstock.state.tables.specs import TableSpec
-from penstock.state.tables.table import Frontier, TableEnvironment
+from penstock.state.tables.table import Files, Frontier, Table, TableEnvironment
 from tests.unit.state.tables.table_builders import (
     NO_CACHE,
     a_barrier,
@@ -19,7 +18,7 @@ from tests.unit.state.tables.table_builders import (
     an_environment,
 )
 
-Parts = dict[int, state_pb2.TableSubtaskCheckpointMetadata]
+Parts = dict[int, Files]
 Write = Callable[[int, Any], None]
 
 
@@ -46,23 +45,22 @@ class TableCluster:
         self._attempts = 0
 
     @property
-    def kind(self) -> ErasedKind:
-        return ErasedKind(self.spec.name, self.spec.to_config())
+    def kind(self) -> type[Table[Any]]:
+        return table_kind_of(self.spec.to_config(), table=self.spec.name)
 
     def files(self, index: int = 0) -> tuple[StateFile, ...]:
         """The list of one subtask."""
-        part = self.parts.get(index)
-        return () if part is None else self.kind.files_in(part)
+        return self.parts.get(index, ())
 
-    def merged(self) -> state_pb2.TableCheckpointMetadata | None:
-        return self.kind.merge_checkpoint_metadata(self.parts)
+    def merged(self) -> Files | None:
+        return self.kind.merge_checkpoint_metadata(self.parts.values()) or None
 
-    def table(self, index: int) -> ErasedTable:
-        return ErasedTable.from_config(
+    def table(self, index: int) -> Table[Any]:
+        return open_table(
             self.spec.name,
             self.spec.to_config(),
             self.environment(index),
-            self.merged(),
+            self.merged() or (),
             state_type=self.spec.state_type,
         )
 
@@ -119,30 +117,32 @@ class TableCluster:
         parts: Parts = {}
         for index in range(parallelism):
             if merged is not None:
-                part = self.table_from(merged, index).subtask_metadata_from_table(merged)
-                if part is not None:
+                task = self.environment(index).task
+                part = self.kind.subtask_metadata_from_table(merged, task)
+                if part:
                     parts[index] = part
         self.parts = parts
 
-    def compact(
-        self, index: int = 0, **options: Any
-    ) -> state_pb2.TableCheckpointMetadata | None:
+    def compact(self, index: int = 0, **options: Any) -> Files | None:
         """Run a due compaction of one subtask; the result is not swapped in yet."""
-        merged = self.merged()
-        if merged is None:
+        merged, table = self.merged(), self.table(index)
+        if merged is None or (table.is_shared and index != 0):
             return None
         config = a_compaction(
-            self.environment(index),
-            epoch=self.epoch + 1,
-            watermark_micros=self.watermark,
-            **options,
+            epoch=self.epoch + 1, watermark_micros=self.watermark, **options
         )
-        return self.kind.compact_data(config, merged, state_type=self.spec.state_type)
+        own = (
+            merged
+            if table.is_shared
+            else restrict(merged, table.environment.task.key_range)
+        )
+        plan = self.kind.plan_compaction(own, config)
+        return None if plan is None else table.compact_data(plan, config)
 
-    def swap(self, compacted: state_pb2.TableCheckpointMetadata) -> bool:
+    def swap(self, compacted: Files) -> bool:
         """Apply a compaction to all subtasks' lists; tell whether anything changed."""
         before = self.lists()
-        self.parts = self.kind.apply_compacted_checkpoints(compacted, self.parts)
+        self.parts = self.kind.apply_compacted_checkpoint(compacted, self.parts)
         return self.lists() != before
 
     def compact_all(self, **options: Any) -> int:
@@ -157,28 +157,15 @@ class TableCluster:
     def lists(self) -> Mapping[int, tuple[StateFile, ...]]:
         return {index: self.files(index) for index in range(self.parallelism)}
 
-    def table_from(
-        self, merged: state_pb2.TableCheckpointMetadata, index: int
-    ) -> ErasedTable:
-        return ErasedTable.from_config(
-            self.spec.name,
-            self.spec.to_config(),
-            self.environment(index),
-            merged,
-            state_type=self.spec.state_type,
-        )
-
-    def _checkpoint(
-        self, index: int, view: Any
-    ) -> state_pb2.TableSubtaskCheckpointMetadata | None:
+    def _checkpoint(self, index: int, view: Any) -> Files | None:
         table = self.table(index)
-        checkpointer = table.epoch_checkpointer(Epoch(self.epoch), self.parts.get(index))
-        view.flush(checkpointer.checkpointer)
+        checkpointer = table.epoch_checkpointer(Epoch(self.epoch), self.files(index))
+        view.flush(checkpointer)
         finished = checkpointer.finish(a_barrier(self.epoch, self.watermark))
         if finished is None:
             view.checkpointed(())
             return None
         part, size = finished
         self.bytes_written += size
-        view.checkpointed(self.kind.files_in(part))
+        view.checkpointed(part)
         return part

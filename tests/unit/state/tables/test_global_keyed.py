@@ -247,12 +247,10 @@ def test_a_swap_within_one_list_works_alone() -> None:
     cluster = TableCluster(COUNTS)
     for epoch in range(4):
         cluster.run_epoch(inserts((0, "k", epoch)))
-    kind, compacted = cluster.kind, cluster.compact()
+    compacted = cluster.compact()
     assert compacted is not None
-    swapped = kind.table_class.apply_compacted_checkpoint(
-        kind.open_table(compacted), kind.open_subtask(cluster.parts[0])
-    )
-    assert len(swapped.files) == 1
+    swapped = cluster.kind.apply_compacted_checkpoint(compacted, {0: cluster.parts[0]})
+    assert len(swapped[0]) == 1
 
 
 def test_removed_keys_do_not_come_back_after_compaction() -> None:

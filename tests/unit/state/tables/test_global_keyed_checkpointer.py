@@ -17,7 +17,7 @@ COUNTS = global_table("counts", str, int)
 
 def test_a_checkpointer_takes_decoded_and_encoded_changes() -> None:
     cluster = TableCluster(COUNTS)
-    checkpointer = cluster.table(0).epoch_checkpointer(Epoch(1), None)
+    checkpointer = cluster.table(0).epoch_checkpointer(Epoch(1), ())
     checkpointer.insert_data(DataTuple(None, "a", 1))
     checkpointer.insert_data(DataTuple(None, "b", 1))
     checkpointer.insert_data(DataTuple(None, "b", None, DataOperation.TOMBSTONE))
@@ -29,7 +29,7 @@ def test_a_checkpointer_takes_decoded_and_encoded_changes() -> None:
 
 
 def test_a_checkpointer_refuses_rows() -> None:
-    checkpointer = TableCluster(COUNTS).table(0).epoch_checkpointer(Epoch(1), None)
+    checkpointer = TableCluster(COUNTS).table(0).epoch_checkpointer(Epoch(1), ())
     with pytest.raises(
         StateError, match="stores keys and values, not RecordBatch"
     ) as raised:
@@ -39,7 +39,7 @@ def test_a_checkpointer_refuses_rows() -> None:
 
 def test_commit_data_is_taken_once_per_epoch_by_a_two_phase_table() -> None:
     spec = global_table("sink", str, int, uses_two_phase_commit=True)
-    checkpointer = TableCluster(spec).table(0).epoch_checkpointer(Epoch(3), None)
+    checkpointer = TableCluster(spec).table(0).epoch_checkpointer(Epoch(3), ())
     before = checkpointer.commit_data
     checkpointer.insert_data(CommitData(b"files"))
     assert (before, checkpointer.commit_data) == (None, b"files")
@@ -49,7 +49,7 @@ def test_commit_data_is_taken_once_per_epoch_by_a_two_phase_table() -> None:
 
 
 def test_commit_data_for_another_table_is_refused() -> None:
-    checkpointer = TableCluster(COUNTS).table(0).epoch_checkpointer(Epoch(1), None)
+    checkpointer = TableCluster(COUNTS).table(0).epoch_checkpointer(Epoch(1), ())
     with pytest.raises(StateError, match="uses_two_phase_commit"):
         checkpointer.insert_data(CommitData(b""))
 

@@ -100,7 +100,7 @@ def test_a_subtasks_file_shows_only_its_own_range(tmp_path: Path) -> None:
     harness.checkpoint()
     for index, table in enumerate(harness.tables):
         (file,) = harness.files(index)
-        assert file.visible == table._environment.task.key_range
+        assert file.visible == table.environment.task.key_range
         assert file.subtask_index == index
 
 
@@ -231,13 +231,13 @@ def test_processing_time_expires_rows_by_the_epoch_that_put_them(tmp_path: Path)
 def test_data_of_other_tables_is_refused(tmp_path: Path, data: Any) -> None:
     table = KeyedHarness(tmp_path).tables[0]
     with pytest.raises(StateError, match=type(data).__name__) as raised:
-        table.epoch_checkpointer(Epoch(1), None).insert_data(data)
+        table.epoch_checkpointer(Epoch(1), ()).insert_data(data)
     assert raised.value.code is ErrorCode.WRONG_TABLE_KIND
 
 
 def test_rows_that_no_view_hands_over_are_refused(tmp_path: Path) -> None:
     harness = KeyedHarness(tmp_path)
-    checkpointer = harness.tables[0].epoch_checkpointer(Epoch(1), None)
+    checkpointer = harness.tables[0].epoch_checkpointer(Epoch(1), ())
     with pytest.raises(InternalError, match="handed columns"):
         checkpointer.insert_data(rows((1, "a")))
     harness.put(rows((1, "a"), (2, "b")))
@@ -248,7 +248,7 @@ def test_rows_that_no_view_hands_over_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InternalError, match="out of order"):
             checkpointer.insert_data(batch.slice(0, 1))
         with pytest.raises(InternalError, match="out of order"):
-            harness.tables[0].epoch_checkpointer(Epoch(1), None).insert_data(
+            harness.tables[0].epoch_checkpointer(Epoch(1), ()).insert_data(
                 batch.take(pa.array([1, 0]))
             )
 
@@ -281,7 +281,7 @@ def test_a_view_after_a_checkpoint_sees_no_difference(tmp_path: Path) -> None:
     harness = KeyedHarness(tmp_path)
     harness.put(rows((1, "a"), (2, "b")))
     table, view = harness.tables[0], harness.views[0]
-    checkpointer = table.epoch_checkpointer(Epoch(1), None)
+    checkpointer = table.epoch_checkpointer(Epoch(1), ())
     view.flush(checkpointer)
     finished = checkpointer.finish(CheckpointMessage(Epoch(1), Frontier(), Epoch(1)))
     assert finished is not None

@@ -154,7 +154,7 @@ def test_large_results_are_parts_of_one_run_over_the_same_range(tmp_path: Path) 
         assert len(files) > 1
         assert count_runs(files) == 1
         ranges = [file.visible for file in files]
-        assert join_ranges(ranges) == [table._environment.task.key_range]
+        assert join_ranges(ranges) == [table.environment.task.key_range]
         assert len({file.replaces for file in files}) == 1
     assert len(harness.scan()) == COUNT
     harness.restore(3)

@@ -15,10 +15,8 @@ from penstock.errors import CorruptStateError, ErrorCode, SchemaError, StateErro
 from penstock.state.files.migration import MigratableState
 from penstock.state.files.parquet import ROW_GROUP_ROWS, CheckpointParquetMetadata
 from penstock.state.files.reader import StateFileReader
-from penstock.state.proto import state_pb2
 from penstock.state.tables.expiry import TimeToLive
 from penstock.state.tables.keyed import KeyedTable
-from penstock.state.tables.table import message_of
 from tests.unit.state.files.file_builders import a_schema as columns
 from tests.unit.state.files.stores import CountingStore
 from tests.unit.state.tables.keyed_harness import (
@@ -78,7 +76,7 @@ def test_another_parallelism_fetches_little_more_than_its_share(tmp_path: Path) 
     harness.restore(4)
     store.reads.clear()
     found = rows_of(harness.views[1])
-    owned = harness.tables[1]._environment.task.key_range
+    owned = harness.tables[1].environment.task.key_range
     assert {
         int(hash_keys([pa.array([row["key"]])])[0]) in owned for row in found[::999]
     } == {True}
@@ -198,7 +196,7 @@ def test_a_file_that_does_not_say_which_hashes_it_holds_is_refused(tmp_path: Pat
         footer_bytes=len(footer),
         footer_checksum=checksum_of(footer),
     )
-    harness.message = message_of(state_pb2.KeyedTableCheckpointMetadata, [entry])
+    harness.message = (entry,)
     harness.restore(1)
     with pytest.raises(CorruptStateError, match="does not say which key hashes"):
         harness.get(keys(1))
@@ -386,6 +384,6 @@ def test_the_table_of_one_subtask_holds_no_other_subtasks_files(tmp_path: Path) 
     environment = an_environment(tmp_path, store=harness.store, subtask=Subtask(1, 2))
     table = KeyedTable.from_config(SIMPLE.to_config(), environment, harness.message, 0)
     assert [file.subtask_index for file in table.files] == [1]
-    assert KeyedTable.files_to_keep(SIMPLE.to_config(), harness.message) == {
+    assert {file.path for file in harness.message} == {
         file.path for index in (0, 1) for file in harness.files(index)
     }

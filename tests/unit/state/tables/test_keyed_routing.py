@@ -9,6 +9,7 @@ from penstock.core.ids import Subtask
 from penstock.core.key_hash import hash_keys, owners_of
 from penstock.errors import StateError
 from penstock.state.tables.columns import KeyedSchema
+from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.keyed_view import KeyedView
 from tests.unit.state.tables.keyed_harness import an_environment
 
@@ -26,7 +27,7 @@ def rows_of(users: list[int], slots: int) -> pa.RecordBatch:
 
 def view_of(subtask: Subtask, folder: Path) -> KeyedView:
     environment = an_environment(folder, subtask=subtask)
-    return KeyedView(SCHEMA, environment, (), state_version=0)
+    return KeyedTable(SCHEMA.to_config(), environment, (), 0).view()
 
 
 def test_every_slot_of_a_key_is_accepted_by_the_owner_of_the_key(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_nulls_in_a_column_without_nulls_are_refused(tmp_path: Path) -> None:
 
 def test_a_key_of_another_subtask_is_refused_with_its_name(tmp_path: Path) -> None:
     environment = an_environment(tmp_path, subtask=Subtask(0, 2))
-    view = KeyedTable.from_config(SIMPLE.to_config(), environment, None, 0).view()
+    view = KeyedTable.from_config(SIMPLE.to_config(), environment, (), 0).view()
     hashes = hash_keys([pa.array(range(100))])
     own = [key for key in range(100) if hashes[key] < 1 << 63]
     foreign = next(key for key in range(100) if hashes[key] >= 1 << 63)

@@ -9,10 +9,12 @@ from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError, UserError
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.records import ProtocolRules
+from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.operator_tables import (
+    TABLE_KINDS,
     apply_compaction,
     compact_subtask,
-    merge_tables,
+    merge_table,
     tables_by_name,
 )
 from penstock.state.tables.specs import TableSpec, global_table, keyed_table
@@ -50,10 +52,9 @@ def a_job(epochs: int = 3, parallelism: int = 2, specs: Any = SPECS) -> StateJob
 
 
 def compacted(job: StateJob, index: int) -> Compacted:
-    config = CompactionConfig(
-        job.attempt(("op", index)), job.epoch, Frontier(), min_compaction_epochs=2
-    )
-    return compact_subtask(job.specs["op"], config, job.metadata["op"])
+    environment = job.attempt(("op", index))
+    config = CompactionConfig(job.epoch, Frontier(), min_compaction_epochs=2)
+    return compact_subtask(job.specs["op"], environment, config, job.metadata["op"])
 
 
 def applied(
@@ -70,15 +71,17 @@ def paths(metadata: Metadata, table: str) -> list[str]:
 def test_lists_of_all_subtasks_are_merged_and_tables_without_state_left_out() -> None:
     empty = keyed_table("empty", ROWS, key_columns=["key"])
     job = a_job(specs=[*SPECS, empty])
-    configs = {str(spec.name): spec.to_config() for spec in job.specs["op"]}
-    merged = merge_tables(configs, job.metadata["op"])
-    assert sorted(merged) == ["counts", "totals"]
-    message = state_pb2.KeyedTableCheckpointMetadata.FromString(merged["totals"].data)
+    parts = job.metadata["op"].values()
+    merged = {
+        str(spec.name): merge_table(spec.name, TABLE_KINDS[spec.table_type], parts)
+        for spec in job.specs["op"]
+    }
+    assert sorted(name for name, files in merged.items() if files) == ["counts", "totals"]
     both = [
         path for index in range(2) for path in paths(job.metadata["op"][index], "totals")
     ]
-    assert sorted(file.path for file in message.files) == sorted(both)
-    assert [file.epoch for file in message.files] == [1, 1, 2, 2, 3, 3]
+    assert sorted(file.path for file in merged["totals"]) == sorted(both)
+    assert [file.epoch for file in merged["totals"]] == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_compaction_merges_only_what_its_own_subtask_sees() -> None:
@@ -179,9 +182,8 @@ def test_metadata_of_another_kind_is_refused_before_it_is_merged() -> None:
     job = a_job()
     part = job.metadata["op"][1].table_checkpoint_metadata["totals"]
     part.table_type = state_pb2.TIME_KEYED_TABLE
-    configs = {"totals": TOTALS.to_config()}
     with pytest.raises(StateError, match=r"'totals'.*TIME_KEYED_TABLE") as raised:
-        merge_tables(configs, job.metadata["op"])
+        merge_table("totals", KeyedTable, job.metadata["op"].values())
     assert raised.value.code is ErrorCode.TABLE_TYPE_MISMATCH
 
 

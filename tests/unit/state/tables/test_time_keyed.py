@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.errors import InternalError, SchemaError, StateError
+from penstock.errors import ErrorCode, InternalError, SchemaError, StateError
 from penstock.state.tables.specs import time_keyed_table
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.time_keyed import TimeKeyedTable
@@ -107,9 +107,9 @@ def test_lookups_by_key_group_rows_in_the_order_of_the_keys() -> None:
     cluster = TableCluster(PANES)
     cluster.run_epoch(inserting(("b", 2, 1), ("a", 1, 2)))
     cluster.run_epoch(inserting((None, 3, 3)))
-    table = cluster.table(0).table
+    table = cluster.table(0)
     assert isinstance(table, TimeKeyedTable)
-    view = table.key_time_view()
+    view = table.view().by_key()
     view.insert(a_batch(("a", 9, 4)), None)
     found = view.get(a_batch(("c", 0, 0), ("a", 0, 0), (None, 0, 0), ("a", 0, 0)))
     assert isinstance(found, GroupedRows)
@@ -173,7 +173,7 @@ def test_lookups_without_key_columns_are_refused() -> None:
     with pytest.raises(SchemaError, match="no key columns"):
         TableCluster(KEYLESS).view().get(a_batch())
     view = TableCluster(PANES).view()
-    with pytest.raises(SchemaError, match="lack the columns"):
+    with pytest.raises(SchemaError, match="no single column"):
         view.get(pa.RecordBatch.from_pydict({"other": ["a"]}))
 
 
@@ -184,13 +184,14 @@ def test_rows_of_another_subtask_are_refused() -> None:
     with pytest.raises(StateError, match="does not belong to subtask 0 of 2") as raised:
         view.insert(a_batch((stranger, 1, 1)), None)
     assert repr(stranger) in raised.value.message
+    assert raised.value.code is ErrorCode.KEY_OUT_OF_RANGE
     assert view.rows().num_rows == 0
 
 
 @pytest.mark.parametrize(
     ("batch", "hint"),
     [
-        (pa.RecordBatch.from_pydict({"user": ["a"]}), "exactly the columns"),
+        (pa.RecordBatch.from_pydict({"user": ["a"]}), "exactly its columns"),
         (a_batch(("a", 1, 1)).set_column(2, "n", pa.array(["x"])), "declared as int64"),
         (
             a_batch(("a", 1, 1)).set_column(1, "at", pa.array([None], pa.timestamp("us"))),

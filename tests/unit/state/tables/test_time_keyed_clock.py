@@ -138,13 +138,9 @@ def test_compaction_drops_what_processing_time_has_passed() -> None:
         subtask.begin(metadata, epoch, epoch - 1 or None)
         subtask.insert((key, expiry), (key.upper(), 100))
         metadata = {0: subtask.finish(epoch).metadata}
-    config = CompactionConfig(
-        an_environment(subtask.store, attempt=99),
-        Epoch(4),
-        Frontier(1_000, 15),
-        min_compaction_epochs=2,
-    )
-    compacted = compact_subtask([BY_CLOCK], config, metadata)["panes"]
+    environment = an_environment(subtask.store, attempt=99)
+    config = CompactionConfig(Epoch(4), Frontier(1_000, 15), min_compaction_epochs=2)
+    compacted = compact_subtask([BY_CLOCK], environment, config, metadata)["panes"]
     merged = state_pb2.TimeKeyedTableCheckpointMetadata.FromString(compacted.data)
     assert [file.row_count for file in merged.files] == [5]
 

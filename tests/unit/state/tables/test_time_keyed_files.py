@@ -13,7 +13,7 @@ from penstock.state.files.cache import FileCache
 from penstock.state.files.migration import MigratableState
 from penstock.state.files.parquet import ROW_GROUP_ROWS
 from penstock.state.files.reader import StateFileReader
-from penstock.state.tables.erased import ErasedTable
+from penstock.state.tables.operator_tables import open_table
 from penstock.state.tables.specs import TableSpec, time_keyed_table
 from penstock.state.tables.table import CommitData
 from penstock.state.tables.time_keyed_view import TimeKeyedView
@@ -49,12 +49,11 @@ def test_expired_files_leave_the_list_without_being_read() -> None:
     cluster.run_epoch(inserting(("a", 1, 1), expires_at=10))
     cluster.run_epoch(inserting(("a", 2, 2), expires_at=20))
     cluster.run_epoch(inserting(("a", 3, 3)))
-    kind = cluster.kind
     store.reads.clear()
     checkpointer = cluster.table(0).epoch_checkpointer(Epoch(4), cluster.parts[0])
     finished = checkpointer.finish(a_barrier(4, watermark_micros=10))
     assert finished is not None
-    assert [file.epoch for file in kind.files_in(finished[0])] == [2, 3]
+    assert [file.epoch for file in finished[0]] == [2, 3]
     assert (finished[1], store.reads) == (0, [])
 
 
@@ -234,7 +233,7 @@ def test_many_small_inserts_are_one_file() -> None:
 
 
 def test_a_checkpointer_refuses_what_is_no_batch() -> None:
-    checkpointer = TableCluster(PANES).table(0).epoch_checkpointer(Epoch(1), None)
+    checkpointer = TableCluster(PANES).table(0).epoch_checkpointer(Epoch(1), ())
     with pytest.raises(StateError, match="record batches, not CommitData") as raised:
         checkpointer.insert_data(CommitData(b""))
     assert raised.value.code is ErrorCode.WRONG_TABLE_KIND
@@ -246,16 +245,16 @@ def test_an_epoch_beyond_the_memory_budget_is_written_as_several_files(
     spec: TableSpec,
 ) -> None:
     cluster = TableCluster(spec)
-    table = ErasedTable.from_config(
+    table = open_table(
         spec.name,
         spec.to_config(),
         replace(cluster.environment(0), memory_budget_bytes=20_000),
     )
     rows: list[Row] = [(f"u{n}", n, n * 7919 % 10_007) for n in range(3 * ROW_GROUP_ROWS)]
-    view, checkpointer = table.view(), table.epoch_checkpointer(Epoch(1), None)
+    view, checkpointer = table.view(), table.epoch_checkpointer(Epoch(1), ())
     assert isinstance(view, TimeKeyedView)
     view.insert(a_batch(*rows), None)
-    view.flush(checkpointer.checkpointer)
+    view.flush(checkpointer)
     finished = checkpointer.finish(a_barrier(1))
     assert finished is not None
     cluster.parts = {0: finished[0]}

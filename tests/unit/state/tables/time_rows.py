@@ -44,7 +44,7 @@ def inserting(*rows: Row, expires_at: Any = None) -> Write:
     """Insert each row into the subtask that owns its key."""
 
     def write(index: int, view: TimeKeyedView) -> None:
-        parallelism = view._environment.task.subtask.parallelism
+        parallelism = view._table.environment.task.subtask.parallelism
         own = [row for row in rows if owner_of_user(row[0], parallelism) == index]
         if own:
             view.insert(a_batch(*own), expires_at)

@@ -1,0 +1,225 @@
+"""Files of typed tables: read at the current version, described, merged by key hash.
+
+What keyed and time-keyed tables do alike with their files. All files are sorted by key hash;
+rows of equal hash are in the order in which they were written.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.arrow_types import have_same_values, relay
+from penstock.core.ids import Epoch
+from penstock.errors import ErrorCode, SchemaError, StateError
+from penstock.state.files.migration import (
+    MigrationStep,
+    as_declared,
+    migrate_rows,
+    plan_migration,
+)
+from penstock.state.files.parquet import KEY_HASH
+from penstock.state.files.reader import StateFileReader
+from penstock.state.files.state_file import StateFile
+from penstock.state.files.writer import FileDescription, StateFileWriter
+from penstock.state.tables.columns import EXPIRES_AT, OPERATION, TypedSchema
+from penstock.state.tables.compaction import CompactionPlan
+from penstock.state.tables.sorted_rows import Positions, hashes_of, take_rows
+from penstock.state.tables.table import (
+    CompactionConfig,
+    ConfigT,
+    DataOperation,
+    Table,
+    TableData,
+    TableEnvironment,
+)
+
+SchemaT = TypeVar("SchemaT", bound=TypedSchema)
+
+
+class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
+    """One subtask's part of a table whose rows have declared columns."""
+
+    kind: ClassVar[str]
+    """What error messages call it."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> SchemaT:
+        """The columns, as declared and as stored."""
+
+    def open_file(self, file: StateFile) -> "TypedFile":
+        """Bind one of the table's files; a version that cannot be migrated is refused here."""
+        return TypedFile(
+            file, self.schema, self.environment, self.state_version, self.state_type
+        )
+
+    def describe_delta(self, epoch: Epoch) -> FileDescription:
+        """Describe the files that this subtask writes in an epoch."""
+        return FileDescription(
+            epoch=epoch,
+            subtask_index=self.environment.task.subtask.index,
+            state_version=self.state_version,
+            visible=self.environment.task.key_range,
+            time_column=self.schema.event_time_column,
+            expiry_column=EXPIRES_AT,
+        )
+
+    def merged_writer(
+        self,
+        plan: CompactionPlan,
+        config: CompactionConfig,
+        *,
+        first_part: int = 0,
+        **options: Any,
+    ) -> StateFileWriter:
+        """Return the writer of a plan's outputs; `options` narrow what they see."""
+        cut_anywhere = options.pop("cut_anywhere", False)
+        return StateFileWriter(
+            self.environment.store,
+            lambda part: self.path_for(
+                config.epoch, compacted=True, part=first_part + part
+            ),
+            self.schema.stored,
+            plan.describe(
+                self.state_version,
+                time_column=self.schema.event_time_column,
+                expiry_column=EXPIRES_AT,
+                **options,
+            ),
+            target_bytes=config.target_file_bytes,
+            cut_anywhere=cut_anywhere,
+        )
+
+    def checked_rows(self, data: TableData) -> pa.RecordBatch:
+        """Return what was inserted, which must be rows."""
+        if isinstance(data, pa.RecordBatch):
+            return data
+        name = self.schema.table_name
+        raise StateError(
+            f"{self.kind} table {name!r} stores record batches, not {type(data).__name__}; use a "
+            "global table for values and commit data",
+            code=ErrorCode.WRONG_TABLE_KIND,
+            table=name,
+        )
+
+
+class TypedFile:
+    """One list entry of a typed table, whose rows are brought to the current version."""
+
+    def __init__(
+        self,
+        file: StateFile,
+        schema: TypedSchema,
+        environment: TableEnvironment,
+        state_version: int,
+        state_type: Any = None,
+    ) -> None:
+        self.file = file
+        self.reader = StateFileReader(environment.store, environment.cache, file)
+        self.steps: tuple[MigrationStep, ...] = ()
+        """What migrates the rows; none if the file is of the current version."""
+        self._schema = schema
+        if file.state_version != state_version:
+            self.steps = plan_migration(
+                file.state_version, state_type, table=schema.table_name
+            )
+
+    def current(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of the file as the current version stores them."""
+        stored = self._schema.stored
+        if not self.steps:
+            return rows if rows.schema.equals(stored) else self._relaid(rows)
+        own = [field.name for field in self._schema.own_fields]
+        values = rows.select([name for name in rows.schema.names if name not in own])
+        puts: Positions | None = None
+        if OPERATION in own:
+            # The user's code never sees a tombstone.
+            operations = rows.column(OPERATION).to_numpy()
+            puts = np.flatnonzero(operations == DataOperation.UPSERT.value)
+            values = take_rows(values, puts)
+        names = {"table": self._schema.table_name, "path": self.file.path}
+        columns = self._schema.columns_of(
+            migrate_rows(
+                as_declared(values, self.steps[0].from_type, **names),
+                self.steps,
+                key_columns=self._schema.key_columns,
+                **names,
+            )
+        )
+        if puts is not None and len(puts) < rows.num_rows:
+            columns = self._with_tombstones(rows, columns, puts)
+        columns += [rows.column(name) for name in own]
+        return pa.RecordBatch.from_arrays(columns, schema=stored)
+
+    def _with_tombstones(
+        self, rows: pa.RecordBatch, columns: list[Any], puts: Positions
+    ) -> list[Any]:
+        """Put migrated rows back to their places among tombstones, which keep only their keys."""
+        source = np.full(rows.num_rows, -1, dtype=np.int64)
+        source[puts] = np.arange(len(puts))
+        picked = pa.array(source, mask=source < 0)
+        return [
+            rows.column(field.name)
+            if field.name in self._schema.key_columns
+            else column.take(picked)
+            for field, column in zip(self._schema.declared, columns, strict=True)
+        ]
+
+    def _relaid(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Adapt rows whose columns are the declared ones in another order or layout."""
+        stored, found = self._schema.stored, rows.schema
+        columns = []
+        for field in stored:
+            index = found.get_field_index(field.name)
+            if index < 0 or not have_same_values(found.field(index).type, field.type):
+                break
+            if rows.column(index).null_count and not field.nullable:
+                break
+            columns.append(relay(rows.column(index), field.type))
+        if len(columns) == len(stored) == rows.num_columns:
+            return pa.RecordBatch.from_arrays(columns, schema=stored)
+        own = [field.name for field in self._schema.own_fields]
+        declared_columns, found_columns = (
+            ", ".join(f"{f.name}: {f.type}" for f in schema if f.name not in own)
+            for schema in (stored, found)
+        )
+        raise SchemaError(
+            f"table {self._schema.table_name!r} is declared with the columns "
+            f"({declared_columns}), but {self.file.path} holds ({found_columns}) in "
+            f"the same state version {self.file.state_version}: give the new columns a state "
+            "class of the next version with a migration, or restore the old declaration",
+            code=ErrorCode.SCHEMA_MISMATCH,
+            table=self._schema.table_name,
+            path=self.file.path,
+        )
+
+
+class Cursor:
+    """How far one stream of rows, sorted by key hash, has been merged."""
+
+    def __init__(self, source: Iterator[pa.RecordBatch]) -> None:
+        self._source = source
+        self._rows = pa.RecordBatch.from_pydict({KEY_HASH: pa.array([], pa.uint64())})
+
+    def fill(self) -> bool:
+        """Have some rows at hand; False at the end of the stream."""
+        while self._rows.num_rows == 0:
+            following = next(self._source, None)
+            if following is None:
+                return False
+            self._rows = following
+        return True
+
+    @property
+    def last_hash(self) -> int:
+        """The last hash at hand."""
+        return int(hashes_of(self._rows)[-1])
+
+    def take(self, bound: int, side: Literal["left", "right"]) -> pa.RecordBatch:
+        """Hand out the rows at hand with hashes below `bound`; with "right", also those at it."""
+        count = int(np.searchsorted(hashes_of(self._rows), np.uint64(bound), side))
+        taken, self._rows = self._rows.slice(0, count), self._rows.slice(count)
+        return taken
