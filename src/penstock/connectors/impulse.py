@@ -3,17 +3,18 @@
 Row number c of all splits together has `counter` c, goes to split `c % splits` and has the
 event time `start + c * step`, so the rows are the same in every run.
 
-`CountedSplits` serves all sources that make their rows: row r of a split is always the same
+`CountedSource` is for all sources that make their rows: row r of a split is always the same
 row. A split's offset is how many rows it has emitted, and the processing time at which the
 source was started. The driver plans how far each split counts, by count, rate and budget; a
 run reads exactly that, so a second run of an epoch gives the same rows. The first epoch fixes
 how many splits there are: the number is part of their names, and later runs keep it.
 """
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,38 +33,43 @@ from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 _BATCH_ROWS = 65_536
 _UNLIMITED = 1 << 62
 
-RowsBelow: TypeAlias = Callable[[int, int, int], int]
-"""(number, split index, split count) → rows of the split among the numbers before it."""
-MakeRows: TypeAlias = Callable[[int, int, int, int], pa.RecordBatch]
-"""(split index, split count, start, end) → the rows `[start, end)` of the split."""
 
+class CountedSource(SourceOperator):
+    """A source that makes its rows; row r of a split is always the same row."""
 
-@dataclass(frozen=True, slots=True)
-class CountedSplits:
-    """The splits of one source: how many numbers there are, and how they become rows."""
+    def __init__(self, count: int | None, rate: float | None, splits: int) -> None:
+        self._count = count
+        """Numbers in all; None without an end."""
+        self._rate = rate
+        """Numbers a second, since the first epoch; None as fast as possible."""
+        self._split_count = splits
 
-    count: int | None
-    """Numbers in all; None without an end."""
-    rate: float | None
-    """Numbers a second, since the first epoch; None as fast as possible."""
-    splits: int
-    rows_below: RowsBelow
+    @abstractmethod
+    def rows_below(self, number: int, index: int, split_count: int) -> int:
+        """Return how many rows a split has among the numbers before `number`."""
 
-    def plan(
-        self,
-        known: Mapping[str, SplitState],
-        budget: SourceBudget,
-        now_micros: int,
-        *,
-        row_bytes: int,
+    @abstractmethod
+    def make_rows(
+        self, index: int, split_count: int, start: int, end: int
+    ) -> pa.RecordBatch:
+        """Return the rows `[start, end)` of a split."""
+
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Return about what a row takes, at least 1."""
+
+    @override
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Let every split count as far as count, rate and its share of the budget allow.
 
         In the first epoch all splits are named, also those with nothing to do yet: from then
         on their number is in the state.
         """
-        split_count = next((_parse(name)[1] for name in known), self.splits)
-        share = max(1, min(budget.rows, budget.size_bytes // row_bytes) // split_count)
+        split_count = next((_parse(name)[1] for name in known), self._split_count)
+        affordable = min(budget.rows, budget.size_bytes // self.row_bytes())
+        share = max(1, affordable // split_count)
         plans = []
         has_more = False
         for index in range(split_count):
@@ -72,16 +78,18 @@ class CountedSplits:
             if state.ended:
                 continue
             done, since = (0, now_micros) if state.offset is None else state.offset
-            due = self._due(index, split_count, now_micros - since)
+            limits = [] if self._count is None else [self._count]
+            if self._rate is not None:
+                limits.append(int(self._rate * max(0, now_micros - since) / 1_000_000))
+            due = self.rows_below(min(limits), index, split_count) if limits else _UNLIMITED
             end = max(done, min(done + share, due))
             has_more |= end < due
             if end > done or state.offset is None or self._is_last(index, split_count, end):
                 plans.append(SplitPlan(name, (done, since), (end, since), end - done))
         return SourcePlan(tuple(plans), is_complete=True, has_more=has_more)
 
-    def run(
-        self, ctx: SourceContext, collector: SourceCollector, make_rows: MakeRows
-    ) -> None:
+    @override
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         """Count as planned; a split ends with its last row."""
         for split in ctx.splits:
             index, split_count = _parse(split.name)
@@ -89,22 +97,14 @@ class CountedSplits:
             ctx.advance(split.name, (done, since))
             for start in range(done, end, _BATCH_ROWS):
                 upto = min(start + _BATCH_ROWS, end)
-                collector.collect(
-                    make_rows(index, split_count, start, upto), split=split.name
-                )
+                rows = self.make_rows(index, split_count, start, upto)
+                collector.collect(rows, split=split.name)
                 ctx.advance(split.name, (upto, since))
             if self._is_last(index, split_count, end):
                 ctx.end_split(split.name)
 
-    def _due(self, index: int, split_count: int, elapsed_micros: int) -> int:
-        """Return how many rows a split may have emitted after so much time."""
-        limits = [] if self.count is None else [self.count]
-        if self.rate is not None:
-            limits.append(int(self.rate * max(0, elapsed_micros) / 1_000_000))
-        return self.rows_below(min(limits), index, split_count) if limits else _UNLIMITED
-
     def _is_last(self, index: int, split_count: int, done: int) -> bool:
-        count = self.count
+        count = self._count
         return count is not None and done >= self.rows_below(count, index, split_count)
 
 
@@ -185,28 +185,25 @@ class ImpulseConfig(OperatorConfig):
         return {name: str(value) for name, value in facts.items() if value is not None}
 
 
-class ImpulseSource(Configured[ImpulseConfig], SourceOperator):
+class ImpulseSource(Configured[ImpulseConfig], CountedSource):
     """Counts. The offset of a split is how many rows it has emitted."""
 
     def __init__(self, config: ImpulseConfig) -> None:
-        super().__init__(config)
-        self._splits = CountedSplits(config.count, config.rate, config.splits, _rows_below)
+        CountedSource.__init__(self, config.count, config.rate, config.splits)
+        self.config = config
 
     @override
     def output_schema(self) -> StreamSchema:
         return IMPULSES
 
     @override
-    def plan_splits(
-        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
-    ) -> SourcePlan:
-        return self._splits.plan(known, budget, now_micros, row_bytes=_ROW_BYTES)
+    def rows_below(self, number: int, index: int, split_count: int) -> int:
+        return max(0, -(-(number - index) // split_count))
 
     @override
-    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
-        self._splits.run(ctx, collector, self._rows)
-
-    def _rows(self, index: int, split_count: int, start: int, end: int) -> pa.RecordBatch:
+    def make_rows(
+        self, index: int, split_count: int, start: int, end: int
+    ) -> pa.RecordBatch:
         counters = np.arange(start, end, dtype=np.int64) * split_count + index
         times = counters * self.config.step_micros + self.config.start_micros
         columns: list[pa.Array[Any]] = [
@@ -216,7 +213,6 @@ class ImpulseSource(Configured[ImpulseConfig], SourceOperator):
         ]
         return pa.RecordBatch.from_arrays(columns, schema=IMPULSES.schema)
 
-
-def _rows_below(counter: int, index: int, split_count: int) -> int:
-    """Return how many counters below `counter` go to a split."""
-    return max(0, -(-(counter - index) // split_count))
+    @override
+    def row_bytes(self) -> int:
+        return _ROW_BYTES

@@ -178,7 +178,7 @@ def commit_files(
             code=ErrorCode.FOREIGN_OBJECT,
             path=path,
         )
-    _tidy(store, ctx.task, record.epoch, staged)
+    tidy_staging(store, ctx.task, record.epoch, staged)
 
 
 def _to_record(
@@ -244,8 +244,13 @@ _ADVICE = (
 )
 
 
-def _tidy(store: ObjectStore, task: TaskInfo, epoch: int, staged: list[StagedFile]) -> None:
-    """Remove what this sink staged up to this epoch; what cannot be removed is left for later."""
+def tidy_staging(
+    store: ObjectStore, task: TaskInfo, epoch: int, staged: Iterable[StagedFile] = ()
+) -> None:
+    """Remove what a sink staged up to this epoch; what cannot be removed is left for later.
+
+    The files that the caller knows of go first: a listing may not show them yet.
+    """
     try:
         for file in staged:
             store.delete(file.staged)
@@ -255,8 +260,8 @@ def _tidy(store: ObjectStore, task: TaskInfo, epoch: int, staged: list[StagedFil
                 store.delete(info.path)
     except (StorageError, UnknownOutcomeError) as error:
         _log.warning(
-            "staged files of epoch %s could not all be removed; a later commit tries again: "
-            "%s",
+            "files staged up to epoch %s could not all be removed; a later commit tries "
+            "again: %s",
             epoch,
             error,
             extra={"job": str(task.job), "operator": str(task.operator), "epoch": epoch},

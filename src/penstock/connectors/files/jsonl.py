@@ -144,14 +144,10 @@ class JsonLinesPart:
     def __init__(self) -> None:
         self._out = io.BytesIO()
 
-    @property
-    def size_bytes(self) -> int:
-        """How much is encoded so far."""
-        return self._out.tell()
-
-    def write(self, rows: pa.Table) -> None:
-        """Add a line per row."""
+    def write(self, rows: pa.Table) -> int:
+        """Add a line per row; return how many bytes the file has."""
         self._out.write(to_json_lines(rows))
+        return self._out.tell()
 
     def close(self) -> bytes:
         """Return the whole file."""

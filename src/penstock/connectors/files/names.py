@@ -56,7 +56,7 @@ class PartNames:
 
     def staged(self, seq: int) -> str:
         """Return where the attempt puts its file of this number."""
-        folder = f"{staging_folder(self.task.job)}/{self.generation}/{self.epoch:010}"
+        folder = f"{STAGING}/{self.task.job}/{self.generation}/{self.epoch:010}"
         return f"{folder}/{self.token}-{self._who(seq)}"
 
     def final(self, seq: int, folder: str) -> str:
@@ -154,7 +154,10 @@ def find_partition_problems(columns: Sequence[str], schema: pa.Schema) -> list[s
         if column not in schema.names:
             hint = did_you_mean(column, set(schema.names))
             problems.append(f"partition_by names {column!r}, which is no column{hint}")
-        elif not _is_allowed(schema.field(column).type):
+        elif not (
+            any(is_allowed(schema.field(column).type) for is_allowed in _ALLOWED)
+            and is_held_by_polars(schema.field(column).type)
+        ):
             problems.append(
                 f"partition_by names {column!r} of type {schema.field(column).type}: use "
                 "text, whole numbers, booleans, dates, timestamps (of a zone by name, if any) "
@@ -203,10 +206,6 @@ def add_partition(
         filled = value_array.take(np.zeros(table.num_rows, np.int64))
         table = table.append_column(column, filled)
     return table.select(schema.names)
-
-
-def _is_allowed(kind: pa.DataType) -> bool:
-    return any(is_allowed(kind) for is_allowed in _ALLOWED) and is_held_by_polars(kind)
 
 
 def _to_text(column: str, values: Any) -> list[str | None]:

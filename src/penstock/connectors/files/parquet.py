@@ -233,14 +233,10 @@ class ParquetPart:
             column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         )
 
-    @property
-    def size_bytes(self) -> int:
-        """How much is encoded so far."""
-        return int(self._out.tell())
-
-    def write(self, rows: pa.Table) -> None:
-        """Add rows as a row group."""
+    def write(self, rows: pa.Table) -> int:
+        """Add rows as a row group; return how many bytes the file has."""
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        return int(self._out.tell())
 
     def close(self) -> bytes:
         """Return the whole file."""

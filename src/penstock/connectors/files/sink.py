@@ -18,7 +18,7 @@ What all open files hold is bounded, too: above the bound the largest is encoded
 uploaded early if that is not enough.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
@@ -245,8 +245,7 @@ class _OpenPart:
             self.writer = ParquetPart(self.schema) if is_parquet else JsonLinesPart()
         waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
         if waiting:
-            self.writer.write(pa.Table.from_batches(waiting))
-        self.encoded_bytes = self.writer.size_bytes
+            self.encoded_bytes = self.writer.write(pa.Table.from_batches(waiting))
         return self.writer
 
 
@@ -284,8 +283,10 @@ class EpochParts:
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows; files that are full are uploaded on the way."""
         for partition, rows in split_rows(batch, self._partition_by):
-            for piece in _pieces(rows, self._group_bytes):
-                self._add(partition, piece)
+            piece_count = max(1, -(-rows.nbytes // self._group_bytes))
+            step = max(1, -(-rows.num_rows // piece_count))
+            for start in range(0, rows.num_rows, step):
+                self._add(partition, rows.slice(start, step))
 
     def finish(self) -> StagedParts:
         """Upload what is still open; return what was staged, no files if there was no row."""
@@ -349,11 +350,3 @@ class EpochParts:
         self._files.append(
             StagedFile(staged, final, part.rows, len(data), checksum, partition)
         )
-
-
-def _pieces(rows: pa.RecordBatch, size_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in pieces of about this size."""
-    count = max(1, -(-rows.nbytes // size_bytes))
-    step = max(1, -(-rows.num_rows // count))
-    for start in range(0, rows.num_rows, step):
-        yield rows.slice(start, step)

@@ -17,7 +17,7 @@ because floating point functions differ between processors in the last bit. Pure
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from enum import IntEnum, StrEnum
-from functools import cache
+from functools import cache, cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -46,7 +46,7 @@ class EventKind(StrEnum):
     BIDS = "bids"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EventSequence:
     """The pattern of a group, and what of it a source emits."""
 
@@ -55,12 +55,12 @@ class EventSequence:
     bids: int
     kind: EventKind
 
-    @property
+    @cached_property
     def group_size(self) -> int:
         """How many events a group has."""
         return self.persons + self.auctions + self.bids
 
-    @property
+    @cached_property
     def emitted(self) -> range:
         """The positions in a group that are emitted."""
         first_bid = self.persons + self.auctions

@@ -134,7 +134,9 @@ class EventBatch:
         bits = high(self.words(Purpose.REFERENCES))
         if self.config.auctions is not None:
             return scale(bits, self.config.auctions) + FIRST_ID
-        last = self._last_ids(self.config.proportions[1])
+        per_group = self.config.proportions[1]
+        # The last auction, from 0, that each event's group creates.
+        last = self._groups * per_group + (per_group - 1)
         first = np.maximum(last - self.config.in_flight_auctions, 0)
         cold = first + scale(bits, last - first + (1 + ID_LEAD))
         is_hot = scale(high(self.words(Purpose.HOTNESS)), self.config.hot_auction_ratio) > 0
@@ -154,15 +156,13 @@ class EventBatch:
         bits = low(self.words(Purpose.REFERENCES))
         if self.config.bidders is not None:
             return scale(bits, self.config.bidders) + FIRST_ID
-        last = self._last_ids(self.config.proportions[0])
+        per_group = self.config.proportions[0]
+        # The last person, from 0, that each event's group creates.
+        last = self._groups * per_group + (per_group - 1)
         active = np.minimum(last + 1, self.config.active_people)
         cold = last + 1 - active + scale(bits, active + ID_LEAD)
         hot = last // _HOT_GROUP * _HOT_GROUP + hot_index
         return np.where(scale(hotness, ratio) > 0, hot, cold) + FIRST_ID
-
-    def _last_ids(self, per_group: int) -> Numbers:
-        """Return the last id, from 0, that each event's group creates."""
-        return self._groups * per_group + (per_group - 1)
 
 
 _Array: TypeAlias = "pa.Array[Any]"

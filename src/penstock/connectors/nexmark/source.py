@@ -7,7 +7,7 @@ run again and splits read anywhere. `rows` says what is in them.
     bids = pipeline.read("bids", ps.nexmark(1_000_000, kind="bids", splits=4))
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
 from math import isfinite
@@ -15,7 +15,7 @@ from math import isfinite
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.impulse import CountedSplits
+from penstock.connectors.impulse import CountedSource
 from penstock.connectors.nexmark.draws import EventKind
 from penstock.connectors.nexmark.rows import (
     SCHEMAS,
@@ -28,11 +28,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
 from penstock.operators.operator import DisplayableOperator
-from penstock.operators.source import SourceOperator, SourcePlan
-from penstock.operators.splits import SourceBudget, SplitState
 
 KIND = "nexmark"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -200,16 +196,14 @@ def _time_problems(config: NexmarkConfig) -> Iterator[str]:
         yield "gap is too long for so many events: event times end 292,000 years after 1970"
 
 
-class NexmarkSource(SourceOperator):
+class NexmarkSource(CountedSource):
     """Generates events. The offset of a split is how many rows it has emitted."""
 
     def __init__(self, config: NexmarkConfig) -> None:
         check_config(config)
+        super().__init__(config.events, config.rate, config.splits)
         self._config = config
         self._sequence = config.sequence
-        self._splits = CountedSplits(
-            config.events, config.rate, config.splits, self._sequence.rows_below
-        )
         self._stream = SCHEMAS[EventKind(config.kind)]
         if config.columns is not None:
             chosen = pa.schema([self._stream.schema.field(name) for name in config.columns])
@@ -236,18 +230,19 @@ class NexmarkSource(SourceOperator):
         return self._stream
 
     @override
-    def plan_splits(
-        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
-    ) -> SourcePlan:
-        if self._row_bytes is None:
-            sample = self._rows(0, 1, 0, _SAMPLE_ROWS)
-            self._row_bytes = max(1, sample.nbytes // _SAMPLE_ROWS)
-        return self._splits.plan(known, budget, now_micros, row_bytes=self._row_bytes)
+    def rows_below(self, number: int, index: int, split_count: int) -> int:
+        return self._sequence.rows_below(number, index, split_count)
 
     @override
-    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
-        self._splits.run(ctx, collector, self._rows)
-
-    def _rows(self, index: int, split_count: int, start: int, end: int) -> pa.RecordBatch:
+    def make_rows(
+        self, index: int, split_count: int, start: int, end: int
+    ) -> pa.RecordBatch:
         numbers = self._sequence.numbers(index, split_count, start, end)
         return make_batch(self._config, numbers, self._stream.schema)
+
+    @override
+    def row_bytes(self) -> int:
+        if self._row_bytes is None:
+            sample = self.make_rows(0, 1, 0, _SAMPLE_ROWS)
+            self._row_bytes = max(1, sample.nbytes // _SAMPLE_ROWS)
+        return self._row_bytes

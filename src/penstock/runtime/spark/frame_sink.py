@@ -10,7 +10,6 @@ Staged files go when a later epoch is committed: until the marker of their own i
 they may be needed once more.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,21 +25,14 @@ from penstock.connectors.files.commit import (
     decode_staged,
     format_checksum,
     schema_of,
+    tidy_staging,
 )
-from penstock.connectors.files.names import read_staged_name, staging_folder
 from penstock.connectors.files.sink import EpochParts, find_format_problems
 from penstock.core.clock import new_token
-from penstock.core.ids import Epoch, TaskInfo, checksum_of
+from penstock.core.ids import Epoch, checksum_of
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
-from penstock.errors import (
-    CorruptStateError,
-    ErrorCode,
-    SchemaError,
-    StorageError,
-    UnknownOutcomeError,
-    UserError,
-)
+from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import CommitContext, OperatorContext
 from penstock.operators.operator import ArrowOperator, DisplayableOperator
@@ -49,8 +41,6 @@ from penstock.runtime.spark.row_schemas import spark_form_of
 from penstock.runtime.spark.session import driving_session
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TableSpec, global_table
-
-_log = logging.getLogger(__name__)
 
 STAGED = "staged"
 """The table whose commit data names the files of an epoch."""
@@ -154,7 +144,7 @@ class ForEachEpoch(ArrowOperator):
         if files:
             reader = _StagedRows(ctx.store, files, schema_of(parts[0].schema))
             self._function()(reader.frame(), int(epoch))
-            _tidy(ctx.store, ctx.task, epoch)
+            tidy_staging(ctx.store, ctx.task, int(epoch) - 1)
 
     @override
     def release(self) -> None:
@@ -225,14 +215,3 @@ def _to_form(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
                 column=field.name,
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=form)
-
-
-def _tidy(store: ObjectStore, task: TaskInfo, epoch: Epoch) -> None:
-    """Remove what this sink staged for earlier epochs; what cannot be removed stays for later."""
-    try:
-        for info in store.list(staging_folder(task.job)):
-            found = read_staged_name(info.path)
-            if found is not None and found[0] < epoch and found[1] == task.operator:
-                store.delete(info.path)
-    except (StorageError, UnknownOutcomeError) as error:
-        _log.warning("staged files could not all be removed: %s", error)
