@@ -14,24 +14,24 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from penstock.core.batch import to_batches
-from penstock.core.ids import Epoch, KeyRange, Subtask
-from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, SchemaError, StateError
+from penstock.errors import ErrorCode, SchemaError, StateError, UserError
 from penstock.operators.context import OperatorContext
-from penstock.state.tables.global_keyed_view import GlobalKeyedView
-from penstock.state.tables.specs import TableSpec, global_table
+from penstock.operators.udfs.functions import arguments_of, to_result_array
+from penstock.operators.udfs.specs import AsyncUdfSpec, ResultSpec
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_DELAY_SECONDS = 10.0
+_MOST_DOUBLINGS = 30
 _CLOSE_SECONDS = 5.0
 """How long closing waits for calls that do not let themselves be cancelled."""
 
@@ -51,19 +51,6 @@ class AsyncCall:
     """Why it has no value, after the last attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallLimits:
-    """How calls are made."""
-
-    max_concurrency: int
-    timeout_seconds: float
-    retries: int = 0
-    retry_delay_seconds: float = 0.0
-    is_ordered: bool = False
-    """Whether answered calls behind an unanswered one count as under way too, since they
-    must wait for it."""
-
-
 class CallTimeoutError(Exception):
     """A call took longer than its time limit."""
 
@@ -71,9 +58,9 @@ class CallTimeoutError(Exception):
 class CallPool:
     """Makes calls of one async function. Used by one thread; `close` ends its own."""
 
-    def __init__(self, function: Callable[..., Awaitable[Any]], limits: CallLimits) -> None:
+    def __init__(self, function: Callable[..., Awaitable[Any]], spec: AsyncUdfSpec) -> None:
         self._function = function
-        self._limits = limits
+        self._spec = spec
         self._changed = threading.Condition()
         # Guarded by the condition's lock:
         self._waiting: deque[AsyncCall] = deque()
@@ -179,25 +166,25 @@ class CallPool:
     def _has_room(self) -> bool:
         if not self._running:
             return True
-        if self._limits.is_ordered:
+        if self._spec.is_ordered:
             oldest = next(iter(self._running)).order
-            return self._waiting[0].order - oldest < self._limits.max_concurrency
-        return len(self._running) < self._limits.max_concurrency
+            return self._waiting[0].order - oldest < self._spec.max_concurrency
+        return len(self._running) < self._spec.max_concurrency
 
     async def _answer(self, call: AsyncCall) -> Any:
-        limits = self._limits
+        spec = self._spec
         while True:
             try:
                 return await self._attempt(call)
             except Exception:
                 call.failures += 1
-                if call.failures > limits.retries:
+                if call.failures > spec.retries:
                     raise
-            delay = limits.retry_delay_seconds * 2 ** (call.failures - 1)
+            delay = spec.retry_delay_seconds * 2 ** (call.failures - 1)
             await asyncio.sleep(min(delay, _LONGEST_DELAY_SECONDS))
 
     async def _attempt(self, call: AsyncCall) -> Any:
-        timeout = asyncio.timeout(self._limits.timeout_seconds)
+        timeout = asyncio.timeout(self._spec.timeout_seconds)
         try:
             async with timeout:
                 return await self._function(*call.arguments)
@@ -205,7 +192,7 @@ class CallPool:
             if not timeout.expired():
                 raise
             raise CallTimeoutError(
-                f"no answer within {self._limits.timeout_seconds} seconds"
+                f"no answer within {self._spec.timeout_seconds} seconds"
             ) from error
         except (SystemExit, KeyboardInterrupt) as error:
             # Either would end the loop, and leave all other calls without an answer.
@@ -253,52 +240,148 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why there is no result, if the call has failed for good."""
 
 
-def calls_table() -> TableSpec:
-    """Declare the table."""
-    return global_table(
-        CALLS_TABLE, str, StoredCall, description="async calls to be asked again"
-    )
+@dataclass(slots=True, eq=False, kw_only=True)
+class RowCall(AsyncCall):
+    """The call of one row that has not been emitted."""
+
+    batch: pa.RecordBatch
+    index: int
+    """Which row of the batch."""
+    stored: tuple[str, StoredCall] | None = None
+    """Its name and entry in state, if an earlier epoch kept it."""
+    reason: str | None = None
+    """Why it has failed for good, if its row is to be sent aside."""
+
+    @property
+    def cut_offs(self) -> int:
+        """How many epochs have ended before its answer came."""
+        return 0 if self.stored is None else self.stored[1].cut_offs
+
+    @property
+    def row(self) -> pa.RecordBatch:
+        """The row alone."""
+        return self.batch.slice(self.index, 1)
 
 
-def call_id(epoch: Epoch, subtask: Subtask, number: int) -> str:
-    """Return the name of a call that is kept for the first time."""
-    return f"{epoch}-{subtask.index}-{number}"
+def patience_of(calls: Iterable[RowCall], spec: AsyncUdfSpec) -> float:
+    """Return for how many seconds the end of an epoch waits for calls.
 
-
-def own_calls(
-    view: GlobalKeyedView[str, StoredCall], key_range: KeyRange
-) -> list[tuple[str, StoredCall]]:
-    """Return the calls a subtask owns, in the order their rows came."""
-    found = [(name, call) for name, call in view.items() if call.position in key_range]
-    return sorted(found, key=lambda item: (item[1].epoch, item[1].number, item[0]))
-
-
-def position_of(row: pa.RecordBatch, stream: StreamSchema, key_range: KeyRange) -> int:
-    """Return the position of a row's call: its key hash, else the start of the own range.
-
-    A row whose key belongs to another subtask stays here: it was not brought by its key, and
-    only this subtask holds the watermark back for it.
+    A call that is made again in every epoch and takes longer than one would never be answered.
+    So a call that was cut off gets twice as long, until an epoch waits for its whole timeout.
     """
+    most = max((call.cut_offs for call in calls), default=0)
+    longer = spec.drain_seconds * (1 << min(most, _MOST_DOUBLINGS))
+    return max(spec.drain_seconds, min(longer, spec.timeout_seconds))
+
+
+def hold_of(call: RowCall, ctx: OperatorContext) -> int | None:
+    """Return what the output's watermark must not pass while the row is not emitted.
+
+    None for a row that was late when it came: the watermark had passed it already, and a
+    watermark never goes back.
+    """
+    if call.stored is not None:
+        return call.stored[1].hold_micros
+    stream = ctx.inputs[0]
+    if stream.time_column is None:
+        return None
+    micros = int(stream.event_times_of(call.row)[0])
+    previous = ctx.previous_watermark
+    return None if previous is not None and micros < previous.micros else micros
+
+
+def restore_calls(spec: ResultSpec, ctx: OperatorContext) -> list[RowCall]:
+    """Return the calls that this subtask owns of those that earlier epochs kept, in order."""
+    kept: Iterable[tuple[str, StoredCall]] = ctx.get_global_keyed_state(CALLS_TABLE).items()
+    own = [(name, stored) for name, stored in kept if stored.position in ctx.task.key_range]
+    own.sort(key=lambda item: (item[1].epoch, item[1].number, item[0]))
+    calls = []
+    for order, (name, stored) in enumerate(own):
+        row = _read_row(stored, ctx)
+        value = None
+        if stored.answer is not None:
+            # An Arrow scalar, which no Python type would cut short.
+            value = _from_ipc(stored.answer).column(0)[0]
+        call = RowCall(
+            order=order,
+            arguments=arguments_of(row, spec.inputs)[0],
+            failures=stored.failures,
+            is_answered=stored.answer is not None or stored.error is not None,
+            value=value,
+            batch=row,
+            index=0,
+            stored=(name, stored),
+            reason=stored.error,
+        )
+        calls.append(call)
+    return calls
+
+
+def keep_calls(calls: Sequence[RowCall], spec: ResultSpec, ctx: OperatorContext) -> None:
+    """Put calls into state that this epoch does not emit."""
+    view = ctx.get_global_keyed_state(CALLS_TABLE)
+    for number, call in enumerate(calls):
+        name, stored = call.stored or _first_entry(call, number, ctx)
+        answer = None
+        if call.is_answered and call.reason is None:
+            value = to_result_array([call.value], spec, ctx.task.operator, [call.arguments])
+            answer = _to_ipc(pa.RecordBatch.from_arrays([value], names=["answer"]))
+        changed = msgspec.structs.replace(
+            stored,
+            failures=call.failures,
+            cut_offs=stored.cut_offs + (not call.is_answered),
+            answer=answer,
+            error=call.reason,
+        )
+        view.insert(name, changed)
+
+
+def rows_of(calls: Sequence[RowCall]) -> pa.RecordBatch:
+    """Return the rows of calls as one batch, in their order."""
+    parts = []
+    for _, group in groupby(calls, key=lambda call: id(call.batch)):
+        run = list(group)
+        batch = run[0].batch
+        if len(run) < batch.num_rows:
+            batch = batch.take(pa.array([call.index for call in run]))
+        parts.append(batch)
+    if len(parts) == 1:
+        return parts[0]
+    joined = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    if len(joined) > 1:
+        raise UserError(
+            "the rows of one epoch's calls have more than 2 GiB in one column: lower "
+            "max_concurrency, or send the address of the large value instead",
+            code=ErrorCode.UDF_INVALID,
+        )
+    return joined[0]
+
+
+def _first_entry(
+    call: RowCall, number: int, ctx: OperatorContext
+) -> tuple[str, StoredCall]:
+    """Return the name and the entry of a call that is kept for the first time."""
+    row, stream, key_range = call.row, ctx.inputs[0], ctx.task.key_range
+    position = key_range.start
     if stream.key_columns:
+        # A row whose key belongs to another subtask stays here: it was not brought by its key,
+        # and only this subtask holds the watermark back for it.
         key_hash = int(stream.key_hashes_of(row)[0])
-        if key_hash in key_range:
-            return key_hash
-    return key_range.start
+        position = key_hash if key_hash in key_range else position
+    stored = StoredCall(
+        epoch=int(ctx.epoch),
+        number=number,
+        position=position,
+        row=_to_ipc(row),
+        hold_micros=hold_of(call, ctx),
+    )
+    return f"{ctx.epoch}-{ctx.task.subtask.index}-{number}", stored
 
 
-def to_ipc(batch: pa.RecordBatch) -> bytes:
-    """Return a few rows as bytes that describe themselves."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
-def read_row(stored: StoredCall, ctx: OperatorContext) -> pa.RecordBatch:
+def _read_row(stored: StoredCall, ctx: OperatorContext) -> pa.RecordBatch:
     """Return the row of a stored call in the schema that the input has now."""
-    rows = pa.ipc.open_stream(pa.py_buffer(stored.row)).read_all()
     try:
-        return to_batches(rows, ctx.inputs[0].schema)[0]
+        return to_batches(_from_ipc(stored.row), ctx.inputs[0].schema)[0]
     except (SchemaError, pa.ArrowException) as error:
         raise StateError(
             f"operator {ctx.task.operator!r} has kept a call whose row does not fit its input "
@@ -309,6 +392,13 @@ def read_row(stored: StoredCall, ctx: OperatorContext) -> pa.RecordBatch:
         ) from error
 
 
-def read_answer(answer: bytes) -> Any:
-    """Return a stored answer as an Arrow scalar, which no Python type would cut short."""
-    return pa.ipc.open_stream(pa.py_buffer(answer)).read_all().column(0)[0]
+def _to_ipc(batch: pa.RecordBatch) -> bytes:
+    """Return a few rows as bytes that describe themselves."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def _from_ipc(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()

@@ -25,7 +25,9 @@ from penstock.errors import (
     ErrorCode,
     ExternalError,
     PenstockError,
+    SchemaError,
     UserError,
+    did_you_mean,
 )
 from penstock.graph.logical import BAD, MAIN, UserFunction
 from penstock.operators.collector import ArrowCollector
@@ -39,6 +41,9 @@ ResultArray: TypeAlias = "pa.Array[Any]"
 ResultSpecT = TypeVar("ResultSpecT", bound=ResultSpec)
 
 _SHOWN_CHARACTERS = 200
+
+ERROR_COLUMN = "error"
+"""What the `BAD` side output has beyond the input's columns: why the call failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,9 @@ def conform_result(
         problem = f"a {type(result).__name__} instead of an array"
     elif len(result) != batch.num_rows:
         problem = f"{len(result)} values for {batch.num_rows} rows"
-    elif _differs(result.type, kind):
+    elif find_differences(
+        pa.schema([("result", result.type)]), pa.schema([("result", kind)])
+    ):
         problem = f"the type {result.type} instead of {kind}"
     else:
         return result if result.type.equals(kind) else result.cast(kind)
@@ -131,12 +138,6 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _differs(found: Any, declared: Any) -> bool:
-    return bool(
-        find_differences(pa.schema([("result", found)]), pa.schema([("result", declared)]))
-    )
-
-
 def _first_misfit(values: Sequence[Any], kind: Any) -> int:
     for index, value in enumerate(values):
         try:
@@ -160,11 +161,39 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        return self.config.output_schema(inputs[0])
+        """Return the input with the new column; refuse an input that does not fit."""
+        spec, stream, schema = self.config, inputs[0], inputs[0].schema
+        problems = [
+            f"it reads the column {name!r}, which its input lacks"
+            f"{did_you_mean(name, set(schema.names))}"
+            for name in spec.inputs
+            if name not in schema.names
+        ]
+        if spec.output in schema.names:
+            problems.append(
+                f"its input has a column {spec.output!r} already: name another output"
+            )
+        if spec.on_error == "bad" and ERROR_COLUMN in schema.names:
+            problems.append(
+                f"its input has a column {ERROR_COLUMN!r}, which the {BAD!r} output adds: "
+                "rename the input's"
+            )
+        if problems:
+            raise SchemaError(
+                f"UDF {spec.name!r} does not fit its input:\n  " + "\n  ".join(problems),
+                udf=spec.name,
+            )
+        added = schema.append(pa.field(spec.output, spec.return_type))
+        return StreamSchema(added, stream.time_column, stream.key_columns)
 
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
-        return self.config.side_outputs(inputs[0])
+        """Return the stream of rows whose call failed, if they do not fail the epoch."""
+        if self.config.on_error == "fail":
+            return {}
+        stream = inputs[0]
+        added = stream.schema.append(pa.field(ERROR_COLUMN, pa.string()))
+        return {BAD: StreamSchema(added, stream.time_column, stream.key_columns)}
 
 
 class UdfOperator(ColumnOperator[ResultSpec]):
@@ -200,8 +229,7 @@ def build_udf(config: UdfSpec) -> UdfOperator:
     function = load_function(config, config.function, wants_async=False)
     if config.mode == "row":
         return UdfOperator(config, partial(evaluate_rows, function, config))
-    to_call = arrow_call if config.mode == "arrow" else polars_call
-    call = to_call(function, config.inputs)
+    call = column_call(function, config)
     return UdfOperator(config, partial(evaluate_columns, call, config))
 
 
@@ -289,20 +317,13 @@ def has_null(arguments: tuple[Any, ...]) -> bool:
     return any(argument is None for argument in arguments)
 
 
-def arrow_call(function: Callable[..., Any], inputs: Sequence[str]) -> ColumnCall:
-    """Return a call that passes Arrow arrays."""
+def column_call(function: Callable[..., Any], spec: UdfSpec) -> ColumnCall:
+    """Return a call that passes whole columns, as the declaration's mode wants them."""
 
     def call(batch: pa.RecordBatch) -> Any:
-        return function(*(batch.column(name) for name in inputs))
-
-    return call
-
-
-def polars_call(function: Callable[..., Any], inputs: Sequence[str]) -> ColumnCall:
-    """Return a call that passes Polars series."""
-
-    def call(batch: pa.RecordBatch) -> Any:
-        result = function(*(pl.Series(name, batch.column(name)) for name in inputs))
+        if spec.mode == "arrow":
+            return function(*(batch.column(name) for name in spec.inputs))
+        result = function(*(pl.Series(name, batch.column(name)) for name in spec.inputs))
         return result.to_arrow() if isinstance(result, pl.Series) else result
 
     return call

@@ -17,14 +17,10 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
-from penstock.graph.logical import BAD, OperatorSpec, UserFunction
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.registry import OperatorConfig
 from penstock.operators.user_functions import pickle_function
-
-ERROR_COLUMN = "error"
-"""What the `BAD` side output has beyond the input's columns: why the call failed."""
 
 Mode: TypeAlias = Literal["row", "arrow", "polars"]
 Nulls: TypeAlias = Literal["skip", "pass"]
@@ -70,39 +66,6 @@ class ResultSpec(OperatorConfig):
     def return_type(self) -> Any:
         """The type of the column that is added."""
         return pa.ipc.read_schema(pa.py_buffer(self.returns)).field(0).type
-
-    def output_schema(self, stream: StreamSchema) -> StreamSchema:
-        """Return the input with the new column; refuse an input that does not fit."""
-        schema = stream.schema
-        problems = [
-            f"it reads the column {name!r}, which its input lacks"
-            f"{did_you_mean(name, set(schema.names))}"
-            for name in self.inputs
-            if name not in schema.names
-        ]
-        if self.output in schema.names:
-            problems.append(
-                f"its input has a column {self.output!r} already: name another output"
-            )
-        if self.on_error == "bad" and ERROR_COLUMN in schema.names:
-            problems.append(
-                f"its input has a column {ERROR_COLUMN!r}, which the {BAD!r} output adds: "
-                "rename the input's"
-            )
-        if problems:
-            raise SchemaError(
-                f"UDF {self.name!r} does not fit its input:\n  " + "\n  ".join(problems),
-                udf=self.name,
-            )
-        added = schema.append(pa.field(self.output, self.return_type))
-        return StreamSchema(added, stream.time_column, stream.key_columns)
-
-    def side_outputs(self, stream: StreamSchema) -> Mapping[str, StreamSchema]:
-        """Return the stream of rows whose call failed, if they do not fail the epoch."""
-        if self.on_error == "fail":
-            return {}
-        added = stream.schema.append(pa.field(ERROR_COLUMN, pa.string()))
-        return {BAD: StreamSchema(added, stream.time_column, stream.key_columns)}
 
     @override
     def shown(self) -> Mapping[str, str]:

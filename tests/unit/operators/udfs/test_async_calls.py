@@ -3,14 +3,28 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from penstock.operators.udfs.async_calls import (
-    AsyncCall,
-    CallLimits,
-    CallPool,
-    CallTimeoutError,
-)
+from penstock.operators.udfs.async_calls import AsyncCall, CallPool, CallTimeoutError
+from penstock.operators.udfs.specs import AsyncUdfSpec, async_udf
+
+
+async def _nothing(value: Any) -> None:
+    return None
+
+
+def limits(max_concurrency: int, timeout_seconds: float, **options: Any) -> AsyncUdfSpec:
+    """Return a declaration with these limits; its function is not the one that is called."""
+    options = {"retry_delay_seconds": 0.0, "ordered": False, **options}
+    return async_udf(
+        _nothing,
+        returns=pa.int64(),
+        inputs=["n"],
+        max_concurrency=max_concurrency,
+        timeout_seconds=timeout_seconds,
+        **options,
+    )
 
 
 @pytest.fixture
@@ -31,10 +45,8 @@ def a_pool(open_pools: list[CallPool]) -> Callable[..., CallPool]:
         retries: int = 0,
         is_ordered: bool = False,
     ) -> CallPool:
-        limits = CallLimits(
-            max_concurrency, timeout_seconds, retries, is_ordered=is_ordered
-        )
-        open_pools.append(CallPool(function, limits))
+        spec = limits(max_concurrency, timeout_seconds, retries=retries, ordered=is_ordered)
+        open_pools.append(CallPool(function, spec))
         return open_pools[-1]
 
     return build
@@ -248,7 +260,7 @@ def test_closing_cancels_what_is_under_way_and_ends_the_thread() -> None:
         finally:
             ended.set()
 
-    pool = CallPool(wait, CallLimits(1, 30.0))
+    pool = CallPool(wait, limits(1, 30.0))
     pool.submit(_calls(1))
     assert has_started.wait(30)
     thread = pool._thread
@@ -259,7 +271,7 @@ def test_closing_cancels_what_is_under_way_and_ends_the_thread() -> None:
 
 
 def test_a_pool_without_calls_has_no_thread() -> None:
-    pool = CallPool(_forever, CallLimits(1, 30.0))
+    pool = CallPool(_forever, limits(1, 30.0))
     pool.submit([])
     assert pool.wait_started()
     assert pool.wait_idle(None)
@@ -272,7 +284,7 @@ def test_a_pool_can_be_used_again_after_closing() -> None:
     async def same(value: int) -> int:
         return value
 
-    pool = CallPool(same, CallLimits(1, 30.0))
+    pool = CallPool(same, limits(1, 30.0))
     for value in (1, 2):
         (call,) = _calls(value)
         pool.submit([call])

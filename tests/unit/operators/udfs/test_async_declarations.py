@@ -8,8 +8,13 @@ from penstock.catalog import default_registry
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.udfs.async_calls import CALLS_TABLE, StoredCall
-from penstock.operators.udfs.async_operator import AsyncUdfOperator, RowCall, patience_of
+from penstock.operators.udfs.async_calls import (
+    CALLS_TABLE,
+    RowCall,
+    StoredCall,
+    patience_of,
+)
+from penstock.operators.udfs.async_operator import AsyncUdfOperator
 from penstock.operators.udfs.specs import async_udf
 from tests.unit.operators.udfs.by_hand import OperatorByHand
 from tests.unit.operators.udfs.service import KEYED, Service, rows
