@@ -26,11 +26,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, InternalError, PenstockError, StateError, UserError
 from penstock.graph.logical import LogicalGraph, OperatorSpec
 from penstock.operators.registry import Registry
-from penstock.operators.user_functions import source_spec
 from penstock.runtime.driver.decide import JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver, RunOptions
 from penstock.runtime.driver.outcomes import EpochRan
@@ -38,10 +36,9 @@ from penstock.runtime.spark.frame_source import (
     FrameSource,
     FrameStep,
     NextFrame,
-    NoFrame,
-    keep_feed,
+    frames_spec,
 )
-from penstock.runtime.spark.row_schemas import SchemaLike, to_stream_schema
+from penstock.runtime.spark.row_schemas import SchemaLike
 from penstock.runtime.spark.running import on_ctrl_c, run_on_spark
 from penstock.runtime.spark.session import context_of
 
@@ -55,11 +52,7 @@ def attached(*, schema: SchemaLike, begins_late: bool = False) -> OperatorSpec:
 
     With `begins_late` a new job may begin with a later batch than the query's first.
     """
-    token = new_token()
-    keep_feed(token, Handoff(begins_late=begins_late))
-    return source_spec(
-        FrameSource("attached", token, to_stream_schema(schema), poll=_NEVER)
-    )
+    return frames_spec("attached", Handoff(begins_late=begins_late), schema, _NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +166,12 @@ class Handoff:
                 raise _not_attached()
             offer = self._offer
         if offer is None or offer.is_done:
-            return NoFrame()
+            return None
         stored = None if offset is None else BatchId(*offset)
         if is_stored_already(offer.batch, stored, begins_late=self._begins_late):
             # Taking the job over has finished the commit of what was published.
             self.note_stored(offer.batch)
-            return NoFrame()
+            return None
         if stored is None and offer.batch.number > 0:
             _log.warning("this job begins with %s: earlier ones are not in it", offer.batch)
         return NextFrame(offer.frame, [offer.batch.query, offer.batch.number])
@@ -254,7 +247,15 @@ class AttachedJob:
         handoff = self._handoffs[self.which_source(source)]
 
         def feed(frame: DataFrame, batch_id: int) -> None:
-            handoff.hand_over(BatchId(_query_of(frame), batch_id), frame)
+            context = context_of(frame.sparkSession)
+            query = None if context is None else context.getLocalProperty(QUERY_ID)
+            if not query:
+                raise UserError(
+                    "a batch came from no streaming query: give the function to foreachBatch, "
+                    "and do not call it from another thread",
+                    code=ErrorCode.INVALID_CONFIG,
+                )
+            handoff.hand_over(BatchId(str(query), batch_id), frame)
 
         return feed
 
@@ -428,15 +429,3 @@ def _problem_of(stream: object) -> str | None:
     if context_of(stream.sparkSession) is None:
         return "is of Spark Connect, whose queries call functions in another process"
     return None
-
-
-def _query_of(frame: DataFrame) -> str:
-    context = context_of(frame.sparkSession)
-    query = None if context is None else context.getLocalProperty(QUERY_ID)
-    if not query:
-        raise UserError(
-            "a batch came from no streaming query: give the function to foreachBatch, and do "
-            "not call it from another thread",
-            code=ErrorCode.INVALID_CONFIG,
-        )
-    return str(query)

@@ -142,24 +142,21 @@ class ForEachEpoch(ArrowOperator):
         parts = decode_staged(commit_data.get(STAGED, {}), epoch, ctx)
         files = tuple(file for part in parts for file in part.files)
         if files:
+            function = _FUNCTIONS.get(self._token)
+            if function is None:
+                raise UserError(
+                    f"the function {self._function_name!r} of for_each_epoch is not known in "
+                    "this process: run the pipeline in the process that builds it",
+                    code=ErrorCode.INVALID_CONFIG,
+                )
             reader = _StagedRows(ctx.store, files, schema_of(parts[0].schema))
-            self._function()(reader.frame(), int(epoch))
+            function(reader.frame(), int(epoch))
             tidy_staging(ctx.store, ctx.task, int(epoch) - 1)
 
     @override
     def release(self) -> None:
         """Let go of what an unfinished epoch held."""
         self._parts = None
-
-    def _function(self) -> EpochFunction:
-        function = _FUNCTIONS.get(self._token)
-        if function is None:
-            raise UserError(
-                f"the function {self._function_name!r} of for_each_epoch is not known in this "
-                "process: run the pipeline in the process that builds it",
-                code=ErrorCode.INVALID_CONFIG,
-            )
-        return function
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The source behind DataFrames: a frame is dealt to all subtasks, its offset kept by each.
+"""DataFrames as sources: one that is read once, or a function that gives one per epoch.
+
+    p.read("shops", ps.dataframe(spark.table("shops")))
+    p.read("sales", ps.dataframes(next_day, schema=SALES))
 
 A frame is read whole in one epoch, a part of it by every subtask. So that each subtask can
 speak for the event time of its part, there are as many splits as subtasks, and all of them
@@ -8,14 +11,7 @@ where the old ones end.
 All splits are one stream: from the epoch after a frame was read, event time has come as far
 in each of them as in the latest row of that frame, also where few rows went.
 
-DataFrames on their way from a source's plan to the epoch that reads them, by name.
-
-A DataFrame belongs to the driver's process and cannot be part of a plan; its name can.
-
-DataFrames as sources: one that is read once, or a function that gives one per epoch.
-
-p.read("shops", ps.dataframe(spark.table("shops")))
-p.read("sales", ps.dataframes(next_day, schema=SALES))
+A DataFrame belongs to the driver's process and cannot be part of a plan; its token can.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,26 +43,17 @@ from penstock.runtime.spark.row_schemas import (
 from penstock.runtime.spark.session import driving_session
 
 _FRAMES: dict[str, DataFrame] = {}
-
-
-def offer_frame(name: str, frame: DataFrame) -> None:
-    """Let the next epoch of the source of this name read a DataFrame; it replaces the last one."""
-    _FRAMES[name] = frame
+"""What the next epoch of each source reads, by the source's token."""
 
 
 def fed_frame(name: str) -> DataFrame:
-    """Return what the source of this name offered last."""
+    """Return what the source of this token has planned to read."""
     frame = _FRAMES.get(name)
     if frame is None:
         raise InternalError(
             f"an epoch is to read the DataFrame {name!r}, which nobody gave"
         )
     return frame
-
-
-def withdraw_frame(name: str) -> None:
-    """Forget a DataFrame: what it refers to may be large."""
-    _FRAMES.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +66,8 @@ class NextFrame:
     is_last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NoFrame:
-    """There is nothing to read now."""
-
-
-@dataclass(frozen=True, slots=True)
-class FramesEnd:
-    """There will never be another frame."""
-
-
-FrameStep: TypeAlias = NextFrame | NoFrame | FramesEnd
+FrameStep: TypeAlias = NextFrame | EndOfData | None
+"""What to read in the next epoch: a frame, nothing for now, or nothing ever again."""
 
 
 class FrameFeed(Protocol):
@@ -154,16 +132,30 @@ class FrameSource(SourceOperator):
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        """Ask for the next frame, and let every subtask read its part of it."""
-        splits = _Splits(known)
-        withdraw_frame(self._token)
-        step = self.feed.next_step(splits.offset)
-        if isinstance(step, NoFrame):
+        """Ask for the next frame, and let every subtask read its part of it.
+
+        A split is named `{when its parallelism began}-{index}`.
+        """
+        live = sorted(name for name, state in known.items() if not state.ended)
+        newest = max(known, key=lambda name: int(name.partition("-")[0]), default=None)
+        stored = None if newest is None else known[newest].offset
+        offset = None if stored is None else stored[0]
+        _FRAMES.pop(self._token, None)  # what it refers to may be large
+        step = self.feed.next_step(offset)
+        if step is None:
             return SourcePlan((), is_complete=False)
-        if isinstance(step, FramesEnd):
-            return SourcePlan(splits.ending(splits.live), is_complete=True)
-        offer_frame(self._token, self._checked(step.frame))
-        plans = splits.reading(budget.subtasks, now_micros, step)
+        if isinstance(step, EndOfData):
+            return SourcePlan(_ending(live, offset), is_complete=True)
+        _FRAMES[self._token] = self._checked(step.frame)
+        names, retired = live, list[str]()
+        if len(live) != budget.subtasks:
+            names, retired = [f"{now_micros}-{i:05}" for i in range(budget.subtasks)], live
+        times = [state.max_event_time_micros for state in known.values()]
+        latest = max((micros for micros in times if micros is not None), default=None)
+        # In a list: None is an offset, too.
+        part = _Part([plain_offset(step.offset)], latest, step.is_last)
+        reading = [SplitPlan(name, offset, part) for name in names]
+        plans = (*reading, *_ending(retired, offset))
         return SourcePlan(plans, is_complete=step.is_last, fed=self._token)
 
     @override
@@ -191,7 +183,18 @@ class FrameSource(SourceOperator):
             )
         required = [f.name for f in self.output_schema().schema if not f.nullable]
         for batch in ctx.fed:
-            _check_nulls(batch, required)
+            problems = [
+                f"column {name!r} has {batch.column(name).null_count} nulls"
+                for name in required
+                if batch.column(name).null_count
+            ]
+            if problems:
+                raise SchemaError(
+                    "a DataFrame has nulls where its schema declares none: "
+                    f"{'; '.join(problems)}. Filter such rows out, or declare the columns as "
+                    "nullable",
+                    problems=tuple(problems),
+                )
             yield batch
 
     def _checked(self, frame: object) -> DataFrame:
@@ -246,41 +249,6 @@ class _Part:
     is_last: bool
 
 
-class _Splits:
-    """The splits as the last epoch left them: `{when their parallelism began}-{index}`."""
-
-    def __init__(self, known: Mapping[str, SplitState]) -> None:
-        self._known = known
-        self.live = sorted(name for name, state in known.items() if not state.ended)
-        newest = max(known, key=_began, default=None)
-        stored = None if newest is None else known[newest].offset
-        self.offset = None if stored is None else stored[0]
-
-    def reading(
-        self, parallelism: int, now_micros: int, step: NextFrame
-    ) -> tuple[SplitPlan, ...]:
-        """Plan a split per subtask; those of another parallelism end."""
-        retired = []
-        names = self.live
-        if len(names) != parallelism:
-            retired = names
-            names = [f"{now_micros}-{index:05}" for index in range(parallelism)]
-        times = [state.max_event_time_micros for state in self._known.values()]
-        latest = max((micros for micros in times if micros is not None), default=None)
-        # In a list: None is an offset, too.
-        part = _Part([plain_offset(step.offset)], latest, step.is_last)
-        reading = [SplitPlan(name, self.offset, part) for name in names]
-        return (*reading, *self.ending(retired))
-
-    def ending(self, names: list[str]) -> tuple[SplitPlan, ...]:
-        """Plan splits that end without being read."""
-        return tuple(SplitPlan(name, self.offset, None, weight=0) for name in names)
-
-
-def _began(name: str) -> int:
-    return int(name.partition("-")[0])
-
-
 def _check_nulls(batch: pa.RecordBatch, required: list[str]) -> None:
     problems = [
         f"column {name!r} has {batch.column(name).null_count} nulls"
@@ -293,6 +261,11 @@ def _check_nulls(batch: pa.RecordBatch, required: list[str]) -> None:
             "Filter such rows out, or declare the columns as nullable",
             problems=tuple(problems),
         )
+
+
+def _ending(names: list[str], offset: Any) -> tuple[SplitPlan, ...]:
+    """Plan splits that end without being read."""
+    return tuple(SplitPlan(name, offset, None, weight=0) for name in names)
 
 
 _DEFAULT_POLL = timedelta(seconds=1)
@@ -311,12 +284,8 @@ def dataframe(frame: DataFrame, *, schema: SchemaLike | None = None) -> Operator
         )
     if frame.isStreaming:
         raise streaming_refusal("dataframe")
-    return _spec(
-        "dataframe",
-        _OneFrame(frame),
-        frame.schema if schema is None else schema,
-        _DEFAULT_POLL,
-    )
+    given = frame.schema if schema is None else schema
+    return frames_spec("dataframe", _OneFrame(frame), given, _DEFAULT_POLL)
 
 
 def dataframes(
@@ -339,40 +308,43 @@ def dataframes(
             code=ErrorCode.INVALID_CONFIG,
         )
     interval = timedelta(microseconds=to_micros(poll, "poll interval"))
-    return _spec("dataframes", _FrameFunction(next_frame), schema, interval)
+    return frames_spec("dataframes", _FrameFunction(next_frame), schema, interval)
 
 
-def _spec(kind: str, feed: Any, schema: SchemaLike, poll: timedelta) -> OperatorSpec:
+def frames_spec(
+    kind: str, feed: FrameFeed, schema: SchemaLike, poll: timedelta
+) -> OperatorSpec:
+    """Return the source of this kind that reads what a feed of this process gives."""
     token = new_token()
     keep_feed(token, feed)
     return source_spec(FrameSource(kind, token, to_stream_schema(schema), poll=poll))
 
 
+@dataclass(frozen=True, slots=True)
 class _OneFrame:
     """A feed of one DataFrame."""
 
-    def __init__(self, frame: DataFrame) -> None:
-        self._frame = frame
+    frame: DataFrame
 
     def next_step(self, offset: Any) -> FrameStep:
         """Return the frame, if it was not read before."""
-        return NextFrame(self._frame, 1, is_last=True) if offset is None else FramesEnd()
+        return NextFrame(self.frame, 1, is_last=True) if offset is None else EndOfData()
 
 
+@dataclass(frozen=True, slots=True)
 class _FrameFunction:
     """A feed that asks the user's function."""
 
-    def __init__(self, next_frame: Callable[[SparkSession, Any], Any]) -> None:
-        self._next_frame = next_frame
+    function: Callable[[SparkSession, Any], Any]
 
     def next_step(self, offset: Any) -> FrameStep:
         """Ask for the frame that follows."""
-        name = name_of(self._next_frame)
-        answer = self._next_frame(driving_session("dataframes"), offset)
-        if answer is None:
-            return NoFrame()
-        if isinstance(answer, EndOfData) or answer is EndOfData:
-            return FramesEnd()
+        name = name_of(self.function)
+        answer = self.function(driving_session("dataframes"), offset)
+        if answer is None or isinstance(answer, EndOfData):
+            return answer
+        if answer is EndOfData:
+            return EndOfData()
         if isinstance(answer, tuple) and len(answer) == 2:
             return NextFrame(*answer)
         raise UserError(

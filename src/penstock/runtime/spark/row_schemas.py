@@ -21,7 +21,12 @@ from penstock.errors import SchemaError, did_you_mean
 SchemaLike: TypeAlias = StreamSchema | pa.Schema | StructType
 """What users give: a stream's schema, an Arrow schema, or that of a DataFrame."""
 
-_WIDER: dict[pa.DataType, pa.DataType] = {
+_PLAIN = (
+    *(pa.bool_(), pa.string(), pa.binary(), pa.date32()),
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+)
+_SPARK_TYPES: dict[pa.DataType, pa.DataType] = {
+    **{kind: kind for kind in _PLAIN},
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(),
@@ -31,20 +36,6 @@ _WIDER: dict[pa.DataType, pa.DataType] = {
     pa.large_binary(): pa.binary(),
     pa.binary_view(): pa.binary(),
 }
-_PLAIN = frozenset(
-    {
-        pa.bool_(),
-        pa.int8(),
-        pa.int16(),
-        pa.int32(),
-        pa.int64(),
-        pa.float32(),
-        pa.float64(),
-        pa.string(),
-        pa.binary(),
-        pa.date32(),
-    }
-)
 
 
 def to_stream_schema(schema: SchemaLike) -> StreamSchema:
@@ -104,25 +95,19 @@ def spark_form_of(schema: pa.Schema) -> tuple[pa.Schema, StructType]:
 def _spark_type(kind: Any) -> pa.DataType:
     """Return the type that holds the same values and that Spark knows; TypeError if none does."""
     types = pa.types
-    if kind in _PLAIN or kind in _WIDER:
-        return _WIDER.get(kind) or pa.field("", kind).type
+    if kind in _SPARK_TYPES:
+        return _SPARK_TYPES[kind]
     if types.is_timestamp(kind) or types.is_duration(kind):
-        return _spark_time(kind)
+        if kind.unit == "ns":
+            raise TypeError("Spark counts microseconds; cast it")
+        if types.is_duration(kind):
+            return pa.duration("us")
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
     if types.is_decimal(kind) and kind.precision <= pa.decimal128(38).precision:
         return pa.decimal128(kind.precision, kind.scale)
-    if types.is_fixed_size_binary(kind):
-        return pa.binary()
     if types.is_dictionary(kind):
         return _spark_type(kind.value_type)
-    return _spark_container(kind)
-
-
-def _spark_time(kind: Any) -> pa.DataType:
-    if kind.unit == "ns":
-        raise TypeError("Spark counts microseconds; cast it")
-    if pa.types.is_duration(kind):
-        return pa.duration("us")
-    return pa.timestamp("us", None if kind.tz is None else "UTC")
+    return pa.binary() if types.is_fixed_size_binary(kind) else _spark_container(kind)
 
 
 def _spark_container(kind: Any) -> pa.DataType:

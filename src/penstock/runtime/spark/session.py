@@ -47,7 +47,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -65,7 +65,6 @@ _VERSION = re.compile(r'version "(?P<version>[^"]+)"')
 _CONNECT_SECONDS = 5.0
 _JAVA_SECONDS = 20.0
 _STANDALONE = "spark://"
-_HOW_TO_GET_JAVA = f"Install Java {NEEDED_JAVA} or newer, or point JAVA_HOME to one (in a checkout: `make java`)"
 
 
 def check_can_start(master: str) -> None:
@@ -80,18 +79,28 @@ def check_can_start(master: str) -> None:
 def check_java() -> None:
     """Look at the Java that Spark will use: that of JAVA_HOME, else the one on PATH."""
     home = variable("JAVA_HOME")
-    wanted = str(Path(home) / "bin" / "java") if home else "java"
-    program = shutil.which(wanted)
+    program = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
+    version = None if program is None else _read_version(program)
     if program is None:
         where = (
             f"JAVA_HOME is {home!r}, and there is no bin/java" if home else "not on PATH"
         )
-        raise _java_error(f"no Java was found ({where})", found=None)
-    version = _read_version(program)
-    if version is None:
-        raise _java_error(f"{program} does not tell its version", found=None)
-    if _major_of(version) < NEEDED_JAVA:
-        raise _java_error(f"{program} is Java {version}", found=version)
+        problem = f"no Java was found ({where})"
+    elif version is None:
+        problem = f"{program} does not tell its version"
+    else:
+        # 17 of "17.0.9", and 8 of "1.8.0_392".
+        major = re.match(r"(?:1\.)?(\d+)", version)
+        if major is not None and int(major[1]) >= NEEDED_JAVA:
+            return
+        problem = f"{program} is Java {version}"
+    raise UserError(
+        f"Spark cannot start: it needs Java {NEEDED_JAVA} or newer, and {problem}. Install "
+        f"Java {NEEDED_JAVA} or newer, or point JAVA_HOME to one (in a checkout: `make java`)",
+        code=ErrorCode.ENGINE_MISSING,
+        needed=NEEDED_JAVA,
+        found=version,
+    )
 
 
 def check_master(master: str) -> None:
@@ -132,22 +141,6 @@ def _read_version(program: str) -> str | None:
         return None
     match = _VERSION.search(done.stderr + done.stdout)
     return None if match is None else match["version"]
-
-
-def _major_of(version: str) -> int:
-    """Return 17 for "17.0.9", and 8 for "1.8.0_392"."""
-    digits = re.match(r"(?:1\.)?(\d+)", version)
-    return int(digits[1]) if digits is not None else 0
-
-
-def _java_error(what: str, *, found: str | None) -> UserError:
-    return UserError(
-        f"Spark cannot start: it needs Java {NEEDED_JAVA} or newer, and {what}. "
-        f"{_HOW_TO_GET_JAVA}",
-        code=ErrorCode.ENGINE_MISSING,
-        needed=NEEDED_JAVA,
-        found=found,
-    )
 
 
 def context_of(session: SparkSession) -> SparkContext | None:
@@ -226,8 +219,6 @@ _WORTH_HAVING = (
     "spark.locality.wait",
 )
 """Those of them whose lack on a Spark of the user's is told."""
-_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-_TALKATIVE = {"spark.ui.showConsoleProgress": "true", "spark.log.level": "WARN"}
 _LONGEST_SOCKET_FOLDER = 55
 """Of the 104 bytes that a Unix socket's whole path may have; Spark's names take 42."""
 
@@ -305,17 +296,28 @@ def open_session(
     settings = {
         **_EPOCH_SETTINGS,
         **_OWN_SETTINGS,
-        **(_TALKATIVE if shows_logs else _QUIET),
+        "spark.ui.showConsoleProgress": "true" if shows_logs else "false",
+        "spark.log.level": "WARN" if shows_logs else "ERROR",
         **_folder_settings(is_local=master.startswith("local")),
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
     with tempfile.TemporaryFile("w+") as log:
         try:
-            with _redirected(log, shows_logs=shows_logs):
+            with nullcontext() if shows_logs else _redirected(log):
                 session: SparkSession = builder.getOrCreate()
         except Exception as error:
-            raise _no_spark(error, master, log) from error
+            log.seek(0)
+            said = [line for line in log.read().splitlines() if line.strip()]
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            failure = UserError(
+                f"Spark did not start with master {master!r}: {reason}. Check the master and "
+                "what Spark said, below; shows_logs=True shows all of it",
+                code=ErrorCode.ENGINE_MISSING,
+                master=master,
+            )
+            failure.add_note("Spark said:\n" + "\n".join(said[-20:]))
+            raise failure from error
     if master.startswith("local"):
         # Workers are children of this process: they need its environment, not the system's.
         session.sparkContext.pythonExec = sys.executable
@@ -350,11 +352,8 @@ def _folder_settings(*, is_local: bool) -> dict[str, str]:
 
 
 @contextmanager
-def _redirected(log: IO[str], *, shows_logs: bool) -> Iterator[None]:
+def _redirected(log: IO[str]) -> Iterator[None]:
     """Let the JVM inherit a file as its standard error: it writes there for as long as it lives."""
-    if shows_logs:
-        yield
-        return
     kept = os.dup(2)
     try:
         os.dup2(log.fileno(), 2)
@@ -362,23 +361,6 @@ def _redirected(log: IO[str], *, shows_logs: bool) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def _no_spark(error: Exception, master: str, log: IO[str]) -> UserError:
-    log.seek(0)
-    said = [line for line in log.read().splitlines() if line.strip()]
-    failure = UserError(
-        f"Spark did not start with master {master!r}: {_first_line(error)}. Check the master and "
-        "what Spark said, below; shows_logs=True shows all of it",
-        code=ErrorCode.ENGINE_MISSING,
-        master=master,
-    )
-    failure.add_note("Spark said:\n" + "\n".join(said[-20:]))
-    return failure
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 _SESSION: ContextVar[SparkSession] = ContextVar("penstock-spark-session")

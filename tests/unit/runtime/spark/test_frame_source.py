@@ -8,14 +8,13 @@ import pytest
 
 import penstock as ps
 from penstock.core.schema import StreamSchema
+from penstock.core.watermark import EndOfData
 from penstock.errors import UserError
 from penstock.operators.source import SourcePlan
 from penstock.operators.splits import SourceBudget, SplitState
 from penstock.runtime.spark.frame_source import (
-    FramesEnd,
     FrameSource,
     FrameStep,
-    NoFrame,
     keep_feed,
     plain_offset,
 )
@@ -47,27 +46,27 @@ def plan(feed: Steps, known: dict[str, SplitState], *, subtasks: int = 2) -> Sou
 
 
 def test_the_feed_is_asked_with_the_stored_offset() -> None:
-    feed = Steps(NoFrame())
+    feed = Steps(None)
     assert plan(feed, {}) == SourcePlan((), is_complete=False)
     assert plan(feed, LIVE) == SourcePlan((), is_complete=False)
     assert feed.asked == [None, 3]
 
 
 def test_the_offset_of_the_newest_parallelism_counts() -> None:
-    feed = Steps(NoFrame())
+    feed = Steps(None)
     plan(feed, {**LIVE, "20-00000": SplitState([4], ended=True)})
     assert feed.asked == [4]
 
 
 def test_the_end_of_all_frames_ends_all_splits() -> None:
-    done = plan(Steps(FramesEnd()), LIVE)
+    done = plan(Steps(EndOfData()), LIVE)
     assert [(split.name, split.end) for split in done.splits] == [
         ("5-00000", None),
         ("5-00001", None),
     ]
     assert done.is_complete
     assert done.fed is None
-    assert plan(Steps(FramesEnd()), {}) == SourcePlan((), is_complete=True)
+    assert plan(Steps(EndOfData()), {}) == SourcePlan((), is_complete=True)
 
 
 @pytest.mark.parametrize("offset", [None, 3, "a", b"b", [1, {"x": 2.5}]])

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import PenstockError, StateError, UserError
 from penstock.runtime.spark.attach import BatchId, Handoff, is_stored_already
-from penstock.runtime.spark.frame_source import FrameStep, NextFrame, NoFrame
+from penstock.runtime.spark.frame_source import FrameStep, NextFrame
 
 FIRST, SECOND = BatchId("q", 7), BatchId("q", 8)
 FRAME: Any = object()
@@ -78,7 +78,7 @@ def offered_step(handoff: Handoff, woken: threading.Event, stored: Any) -> Frame
 
 def test_a_query_waits_until_its_batch_is_stored() -> None:
     handoff, woken = an_open_handoff()
-    assert handoff.next_step(None) == NoFrame()
+    assert handoff.next_step(None) is None
     query = QueryThread(handoff, FIRST)
     step = offered_step(handoff, woken, None)
     assert step == NextFrame(FRAME, ["q", 7])
@@ -89,13 +89,13 @@ def test_a_query_waits_until_its_batch_is_stored() -> None:
     handoff.note_stored(FIRST)
     query.join()
     assert query.error is None
-    assert handoff.next_step(["q", 7]) == NoFrame()
+    assert handoff.next_step(["q", 7]) is None
 
 
 def test_a_batch_that_is_stored_already_is_not_read_again() -> None:
     handoff, woken = an_open_handoff()
     query = QueryThread(handoff, FIRST)
-    assert offered_step(handoff, woken, ["q", 7]) == NoFrame()
+    assert offered_step(handoff, woken, ["q", 7]) is None
     query.join()
     assert query.error is None
 
@@ -136,4 +136,4 @@ def test_a_pipeline_is_attached_once_at_a_time() -> None:
         handoff.open(lambda: None)
     handoff.close(StateError("over"))
     handoff.open(lambda: None)
-    assert handoff.next_step(None) == NoFrame()
+    assert handoff.next_step(None) is None
