@@ -1,21 +1,108 @@
-"""Arrow layouts: which types hold the same values in another memory layout.
+"""Arrow types: which hold the same values, what Polars holds, and timestamps as microseconds.
 
 Pure. Libraries hand over text as string, large_string, string_view or dictionary as they
-please; state accepts each for the other. Stored are only layouts that can be gathered row
-by row and joined without limits: views as their large sibling, dictionaries as values.
+please. Two rules say which type is accepted for another:
 
-Which Arrow types Polars can hold: for others it stops the process's thread, so ask first. Pure.
+| rule | for | accepts besides other layouts |
+|---|---|---|
+| `have_same_values` | stored rows, in both directions | nothing |
+| `is_lossless` | rows on their way into a declared schema | null for any type, another time zone |
+
+Stored are only layouts that can be gathered row by row and joined without limits: views as
+their large sibling, dictionaries as values.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.watermark import MAX_MICROS, MIN_MICROS
+
+Micros: TypeAlias = npt.NDArray[np.int64]
 _Type: TypeAlias = Any
 _Field: TypeAlias = Any
+
+MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""Of timestamps and durations; nanoseconds are finer."""
+
+
+def is_text(data_type: _Type) -> bool:
+    """Tell whether values are text, in any layout but a dictionary."""
+    types = pa.types
+    return (
+        types.is_string(data_type)
+        or types.is_large_string(data_type)
+        or types.is_string_view(data_type)
+    )
+
+
+def is_bytes(data_type: _Type) -> bool:
+    """Tell whether values are byte strings of any length, in any layout but a dictionary."""
+    types = pa.types
+    return (
+        types.is_binary(data_type)
+        or types.is_large_binary(data_type)
+        or types.is_binary_view(data_type)
+    )
+
+
+def units_in(timestamps: Any) -> tuple[Micros, int | None]:
+    """Return instants in their own unit, null as 0, and the microseconds of that unit.
+
+    These are None for nanoseconds. Nothing is multiplied, so nothing can overflow.
+    """
+    is_chunked = isinstance(timestamps, pa.ChunkedArray)
+    raw = timestamps.cast(pa.int64()) if is_chunked else timestamps.view(pa.int64())
+    values: Micros = (raw.fill_null(0) if raw.null_count else raw).to_numpy()
+    return values, MICROS_PER_UNIT.get(timestamps.type.unit)
+
+
+def to_micros(timestamps: Any) -> Micros | None:
+    """Return instants in microseconds, finer ones rounded down and null as 1970.
+
+    None if one of them is further from 1970 than 2**63 microseconds, about 292,000 years.
+    """
+    values, factor = units_in(timestamps)
+    if factor is None:
+        return values // 1_000
+    first, last = -(-MIN_MICROS // factor), MAX_MICROS // factor
+    if len(values) and not first <= int(values.min()) <= int(values.max()) <= last:
+        return None
+    return values * factor
+
+
+def to_micros_within_reach(timestamps: Any, *, rounds_up: bool = False) -> Micros:
+    """Return instants in microseconds, null as 1970, and those out of reach as the farthest."""
+    values, factor = units_in(timestamps)
+    if factor is None:
+        return -(-values // 1_000) if rounds_up else values // 1_000
+    limit = MAX_MICROS // factor
+    return np.clip(values, -limit, limit) * factor
+
+
+def is_lossless(found: _Type, expected: _Type) -> bool:
+    """Tell whether values of one type may silently become the other, at any depth."""
+    types = pa.types
+    if found.equals(expected) or types.is_null(found):
+        return True
+    if types.is_dictionary(found):
+        return is_lossless(found.value_type, expected)
+    if is_text(found) or is_bytes(found):
+        return is_text(expected) if is_text(found) else is_bytes(expected)
+    if types.is_list(found) or types.is_large_list(found):
+        is_list = types.is_list(expected) or types.is_large_list(expected)
+        return is_list and is_lossless(found.value_type, expected.value_type)
+    if types.is_struct(found) and types.is_struct(expected):
+        return [part.name for part in found] == [part.name for part in expected] and all(
+            is_lossless(left.type, right.type)
+            for left, right in zip(found, expected, strict=True)
+        )
+    are_timestamps = types.is_timestamp(found) and types.is_timestamp(expected)
+    return bool(are_timestamps and found.unit == expected.unit)
 
 
 def stored_type(data_type: _Type) -> _Type:
@@ -118,9 +205,9 @@ def _value_type(data_type: _Type) -> _Type:
     """Return one type for all layouts of the same values; names inside lists do not count."""
     if _is_encoded(data_type):
         return _value_type(data_type.value_type)
-    if pa.types.is_string(data_type) or pa.types.is_string_view(data_type):
+    if is_text(data_type):
         return pa.large_string()
-    if pa.types.is_binary(data_type) or pa.types.is_binary_view(data_type):
+    if is_bytes(data_type):
         return pa.large_binary()
     if pa.types.is_list(data_type):
         return _value_type(pa.large_list(data_type.value_field))
@@ -158,7 +245,7 @@ def _rebuild(data_type: _Type, change: Callable[[_Field], _Field]) -> _Type:
 def is_held_by_polars(kind: Any) -> bool:
     """Tell whether Polars has a form for a column of this type; lists and structs count as held.
 
-    It has neither decimals of more than 38 digits or with a negative scale, nor time zones
+    For others it stops the process's thread, so ask first. It has neither decimals of more than 38 digits or with a negative scale, nor time zones
     that are an offset (`+05:30`) instead of a name.
     """
     if pa.types.is_decimal256(kind):

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from penstock.core.arrow_types import is_lossless
 from penstock.errors import SchemaError, did_you_mean
 
 RowsLike: TypeAlias = Any
@@ -81,56 +82,10 @@ def find_differences(found: pa.Schema, expected: pa.Schema) -> list[str]:
         index = expected.get_field_index(field.name)
         if index < 0:
             problems.append(f"column {field.name!r} ({field.type}) is not in the schema")
-        elif not _same_values(field.type, expected.field(index).type):
+        elif not is_lossless(field.type, expected.field(index).type):
             wanted = expected.field(index).type
             problems.append(f"column {field.name!r} is {field.type}, expected {wanted}")
     return problems
-
-
-def _same_values(found: Any, expected: Any) -> bool:
-    """Tell whether two types differ in layout only, at any depth."""
-    if found.equals(expected):
-        return True
-    return _is_lossless(found, expected)
-
-
-def _is_lossless(found: Any, expected: Any) -> bool:
-    types = pa.types
-    if types.is_dictionary(found):
-        return _same_values(found.value_type, expected)
-    for is_text in (_is_string, _is_binary):
-        if is_text(found):
-            return is_text(expected)
-    if _is_list(found):
-        return _is_list(expected) and _same_values(found.value_type, expected.value_type)
-    if types.is_struct(found) and types.is_struct(expected):
-        return [field.name for field in found] == [
-            field.name for field in expected
-        ] and all(
-            _same_values(left.type, right.type)
-            for left, right in zip(found, expected, strict=True)
-        )
-    if types.is_timestamp(found) and types.is_timestamp(expected):
-        return bool(found.unit == expected.unit)
-    return bool(types.is_null(found))
-
-
-def _is_string(kind: Any) -> bool:
-    types = pa.types
-    return (
-        types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    )
-
-
-def _is_binary(kind: Any) -> bool:
-    types = pa.types
-    return (
-        types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    )
-
-
-def _is_list(kind: Any) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def describe_sample(batch: pa.RecordBatch) -> str:

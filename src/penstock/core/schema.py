@@ -9,10 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.core.arrow_types import Micros, to_micros
 from penstock.core.hash_kernels import Hashes
 from penstock.core.key_hash import Column, check_key_type, hash_keys
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, did_you_mean
@@ -22,7 +21,6 @@ RESERVED_NAMES = frozenset({"_key_hash", "_operation", "_expires_at"})
 """Names of columns that Penstock adds to state files."""
 
 _ROLES = b"penstock.stream"
-_MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 Rows: TypeAlias = pa.RecordBatch | pa.Table
 
@@ -59,13 +57,13 @@ class StreamSchema:
         """Return the key hash of each row; zeros for a stream without a key."""
         return hash_keys(self.keys_of(rows), row_count=rows.num_rows)
 
-    def event_times_of(self, rows: Rows) -> npt.NDArray[np.int64]:
+    def event_times_of(self, rows: Rows) -> Micros:
         """Return the event time of each row in microseconds; a row without one is an error."""
         if self.time_column is None:
             raise SchemaError(
                 "the stream has no event time: name its timestamp column as the time column"
             )
-        return _to_micros(_column(rows, self.time_column), self.time_column)
+        return _event_times_in(_column(rows, self.time_column), self.time_column)
 
     def to_bytes(self) -> bytes:
         """Return the schema in Arrow's IPC form, the roles in its metadata."""
@@ -175,7 +173,7 @@ def _column(rows: Rows, name: str) -> Any:
     return rows.column(name)
 
 
-def _to_micros(column: Any, name: str) -> npt.NDArray[np.int64]:
+def _event_times_in(column: Any, name: str) -> Micros:
     if not pa.types.is_timestamp(column.type):
         raise SchemaError(
             f"the event times in column {name!r} have the type {column.type}: they must be "
@@ -189,15 +187,11 @@ def _to_micros(column: Any, name: str) -> npt.NDArray[np.int64]:
             f"null, first in row {first}. Fill it or filter such rows out before",
             column=name,
         )
-    values: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
-    if column.type.unit == "ns":
-        return values // 1_000
-    factor = _MICROS_PER_UNIT[column.type.unit]
-    first, last = -((1 << 63) // factor), ((1 << 63) - 1) // factor
-    if len(values) and not first <= int(values.min()) <= int(values.max()) <= last:
+    micros = to_micros(column)
+    if micros is None:
         raise SchemaError(
             f"column {name!r} holds an instant further from 1970 than 2**63 microseconds, "
             "about 292,000 years: filter such rows out before",
             column=name,
         )
-    return values * factor
+    return micros
