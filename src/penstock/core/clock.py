@@ -81,27 +81,22 @@ def to_micros(duration: DurationLike, what: str = "duration") -> int:
     """
     micros = _read(duration)
     if micros is None:
-        raise UserError(
-            f"{duration!r} is not a valid {what}: write numbers with units, such as '250ms', "
-            f"'10s', '5m' or '1h30m' (units: {', '.join(_MICROS_PER_UNIT)}), or give a "
-            "timedelta or a whole number of microseconds",
-            code=ErrorCode.INVALID_NUMBER,
-            value=repr(duration),
+        problem = (
+            "write numbers with units, such as '250ms', '10s', '5m' or '1h30m' (units: "
+            f"{', '.join(_MICROS_PER_UNIT)}), or give a timedelta or a whole number of "
+            "microseconds"
         )
-    if micros.denominator != 1:
-        raise UserError(
-            f"{duration!r} is not a valid {what}: it is finer than a microsecond",
-            code=ErrorCode.INVALID_NUMBER,
-            value=repr(duration),
-        )
-    if not 0 <= micros <= MAX_MICROS:
-        raise UserError(
-            f"{duration!r} is not a valid {what}: it must not be negative, nor longer than 2**63 "
-            "microseconds",
-            code=ErrorCode.INVALID_NUMBER,
-            value=repr(duration),
-        )
-    return int(micros)
+    elif micros.denominator != 1:
+        problem = "it is finer than a microsecond"
+    elif not 0 <= micros <= MAX_MICROS:
+        problem = "it must not be negative, nor longer than 2**63 microseconds"
+    else:
+        return int(micros)
+    raise UserError(
+        f"{duration!r} is not a valid {what}: {problem}",
+        code=ErrorCode.INVALID_NUMBER,
+        value=repr(duration),
+    )
 
 
 def _read(duration: object) -> Fraction | None:
@@ -111,11 +106,6 @@ def _read(duration: object) -> Fraction | None:
     if isinstance(duration, int) and not isinstance(duration, bool):
         return Fraction(duration)
     if isinstance(duration, str) and _WHOLE.fullmatch(duration):
-        return sum(
-            (
-                Fraction(number) * _MICROS_PER_UNIT[unit]
-                for number, unit in _PART.findall(duration)
-            ),
-            start=Fraction(0),
-        )
+        parts = _PART.findall(duration)
+        return sum((Fraction(n) * _MICROS_PER_UNIT[unit] for n, unit in parts), Fraction(0))
     return None

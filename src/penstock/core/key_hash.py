@@ -40,6 +40,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core import settings
+from penstock.core.arrow_types import is_bytes, is_text
 from penstock.core.hash_kernels import Hashes, combine, hash_byte_strings, hash_words, mix
 from penstock.errors import ErrorCode, SchemaError, UserError
 
@@ -48,8 +49,8 @@ STRUCT_SEED = 0xBB67AE8584CAA73B
 LIST_SEED = 0x3C6EF372FE94F82B
 
 Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
-_Array: TypeAlias = "pa.Array[Any]"
 _Hasher: TypeAlias = Callable[[Any], Hashes]
+_types = pa.types
 
 
 def hash_keys(columns: Sequence[Column], *, row_count: int | None = None) -> Hashes:
@@ -149,10 +150,6 @@ def _hash_integers(array: Any) -> Hashes:
     return hash_words(_raw_values(array, f"{sign}{array.type.bit_width // 8}"))
 
 
-def _hash_booleans(array: Any) -> Hashes:
-    return _hash_integers(array.cast(pa.uint8()))
-
-
 def _hash_floats(array: Any) -> Hashes:
     with np.errstate(invalid="ignore"):  # signalling NaNs are as good as others
         values = _raw_values(array, f"f{array.type.bit_width // 8}").astype(np.float64)
@@ -188,10 +185,6 @@ def _hash_offset_bytes(array: Any) -> Hashes:
         offsets, dtype=dtype, count=len(array) + 1, offset=array.offset * dtype.itemsize
     )
     return hash_byte_strings(pa.py_buffer(b"") if data is None else data, bounds)
-
-
-def _hash_byte_views(array: Any) -> Hashes:
-    return _hash_offset_bytes(array.cast(pa.large_binary()))
 
 
 def _hash_fixed_size_bytes(array: Any) -> Hashes:
@@ -237,14 +230,6 @@ def _hash_dictionaries(array: Any) -> Hashes:
     return hashes
 
 
-def _hash_runs(array: Any) -> Hashes:
-    return _hash_array(pc.call_function("run_end_decode", [array]))
-
-
-def _hash_extensions(array: Any) -> Hashes:
-    return _hash_array(array.storage)
-
-
 def _is_extension(data_type: pa.DataType) -> bool:
     return isinstance(data_type, pa.BaseExtensionType)
 
@@ -257,38 +242,36 @@ def _nested_types(data_type: Any) -> list[pa.DataType]:
     return [data_type.field(index).type for index in range(data_type.num_fields)]
 
 
-_HASHERS: tuple[tuple[Callable[[Any], bool], _Hasher], ...] = (
-    (pa.types.is_null, _hash_nothing),
-    (pa.types.is_integer, _hash_integers),
-    (pa.types.is_boolean, _hash_booleans),
-    (pa.types.is_floating, _hash_floats),
-    (pa.types.is_interval, _hash_intervals),
-    (pa.types.is_temporal, _hash_integers),
-    (pa.types.is_decimal32, _hash_integers),
-    (pa.types.is_decimal64, _hash_integers),
-    (pa.types.is_decimal, _hash_wide_decimals),
-    (pa.types.is_string, _hash_offset_bytes),
-    (pa.types.is_binary, _hash_offset_bytes),
-    (pa.types.is_large_string, _hash_offset_bytes),
-    (pa.types.is_large_binary, _hash_offset_bytes),
-    (pa.types.is_string_view, _hash_byte_views),
-    (pa.types.is_binary_view, _hash_byte_views),
-    (pa.types.is_fixed_size_binary, _hash_fixed_size_bytes),
-    (pa.types.is_struct, _hash_structs),
-    (pa.types.is_list, _hash_offset_lists),
-    (pa.types.is_large_list, _hash_offset_lists),
-    (pa.types.is_fixed_size_list, _hash_fixed_size_lists),
-    (pa.types.is_dictionary, _hash_dictionaries),
-    (pa.types.is_run_end_encoded, _hash_runs),
-    (_is_extension, _hash_extensions),
+_HASHERS: tuple[tuple[tuple[Callable[[Any], bool], ...], _Hasher], ...] = (
+    ((_types.is_null,), _hash_nothing),
+    ((_types.is_boolean,), lambda array: _hash_integers(array.cast(pa.uint8()))),
+    ((_types.is_floating,), _hash_floats),
+    ((_types.is_interval,), _hash_intervals),
+    ((_types.is_integer, _types.is_temporal), _hash_integers),
+    ((_types.is_decimal32, _types.is_decimal64), _hash_integers),
+    ((_types.is_decimal,), _hash_wide_decimals),
+    ((_types.is_string, _types.is_large_string), _hash_offset_bytes),
+    ((_types.is_binary, _types.is_large_binary), _hash_offset_bytes),
+    ((is_text, is_bytes), lambda views: _hash_offset_bytes(views.cast(pa.large_binary()))),
+    ((_types.is_fixed_size_binary,), _hash_fixed_size_bytes),
+    ((_types.is_struct,), _hash_structs),
+    ((_types.is_list, _types.is_large_list), _hash_offset_lists),
+    ((_types.is_fixed_size_list,), _hash_fixed_size_lists),
+    ((_types.is_dictionary,), _hash_dictionaries),
+    (
+        (_types.is_run_end_encoded,),
+        lambda array: _hash_array(pc.call_function("run_end_decode", [array])),
+    ),
+    ((_is_extension,), lambda array: _hash_array(array.storage)),
 )
+"""The first kind that a type is of says how its values are hashed."""
 
 
 @lru_cache(maxsize=1024)
 def _hasher_of(data_type: pa.DataType) -> _Hasher:
     """Return the function that hashes arrays of this type, which it and its parts allow."""
-    for is_kind, hasher in _HASHERS:
-        if is_kind(data_type):
+    for kinds, hasher in _HASHERS:
+        if any(is_kind(data_type) for is_kind in kinds):
             for nested in _nested_types(data_type):
                 _hasher_of(nested)
             return hasher

@@ -6,6 +6,7 @@ UTC, and finer ones are rounded down.
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -36,7 +37,7 @@ class StreamSchema:
     """The columns that make up the key, in the order they are hashed; () if not keyed."""
 
     def __post_init__(self) -> None:
-        problems = _problems(self)
+        problems = list(_problems(self))
         if problems:
             codes = {code for code, _ in problems}
             raise SchemaError(
@@ -94,73 +95,51 @@ class StreamSchema:
 _Problem: TypeAlias = tuple[ErrorCode, str]
 
 
-def _problems(stream: StreamSchema) -> list[_Problem]:
-    return [
-        *_name_problems(stream.schema),
-        *_time_problems(stream),
-        *_key_problems(stream),
-    ]
+def _problems(stream: StreamSchema) -> Iterator[_Problem]:
+    mismatch, names = ErrorCode.SCHEMA_MISMATCH, stream.schema.names
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield mismatch, f"column {name!r} occurs more than once: rename one"
+    for name in dict.fromkeys(names):
+        if name.startswith(RESERVED_PREFIX) or name in RESERVED_NAMES:
+            text = f"column name {name!r} is reserved for state files: rename it"
+            yield ErrorCode.INVALID_NAME, text
+    time = stream.time_column
+    if time is not None and time not in names:
+        yield mismatch, _unknown("time column", time, names)
+    elif time is not None:
+        found = _types_of(stream.schema, time)
+        for kind in sorted(
+            {str(kind) for kind in found if not pa.types.is_timestamp(kind)}
+        ):
+            text = (
+                f"time column {time!r} has the type {kind}: it must be a timestamp, cast it"
+            )
+            yield mismatch, text
+    yield from _key_problems(stream)
 
 
-def _name_problems(schema: pa.Schema) -> list[_Problem]:
-    repeated = [name for name, count in Counter(schema.names).items() if count > 1]
-    reserved = [
-        name
-        for name in dict.fromkeys(schema.names)
-        if name.startswith(RESERVED_PREFIX) or name in RESERVED_NAMES
-    ]
-    return [
-        (ErrorCode.SCHEMA_MISMATCH, f"column {name!r} occurs more than once: rename one")
-        for name in repeated
-    ] + [
-        (
-            ErrorCode.INVALID_NAME,
-            f"column name {name!r} is reserved for state files: rename it",
-        )
-        for name in reserved
-    ]
-
-
-def _unknown(schema: pa.Schema, role: str, name: str) -> _Problem:
-    text = f"{role} {name!r} is not a column{did_you_mean(name, set(schema.names))}"
-    return ErrorCode.SCHEMA_MISMATCH, text
-
-
-def _time_problems(stream: StreamSchema) -> list[_Problem]:
-    schema, name = stream.schema, stream.time_column
-    if name is None:
-        return []
-    if name not in schema.names:
-        return [_unknown(schema, "time column", name)]
-    wrong = {
-        str(schema.field(index).type)
-        for index in schema.get_all_field_indices(name)
-        if not pa.types.is_timestamp(schema.field(index).type)
-    }
-    return [
-        (
-            ErrorCode.SCHEMA_MISMATCH,
-            f"time column {name!r} has the type {found}: it must be a timestamp, cast it",
-        )
-        for found in sorted(wrong)
-    ]
-
-
-def _key_problems(stream: StreamSchema) -> list[_Problem]:
-    problems: list[_Problem] = []
+def _key_problems(stream: StreamSchema) -> Iterator[_Problem]:
+    mismatch, names = ErrorCode.SCHEMA_MISMATCH, stream.schema.names
     for name, count in Counter(stream.key_columns).items():
         if count > 1:
-            text = f"key column {name!r} is named {count} times: name it once"
-            problems.append((ErrorCode.SCHEMA_MISMATCH, text))
-        indices = stream.schema.get_all_field_indices(name)
-        if not indices:
-            problems.append(_unknown(stream.schema, "key column", name))
-        for index in indices:
+            yield mismatch, f"key column {name!r} is named {count} times: name it once"
+        if name not in names:
+            yield mismatch, _unknown("key column", name, names)
+        for kind in _types_of(stream.schema, name):
             try:
-                check_key_type(stream.schema.field(index).type)
+                check_key_type(kind)
             except SchemaError as error:
-                problems.append((error.code, f"key column {name!r}: {error.message}"))
-    return problems
+                yield error.code, f"key column {name!r}: {error.message}"
+
+
+def _unknown(role: str, name: str, names: list[str]) -> str:
+    return f"{role} {name!r} is not a column{did_you_mean(name, set(names))}"
+
+
+def _types_of(schema: pa.Schema, name: str) -> list[Any]:
+    """Return the types of all columns of a name: there may be several by mistake."""
+    return [schema.field(index).type for index in schema.get_all_field_indices(name)]
 
 
 def _column(rows: Rows, name: str) -> Any:
@@ -175,23 +154,21 @@ def _column(rows: Rows, name: str) -> Any:
 
 def _event_times_in(column: Any, name: str) -> Micros:
     if not pa.types.is_timestamp(column.type):
-        raise SchemaError(
+        problem = (
             f"the event times in column {name!r} have the type {column.type}: they must be "
-            "timestamps",
-            column=name,
+            "timestamps"
         )
-    if column.null_count:
+    elif column.null_count:
         first = column.is_null().index(True).as_py()
-        raise SchemaError(
+        problem = (
             f"{column.null_count} of {len(column)} rows have no event time: column {name!r} is "
-            f"null, first in row {first}. Fill it or filter such rows out before",
-            column=name,
+            f"null, first in row {first}. Fill it or filter such rows out before"
         )
-    micros = to_micros(column)
-    if micros is None:
-        raise SchemaError(
+    elif (micros := to_micros(column)) is None:
+        problem = (
             f"column {name!r} holds an instant further from 1970 than 2**63 microseconds, "
-            "about 292,000 years: filter such rows out before",
-            column=name,
+            "about 292,000 years: filter such rows out before"
         )
-    return micros
+    else:
+        return micros
+    raise SchemaError(problem, column=name)
