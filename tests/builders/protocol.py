@@ -15,6 +15,7 @@ from penstock.core.ids import (
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.codec import encode_metadata
 from penstock.state.protocol.records import (
+    Actor,
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
@@ -27,7 +28,6 @@ from penstock.state.protocol.records import (
     ProtocolRules,
     RetentionRecord,
 )
-from penstock.state.protocol.retention import Actor
 
 JOB = JobId("job")
 OTHER_JOB = JobId("other")
@@ -42,8 +42,8 @@ def a_token(name: str = "somebody") -> Token:
     return Token(f"{checksum_of(name.encode()):032x}")
 
 
-def an_actor(name: str = "somebody") -> Actor:
-    return Actor(a_token(name), 7)
+def an_actor(name: str = "somebody", *, job: JobId = JOB) -> Actor:
+    return Actor(job, a_token(name), 7, RULES)
 
 
 def a_ref(epoch: int, *, generation: int = 1, job: JobId = JOB) -> CheckpointRef:

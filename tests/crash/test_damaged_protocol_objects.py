@@ -15,6 +15,7 @@ from penstock.errors import CorruptStateError, ErrorCode, PenstockError, StateEr
 from penstock.state.checkpoints import ParquetBackend
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol import codec, paths
+from penstock.state.protocol.records import ClaimRecord
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import assert_job_is_whole, assert_nothing_was_changed, stored_objects
@@ -115,7 +116,9 @@ def read_newest_metadata(store: MemoryStore) -> object:
 
 def running_driver(store: MemoryStore) -> SmallDriver:
     """The driver of generation 2, which took over before the damage was done."""
-    claim = codec.decode_claim(healthy()[PLACES["newest claim"]], PLACES["newest claim"])
+    claim = codec.decode(
+        ClaimRecord, healthy()[PLACES["newest claim"]], PLACES["newest claim"]
+    )
     return SmallDriver(checkpoints_in(store), claimed=claim)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.state.protocol import codec
-from penstock.state.protocol.records import PinKind
+from penstock.state.protocol.records import ClaimRecord, PinKind
 from penstock.state.storage.local_disk import LocalStore
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
@@ -165,7 +165,7 @@ def go_on(store: ObjectStore, attempt: Attempt) -> None:
 def check_restores_are_released(driver: SmallDriver) -> None:
     """Every claim's request is honoured now; only one that never claimed may leave a pin."""
     owners = {
-        codec.decode_claim(data, path).owner
+        codec.decode(ClaimRecord, data, path).owner
         for path, data in stored_objects(driver.checkpoints.store).items()
         if path.startswith(f"{driver.checkpoints.job}/") and path.endswith("/claim")
     }

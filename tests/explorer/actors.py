@@ -40,6 +40,7 @@ from penstock.state.protocol.publication import (
 )
 from penstock.state.protocol.reading import is_fenced
 from penstock.state.protocol.records import (
+    Actor,
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
@@ -50,7 +51,7 @@ from penstock.state.protocol.records import (
     ProtocolRules,
 )
 from penstock.state.protocol.restoring import branch_job, plan_restore, release_origin
-from penstock.state.protocol.retention import Actor, Epochs, pin_epoch, unpin
+from penstock.state.protocol.retention import Epochs, pin_epoch, unpin
 from penstock.state.protocol.steps import create_once, read
 from penstock.state.protocol.takeover import (
     Recovered,
@@ -92,19 +93,17 @@ class Driver:
 
     def run(self) -> Program:
         """The process from start to stop."""
-        actor = Actor(token_of(self.name), 7)
-        restore = yield from self._planned_restore()
+        actor = Actor(self.job, token_of(self.name), 7, RULES)
+        restore = yield from self._planned_restore(actor)
         done = 0
         for attempt in range(self.takeovers):
             actor = replace(actor, token=token_of(f"{self.name}-{attempt}"))
-            taken = yield from take_over(
-                self.job, actor=actor, rules=RULES, restore=restore
-            )
+            taken = yield from take_over(actor, restore=restore)
             while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
                 permit = taken.decision.permit
                 yield CommitSinks(permit.ref)
                 yield from complete_commit(permit, now_micros=7)
-                taken = yield from resume(taken.claim, actor=actor, rules=RULES)
+                taken = yield from resume(actor, taken.claim)
             if isinstance(taken, Fenced) or not isinstance(taken.decision, Recovered):
                 return
             restore = None
@@ -112,10 +111,12 @@ class Driver:
             if not lost:
                 return
 
-    def _planned_restore(self) -> Generator[WorldRequest, Any, CheckpointRef | None]:
+    def _planned_restore(
+        self, actor: Actor
+    ) -> Generator[WorldRequest, Any, CheckpointRef | None]:
         if self.restore is None:
             return None
-        plan = yield from plan_restore(self.job, Epochs(Epoch(self.restore)), RULES)
+        plan = yield from plan_restore(actor, Epochs(Epoch(self.restore)))
         self.world.restored = True
         return plan.ref
 
@@ -173,22 +174,18 @@ class Driver:
     ) -> Generator[WorldRequest, Any, bool]:
         """Do what follows a published epoch; tell whether the driver found itself replaced."""
         if restore is not None:
-            yield from release_honoured_restores(claim, actor=actor, rules=RULES)
+            yield from release_honoured_restores(actor, claim)
         if self.collects:
             collected = yield from collect_garbage(
-                claim,
-                keep_epochs=self.world.keep_epochs,
-                actor=actor,
-                rules=RULES,
-                memory=self.memory,
+                actor, claim, keep_epochs=self.world.keep_epochs, memory=self.memory
             )
             if isinstance(collected, Fenced):
                 return True
             if isinstance(collected, CollectionDone) and not collected.needs_origin:
                 self.world.promises.pop(f"the branch {self.job}", None)
-                yield from release_origin(claim, actor=actor, rules=RULES)
+                yield from release_origin(actor, claim)
         if self.sweeps:
-            yield from sweep_orphans(claim, rules=RULES, memory=self.memory)
+            yield from sweep_orphans(actor, claim, memory=self.memory)
         return False
 
     def _restore_files(
@@ -203,7 +200,9 @@ class Driver:
         files: list[str] = []
         if data is not None:
             missing = ""
-            for metadata in codec.decode_manifest(data, path).operators[0].subtasks:
+            for metadata in (
+                codec.decode(CheckpointManifest, data, path).operators[0].subtasks
+            ):
                 content = yield from read(metadata.path)
                 if content is None:
                     missing = metadata.path
@@ -217,7 +216,7 @@ class Driver:
                 if (yield from read(file)) is None:
                     missing = file
         if missing:
-            fenced = yield from is_fenced(claim.job, claim.generation)
+            fenced = yield from is_fenced(claim)
             assert fenced, f"{self.name} cannot read {missing} of its base {base.ref}"
             return None
         return files
@@ -272,21 +271,14 @@ class PinningUser:
 
     def run(self) -> Program:
         """Pin, check, unpin."""
-        actor = Actor(token_of(self.name), 7)
+        actor = Actor(JOB, token_of(self.name), 7, RULES)
         savepoint = SavepointName(self.name)
         number = None if self.epoch is None else Epoch(self.epoch)
-        pin = yield from pin_epoch(
-            JOB,
-            savepoint,
-            which=Epochs(number),
-            kind=PinKind.SAVEPOINT,
-            actor=actor,
-            rules=RULES,
-        )
+        pin = yield from pin_epoch(actor, savepoint, PinKind.SAVEPOINT, Epochs(number))
         self.world.promises[f"the savepoint {self.name}"] = pin.ref
         if self.releases:
             del self.world.promises[f"the savepoint {self.name}"]
-            yield from unpin(JOB, savepoint, actor=actor, rules=RULES)
+            yield from unpin(actor, [savepoint])
 
 
 @dataclass(slots=True)
@@ -302,10 +294,9 @@ class Branching:
     def run(self) -> Program:
         """Branch from the newest epoch, then drive the new job."""
         branch = JobId(self.name)
-        actor = Actor(token_of(f"{self.name}-{self.user}"), 7)
-        claim = yield from branch_job(
-            self.origin, branch, which=Epochs(), actor=actor, rules=RULES
-        )
+        token = token_of(f"{self.name}-{self.user}")
+        actor = Actor(self.origin, token, 7, RULES)
+        claim = yield from branch_job(actor, branch, Epochs())
         assert claim.origin is not None
         self.world.promises[f"the branch {branch}"] = claim.origin
         name = f"{self.name}-{self.user}-driver"

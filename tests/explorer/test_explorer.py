@@ -13,8 +13,7 @@ import pytest
 
 from penstock.state.protocol.publication import publish_checkpoint
 from penstock.state.protocol.reading import is_fenced
-from penstock.state.protocol.records import Fenced
-from penstock.state.protocol.retention import Actor
+from penstock.state.protocol.records import Actor, Fenced
 from penstock.state.protocol.steps import delete
 from penstock.state.protocol.takeover import Recovered, TakenOver, take_over
 from tests.explorer.actors import JOB, RULES, Driver, Program, token_of
@@ -90,8 +89,8 @@ class HastyDriver(Driver):
     """Commits the epoch it won although it sees that it was replaced."""
 
     def run(self) -> Program:
-        actor = Actor(token_of("hasty"), 7)
-        taken = yield from take_over(JOB, actor=actor, rules=RULES)
+        actor = Actor(JOB, token_of("hasty"), 7, RULES)
+        taken = yield from take_over(actor)
         if not isinstance(taken, TakenOver) or not isinstance(taken.decision, Recovered):
             return
         base = taken.decision.base
@@ -107,11 +106,11 @@ class CarelessDriver(Driver):
     """Deletes an old epoch's files without giving the epoch up first."""
 
     def run(self) -> Program:
-        actor = Actor(token_of("careless"), 7)
-        taken = yield from take_over(JOB, actor=actor, rules=RULES)
+        actor = Actor(JOB, token_of("careless"), 7, RULES)
+        taken = yield from take_over(actor)
         newest = self.world.newest(JOB)
         assert newest is not None
-        if isinstance(taken, Fenced) or (yield from is_fenced(JOB, taken.claim.generation)):
+        if isinstance(taken, Fenced) or (yield from is_fenced(taken.claim)):
             return
         for path in sorted(self.world.needed_by(newest.ref)):
             yield from delete(path)

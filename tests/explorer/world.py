@@ -11,7 +11,9 @@ from penstock.core.ids import JobId
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.codec import files_in_metadata
 from penstock.state.protocol.records import (
+    CheckpointManifest,
     CheckpointRef,
+    ClaimRecord,
     EpochRecord,
     PinKind,
     RetentionRecord,
@@ -105,7 +107,7 @@ class World:
             return False
         self.objects[path] = data
         if "/epochs/" in path:
-            record = codec.decode_epoch_record(data, path)
+            record = codec.decode(EpochRecord, data, path)
             self.first_records.setdefault(record.ref.job, {}).setdefault(
                 record.ref.epoch, record
             )
@@ -174,7 +176,7 @@ class World:
         data = self.objects.get(path)
         assert data is not None, f"the manifest of {ref} is gone"
         needed = {path}
-        for operator in codec.decode_manifest(data, path).operators:
+        for operator in codec.decode(CheckpointManifest, data, path).operators:
             for metadata in operator.subtasks:
                 content = self.objects.get(metadata.path)
                 assert content is not None, f"{metadata.path} of {ref} is gone"
@@ -206,7 +208,7 @@ class World:
         """
         for job in self.first_records:
             claims = [
-                codec.decode_claim(data, path)
+                codec.decode(ClaimRecord, data, path)
                 for path, data in self.objects.items()
                 if path.startswith(f"{job}/generations/") and path.endswith("/claim")
             ]
@@ -221,4 +223,4 @@ class World:
         found = [path for path in self.objects if path.startswith(f"{job}/retention/")]
         if not found:
             return None
-        return codec.decode_retention(self.objects[max(found)], max(found))
+        return codec.decode(RetentionRecord, self.objects[max(found)], max(found))

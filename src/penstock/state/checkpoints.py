@@ -1,13 +1,14 @@
 """One job's checkpoints in one store: what a driver and the command line call.
 
 Every method is one workflow of the protocol, run to its end. A storage error leaves the
-job as some crash at that point would: calling again, or taking over anew, is safe.
+job as some crash at that point would: calling again, or taking over again, is safe.
 
-The backing store of checkpoint metadata: written once, verified on every read.
+`ParquetBackend` keeps the metadata that a manifest refers to: written once, verified on
+every read.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from penstock.core.clock import Clock, SystemClock, new_token
 from penstock.core.ids import JobId, OperatorId, SavepointName, Token, checksum_of
@@ -40,6 +41,7 @@ from penstock.state.protocol.reading import (
 )
 from penstock.state.protocol.records import (
     RULES,
+    Actor,
     CheckpointManifest,
     CheckpointRef,
     CheckpointStatus,
@@ -49,13 +51,16 @@ from penstock.state.protocol.records import (
     Pin,
     PinKind,
     ProtocolRules,
+    RetentionRecord,
 )
 from penstock.state.protocol.restoring import RestorePlan
-from penstock.state.protocol.retention import Actor, Epochs, read_retention
+from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.steps import Steps
 from penstock.state.protocol.takeover import TakeOverOutcome, find_restore_request
 from penstock.state.storage.create import create_own, run_steps
 from penstock.state.storage.object_store import ObjectStore
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +89,7 @@ class JobCheckpoints:
 
     def take_over(self, *, restore: CheckpointRef | None = None) -> TakeOverOutcome:
         """Claim the job and find where to go on; `restore` comes from `plan_restore`."""
-        return run_steps(
-            self.store,
-            takeover.take_over(
-                self.job, actor=self._actor(), rules=self.rules, restore=restore
-            ),
-        )
+        return self._run(takeover.take_over(self._actor(), restore=restore))
 
     def resume(
         self, claim: ClaimRecord, *, unreplayable: CheckpointRef | None = None
@@ -99,19 +99,12 @@ class JobCheckpoints:
         Pass as `unreplayable` what could not be committed because it is damaged: a restore
         in force then goes on without it.
         """
-        return run_steps(
-            self.store,
-            takeover.resume(
-                claim,
-                actor=self._actor(claim.owner),
-                rules=self.rules,
-                unreplayable=unreplayable,
-            ),
-        )
+        actor = self._actor(claim.owner)
+        return self._run(takeover.resume(actor, claim, unreplayable=unreplayable))
 
     def is_fenced(self, claim: ClaimRecord) -> bool:
         """Tell whether a newer driver has claimed the job."""
-        return run_steps(self.store, is_fenced(claim.job, claim.generation))
+        return self._run(is_fenced(claim))
 
     def publish(
         self,
@@ -120,89 +113,58 @@ class JobCheckpoints:
         parent: ReadyCheckpoint | None,
     ) -> PublicationOutcome:
         """Acknowledge an epoch whose files and metadata are all written."""
-        return run_steps(self.store, publish_checkpoint(claim, manifest, parent))
+        return self._run(publish_checkpoint(claim, manifest, parent))
 
     def complete_commit(self, permit: CommitPermit) -> ReadyCheckpoint:
         """Note that every sink has committed."""
-        now = self.clock.now_micros()
-        return run_steps(self.store, complete_commit(permit, now_micros=now))
+        return self._run(complete_commit(permit, now_micros=self.clock.now_micros()))
 
     def release_honoured_restores(self, claim: ClaimRecord) -> None:
         """Remove the pin of a restore after its first epoch is published."""
-        run_steps(
-            self.store,
-            takeover.release_honoured_restores(
-                claim, actor=self._actor(claim.owner), rules=self.rules
-            ),
-        )
+        self._run(takeover.release_honoured_restores(self._actor(claim.owner), claim))
 
     def collect(self, claim: ClaimRecord, *, keep_epochs: int) -> CollectionOutcome:
         """Give up epochs beyond the last `keep_epochs` and delete what only they needed."""
-        return run_steps(
-            self.store,
-            collect_garbage(
-                claim,
-                keep_epochs=keep_epochs,
-                actor=self._actor(),
-                rules=self.rules,
-                memory=self.memory,
-            ),
+        actor, memory = self._actor(), self.memory
+        return self._run(
+            collect_garbage(actor, claim, keep_epochs=keep_epochs, memory=memory)
         )
 
     def release_origin(self, claim: ClaimRecord) -> bool:
         """Let a branch's origin go, when `collect` said that nothing kept needs it."""
-        return run_steps(
-            self.store,
-            restoring.release_origin(claim, actor=self._actor(), rules=self.rules),
-        )
+        return self._run(restoring.release_origin(self._actor(), claim))
 
     def sweep(self, claim: ClaimRecord) -> SweepOutcome:
         """Delete what failed attempts left behind."""
-        return run_steps(
-            self.store, sweep_orphans(claim, rules=self.rules, memory=self.memory)
-        )
+        return self._run(sweep_orphans(self._actor(), claim, memory=self.memory))
 
     def pin(self, name: SavepointName, which: Epochs) -> Pin:
         """Make a savepoint: keep an epoch under a name until it is unpinned."""
-        return run_steps(
-            self.store,
-            retention.pin_epoch(
-                self.job,
-                name,
-                which=which,
-                kind=PinKind.SAVEPOINT,
-                actor=self._actor(),
-                rules=self.rules,
-            ),
-        )
+        return self._run(retention.pin_epoch(self._actor(), name, PinKind.SAVEPOINT, which))
 
     def unpin(self, name: SavepointName) -> bool:
         """Remove a savepoint; tell whether there was one."""
-        return run_steps(
-            self.store,
-            retention.unpin(self.job, name, actor=self._actor(), rules=self.rules),
-        )
+        return self._run(retention.unpin(self._actor(), [name]))
+
+    def read_retention(self) -> RetentionRecord:
+        """Return what is pinned and what is given up now."""
+        return self._run(retention.read_retention(self._actor()))
 
     def pins(self) -> tuple[Pin, ...]:
         """Return everything pinned now: savepoints, restores under way, branches."""
-        return run_steps(self.store, read_retention(self.job, self.rules)).pins
+        return self.read_retention().pins
 
     def plan_restore(self, which: Epochs) -> RestorePlan:
         """Find the epoch to restore and list what doing so abandons. Changes nothing."""
-        return run_steps(self.store, restoring.plan_restore(self.job, which, self.rules))
+        return self._run(restoring.plan_restore(self._actor(), which))
 
     def branch(self, branch: JobId, which: Epochs) -> ClaimRecord:
         """Create another job that starts from one of this job's epochs, copying nothing."""
-        return run_steps(
-            self.store,
-            restoring.branch_job(
-                self.job, branch, which=which, actor=self._actor(), rules=self.rules
-            ),
-        )
+        return self._run(restoring.branch_job(self._actor(), branch, which))
 
     def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
         """Read a checkpoint's manifest; a missing one is an error."""
-        found = run_steps(self.store, read_manifest(ref))
+        found = self._run(read_manifest(ref))
         if found is None:
             raise CorruptStateError(
                 f"{manifest_path(ref)!r} is missing. Nothing was changed; bring it back, or "
@@ -214,12 +176,12 @@ class JobCheckpoints:
 
     def identity(self) -> Token | None:
         """Return what no other job has, not even a later one of this name; None before a claim."""
-        first = run_steps(self.store, read_identity(self.job))
+        first = self._run(read_identity(self.job))
         return None if first is None else first.owner
 
     def newest(self) -> CheckpointManifest | None:
         """Read the manifest of the newest acknowledged epoch; None before the first."""
-        return run_steps(self.store, self._read_newest())
+        return self._run(self._read_newest())
 
     def is_committed(self, manifest: CheckpointManifest) -> bool:
         """Tell whether nothing is left to commit of an acknowledged epoch."""
@@ -229,29 +191,25 @@ class JobCheckpoints:
     def is_to_be_restored(self, manifest: CheckpointManifest) -> bool:
         """Tell whether the job was asked to go back, and has published nothing since this epoch."""
         request = find_restore_request(self.job, manifest.ref.generation)
-        return run_steps(self.store, request) is not None
+        return self._run(request) is not None
 
     def epochs(self) -> tuple[EpochStatus, ...]:
         """Return every kept epoch, newest first."""
-        return tuple(run_steps(self.store, self._read_epochs()))
+        return tuple(self._run(self._read_epochs()))
 
     def _read_newest(self) -> Steps[CheckpointManifest | None]:
         first = yield from read_identity(self.job)
         if first is None:
             return None
-        newest = yield from read_newest_record(
-            self.job, self.rules, first=first.first_epoch
-        )
+        newest = yield from read_newest_record(self._actor(), first=first.first_epoch)
         return None if newest is None else (yield from read_manifest(newest.ref))
 
     def _read_epochs(self) -> Steps[list[EpochStatus]]:
-        state = yield from read_retention(self.job, self.rules)
+        state = yield from retention.read_retention(self._actor())
         first = yield from read_identity(self.job)
         if first is None:
             return []
-        newest = yield from read_newest_record(
-            self.job, self.rules, first=first.first_epoch
-        )
+        newest = yield from read_newest_record(self._actor(), first=first.first_epoch)
         if newest is None:
             return []
         start = max(state.collected_before, first.first_epoch)
@@ -273,7 +231,10 @@ class JobCheckpoints:
         return found
 
     def _actor(self, token: Token | None = None) -> Actor:
-        return Actor(token or new_token(), self.clock.now_micros())
+        return Actor(self.job, token or new_token(), self.clock.now_micros(), self.rules)
+
+    def _run(self, steps: Steps[T]) -> T:
+        return run_steps(self.store, steps)
 
 
 def _is_canonical(ref: CheckpointRef, expected: CheckpointRef | None) -> bool | None:

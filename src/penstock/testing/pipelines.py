@@ -183,7 +183,7 @@ def assert_job_is_whole(checkpoints: JobCheckpoints) -> None:
 
 
 def _assert_no_gap(checkpoints: JobCheckpoints, epochs: tuple[EpochStatus, ...]) -> None:
-    state = run_steps(checkpoints.store, read_retention(checkpoints.job, checkpoints.rules))
+    state = checkpoints.read_retention()
     numbers = {epoch.record.ref.epoch for epoch in epochs}
     identity = run_steps(checkpoints.store, read_identity(checkpoints.job))
     if numbers and identity is not None:
@@ -227,7 +227,7 @@ def assert_acknowledged_epochs_survive(
 
     Epochs given up since, by a collection that was asked for, may be gone.
     """
-    state = run_steps(checkpoints.store, read_retention(checkpoints.job, checkpoints.rules))
+    state = checkpoints.read_retention()
     for ref in acknowledged:
         record = run_steps(checkpoints.store, read_epoch_record(ref.job, ref.epoch))
         if record is None:

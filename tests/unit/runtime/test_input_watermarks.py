@@ -4,7 +4,7 @@ from penstock.core.ids import Epoch, Generation, JobId, OperatorId
 from penstock.core.watermark import MAX_MICROS, InputWatermark
 from penstock.graph.logical import Edge, LogicalGraph, Node, OperatorSpec
 from penstock.runtime.plan.epoch_plan import known_inputs, label_inputs
-from penstock.state.protocol.codec import decode_manifest, encode_manifest
+from penstock.state.protocol import codec
 from penstock.state.protocol.records import CheckpointManifest, CheckpointRef, OperatorEntry
 
 A, B, C, UNION = (OperatorId(name) for name in ("a", "b", "c", "union"))
@@ -25,7 +25,7 @@ def a_manifest(*inputs: InputWatermark) -> CheckpointManifest:
 
 def stored(graph: LogicalGraph, *inputs: InputWatermark) -> CheckpointManifest:
     manifest = a_manifest(*label_inputs(graph, UNION, inputs))
-    return decode_manifest(encode_manifest(manifest), "manifest.pb")
+    return codec.decode(CheckpointManifest, codec.encode(manifest), "manifest.pb")
 
 
 ENDED, AT_5 = InputWatermark(MAX_MICROS), InputWatermark(5)

@@ -78,7 +78,7 @@ def test_a_lost_acknowledged_epoch_is_found(driver: SmallDriver) -> None:
     store_of(driver).delete(path)
     with pytest.raises(AssertionError, match="its record is lost"):
         assert_acknowledged_epochs_survive(driver.checkpoints, driver.acknowledged)
-    store_of(driver).put(path, codec.encode_epoch_record(a_record(5, generation=9)))
+    store_of(driver).put(path, codec.encode(a_record(5, generation=9)))
     with pytest.raises(AssertionError, match="was acknowledged, but its epoch is"):
         assert_acknowledged_epochs_survive(driver.checkpoints, driver.acknowledged)
 

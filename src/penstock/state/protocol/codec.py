@@ -1,30 +1,22 @@
 """Records ↔ bytes: protobuf in an envelope that says what it is, in which version.
 
-Pure. Every decoding failure names the object, what is wrong with it and what to do, and
-is an error: nothing is repaired, skipped or guessed. Decoding is remembered by content,
-because recovery and collection meet the same few immutable records again and again.
+Pure. A record is stored field by field: its declaration is the table of its fields and their
+types, `_STORED_AS` says which of them its message names otherwise. Every decoding failure names
+the object, what is wrong with it and what to do, and is an error: nothing is repaired,
+skipped or guessed. Decoding is remembered by content, because recovery and collection meet
+the same few immutable records again and again.
 
-Subtask metadata objects ↔ bytes, and which files they need.
-
-Pure. Collection relies on `files_in_metadata`, so anything it cannot read is an error: a
-file that is not understood is never taken for one that nobody needs.
+Metadata objects of subtasks are kept as messages. Collection relies on `files_in_metadata`,
+so anything that it cannot read is an error: a file that is not understood is never taken for
+one that nothing needs.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
-from penstock.core.ids import (
-    Epoch,
-    Generation,
-    JobId,
-    OperatorId,
-    SavepointName,
-    Token,
-    checksum_of,
-)
+from penstock.core.ids import checksum_of
 from penstock.core.watermark import InputWatermark
 from penstock.errors import CorruptStateError, ErrorCode, StateError, UserError
 from penstock.state.proto import state_pb2 as pb
@@ -38,6 +30,8 @@ from penstock.state.protocol.records import (
     OperatorEntry,
     Pin,
     PinKind,
+    Record,
+    RecordT,
     RetentionRecord,
 )
 
@@ -45,14 +39,44 @@ MAGIC = "penstock"
 PROTOCOL_VERSION = 1
 
 MessageT = TypeVar("MessageT", bound=Message)
-RecordT = TypeVar("RecordT")
 
 _PIN_KINDS = {
     PinKind.SAVEPOINT: pb.PIN_KIND_SAVEPOINT,
     PinKind.RESTORE: pb.PIN_KIND_RESTORE,
     PinKind.BRANCH: pb.PIN_KIND_BRANCH,
 }
-_PIN_KIND_VALUES = {number: kind for kind, number in _PIN_KINDS.items()}
+
+_RECORDS = {
+    "claim": ClaimRecord,
+    "manifest": CheckpointManifest,
+    "epoch-record": EpochRecord,
+    "commit-marker": CommitMarker,
+    "retention-record": RetentionRecord,
+}
+"""By what an envelope calls its kind."""
+_KINDS = {record: kind for kind, record in _RECORDS.items()}
+
+_MESSAGES: dict[Any, type[Message]] = {
+    ClaimRecord: pb.ClaimRecord,
+    CheckpointManifest: pb.CheckpointManifest,
+    EpochRecord: pb.EpochRecord,
+    CommitMarker: pb.CommitMarker,
+    RetentionRecord: pb.RetentionRecord,
+    CheckpointRef: pb.CheckpointRef,
+    OperatorEntry: pb.OperatorEntry,
+    ObjectRef: pb.ObjectRef,
+    InputWatermark: pb.InputWatermark,
+    Pin: pb.Pin,
+}
+_FIELDS = {record: get_type_hints(record) for record in _MESSAGES}
+_STORED_AS = {
+    "job": "job_id",
+    "owner": "owner_token",
+    "writer": "writer_token",
+    "operator": "operator_id",
+    "holder": "holder_job_id",
+}
+"""Fields that messages name otherwise. Whatever is renamed in a record needs an entry here."""
 
 
 def seal(kind: str, message: Message) -> bytes:
@@ -112,269 +136,79 @@ def _corrupt(path: str, what: str, code: ErrorCode) -> CorruptStateError:
     )
 
 
-def _decoded(path: str, build: Callable[[], RecordT]) -> RecordT:
-    """Build a record whose fields validate themselves; an invalid field is corruption."""
+def encode(record: Record) -> bytes:
+    """Encode a record in its envelope; equal records give equal bytes."""
+    return seal(_KINDS[type(record)], _to_stored(record))
+
+
+def _to_stored(value: Any) -> Any:
+    """Return what a message holds for a value of a record."""
+    if isinstance(value, tuple):
+        return [_to_stored(item) for item in value]
+    if isinstance(value, PinKind):
+        return _PIN_KINDS[value]
+    if type(value) not in _MESSAGES:
+        return value
+    stored = {
+        _STORED_AS.get(name, name): _to_stored(getattr(value, name))
+        for name in _FIELDS[type(value)]
+    }
+    if isinstance(value, OperatorEntry):
+        stored["parallelism"] = value.parallelism
+    return _MESSAGES[type(value)](**stored)
+
+
+def decode(record_type: type[RecordT], data: bytes, path: str) -> RecordT:
+    """Decode the record at `path`; one whose fields do not validate is corrupt."""
+    record: RecordT = _decode(_KINDS[record_type], data, path)
+    return record
+
+
+@lru_cache(maxsize=128)
+def _decode(kind: str, data: bytes, path: str) -> Any:
+    record_type = _RECORDS[kind]
+    message = unseal(kind, _MESSAGES[record_type], data, path)
     try:
-        return build()
+        record = _from_stored(record_type, message)
     except UserError as error:
         raise _corrupt(
             path, f"holds an invalid value ({error})", ErrorCode.UNDECODABLE
         ) from error
+    # A parent is older than its child, so that chains of parents end.
+    parent = getattr(record, "parent", None)
+    if parent is not None and parent.epoch >= record.ref.epoch:
+        what = f"says that {parent} came before {record.ref}"
+        raise _corrupt(path, what, ErrorCode.PROTOCOL_VIOLATION)
+    return record
 
 
-def ref_to_proto(ref: CheckpointRef | None) -> pb.CheckpointRef | None:
-    """Return the durable form of a checkpoint reference."""
-    if ref is None:
-        return None
-    return pb.CheckpointRef(job_id=ref.job, generation=ref.generation, epoch=ref.epoch)
-
-
-def _ref(message: pb.CheckpointRef) -> CheckpointRef:
-    return CheckpointRef(
-        JobId(message.job_id), Generation(message.generation), Epoch(message.epoch)
-    )
-
-
-def _older_ref(message: Message, than: CheckpointRef, path: str) -> CheckpointRef | None:
-    """Return the parent, which is older than its child: chains of parents end."""
-    parent = _optional_ref(message, "parent")
-    if parent is not None and parent.epoch >= than.epoch:
-        raise _corrupt(
-            path, f"says that {parent} came before {than}", ErrorCode.PROTOCOL_VIOLATION
-        )
-    return parent
-
-
-def _optional_ref(message: Message, field: str) -> CheckpointRef | None:
-    return _ref(getattr(message, field)) if message.HasField(field) else None
-
-
-def encode_claim(claim: ClaimRecord) -> bytes:
-    """Encode a claim."""
-    return seal(
-        "claim",
-        pb.ClaimRecord(
-            job_id=claim.job,
-            generation=claim.generation,
-            owner_token=claim.owner,
-            created_at_micros=claim.created_at_micros,
-            first_epoch=claim.first_epoch,
-            origin=ref_to_proto(claim.origin),
-            restore=ref_to_proto(claim.restore),
-        ),
-    )
-
-
-@lru_cache(maxsize=64)
-def decode_claim(data: bytes, path: str) -> ClaimRecord:
-    """Decode a claim."""
-    message = unseal("claim", pb.ClaimRecord, data, path)
-    return _decoded(
-        path,
-        lambda: ClaimRecord(
-            job=JobId(message.job_id),
-            generation=Generation(message.generation),
-            owner=Token(message.owner_token),
-            created_at_micros=message.created_at_micros,
-            first_epoch=Epoch(message.first_epoch),
-            origin=_optional_ref(message, "origin"),
-            restore=_optional_ref(message, "restore"),
-        ),
-    )
-
-
-def encode_manifest(manifest: CheckpointManifest) -> bytes:
-    """Encode a manifest."""
-    return seal(
-        "manifest",
-        pb.CheckpointManifest(
-            ref=ref_to_proto(manifest.ref),
-            parent=ref_to_proto(manifest.parent),
-            created_at_micros=manifest.created_at_micros,
-            processing_time_micros=manifest.processing_time_micros,
-            needs_commit=manifest.needs_commit,
-            operators=[_operator_to_proto(entry) for entry in manifest.operators],
-        ),
-    )
-
-
-def _operator_to_proto(entry: OperatorEntry) -> pb.OperatorEntry:
-    return pb.OperatorEntry(
-        operator_id=entry.operator,
-        parallelism=entry.parallelism,
-        subtasks=[
-            pb.ObjectRef(path=ref.path, size_bytes=ref.size_bytes, checksum=ref.checksum)
-            for ref in entry.subtasks
-        ],
-        input_watermarks=[
-            pb.InputWatermark(
-                event_time_micros=mark.event_time_micros,
-                idle=mark.idle,
-                producer=mark.producer,
-            )
-            for mark in entry.input_watermarks
-        ],
-    )
-
-
-@lru_cache(maxsize=32)
-def decode_manifest(data: bytes, path: str) -> CheckpointManifest:
-    """Decode a manifest."""
-    message = unseal("manifest", pb.CheckpointManifest, data, path)
-    return _decoded(
-        path,
-        lambda: CheckpointManifest(
-            ref=_ref(message.ref),
-            parent=_older_ref(message, _ref(message.ref), path),
-            created_at_micros=message.created_at_micros,
-            processing_time_micros=message.processing_time_micros,
-            needs_commit=message.needs_commit,
-            operators=tuple(_operator(entry) for entry in message.operators),
-        ),
-    )
-
-
-def _operator(message: pb.OperatorEntry) -> OperatorEntry:
-    return OperatorEntry(
-        operator=OperatorId(message.operator_id),
-        subtasks=tuple(
-            ObjectRef(ref.path, ref.size_bytes, ref.checksum) for ref in message.subtasks
-        ),
-        input_watermarks=tuple(
-            InputWatermark(
-                mark.event_time_micros if mark.HasField("event_time_micros") else None,
-                mark.idle,
-                mark.producer,
-            )
-            for mark in message.input_watermarks
-        ),
-    )
-
-
-def encode_epoch_record(record: EpochRecord) -> bytes:
-    """Encode an epoch record."""
-    return seal(
-        "epoch-record",
-        pb.EpochRecord(
-            ref=ref_to_proto(record.ref),
-            parent=ref_to_proto(record.parent),
-            created_at_micros=record.created_at_micros,
-        ),
-    )
-
-
-@lru_cache(maxsize=256)
-def decode_epoch_record(data: bytes, path: str) -> EpochRecord:
-    """Decode an epoch record."""
-    message = unseal("epoch-record", pb.EpochRecord, data, path)
-    return _decoded(
-        path,
-        lambda: EpochRecord(
-            ref=_ref(message.ref),
-            parent=_older_ref(message, _ref(message.ref), path),
-            created_at_micros=message.created_at_micros,
-        ),
-    )
-
-
-def encode_marker(marker: CommitMarker) -> bytes:
-    """Encode a committed marker."""
-    return seal(
-        "commit-marker",
-        pb.CommitMarker(
-            ref=ref_to_proto(marker.ref),
-            writer_generation=marker.writer_generation,
-            created_at_micros=marker.created_at_micros,
-        ),
-    )
-
-
-@lru_cache(maxsize=64)
-def decode_marker(data: bytes, path: str) -> CommitMarker:
-    """Decode a committed marker."""
-    message = unseal("commit-marker", pb.CommitMarker, data, path)
-    return _decoded(
-        path,
-        lambda: CommitMarker(
-            ref=_ref(message.ref),
-            writer_generation=Generation(message.writer_generation),
-            created_at_micros=message.created_at_micros,
-        ),
-    )
-
-
-def encode_retention(record: RetentionRecord) -> bytes:
-    """Encode a retention record."""
-    return seal(
-        "retention-record",
-        pb.RetentionRecord(
-            job_id=record.job,
-            sequence=record.sequence,
-            writer_token=record.writer,
-            created_at_micros=record.created_at_micros,
-            pins=[
-                pb.Pin(
-                    name=pin.name,
-                    kind=_PIN_KINDS[pin.kind],
-                    ref=ref_to_proto(pin.ref),
-                    created_at_micros=pin.created_at_micros,
-                    holder_job_id=pin.holder,
-                )
-                for pin in record.pins
-            ],
-            collected_before=record.collected_before,
-            collecting=[
-                pb.CheckpointRef(job_id=ref.job, generation=ref.generation, epoch=ref.epoch)
-                for ref in record.collecting
-            ],
-        ),
-    )
-
-
-@lru_cache(maxsize=64)
-def decode_retention(data: bytes, path: str) -> RetentionRecord:
-    """Decode a retention record."""
-    message = unseal("retention-record", pb.RetentionRecord, data, path)
-    return _decoded(
-        path,
-        lambda: RetentionRecord(
-            job=JobId(message.job_id),
-            sequence=message.sequence,
-            writer=Token(message.writer_token),
-            created_at_micros=message.created_at_micros,
-            pins=tuple(_pin(pin, path) for pin in message.pins),
-            collected_before=Epoch(message.collected_before),
-            collecting=tuple(_ref(ref) for ref in message.collecting),
-        ),
-    )
-
-
-def _pin(message: pb.Pin, path: str) -> Pin:
-    kind = _PIN_KIND_VALUES.get(message.kind)
-    if kind is None:
-        raise _corrupt(
-            path, f"holds a pin of unknown kind {message.kind}", ErrorCode.UNDECODABLE
-        )
-    return Pin(
-        name=SavepointName(message.name),
-        kind=kind,
-        ref=_ref(message.ref),
-        created_at_micros=message.created_at_micros,
-        holder=JobId(message.holder_job_id) if message.holder_job_id else None,
-    )
+def _from_stored(kind: Any, stored: Any) -> Any:
+    """Return the value of a type that a message holds; `UserError` if it is none."""
+    if kind is PinKind:
+        found = [member for member, number in _PIN_KINDS.items() if number == stored]
+        if not found:
+            raise UserError(f"a pin of unknown kind {stored}")
+        return found[0]
+    if kind not in _MESSAGES:
+        return kind(stored)
+    present = {descriptor.name for descriptor, _ in stored.ListFields()}
+    values: dict[str, Any] = {}
+    for name, hint in _FIELDS[kind].items():
+        stored_name = _STORED_AS.get(name, name)
+        value = getattr(stored, stored_name)
+        # The hint of a field is a type, a tuple of a type, or a type or None.
+        item_type = next(iter(get_args(hint)), hint)
+        if get_origin(hint) is tuple:
+            values[name] = tuple(_from_stored(item_type, item) for item in value)
+        elif item_type is not hint and stored_name not in present:
+            values[name] = None
+        else:
+            values[name] = _from_stored(item_type, value)
+    return kind(**values)
 
 
 _KIND = "operator-metadata"
-FileList: TypeAlias = (
-    pb.GlobalKeyedTableSubtaskCheckpointMetadata
-    | pb.TimeKeyedTableSubtaskCheckpointMetadata
-    | pb.KeyedTableSubtaskCheckpointMetadata
-)
-_FILE_LISTS: dict[pb.TableEnum, type[FileList]] = {
-    pb.GLOBAL_KEYED_TABLE: pb.GlobalKeyedTableSubtaskCheckpointMetadata,
-    pb.TIME_KEYED_TABLE: pb.TimeKeyedTableSubtaskCheckpointMetadata,
-    pb.KEYED_TABLE: pb.KeyedTableSubtaskCheckpointMetadata,
-}
+_TABLE_TYPES = (pb.GLOBAL_KEYED_TABLE, pb.TIME_KEYED_TABLE, pb.KEYED_TABLE)
 
 
 def encode_metadata(metadata: pb.OperatorCheckpointMetadata) -> bytes:
@@ -412,8 +246,7 @@ def files_to_keep(
     name: str,
 ) -> frozenset[str]:
     """Return the path of every file that a table needs; `path` is where its metadata is."""
-    message_type = _FILE_LISTS.get(table.table_type)
-    if message_type is None:
+    if table.table_type not in _TABLE_TYPES:
         raise CorruptStateError(
             f"{path!r} lists table {name!r} of unknown type {table.table_type}; nothing "
             "was deleted. A newer Penstock may have written it: upgrade",
@@ -421,7 +254,8 @@ def files_to_keep(
             path=path,
             table=name,
         )
-    message = message_type()
+    # The lists of all table types are the same message by other names.
+    message = pb.KeyedTableSubtaskCheckpointMetadata()
     try:
         message.ParseFromString(table.data)
     except DecodeError as error:

@@ -40,18 +40,16 @@ from penstock.state.protocol.reading import (
     unless_fenced,
 )
 from penstock.state.protocol.records import (
+    Actor,
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
     EpochRecord,
     Fenced,
-    ProtocolRules,
     RetentionRecord,
 )
 from penstock.state.protocol.retention import (
     FIRST_SEQUENCE,
-    Actor,
-    Unchanged,
     append_retention,
     decide_collection,
     decide_floor,
@@ -96,71 +94,6 @@ class Kept:
     objects: frozenset[str]
 
 
-def read_acknowledged(
-    claim: ClaimRecord, start: int, end: int, memory: Memory
-) -> Steps[list[CheckpointRef]]:
-    """Return the acknowledged checkpoints with `start <= epoch < end`."""
-    refs = []
-    for number in range(start, end):
-        if number not in memory.records:
-            record = yield from read_epoch_record(claim.job, number)
-            if record is None:
-                raise missing(paths.epoch_record_path(claim.job, number), f"epoch {number}")
-            memory.records[number] = record.ref
-        refs.append(memory.records[number])
-    return refs
-
-
-def read_kept(
-    claim: ClaimRecord, state: RetentionRecord, newest: EpochRecord, memory: Memory
-) -> Steps[Kept]:
-    """Return every object that some kept epoch needs."""
-    start = max(state.collected_before, claim.first_epoch)
-    refs = yield from read_acknowledged(claim, start, newest.ref.epoch + 1, memory)
-    refs += [pin.ref for pin in state.pins]
-    objects: set[str] = set()
-    for ref in sorted(set(refs)):
-        objects |= yield from _read_objects(ref, memory)
-    kept = Kept(frozenset(refs), frozenset(objects))
-    memory.forget(kept)
-    return kept
-
-
-def _read_objects(ref: CheckpointRef, memory: Memory) -> Steps[frozenset[str]]:
-    known = memory.objects.get(ref)
-    if known is not None:
-        return known
-    manifest = yield from read_manifest(ref)
-    if manifest is None:
-        raise missing(paths.manifest_path(ref), str(ref))
-    memory.objects[ref] = yield from _objects_of(manifest, memory)
-    return memory.objects[ref]
-
-
-def _objects_of(manifest: CheckpointManifest, memory: Memory) -> Steps[frozenset[str]]:
-    objects = {paths.manifest_path(manifest.ref), paths.marker_path(manifest.ref)}
-    for entry in manifest.operators:
-        for metadata in entry.subtasks:
-            objects.add(metadata.path)
-            if metadata.path not in memory.files:
-                data = yield from read(metadata.path)
-                if data is None:
-                    raise missing(metadata.path, str(manifest.ref))
-                memory.files[metadata.path] = files_behind(metadata, data)
-            objects |= memory.files[metadata.path]
-    return frozenset(objects)
-
-
-def missing(path: str, needed_by: str) -> CorruptStateError:
-    """Build the error for an object that a kept epoch needs and that is not there."""
-    return CorruptStateError(
-        f"{path!r} is missing, but {needed_by} is kept and needs it; nothing was deleted. "
-        "Something other than Penstock removed it: bring it back, or restore another epoch",
-        code=ErrorCode.OBJECT_MISSING,
-        path=path,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class CollectionDone:
     """What a collection did."""
@@ -179,13 +112,18 @@ class NothingToCollect:
 CollectionOutcome: TypeAlias = CollectionDone | NothingToCollect | Fenced
 
 
+@dataclass(frozen=True, slots=True)
+class SweepDone:
+    """What a sweep did."""
+
+    deleted_objects: int
+
+
+SweepOutcome: TypeAlias = SweepDone | NothingToCollect | Fenced
+
+
 def collect_garbage(
-    claim: ClaimRecord,
-    *,
-    keep_epochs: int,
-    actor: Actor,
-    rules: ProtocolRules,
-    memory: Memory,
+    actor: Actor, claim: ClaimRecord, *, keep_epochs: int, memory: Memory
 ) -> Steps[CollectionOutcome]:
     """Give up old epochs and delete what only they needed. Safe to repeat after any error."""
     if keep_epochs < 1:
@@ -194,107 +132,204 @@ def collect_garbage(
             "least 1",
             code=ErrorCode.INVALID_NUMBER,
         )
-    steps = _collect(
-        claim, keep_epochs=keep_epochs, actor=actor, rules=rules, memory=memory
-    )
-    return (yield from unless_fenced(claim, steps))
+    collector = _Collector(actor, claim, memory)
+    return (yield from unless_fenced(claim, collector.collect(keep_epochs)))
 
 
-def _collect(
-    claim: ClaimRecord,
-    *,
-    keep_epochs: int,
-    actor: Actor,
-    rules: ProtocolRules,
-    memory: Memory,
-) -> Steps[CollectionOutcome]:
-    while True:
-        state = yield from read_retention(claim.job, rules, seen=memory.sequence)
-        newest = yield from read_newest_record(
-            claim.job, rules, first=claim.first_epoch, seen=memory.newest
-        )
+def sweep_orphans(
+    actor: Actor, claim: ClaimRecord, *, memory: Memory
+) -> Steps[SweepOutcome]:
+    """Delete orphans and thin out old records. Safe to repeat after any error."""
+    return (yield from unless_fenced(claim, _Collector(actor, claim, memory).sweep()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Collector:
+    """One collection or sweep by the driver that holds the claim."""
+
+    actor: Actor
+    claim: ClaimRecord
+    memory: Memory
+
+    def collect(self, keep_epochs: int) -> Steps[CollectionOutcome]:
+        while True:
+            state = yield from read_retention(self.actor, seen=self.memory.sequence)
+            newest = yield from self._read_newest()
+            if newest is None:
+                return NothingToCollect()
+            self.memory.newest = newest.ref.epoch
+            record = yield from self._plan(state, newest, keep_epochs)
+            kept = yield from self._read_kept(record, newest)
+            if record == state:
+                break
+            if (yield from is_fenced(self.claim)):
+                return Fenced(self.claim.generation)
+            if (yield from append_retention(self.actor, record)):
+                break
+        self.memory.sequence = record.sequence or None
+        self.memory.deleted &= set(record.collecting)
+        return (yield from self._delete_given_up(record, kept))
+
+    def sweep(self) -> Steps[SweepOutcome]:
+        state = yield from read_retention(self.actor, seen=self.memory.sequence)
+        newest = yield from self._read_newest()
         if newest is None:
             return NothingToCollect()
-        memory.newest = newest.ref.epoch
-        record = yield from _plan(
-            claim, state, newest, keep_epochs=keep_epochs, actor=actor, memory=memory
-        )
-        kept = yield from read_kept(claim, record, newest, memory)
-        if record == state:
-            break
-        if (yield from is_fenced(claim.job, claim.generation)):
-            return Fenced(claim.generation)
-        if (yield from append_retention(record, rules)):
-            break
-    memory.sequence = record.sequence or None
-    memory.deleted &= set(record.collecting)
-    return (yield from _delete_given_up(claim, record, kept, memory))
-
-
-def _plan(
-    claim: ClaimRecord,
-    state: RetentionRecord,
-    newest: EpochRecord,
-    *,
-    keep_epochs: int,
-    actor: Actor,
-    memory: Memory,
-) -> Steps[RetentionRecord]:
-    """Return the ledger's next record, or `state` itself if nothing is to be given up."""
-    chain = yield from _read_chain(newest, state, keep_epochs, memory)
-    start = max(state.collected_before, claim.first_epoch)
-    floor = Epoch(max(start, decide_floor(state, chain, keep_epochs)))
-    below = yield from read_acknowledged(claim, start, floor, memory)
-    change = decide_collection(
-        state, floor=floor, below_floor=below, deleted=frozenset(memory.deleted)
-    )
-    if isinstance(change, Unchanged):
-        return state
-    return next_retention(state, change, writer=actor.token, now_micros=actor.now_micros)
-
-
-def _read_chain(
-    newest: EpochRecord, state: RetentionRecord, keep_epochs: int, memory: Memory
-) -> Steps[list[CheckpointRef]]:
-    """Walk from the newest epoch through its parents, as far as the decision needs."""
-    chain = [newest.ref]
-    parent = newest.parent
-    while (
-        parent is not None
-        and parent.job == newest.ref.job
-        and parent.epoch >= state.collected_before
-        and len(chain) < keep_epochs
-    ):
-        chain.append(parent)
-        if parent not in memory.parents:
-            manifest = yield from read_manifest(parent)
-            if manifest is None:
-                raise missing(paths.manifest_path(parent), str(parent))
-            memory.parents[parent] = manifest.parent
-        parent = memory.parents[parent]
-    return chain
-
-
-def _delete_given_up(
-    claim: ClaimRecord, state: RetentionRecord, kept: Kept, memory: Memory
-) -> Steps[CollectionOutcome]:
-    """Delete what the given-up checkpoints alone needed, after all of it is known."""
-    doomed: list[tuple[CheckpointRef, list[str]]] = []
-    for ref in sorted(state.collecting):
-        objects = yield from _objects_left(ref)
-        doomed.append((ref, _own_paths(claim, objects - kept.objects)))
-    if (yield from is_fenced(claim.job, claim.generation)):
-        return Fenced(claim.generation)
-    for _, objects_to_delete in doomed:
-        for path in objects_to_delete:
+        kept = yield from self._read_kept(state, newest)
+        horizon = newest.ref.epoch - self.actor.rules.adoption_window
+        doomed = []
+        for path in (yield from list_paths(paths.generations_folder(self.claim.job))):
+            slot = paths.slot_of(path)
+            if slot is not None and slot.ref.epoch <= horizon and path not in kept.objects:
+                doomed.append(path)
+        doomed += yield from self._superfluous_records(state, newest, kept)
+        if (yield from is_fenced(self.claim)):
+            return Fenced(self.claim.generation)
+        for path in sorted(doomed, key=_deletion_order):
             yield from delete(path)
-    for ref, _ in doomed:
-        yield from delete(paths.manifest_path(ref))
-        memory.deleted.add(ref)
-    return CollectionDone(
-        given_up=tuple(ref for ref, _ in doomed),
-        deleted_objects=sum(1 + len(objects) for _, objects in doomed),
-        needs_origin=any(not path.startswith(f"{claim.job}/") for path in kept.objects),
+        return SweepDone(len(doomed))
+
+    def _read_newest(self) -> Steps[EpochRecord | None]:
+        return read_newest_record(
+            self.actor, first=self.claim.first_epoch, seen=self.memory.newest
+        )
+
+    def _plan(
+        self, state: RetentionRecord, newest: EpochRecord, keep_epochs: int
+    ) -> Steps[RetentionRecord]:
+        """Return the ledger's next record, or `state` itself if nothing is to be given up."""
+        chain = yield from self._read_chain(newest, state, keep_epochs)
+        start = max(state.collected_before, self.claim.first_epoch)
+        floor = Epoch(max(start, decide_floor(state, chain, keep_epochs)))
+        below = yield from self._read_acknowledged(start, floor)
+        changed = decide_collection(
+            state, floor=floor, below_floor=below, deleted=frozenset(self.memory.deleted)
+        )
+        return state if changed == state else next_retention(self.actor, state, changed)
+
+    def _read_chain(
+        self, newest: EpochRecord, state: RetentionRecord, keep_epochs: int
+    ) -> Steps[list[CheckpointRef]]:
+        """Walk from the newest epoch through its parents, as far as the decision needs."""
+        parents = self.memory.parents
+        chain = [newest.ref]
+        parent = newest.parent
+        while (
+            parent is not None
+            and parent.job == newest.ref.job
+            and parent.epoch >= state.collected_before
+            and len(chain) < keep_epochs
+        ):
+            chain.append(parent)
+            if parent not in parents:
+                parents[parent] = (yield from _read_manifest(parent)).parent
+            parent = parents[parent]
+        return chain
+
+    def _read_acknowledged(self, start: int, end: int) -> Steps[list[CheckpointRef]]:
+        """Return the acknowledged checkpoints with `start <= epoch < end`."""
+        job, records = self.claim.job, self.memory.records
+        for number in range(start, end):
+            if number not in records:
+                record = yield from read_epoch_record(job, number)
+                if record is None:
+                    raise _missing(paths.epoch_record_path(job, number), f"epoch {number}")
+                records[number] = record.ref
+        return [records[number] for number in range(start, end)]
+
+    def _read_kept(self, state: RetentionRecord, newest: EpochRecord) -> Steps[Kept]:
+        """Return every object that some kept epoch needs."""
+        start = max(state.collected_before, self.claim.first_epoch)
+        refs = yield from self._read_acknowledged(start, newest.ref.epoch + 1)
+        refs += [pin.ref for pin in state.pins]
+        known = self.memory.objects
+        for ref in sorted(set(refs)):
+            if ref not in known:
+                known[ref] = yield from self._read_objects(ref)
+        kept = Kept(frozenset(refs), frozenset().union(*(known[ref] for ref in refs)))
+        self.memory.forget(kept)
+        return kept
+
+    def _read_objects(self, ref: CheckpointRef) -> Steps[frozenset[str]]:
+        """Return every object that a kept checkpoint needs."""
+        files = self.memory.files
+        objects = {paths.manifest_path(ref), paths.marker_path(ref)}
+        for entry in (yield from _read_manifest(ref)).operators:
+            for metadata in entry.subtasks:
+                if metadata.path not in files:
+                    data = yield from read(metadata.path)
+                    if data is None:
+                        raise _missing(metadata.path, str(ref))
+                    files[metadata.path] = files_behind(metadata, data)
+                objects |= {metadata.path, *files[metadata.path]}
+        return frozenset(objects)
+
+    def _delete_given_up(
+        self, state: RetentionRecord, kept: Kept
+    ) -> Steps[CollectionOutcome]:
+        """Delete what the given-up checkpoints alone needed, after all of it is known."""
+        doomed: list[tuple[CheckpointRef, list[str]]] = []
+        for ref in sorted(state.collecting):
+            objects = yield from _objects_left(ref)
+            doomed.append((ref, self._own_paths(objects - kept.objects)))
+        if (yield from is_fenced(self.claim)):
+            return Fenced(self.claim.generation)
+        for _, objects_to_delete in doomed:
+            for path in objects_to_delete:
+                yield from delete(path)
+        for ref, _ in doomed:
+            yield from delete(paths.manifest_path(ref))
+            self.memory.deleted.add(ref)
+        own = f"{self.claim.job}/"
+        return CollectionDone(
+            given_up=tuple(ref for ref, _ in doomed),
+            deleted_objects=sum(1 + len(objects) for _, objects in doomed),
+            needs_origin=any(not path.startswith(own) for path in kept.objects),
+        )
+
+    def _own_paths(self, objects: Iterable[str]) -> list[str]:
+        """Keep to the job's own slots, files before the metadata that names them."""
+        slots = ((path, paths.slot_of(path)) for path in objects)
+        own = [
+            path
+            for path, slot in slots
+            if slot is not None and slot.ref.job == self.claim.job
+        ]
+        return sorted(own, key=_deletion_order)
+
+    def _superfluous_records(
+        self, state: RetentionRecord, newest: EpochRecord, kept: Kept
+    ) -> Steps[list[str]]:
+        """Return the epoch and retention records that finding the newest does not need."""
+        job, stride = self.claim.job, self.actor.rules.waypoint_stride
+        needed = {paths.epoch_record_path(ref.job, ref.epoch) for ref in kept.refs}
+        doomed = []
+        for folder, first, last in (
+            (paths.epochs_folder(job), self.claim.first_epoch, newest.ref.epoch),
+            (paths.retention_folder(job), FIRST_SEQUENCE, state.sequence),
+        ):
+            for path in (yield from list_paths(folder)):
+                number = paths.number_of(path)
+                if number is None or path in needed:
+                    continue
+                if may_thin(number, first=first, newest=last, stride=stride):
+                    doomed.append(path)
+        return doomed
+
+
+def _read_manifest(ref: CheckpointRef) -> Steps[CheckpointManifest]:
+    manifest = yield from read_manifest(ref)
+    if manifest is None:
+        raise _missing(paths.manifest_path(ref), str(ref))
+    return manifest
+
+
+def _missing(path: str, needed_by: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"{path!r} is missing, but {needed_by} is kept and needs it; nothing was deleted. "
+        "Something other than Penstock removed it: bring it back, or restore another epoch",
+        code=ErrorCode.OBJECT_MISSING,
+        path=path,
     )
 
 
@@ -321,83 +356,6 @@ def _objects_left(ref: CheckpointRef) -> Steps[frozenset[str]]:
     return frozenset(objects)
 
 
-def _own_paths(claim: ClaimRecord, objects: Iterable[str]) -> list[str]:
-    """Keep to the job's own slots, files before the metadata that names them."""
-    own = []
-    for path in objects:
-        slot = paths.slot_of(path)
-        if slot is not None and slot.ref.job == claim.job:
-            own.append(path)
-    return sorted(own, key=lambda path: (path.endswith(".metadata"), path))
-
-
-@dataclass(frozen=True, slots=True)
-class SweepDone:
-    """What a sweep did."""
-
-    deleted_objects: int
-
-
-SweepOutcome: TypeAlias = SweepDone | NothingToCollect | Fenced
-
-
-def sweep_orphans(
-    claim: ClaimRecord, *, rules: ProtocolRules, memory: Memory
-) -> Steps[SweepOutcome]:
-    """Delete orphans and thin out old records. Safe to repeat after any error."""
-    return (yield from unless_fenced(claim, _sweep(claim, rules, memory)))
-
-
-def _sweep(claim: ClaimRecord, rules: ProtocolRules, memory: Memory) -> Steps[SweepOutcome]:
-    state = yield from read_retention(claim.job, rules, seen=memory.sequence)
-    newest = yield from read_newest_record(
-        claim.job, rules, first=claim.first_epoch, seen=memory.newest
-    )
-    if newest is None:
-        return NothingToCollect()
-    kept = yield from read_kept(claim, state, newest, memory)
-    horizon = newest.ref.epoch - rules.adoption_window
-    doomed = []
-    for path in (yield from list_paths(paths.generations_folder(claim.job))):
-        slot = paths.slot_of(path)
-        if slot is not None and slot.ref.epoch <= horizon and path not in kept.objects:
-            doomed.append(path)
-    doomed += yield from _superfluous_records(claim, state, newest, kept, rules)
-    if (yield from is_fenced(claim.job, claim.generation)):
-        return Fenced(claim.generation)
-    for path in sorted(doomed, key=_deletion_order):
-        yield from delete(path)
-    return SweepDone(len(doomed))
-
-
 def _deletion_order(path: str) -> tuple[int, str]:
     """Delete files, then metadata, then manifests: what names others outlives them."""
     return (2 if path.endswith("manifest.pb") else path.endswith(".metadata"), path)
-
-
-def _superfluous_records(
-    claim: ClaimRecord,
-    state: RetentionRecord,
-    newest: EpochRecord,
-    kept: Kept,
-    rules: ProtocolRules,
-) -> Steps[list[str]]:
-    """Return the epoch and retention records that finding the newest does not need."""
-    needed = {paths.epoch_record_path(ref.job, ref.epoch) for ref in kept.refs}
-    stride = rules.waypoint_stride
-    doomed = []
-    for path in (yield from list_paths(paths.epochs_folder(claim.job))):
-        number = paths.number_of(path)
-        if number is None or path in needed:
-            continue
-        if may_thin(
-            number, first=claim.first_epoch, newest=newest.ref.epoch, stride=stride
-        ):
-            doomed.append(path)
-    for path in (yield from list_paths(paths.retention_folder(claim.job))):
-        number = paths.number_of(path)
-        if number is not None and may_thin(
-            number, first=FIRST_SEQUENCE, newest=state.sequence, stride=stride
-        ):
-            doomed.append(path)
-    return doomed

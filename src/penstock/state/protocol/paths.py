@@ -13,10 +13,19 @@ Paths are relative to the checkpoint URL. Pure.
 
 import re
 from dataclasses import dataclass
+from typing import assert_never
 
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, TableName, Token
 from penstock.errors import UserError
-from penstock.state.protocol.records import CheckpointRef
+from penstock.state.protocol.records import (
+    CheckpointManifest,
+    CheckpointRef,
+    ClaimRecord,
+    CommitMarker,
+    EpochRecord,
+    Record,
+    RetentionRecord,
+)
 
 _SLOT = re.compile(r"([^/]+)/generations/([1-9][0-9]{0,9})/checkpoints/([0-9]{10})/(.+)")
 _NUMBERED = re.compile(r"[^/]+/(?:epochs|retention)/([0-9]{10})\.record")
@@ -76,6 +85,23 @@ def epoch_record_path(job: JobId, epoch: int) -> str:
 def retention_path(job: JobId, sequence: int) -> str:
     """Name a retention record."""
     return f"{job}/retention/{sequence:010d}.record"
+
+
+def path_of(record: Record) -> str:
+    """Name the one place where a record belongs."""
+    match record:
+        case ClaimRecord():
+            return claim_path(record.job, record.generation)
+        case CheckpointManifest():
+            return manifest_path(record.ref)
+        case CommitMarker():
+            return marker_path(record.ref)
+        case EpochRecord():
+            return epoch_record_path(record.ref.job, record.ref.epoch)
+        case RetentionRecord():
+            return retention_path(record.job, record.sequence)
+        case _:
+            assert_never(record)
 
 
 @dataclass(frozen=True, slots=True)

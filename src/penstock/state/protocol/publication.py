@@ -14,7 +14,7 @@ from typing import TypeAlias
 from penstock.core.ids import Generation
 from penstock.errors import CorruptStateError, ErrorCode, InternalError
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.reading import is_fenced
+from penstock.state.protocol.reading import create_record, is_fenced
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
@@ -118,8 +118,7 @@ def publish_checkpoint(
     """
     _check_request(claim, manifest, parent)
     path = paths.manifest_path(manifest.ref)
-    existing = yield from create_once(path, codec.encode_manifest(manifest))
-    if existing is not None:
+    if (yield from create_once(path, codec.encode(manifest))) is not None:
         raise InternalError(
             f"{path!r} already holds another manifest of this generation; claim a new "
             "generation before running the epoch again",
@@ -127,10 +126,8 @@ def publish_checkpoint(
             path=path,
         )
     record = EpochRecord(manifest.ref, manifest.parent, manifest.created_at_micros)
-    path = paths.epoch_record_path(manifest.ref.job, manifest.ref.epoch)
-    existing = yield from create_once(path, codec.encode_epoch_record(record))
-    winner = record if existing is None else codec.decode_epoch_record(existing, path)
-    fenced = yield from is_fenced(claim.job, claim.generation)
+    winner = (yield from create_record(record)) or record
+    fenced = yield from is_fenced(claim)
     return decide_publication(claim, manifest, record, winner, fenced=fenced)
 
 
@@ -160,16 +157,15 @@ def complete_commit(permit: CommitPermit, *, now_micros: int) -> Steps[ReadyChec
 
     Another generation may have replayed the same commit and been first: that is as good.
     """
-    marker = CommitMarker(permit.ref, permit.generation, now_micros)
-    path = paths.marker_path(permit.ref)
-    existing = yield from create_once(path, codec.encode_marker(marker))
-    if existing is not None:
-        found = codec.decode_marker(existing, path)
-        if found.ref != permit.ref:
-            raise CorruptStateError(
-                f"{path!r} is the committed marker of {found.ref}: objects were moved by "
-                "hand. Nothing was changed; put them back where they were written",
-                code=ErrorCode.PROTOCOL_VIOLATION,
-                path=path,
-            )
+    existing = yield from create_record(
+        CommitMarker(permit.ref, permit.generation, now_micros)
+    )
+    if existing is not None and existing.ref != permit.ref:
+        path = paths.marker_path(permit.ref)
+        raise CorruptStateError(
+            f"{path!r} is the committed marker of {existing.ref}: objects were moved by "
+            "hand. Nothing was changed; put them back where they were written",
+            code=ErrorCode.PROTOCOL_VIOLATION,
+            path=path,
+        )
     return ReadyCheckpoint(permit.ref)

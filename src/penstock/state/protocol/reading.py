@@ -1,12 +1,13 @@
-"""Reading the protocol's records: one place that knows where each lies and how it decodes."""
+"""Records in the store: where each lies, how it is read, and how it is created once."""
 
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
-from penstock.core.ids import Epoch, Generation, JobId
+from penstock.core.ids import Epoch, JobId
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.records import (
     FIRST_GENERATION,
+    Actor,
     CheckpointManifest,
     CheckpointRef,
     CheckpointStatus,
@@ -14,35 +15,64 @@ from penstock.state.protocol.records import (
     CommitMarker,
     EpochRecord,
     Fenced,
-    ProtocolRules,
+    Record,
+    RecordT,
+    RetentionRecord,
     derive_status,
 )
-from penstock.state.protocol.steps import Steps, exists, find_newest, read
+from penstock.state.protocol.steps import Steps, create_once, exists, find_newest, read
 
 T = TypeVar("T")
 
 
-def read_claim(job: JobId, generation: int) -> Steps[ClaimRecord | None]:
-    """Read one claim."""
-    path = paths.claim_path(job, generation)
+def create_record(record: RecordT) -> Steps[RecordT | None]:
+    """Create a record in its place; return None if it is ours, else the one that was first."""
+    path = paths.path_of(record)
+    existing = yield from create_once(path, codec.encode(record))
+    return None if existing is None else codec.decode(type(record), existing, path)
+
+
+def read_record(record_type: type[RecordT], path: str) -> Steps[RecordT | None]:
+    """Read the record at a place, if there is one; a record of another place is corruption."""
     data = yield from read(path)
     if data is None:
         return None
-    claim = codec.decode_claim(data, path)
-    if claim.job != job or claim.generation != generation:
-        raise misplaced(path, f"the claim of {claim.job} generation {claim.generation}")
-    return claim
-
-
-def find_newest_claim(job: JobId, *, seen: Generation | None = None) -> Steps[int | None]:
-    """Return the number of the newest claim, or None for a job that does not exist."""
-    return (
-        yield from find_newest(
-            lambda number: paths.claim_path(job, number),
-            first=FIRST_GENERATION,
-            stride=1,
-            seen=seen,
+    record = codec.decode(record_type, data, path)
+    if paths.path_of(record) != path:
+        raise CorruptStateError(
+            f"{path!r} holds {_name(record)}: objects were moved or copied by hand. Nothing "
+            "was changed; put them back where they were written",
+            code=ErrorCode.FOREIGN_OBJECT,
+            path=path,
         )
+    return record
+
+
+def _name(record: Record) -> str:
+    match record:
+        case ClaimRecord():
+            return f"the claim of {record.job} generation {record.generation}"
+        case CheckpointManifest():
+            return f"the manifest of {record.ref}"
+        case EpochRecord():
+            return f"the record of {record.ref}"
+        case CommitMarker():
+            return f"the committed marker of {record.ref}"
+        case RetentionRecord():
+            return f"retention record {record.sequence} of {record.job}"
+        case _:
+            assert_never(record)
+
+
+def read_claim(job: JobId, generation: int) -> Steps[ClaimRecord | None]:
+    """Read one claim."""
+    return read_record(ClaimRecord, paths.claim_path(job, generation))
+
+
+def find_newest_claim(job: JobId) -> Steps[int | None]:
+    """Return the number of the newest claim, or None for a job that does not exist."""
+    return find_newest(
+        lambda number: paths.claim_path(job, number), first=FIRST_GENERATION, stride=1
     )
 
 
@@ -58,57 +88,50 @@ def read_identity(job: JobId) -> Steps[ClaimRecord | None]:
 
 
 def unless_fenced(claim: ClaimRecord, steps: Steps[T]) -> Steps[T | Fenced]:
-    """Run a workflow, taking what it misses for corruption only while nobody else owns the job.
+    """Run a workflow; turn CorruptStateError into `Fenced` if a newer driver owns the job.
 
     A newer generation collects what an older one was about to read.
     """
     try:
         return (yield from steps)
     except CorruptStateError:
-        if (yield from is_fenced(claim.job, claim.generation)):
+        if (yield from is_fenced(claim)):
             return Fenced(claim.generation)
         raise
 
 
-def is_fenced(job: JobId, generation: Generation) -> Steps[bool]:
+def is_fenced(claim: ClaimRecord) -> Steps[bool]:
     """Tell whether a newer generation has claimed the job. One HEAD: claims have no gaps."""
-    return (yield from exists(paths.claim_path(job, generation.next())))
+    return exists(paths.claim_path(claim.job, claim.generation.next()))
 
 
 def read_epoch_record(job: JobId, epoch: int) -> Steps[EpochRecord | None]:
     """Read the record of one epoch."""
-    path = paths.epoch_record_path(job, epoch)
-    data = yield from read(path)
-    if data is None:
-        return None
-    record = codec.decode_epoch_record(data, path)
-    if record.ref.job != job or record.ref.epoch != epoch:
-        raise misplaced(path, f"the record of {record.ref}")
-    return record
+    return read_record(EpochRecord, paths.epoch_record_path(job, epoch))
 
 
 def read_newest_record(
-    job: JobId, rules: ProtocolRules, *, first: Epoch, seen: Epoch | None = None
+    actor: Actor, *, first: Epoch, seen: Epoch | None = None
 ) -> Steps[EpochRecord | None]:
     """Read the newest epoch record, or None before the job's first epoch."""
-    number = yield from find_newest_epoch(job, rules, first=first, seen=seen)
+    number = yield from find_newest_epoch(actor, first=first, seen=seen)
     if number is None:
         return None
-    record = yield from read_epoch_record(job, number)
+    record = yield from read_epoch_record(actor.job, number)
     if record is None:
         # Thinned out between the search and the read: many epochs have come since.
-        return (yield from read_newest_record(job, rules, first=first, seen=number))
+        return (yield from read_newest_record(actor, first=first, seen=number))
     return record
 
 
 def find_newest_epoch(
-    job: JobId, rules: ProtocolRules, *, first: Epoch, seen: Epoch | None = None
+    actor: Actor, *, first: Epoch, seen: Epoch | None = None
 ) -> Steps[Epoch | None]:
     """Return the number of the newest epoch record, readable or not."""
     number = yield from find_newest(
-        lambda epoch: paths.epoch_record_path(job, epoch),
+        lambda epoch: paths.epoch_record_path(actor.job, epoch),
         first=first,
-        stride=rules.waypoint_stride,
+        stride=actor.rules.waypoint_stride,
         seen=seen,
     )
     return None if number is None else Epoch(number)
@@ -116,14 +139,7 @@ def find_newest_epoch(
 
 def read_manifest(ref: CheckpointRef) -> Steps[CheckpointManifest | None]:
     """Read a checkpoint's manifest."""
-    path = paths.manifest_path(ref)
-    data = yield from read(path)
-    if data is None:
-        return None
-    manifest = codec.decode_manifest(data, path)
-    if manifest.ref != ref:
-        raise misplaced(path, f"the manifest of {manifest.ref}")
-    return manifest
+    return read_record(CheckpointManifest, paths.manifest_path(ref))
 
 
 def read_status(ref: CheckpointRef, record: EpochRecord | None) -> Steps[CheckpointStatus]:
@@ -131,26 +147,5 @@ def read_status(ref: CheckpointRef, record: EpochRecord | None) -> Steps[Checkpo
     manifest = yield from read_manifest(ref)
     marker = None
     if manifest is not None and manifest.needs_commit:
-        marker = yield from _read_marker(ref)
+        marker = yield from read_record(CommitMarker, paths.marker_path(ref))
     return derive_status(ref, manifest, record, marker)
-
-
-def _read_marker(ref: CheckpointRef) -> Steps[CommitMarker | None]:
-    path = paths.marker_path(ref)
-    data = yield from read(path)
-    if data is None:
-        return None
-    marker = codec.decode_marker(data, path)
-    if marker.ref != ref:
-        raise misplaced(path, f"the committed marker of {marker.ref}")
-    return marker
-
-
-def misplaced(path: str, what: str) -> CorruptStateError:
-    """Build the error for a good record in another record's place."""
-    return CorruptStateError(
-        f"{path!r} holds {what}: objects were moved or copied by hand. Nothing was changed; "
-        "put them back where they were written",
-        code=ErrorCode.FOREIGN_OBJECT,
-        path=path,
-    )

@@ -1,16 +1,13 @@
 """The durable records of the protocol as values: who writes each, when, and how often.
 
-All of them are create-once. What is true of a checkpoint is derived from which of these
-exist (see `status`), never stored.
-
-What a checkpoint or a driver is, derived from which records exist. Never stored. Pure.
-
-The numbers every driver of a job must agree on. Part of the on-disk protocol, not settings.
+All of them are create-once. What a checkpoint is follows from which of these exist
+(`derive_status`) and is never stored. `ProtocolRules` are the numbers that every driver of a
+job must agree on: part of the on-disk protocol, not settings. Pure.
 """
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, SavepointName, Token
 from penstock.core.watermark import InputWatermark
@@ -143,6 +140,14 @@ class RetentionRecord:
     """Given up, and perhaps not yet deleted in full."""
 
 
+Record: TypeAlias = (
+    ClaimRecord | CheckpointManifest | EpochRecord | CommitMarker | RetentionRecord
+)
+RecordT = TypeVar(
+    "RecordT", ClaimRecord, CheckpointManifest, EpochRecord, CommitMarker, RetentionRecord
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Invisible:
     """No manifest: to everybody but its writer this checkpoint does not exist."""
@@ -245,3 +250,14 @@ class ProtocolRules:
 
 
 RULES = ProtocolRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts on which job, when and by which rules: what every workflow starts from."""
+
+    job: JobId
+    token: Token
+    """What makes the records of this actor provably its own."""
+    now_micros: int
+    rules: ProtocolRules = RULES

@@ -1,20 +1,19 @@
-"""Planning a restore: which checkpoint a user means, and what restoring it abandons.
+"""Restores and branches of a job, as users ask for them.
 
-Reads only. What restoring does is `takeover`'s business.
+Planning a restore reads only: which checkpoint a user means, and what restoring it abandons.
+`takeover` carries it out.
 
-Branching a job: a new job from another's epoch, copying nothing.
-
-The branch's epochs refer to the origin's objects, and a job deletes only under its own
-prefix. So the branch pins its origin first, and lets it go when nothing it keeps refers to
-another job any more.
+A branch is a new job from another's epoch that copies nothing. Its epochs refer to the
+origin's objects, and a job deletes only under its own prefix. So the branch pins its origin
+first, and lets it go when nothing it keeps refers to another job any more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core.ids import JobId, SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, StateError
-from penstock.state.protocol import codec, paths
 from penstock.state.protocol.reading import (
+    create_record,
     read_claim,
     read_epoch_record,
     read_identity,
@@ -22,14 +21,13 @@ from penstock.state.protocol.reading import (
 )
 from penstock.state.protocol.records import (
     FIRST_GENERATION,
+    Actor,
     CheckpointRef,
     ClaimRecord,
     EpochRecord,
     PinKind,
-    ProtocolRules,
 )
 from penstock.state.protocol.retention import (
-    Actor,
     Epochs,
     find_kept_epoch,
     pin_epoch,
@@ -37,7 +35,7 @@ from penstock.state.protocol.retention import (
     require_ready,
     unpin,
 )
-from penstock.state.protocol.steps import Steps, create_once
+from penstock.state.protocol.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +49,29 @@ class RestorePlan:
     """False if there may be more of them, whose records are gone or cannot be read."""
 
 
-def plan_restore(job: JobId, which: Epochs, rules: ProtocolRules) -> Steps[RestorePlan]:
+def plan_restore(actor: Actor, which: Epochs) -> Steps[RestorePlan]:
     """Find the checkpoint a user means and what restoring it abandons."""
-    state = yield from read_retention(job, rules)
-    ref = yield from find_kept_epoch(state, which, rules)
+    state = yield from read_retention(actor)
+    ref = yield from find_kept_epoch(actor, state, which)
     try:
-        abandoned, complete = yield from _find_abandoned(job, ref, rules)
+        abandoned, complete = yield from _find_abandoned(actor, ref)
     except CorruptStateError:
         return RestorePlan(ref, (), complete=False)
     return RestorePlan(ref, abandoned, complete=complete)
 
 
 def _find_abandoned(
-    job: JobId, ref: CheckpointRef, rules: ProtocolRules
+    actor: Actor, ref: CheckpointRef
 ) -> Steps[tuple[tuple[CheckpointRef, ...], bool]]:
     """Return what the newest epoch descends from and `ref` does not, and whether that is all.
 
     Walks down both lines of descent until they meet, always on the higher one.
     """
-    identity = yield from read_identity(job)
+    identity = yield from read_identity(actor.job)
     if identity is None:
         return (), False
-    ours = yield from read_newest_record(job, rules, first=identity.first_epoch)
-    target = yield from read_epoch_record(job, ref.epoch)
+    ours = yield from read_newest_record(actor, first=identity.first_epoch)
+    target = yield from read_epoch_record(actor.job, ref.epoch)
     abandoned: list[CheckpointRef] = []
     while ours is not None and target is not None and ours.ref != target.ref:
         if ours.ref.epoch > target.ref.epoch:
@@ -111,24 +109,15 @@ def branch_pin_name(branch: JobId) -> SavepointName:
     return SavepointName(f"branch-{branch}")
 
 
-def branch_job(
-    origin: JobId, branch: JobId, *, which: Epochs, actor: Actor, rules: ProtocolRules
-) -> Steps[ClaimRecord]:
-    """Create a job that starts from another job's epoch, copying nothing.
+def branch_job(actor: Actor, branch: JobId, which: Epochs) -> Steps[ClaimRecord]:
+    """Create a job that starts from one of the actor's epochs, copying nothing.
 
     The pin on the origin comes first: from its claim on the branch depends on it.
     """
-    yield from _require_absent(branch)
+    if (yield from read_claim(branch, FIRST_GENERATION)) is not None:
+        raise _exists(branch)
     name = branch_pin_name(branch)
-    pin = yield from pin_epoch(
-        origin,
-        name,
-        which=which,
-        kind=PinKind.BRANCH,
-        actor=actor,
-        rules=rules,
-        holder=branch,
-    )
+    pin = yield from pin_epoch(actor, name, PinKind.BRANCH, which, holder=branch)
     claim = ClaimRecord(
         job=branch,
         generation=FIRST_GENERATION,
@@ -137,18 +126,12 @@ def branch_job(
         first_epoch=pin.ref.epoch.next(),
         origin=pin.ref,
     )
-    path = paths.claim_path(branch, FIRST_GENERATION)
-    existing = yield from create_once(path, codec.encode_claim(claim))
+    existing = yield from create_record(claim)
     if existing is None:
         return claim
-    if codec.decode_claim(existing, path).origin != pin.ref:
-        yield from unpin(origin, name, actor=actor, rules=rules)
+    if existing.origin != pin.ref:
+        yield from unpin(actor, [name])
     raise _exists(branch)
-
-
-def _require_absent(job: JobId) -> Steps[None]:
-    if (yield from read_claim(job, FIRST_GENERATION)) is not None:
-        raise _exists(job)
 
 
 def _exists(job: JobId) -> StateError:
@@ -159,14 +142,9 @@ def _exists(job: JobId) -> StateError:
     )
 
 
-def release_origin(
-    claim: ClaimRecord, *, actor: Actor, rules: ProtocolRules
-) -> Steps[bool]:
+def release_origin(actor: Actor, claim: ClaimRecord) -> Steps[bool]:
     """Let the origin of a branch go, once no kept epoch refers to its objects."""
     if claim.origin is None:
         return False
-    return (
-        yield from unpin(
-            claim.origin.job, branch_pin_name(claim.job), actor=actor, rules=rules
-        )
-    )
+    holder = replace(actor, job=claim.origin.job)
+    return (yield from unpin(holder, [branch_pin_name(claim.job)]))

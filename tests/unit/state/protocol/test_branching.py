@@ -13,7 +13,7 @@ from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing.pipelines import assert_job_is_whole
 from tests.builders.interleaving import Sleeper, creating
-from tests.builders.protocol import JOB, OTHER_JOB, RULES, a_claim, an_actor
+from tests.builders.protocol import JOB, OTHER_JOB, a_claim, an_actor
 from tests.builders.small_driver import SmallDriver, a_driver, checkpoints_in
 
 TWIG = JobId("twig")
@@ -23,8 +23,7 @@ def branch_steps(
     branch: JobId = TWIG, *, origin: JobId = JOB, epoch: int | None = None
 ) -> Steps[ClaimRecord]:
     which = Epochs(None if epoch is None else Epoch(epoch))
-    actor = an_actor(f"{origin}{epoch}")
-    return branch_job(origin, branch, which=which, actor=actor, rules=RULES)
+    return branch_job(an_actor(f"{origin}{epoch}", job=origin), branch, which)
 
 
 def holders(store: MemoryStore, job: JobId = JOB) -> dict[str, int]:
@@ -160,7 +159,7 @@ def test_a_branch_that_loses_its_name_to_another_job_lets_its_origin_go() -> Non
     a_driver(store, epochs=2)
     making = Sleeper(store, branch_steps())
     making.sleep_before(creating("claim"))
-    store.create(paths.claim_path(TWIG, 1), codec.encode_claim(a_claim(1, job=TWIG)))
+    store.create(paths.claim_path(TWIG, 1), codec.encode(a_claim(1, job=TWIG)))
     with pytest.raises(StateError, match="already exists"):
         making.wake()
     assert holders(store) == {}

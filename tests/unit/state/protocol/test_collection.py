@@ -9,7 +9,7 @@ from penstock.state.protocol.collection import (
     NothingToCollect,
     collect_garbage,
 )
-from penstock.state.protocol.records import Fenced, RetentionRecord
+from penstock.state.protocol.records import CheckpointManifest, Fenced, RetentionRecord
 from penstock.state.protocol.retention import Epochs, read_retention
 from penstock.state.protocol.steps import Steps
 from penstock.state.storage.create import run_steps
@@ -17,7 +17,7 @@ from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore, sweep
 from penstock.testing.pipelines import assert_job_is_whole, assert_nothing_was_changed
 from tests.builders.interleaving import Sleeper, creating, deleting
-from tests.builders.protocol import JOB, RULES, a_ref, an_actor
+from tests.builders.protocol import JOB, a_ref, an_actor
 from tests.builders.small_driver import QUIET, SmallDriver, a_driver, checkpoints_in
 
 
@@ -39,10 +39,9 @@ def in_slots(store: MemoryStore, *epochs: int) -> list[str]:
 def collection_steps(driver: SmallDriver, name: str = "sleeper") -> Steps[object]:
     return (
         yield from collect_garbage(
+            an_actor(name),
             driver.claim,
             keep_epochs=driver.keep_epochs,
-            actor=an_actor(name),
-            rules=RULES,
             memory=Memory(),
         )
     )
@@ -126,7 +125,7 @@ def test_an_epoch_is_given_up_in_the_ledger_before_anything_of_it_is_deleted() -
     driver = a_driver(store, epochs=3, keep_epochs=1)
     sleeper = Sleeper(store, collection_steps(driver))
     sleeper.sleep_before(deleting())
-    state = run_steps(store, read_retention(JOB, RULES))
+    state = run_steps(store, read_retention(an_actor()))
     assert state.collected_before == 3
     assert state.collecting == tuple(driver.acknowledged[:2])
 
@@ -247,7 +246,7 @@ def test_what_a_dead_driver_gave_up_stays_listed_until_somebody_deletes_it() -> 
 
 
 def ledger(store: MemoryStore) -> RetentionRecord:
-    return run_steps(store, read_retention(JOB, RULES))
+    return run_steps(store, read_retention(an_actor()))
 
 
 def test_a_replaced_driver_gives_nothing_up_and_deletes_nothing() -> None:
@@ -384,4 +383,4 @@ def test_the_first_epoch_of_a_job_with_one_manifest_is_never_collected() -> None
     assert collected(driver).given_up == ()
     manifest = store.read(paths.manifest_path(a_ref(1)))
     assert manifest is not None
-    assert codec.decode_manifest(manifest, "").ref == a_ref(1)
+    assert codec.decode(CheckpointManifest, manifest, "").ref == a_ref(1)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from penstock.core.ids import SavepointName
@@ -5,7 +7,6 @@ from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.records import PinKind, RetentionRecord
 from penstock.state.protocol.retention import (
-    Change,
     Epochs,
     append_retention,
     next_retention,
@@ -18,26 +19,24 @@ from tests.builders.interleaving import Sleeper, creating
 from tests.builders.protocol import (
     JOB,
     OTHER_JOB,
-    RULES,
     a_pin,
     a_retention,
-    a_token,
     an_actor,
 )
 from tests.builders.small_driver import a_driver
 
 
-def a_change(state: RetentionRecord, name: str = "pin") -> Change:
-    return Change((*state.pins, a_pin(name, 1)), state.collected_before, state.collecting)
+def a_change(state: RetentionRecord, name: str = "pin") -> RetentionRecord:
+    return replace(state, pins=(*state.pins, a_pin(name, 1)))
 
 
 def append(store: MemoryStore, state: RetentionRecord, who: str = "me") -> object:
-    record = next_retention(state, a_change(state, who), writer=a_token(who), now_micros=7)
-    return record if run_steps(store, append_retention(record, RULES)) else None
+    record = next_retention(an_actor(who), state, a_change(state, who))
+    return record if run_steps(store, append_retention(an_actor(who), record)) else None
 
 
 def newest(store: MemoryStore) -> RetentionRecord:
-    return run_steps(store, read_retention(JOB, RULES))
+    return run_steps(store, read_retention(an_actor()))
 
 
 def test_a_job_without_records_has_nothing_pinned_and_nothing_given_up() -> None:
@@ -67,7 +66,7 @@ def test_a_record_thinned_out_before_it_was_read_is_searched_again() -> None:
     store = MemoryStore()
     for _ in range(6):
         append(store, newest(store))
-    reading = Sleeper(store, read_retention(JOB, RULES))
+    reading = Sleeper(store, read_retention(an_actor()))
     reading.sleep_before(lambda request: type(request).__name__ == "Read")
     for _ in range(3):
         append(store, newest(store))
@@ -92,12 +91,7 @@ def test_a_pin_that_slept_while_the_ledger_was_thinned_is_never_falsely_confirme
     driver = a_driver(store, epochs=2, keep_epochs=1)
     driver.collect()
     steps = pin_epoch(
-        JOB,
-        SavepointName("mine"),
-        which=Epochs(driver.next_epoch),
-        kind=PinKind.SAVEPOINT,
-        actor=an_actor(),
-        rules=RULES,
+        an_actor(), SavepointName("mine"), PinKind.SAVEPOINT, Epochs(driver.next_epoch)
     )
     driver.run_epoch()
     sleeper = Sleeper(store, steps)
@@ -114,7 +108,7 @@ def test_a_pin_that_slept_while_the_ledger_was_thinned_is_never_falsely_confirme
 @pytest.mark.parametrize("wrong", [a_retention(2), a_retention(1, job=OTHER_JOB)])
 def test_a_record_in_anothers_place_is_refused(wrong: RetentionRecord) -> None:
     path = paths.retention_path(JOB, 1)
-    store = MemoryStore({path: codec.encode_retention(wrong)})
+    store = MemoryStore({path: codec.encode(wrong)})
     with pytest.raises(CorruptStateError, match=f"{path}.*retention record") as caught:
         newest(store)
     assert caught.value.code is ErrorCode.FOREIGN_OBJECT

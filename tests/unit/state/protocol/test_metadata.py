@@ -1,9 +1,10 @@
+from typing import TypeAlias
+
 import pytest
 
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.codec import (
-    FileList,
     decode_metadata,
     encode_metadata,
     files_behind,
@@ -12,6 +13,11 @@ from penstock.state.protocol.codec import (
 from tests.builders.protocol import an_object_ref, metadata_of
 
 PATH = "job/op.metadata"
+FileList: TypeAlias = (
+    pb.GlobalKeyedTableSubtaskCheckpointMetadata
+    | pb.TimeKeyedTableSubtaskCheckpointMetadata
+    | pb.KeyedTableSubtaskCheckpointMetadata
+)
 
 
 def metadata_with(**tables: pb.TableSubtaskCheckpointMetadata) -> bytes:

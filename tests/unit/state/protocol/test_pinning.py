@@ -4,26 +4,19 @@ from penstock.core.ids import Epoch, SavepointName
 from penstock.errors import ErrorCode, StateError
 from penstock.state.protocol.collection import CollectionDone
 from penstock.state.protocol.records import Pin, PinKind
-from penstock.state.protocol.retention import Epochs, pin_epoch, unpin, unpin_all
+from penstock.state.protocol.retention import Epochs, pin_epoch, unpin
 from penstock.state.protocol.steps import Steps
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper, creating
-from tests.builders.protocol import JOB, RULES, an_actor
+from tests.builders.protocol import an_actor
 from tests.builders.small_driver import SmallDriver, a_driver, checkpoints_in
 
 MINE, OTHER = SavepointName("mine"), SavepointName("other")
 
 
 def pin_steps(name: SavepointName = MINE, which: Epochs | None = None) -> Steps[Pin]:
-    return pin_epoch(
-        JOB,
-        name,
-        which=which or Epochs(),
-        kind=PinKind.SAVEPOINT,
-        actor=an_actor(name),
-        rules=RULES,
-    )
+    return pin_epoch(an_actor(name), name, PinKind.SAVEPOINT, which or Epochs())
 
 
 def pin(store: MemoryStore, name: SavepointName = MINE, epoch: int | None = None) -> Pin:
@@ -117,7 +110,7 @@ def test_a_pinned_epoch_outlives_any_collection_and_goes_when_it_is_unpinned() -
     driver.run_epochs(4)
     driver.collect()
     assert driver.checkpoints.manifest(first).ref == first
-    assert run_steps(store, unpin(JOB, MINE, actor=an_actor(), rules=RULES))
+    assert run_steps(store, unpin(an_actor(), [MINE]))
     done = driver.collect()
     assert isinstance(done, CollectionDone)
     assert first in done.given_up
@@ -128,7 +121,7 @@ def test_unpinning_tells_whether_there_was_a_pin() -> None:
     store = MemoryStore()
     a_driver(store, epochs=1)
     before = store.contents()
-    assert not run_steps(store, unpin(JOB, MINE, actor=an_actor(), rules=RULES))
+    assert not run_steps(store, unpin(an_actor(), [MINE]))
     assert store.contents() == before
 
 
@@ -138,7 +131,7 @@ def test_several_pins_are_removed_in_one_record_and_absent_ones_do_not_matter() 
     pin(store, MINE, 1)
     pin(store, OTHER, 2)
     names = frozenset({MINE, OTHER, SavepointName("never")})
-    run_steps(store, unpin_all(JOB, names, actor=an_actor(), rules=RULES))
+    run_steps(store, unpin(an_actor(), names))
     assert pinned(store) == {}
     assert sum("/retention/" in path for path in store.contents()) == 3
 
@@ -172,7 +165,7 @@ def test_an_unpin_that_loses_to_another_change_tries_again() -> None:
     store = MemoryStore()
     a_driver(store, epochs=2)
     pin(store)
-    sleeper = Sleeper(store, unpin(JOB, MINE, actor=an_actor("leaving"), rules=RULES))
+    sleeper = Sleeper(store, unpin(an_actor("leaving"), [MINE]))
     sleeper.sleep_before(creating("retention"))
     pin(store, OTHER, 1)
     assert sleeper.wake()

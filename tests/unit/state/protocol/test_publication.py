@@ -17,6 +17,7 @@ from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
+    CommitMarker,
     EpochRecord,
     Fenced,
 )
@@ -47,15 +48,15 @@ def publish(
 
 
 def fence(store: MemoryStore) -> None:
-    store.create(paths.claim_path(CLAIM.job, 3), codec.encode_claim(a_claim(3)))
+    store.create(paths.claim_path(CLAIM.job, 3), codec.encode(a_claim(3)))
 
 
 def test_publishing_writes_manifest_and_record_and_makes_the_epoch_ready() -> None:
     store = MemoryStore()
     assert publish(store) == Published(ReadyCheckpoint(PLAIN.ref))
     assert store.contents() == {
-        paths.manifest_path(PLAIN.ref): codec.encode_manifest(PLAIN),
-        RECORD_PATH: codec.encode_epoch_record(RECORD),
+        paths.manifest_path(PLAIN.ref): codec.encode(PLAIN),
+        RECORD_PATH: codec.encode(RECORD),
     }
 
 
@@ -82,7 +83,7 @@ def test_publishing_the_same_manifest_again_is_recognised_as_ours() -> None:
 
 
 def test_another_manifest_in_the_same_slot_is_refused_and_acknowledges_nothing() -> None:
-    store = MemoryStore({paths.manifest_path(PLAIN.ref): codec.encode_manifest(COMMITTING)})
+    store = MemoryStore({paths.manifest_path(PLAIN.ref): codec.encode(COMMITTING)})
     with pytest.raises(InternalError, match="already holds another manifest"):
         publish(store)
     assert store.read(RECORD_PATH) is None
@@ -90,9 +91,9 @@ def test_another_manifest_in_the_same_slot_is_refused_and_acknowledges_nothing()
 
 def test_losing_the_epoch_record_names_the_winner() -> None:
     winner = a_record(3, generation=1)
-    store = MemoryStore({RECORD_PATH: codec.encode_epoch_record(winner)})
+    store = MemoryStore({RECORD_PATH: codec.encode(winner)})
     assert publish(store, COMMITTING) == LostEpoch(winner.ref)
-    assert store.read(RECORD_PATH) == codec.encode_epoch_record(winner)
+    assert store.read(RECORD_PATH) == codec.encode(winner)
 
 
 def test_a_replaced_driver_that_wins_its_epoch_gets_no_permit() -> None:
@@ -102,7 +103,7 @@ def test_a_replaced_driver_that_wins_its_epoch_gets_no_permit() -> None:
 
 
 def test_a_replaced_driver_that_loses_its_epoch_acknowledged_nothing() -> None:
-    store = MemoryStore({RECORD_PATH: codec.encode_epoch_record(a_record(3, generation=3))})
+    store = MemoryStore({RECORD_PATH: codec.encode(a_record(3, generation=3))})
     fence(store)
     assert publish(store) == Fenced(Generation(2), acknowledged=None)
 
@@ -200,7 +201,7 @@ def permit(generation: int = 2) -> CommitPermit:
 def marker_in(store: MemoryStore, ref: CheckpointRef) -> object:
     path = paths.marker_path(ref)
     data = store.read(path)
-    return None if data is None else codec.decode_marker(data, path)
+    return None if data is None else codec.decode(CommitMarker, data, path)
 
 
 def test_completing_a_commit_needs_no_more_than_the_permit() -> None:
@@ -228,7 +229,7 @@ def test_a_commit_may_be_completed_again_also_by_another_generation(again: int) 
 
 def test_the_marker_of_another_checkpoint_is_corruption() -> None:
     path = paths.marker_path(COMMITTING.ref)
-    store = MemoryStore({path: codec.encode_marker(a_marker(4))})
+    store = MemoryStore({path: codec.encode(a_marker(4))})
     with pytest.raises(CorruptStateError, match="committed marker of") as caught:
         run_steps(store, complete_commit(permit(), now_micros=7))
     assert caught.value.code is ErrorCode.PROTOCOL_VIOLATION

@@ -22,19 +22,19 @@ from tests.builders.interleaving import Sleeper
 from tests.builders.protocol import (
     JOB,
     OTHER_JOB,
-    RULES,
     a_claim,
     a_manifest,
     a_marker,
     a_record,
     a_ref,
+    an_actor,
 )
 
 
 def claims(count: int) -> MemoryStore:
     return MemoryStore(
         {
-            paths.claim_path(JOB, number): codec.encode_claim(a_claim(number))
+            paths.claim_path(JOB, number): codec.encode(a_claim(number))
             for number in range(1, count + 1)
         }
     )
@@ -43,9 +43,7 @@ def claims(count: int) -> MemoryStore:
 def records(count: int) -> MemoryStore:
     return MemoryStore(
         {
-            paths.epoch_record_path(JOB, number): codec.encode_epoch_record(
-                a_record(number)
-            )
+            paths.epoch_record_path(JOB, number): codec.encode(a_record(number))
             for number in range(1, count + 1)
         }
     )
@@ -58,21 +56,21 @@ def test_what_is_not_there_is_none() -> None:
     assert run_steps(store, find_newest_claim(JOB)) is None
     assert run_steps(store, read_epoch_record(JOB, 1)) is None
     assert run_steps(store, read_manifest(a_ref(1))) is None
-    assert run_steps(store, read_newest_record(JOB, RULES, first=Epoch(1))) is None
+    assert run_steps(store, read_newest_record(an_actor(), first=Epoch(1))) is None
 
 
 def test_a_driver_is_fenced_by_the_next_claim_and_not_by_its_own() -> None:
     store = claims(3)
     assert run_steps(store, find_newest_claim(JOB)) == 3
-    assert run_steps(store, is_fenced(JOB, a_claim(2).generation))
-    assert not run_steps(store, is_fenced(JOB, a_claim(3).generation))
+    assert run_steps(store, is_fenced(a_claim(2)))
+    assert not run_steps(store, is_fenced(a_claim(3)))
 
 
 @pytest.mark.parametrize("wrong", [a_claim(2), a_claim(1, job=OTHER_JOB)])
 def test_a_claim_in_anothers_place_is_refused(wrong: object) -> None:
     assert isinstance(wrong, type(a_claim()))
     path = paths.claim_path(JOB, 1)
-    store = MemoryStore({path: codec.encode_claim(wrong)})
+    store = MemoryStore({path: codec.encode(wrong)})
     with pytest.raises(CorruptStateError, match=f"{path}.*holds the claim of") as caught:
         run_steps(store, read_claim(JOB, 1))
     assert caught.value.code is ErrorCode.FOREIGN_OBJECT
@@ -82,14 +80,14 @@ def test_a_claim_in_anothers_place_is_refused(wrong: object) -> None:
 def test_an_epoch_record_in_anothers_place_is_refused(wrong: object) -> None:
     assert isinstance(wrong, type(a_record()))
     path = paths.epoch_record_path(JOB, 1)
-    store = MemoryStore({path: codec.encode_epoch_record(wrong)})
+    store = MemoryStore({path: codec.encode(wrong)})
     with pytest.raises(CorruptStateError, match=f"{path}.*holds the record of"):
         run_steps(store, read_epoch_record(JOB, 1))
 
 
 def test_a_manifest_in_anothers_place_is_refused() -> None:
     path = paths.manifest_path(a_ref(1))
-    store = MemoryStore({path: codec.encode_manifest(a_manifest(2))})
+    store = MemoryStore({path: codec.encode(a_manifest(2))})
     with pytest.raises(CorruptStateError, match=f"{path}.*holds the manifest of"):
         run_steps(store, read_manifest(a_ref(1)))
 
@@ -108,19 +106,19 @@ def test_a_job_whose_only_claim_is_damaged_has_no_identity() -> None:
 
 
 def test_the_newest_record_is_read() -> None:
-    found = run_steps(records(11), read_newest_record(JOB, RULES, first=Epoch(1)))
+    found = run_steps(records(11), read_newest_record(an_actor(), first=Epoch(1)))
     assert found == a_record(11)
 
 
 def test_a_newest_record_thinned_out_before_it_was_read_is_searched_again() -> None:
     store = records(6)
-    search = Sleeper(store, read_newest_record(JOB, RULES, first=Epoch(1)))
+    search = Sleeper(store, read_newest_record(an_actor(), first=Epoch(1)))
     path = paths.epoch_record_path(JOB, 6)
     search.sleep_before(lambda request: type(request).__name__ == "Read")
     for number in range(7, 11):
         store.create(
             paths.epoch_record_path(JOB, number),
-            codec.encode_epoch_record(a_record(number)),
+            codec.encode(a_record(number)),
         )
     store.delete(path)
     assert search.wake() == a_record(10)
@@ -129,10 +127,10 @@ def test_a_newest_record_thinned_out_before_it_was_read_is_searched_again() -> N
 def test_a_status_is_read_from_manifest_record_and_marker() -> None:
     ref = a_ref(1)
     manifest, record = a_manifest(1, needs_commit=True), a_record(1)
-    store = MemoryStore({paths.manifest_path(ref): codec.encode_manifest(manifest)})
+    store = MemoryStore({paths.manifest_path(ref): codec.encode(manifest)})
     assert run_steps(store, read_status(ref, None)) == Unacknowledged()
     assert run_steps(store, read_status(ref, record)) == Committing(manifest, record)
-    store.create(paths.marker_path(ref), codec.encode_marker(a_marker(1)))
+    store.create(paths.marker_path(ref), codec.encode(a_marker(1)))
     assert run_steps(store, read_status(ref, record)) == Ready(manifest)
 
 
@@ -140,10 +138,8 @@ def test_a_marker_in_anothers_place_is_refused() -> None:
     ref = a_ref(1)
     store = MemoryStore(
         {
-            paths.manifest_path(ref): codec.encode_manifest(
-                a_manifest(1, needs_commit=True)
-            ),
-            paths.marker_path(ref): codec.encode_marker(a_marker(2)),
+            paths.manifest_path(ref): codec.encode(a_manifest(1, needs_commit=True)),
+            paths.marker_path(ref): codec.encode(a_marker(2)),
         }
     )
     with pytest.raises(CorruptStateError, match="holds the committed marker of"):
@@ -153,7 +149,7 @@ def test_a_marker_in_anothers_place_is_refused() -> None:
 def test_no_marker_is_looked_for_where_nothing_commits() -> None:
     ref = a_ref(1)
     manifest = a_manifest(1)
-    store = MemoryStore({paths.manifest_path(ref): codec.encode_manifest(manifest)})
+    store = MemoryStore({paths.manifest_path(ref): codec.encode(manifest)})
     store.put(paths.marker_path(ref), b"garbage")
     assert run_steps(store, read_status(ref, a_record(1))) == Ready(manifest)
 

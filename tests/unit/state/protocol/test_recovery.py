@@ -26,7 +26,7 @@ from penstock.state.protocol.takeover import (
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper, creating
-from tests.builders.protocol import JOB, a_claim, a_manifest, a_record, a_ref, a_token
+from tests.builders.protocol import JOB, a_claim, a_manifest, a_record, a_ref, an_actor
 
 CLAIM = a_claim(4)
 RECORD = a_record(9, generation=3)
@@ -133,7 +133,7 @@ def test_nothing_is_built_on_what_is_not_ready(
 
 
 def claim_in(store: MemoryStore, name: str) -> ClaimRecord:
-    planned = run_steps(store, plan_claim(JOB, a_token(name), now_micros=7))
+    planned = run_steps(store, plan_claim(an_actor(name)))
     return run_steps(store, claim_generation(planned))
 
 
@@ -145,7 +145,7 @@ def test_claims_are_consecutive() -> None:
 
 def test_the_loser_of_a_claim_takes_the_next_one_and_wins_the_job() -> None:
     store = MemoryStore()
-    planned = run_steps(store, plan_claim(JOB, a_token("slow"), now_micros=7))
+    planned = run_steps(store, plan_claim(an_actor("slow")))
     slow = Sleeper(store, claim_generation(planned))
     slow.sleep_before(creating("claim"))
     assert claim_in(store, "fast").generation == 1
@@ -155,8 +155,8 @@ def test_the_loser_of_a_claim_takes_the_next_one_and_wins_the_job() -> None:
 def test_every_claim_repeats_where_a_branch_comes_from() -> None:
     store = MemoryStore()
     first = a_claim(1, first_epoch=6, origin=OLD)
-    planned = run_steps(store, plan_claim(JOB, a_token("eager"), now_micros=7))
-    store.create(paths.claim_path(JOB, 1), codec.encode_claim(first))
+    planned = run_steps(store, plan_claim(an_actor("eager")))
+    store.create(paths.claim_path(JOB, 1), codec.encode(first))
     late = run_steps(store, claim_generation(planned))
     later = claim_in(store, "later")
     assert [(claim.first_epoch, claim.origin) for claim in (late, later)] == [(6, OLD)] * 2
@@ -171,7 +171,7 @@ def test_a_damaged_claim_still_counts_as_claimed() -> None:
 
 def put_claims(*claims: ClaimRecord) -> MemoryStore:
     return MemoryStore(
-        {paths.claim_path(JOB, c.generation): codec.encode_claim(c) for c in claims}
+        {paths.claim_path(JOB, c.generation): codec.encode(c) for c in claims}
     )
 
 

@@ -84,7 +84,7 @@ def test_a_record_that_a_sleeper_made_again_is_not_taken_for_an_ancestor() -> No
     store = MemoryStore()
     a_driver(store, epochs=3)
     path = paths.epoch_record_path(JOB, 2)
-    store.put(path, codec.encode_epoch_record(a_record(2, generation=9, parent=a_ref(1))))
+    store.put(path, codec.encode(a_record(2, generation=9, parent=a_ref(1))))
     plan = checkpoints_in(store).plan_restore(Epochs(Epoch(1)))
     assert [ref.epoch for ref in plan.abandoned] == [3]
     assert not plan.complete
@@ -93,9 +93,7 @@ def test_a_record_that_a_sleeper_made_again_is_not_taken_for_an_ancestor() -> No
 def test_two_lines_that_never_meet_are_no_reason_to_search_for_ever() -> None:
     store = MemoryStore()
     a_driver(store, epochs=3)
-    store.put(
-        paths.epoch_record_path(JOB, 2), codec.encode_epoch_record(a_record(2, parent=None))
-    )
+    store.put(paths.epoch_record_path(JOB, 2), codec.encode(a_record(2, parent=None)))
     plan = checkpoints_in(store).plan_restore(Epochs(Epoch(1)))
     assert [ref.epoch for ref in plan.abandoned] == [3, 2]
     assert not plan.complete

@@ -1,14 +1,14 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ids import Epoch, SavepointName
-from penstock.state.protocol.records import PinKind, RetentionRecord
+from penstock.state.protocol.records import CheckpointRef, Pin, PinKind, RetentionRecord
 from penstock.state.protocol.retention import (
     MAX_COLLECTED_AT_ONCE,
-    Change,
     Collected,
     NameTaken,
-    Unchanged,
     decide_collection,
     decide_floor,
     decide_pin,
@@ -23,6 +23,21 @@ PINNED = a_pin("old", 2)
 STATE = a_retention(pins=[PINNED], collected_before=5, collecting=[a_ref(3)])
 
 
+def changed(
+    state: RetentionRecord,
+    pins: tuple[Pin, ...],
+    collected_before: int,
+    collecting: tuple[CheckpointRef, ...],
+) -> RetentionRecord:
+    """Return the state with what a decision may change, and nothing else."""
+    return replace(
+        state,
+        pins=pins,
+        collected_before=Epoch(collected_before),
+        collecting=collecting,
+    )
+
+
 def test_epochs_from_the_floor_on_and_pinned_ones_are_kept() -> None:
     assert [epoch for epoch in range(1, 8) if is_kept(STATE, a_ref(epoch))] == [2, 5, 6, 7]
 
@@ -34,15 +49,15 @@ def test_a_pin_keeps_one_attempt_at_an_epoch_and_not_another() -> None:
 
 def test_pinning_a_kept_epoch_adds_the_pin_and_nothing_else() -> None:
     pin = a_pin("new", 6)
-    assert decide_pin(STATE, pin) == Change((PINNED, pin), Epoch(5), (a_ref(3),))
+    assert decide_pin(STATE, pin) == changed(STATE, (PINNED, pin), 5, (a_ref(3),))
 
 
 def test_pinning_the_same_again_changes_nothing() -> None:
-    assert decide_pin(STATE, PINNED) == Unchanged()
+    assert decide_pin(STATE, PINNED) == STATE
 
 
 def test_a_pinned_epoch_below_the_floor_can_be_pinned_once_more() -> None:
-    assert isinstance(decide_pin(STATE, a_pin("another", 2)), Change)
+    assert isinstance(decide_pin(STATE, a_pin("another", 2)), RetentionRecord)
 
 
 def test_a_name_is_not_moved_to_another_epoch() -> None:
@@ -60,28 +75,28 @@ def test_an_epoch_given_up_cannot_be_pinned() -> None:
 
 
 def test_removing_the_only_pin_below_the_floor_gives_the_epoch_up() -> None:
-    change = decide_unpin(STATE, SavepointName("old"))
-    assert change == Change((), Epoch(5), (a_ref(3), a_ref(2)))
+    expected = changed(STATE, (), 5, (a_ref(3), a_ref(2)))
+    assert decide_unpin(STATE, SavepointName("old")) == expected
 
 
 def test_removing_one_of_two_pins_gives_nothing_up() -> None:
     other = a_pin("other", 2)
     state = a_retention(pins=[PINNED, other], collected_before=5)
-    assert decide_unpin(state, SavepointName("old")) == Change((other,), Epoch(5), ())
+    assert decide_unpin(state, SavepointName("old")) == changed(state, (other,), 5, ())
 
 
 def test_removing_the_pin_of_a_kept_epoch_gives_nothing_up() -> None:
     state = a_retention(pins=[a_pin("young", 6)], collected_before=5)
-    assert decide_unpin(state, SavepointName("young")) == Change((), Epoch(5), ())
+    assert decide_unpin(state, SavepointName("young")) == changed(state, (), 5, ())
 
 
 def test_an_epoch_is_listed_as_given_up_only_once() -> None:
     state = a_retention(pins=[PINNED], collected_before=5, collecting=[PINNED.ref])
-    assert decide_unpin(state, SavepointName("old")) == Change((), Epoch(5), (PINNED.ref,))
+    assert decide_unpin(state, SavepointName("old")) == changed(state, (), 5, (PINNED.ref,))
 
 
 def test_removing_an_unknown_pin_changes_nothing() -> None:
-    assert decide_unpin(STATE, SavepointName("unknown")) == Unchanged()
+    assert decide_unpin(STATE, SavepointName("unknown")) == STATE
     assert find_pin(STATE, SavepointName("unknown")) is None
     assert find_pin(STATE, SavepointName("old")) == PINNED
 
@@ -138,19 +153,19 @@ def collect(state: RetentionRecord, to: int, below: list[int], *deleted: int) ->
 
 def test_a_collection_gives_up_what_is_below_the_floor_and_not_pinned() -> None:
     state = a_retention(pins=[a_pin("kept", 6)], collected_before=5)
-    assert collect(state, 8, [5, 6, 7]) == Change(
-        state.pins, Epoch(8), (a_ref(5), a_ref(7))
+    assert collect(state, 8, [5, 6, 7]) == changed(
+        state, state.pins, 8, (a_ref(5), a_ref(7))
     )
 
 
 def test_what_somebody_else_gave_up_stays_listed_until_it_is_deleted() -> None:
-    assert collect(STATE, 6, [5]) == Change(STATE.pins, Epoch(6), (a_ref(3), a_ref(5)))
-    assert collect(STATE, 6, [5], 3) == Change(STATE.pins, Epoch(6), (a_ref(5),))
+    assert collect(STATE, 6, [5]) == changed(STATE, STATE.pins, 6, (a_ref(3), a_ref(5)))
+    assert collect(STATE, 6, [5], 3) == changed(STATE, STATE.pins, 6, (a_ref(5),))
 
 
 def test_an_epoch_already_given_up_is_not_listed_twice() -> None:
-    assert collect(STATE, 6, [3, 5]) == Change(STATE.pins, Epoch(6), (a_ref(3), a_ref(5)))
+    assert collect(STATE, 6, [3, 5]) == changed(STATE, STATE.pins, 6, (a_ref(3), a_ref(5)))
 
 
 def test_a_collection_without_anything_to_do_changes_nothing() -> None:
-    assert collect(STATE, 5, []) == Unchanged()
+    assert collect(STATE, 5, []) == STATE

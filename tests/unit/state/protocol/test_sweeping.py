@@ -18,7 +18,7 @@ from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore
 from penstock.testing.pipelines import assert_job_is_whole
 from tests.builders.interleaving import Sleeper, deleting
-from tests.builders.protocol import JOB, OPERATOR, RULES, TABLE, a_ref, a_token
+from tests.builders.protocol import JOB, OPERATOR, RULES, TABLE, a_ref, a_token, an_actor
 from tests.builders.small_driver import SmallDriver, a_driver, checkpoints_in
 
 
@@ -167,7 +167,7 @@ def test_a_sweep_planned_before_its_driver_slept_hurts_nothing_that_came_since()
     store = MemoryStore()
     driver = a_driver(store, epochs=6)
     orphan(store, 1)
-    steps = sweep_orphans(driver.claim, rules=RULES, memory=Memory())
+    steps = sweep_orphans(an_actor(), driver.claim, memory=Memory())
     sleeper = Sleeper(store, steps)
     sleeper.sleep_before(deleting())
     successor = a_driver(store, restore=driver.acknowledged[4], epochs=2)

@@ -22,7 +22,7 @@ from penstock.state.protocol.takeover import (
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.interleaving import Sleeper, asking, creating
-from tests.builders.protocol import JOB, RULES, a_ref, an_actor
+from tests.builders.protocol import JOB, a_ref, an_actor
 from tests.builders.small_driver import (
     FencedOffError,
     Sink,
@@ -81,7 +81,7 @@ def test_a_manifest_without_its_record_is_ignored_by_the_successor(
     store = MemoryStore()
     driver = a_driver(store, epochs=1, needs_commit=needs_commit)
     manifest = driver.write_epoch()
-    store.create(paths.manifest_path(manifest.ref), codec.encode_manifest(manifest))
+    store.create(paths.manifest_path(manifest.ref), codec.encode(manifest))
     taken = taken_over(store)
     assert taken.decision == Recovered(ReadyCheckpoint(driver.acknowledged[0]), Epoch(2))
     assert store.read(paths.epoch_record_path(JOB, 2)) is None
@@ -135,7 +135,7 @@ def test_the_commit_of_an_epoch_won_by_a_replaced_driver_is_replayed() -> None:
 def test_a_driver_overtaken_while_it_takes_over_is_fenced_and_writes_nothing_more() -> None:
     store = MemoryStore()
     a_driver(store, epochs=2)
-    slow = Sleeper(store, take_over(JOB, actor=an_actor("slow"), rules=RULES))
+    slow = Sleeper(store, take_over(an_actor("slow")))
     slow.sleep_before(creating("claim"))
     slow.sleep_before(asking("epochs"))
     taken_over(store)
@@ -198,9 +198,7 @@ def test_of_two_restores_the_later_one_counts() -> None:
 def test_a_restore_is_pinned_before_its_claim_and_until_it_is_honoured() -> None:
     store = MemoryStore()
     old = a_driver(store, epochs=3).acknowledged[0]
-    restoring = Sleeper(
-        store, take_over(JOB, actor=an_actor("restoring"), rules=RULES, restore=old)
-    )
+    restoring = Sleeper(store, take_over(an_actor("restoring"), restore=old))
     restoring.sleep_before(creating("claim"))
     assert pins(store) == [1]
     restoring.wake()
@@ -246,7 +244,7 @@ def test_a_sleeper_does_not_pin_again_what_its_successor_has_honoured() -> None:
     store = MemoryStore()
     old = a_driver(store, epochs=3).acknowledged[0]
     a_driver(store, restore=old)
-    sleeper = Sleeper(store, take_over(JOB, actor=an_actor("sleeper"), rules=RULES))
+    sleeper = Sleeper(store, take_over(an_actor("sleeper")))
     sleeper.sleep_before(creating("claim"))
     sleeper.sleep_before(asking("retention"))
     a_driver(store, epochs=1)
@@ -305,9 +303,7 @@ def test_an_epoch_given_up_between_plan_and_restore_is_refused() -> None:
     driver = a_driver(store, epochs=3, keep_epochs=1)
     plan = driver.checkpoints.plan_restore(Epochs(Epoch(1)))
     checkpoints_in(store).pin(SavepointName("other"), Epochs(Epoch(2)))
-    restoring = Sleeper(
-        store, take_over(JOB, actor=an_actor("slow"), rules=RULES, restore=plan.ref)
-    )
+    restoring = Sleeper(store, take_over(an_actor("slow"), restore=plan.ref))
     restoring.sleep_before(creating("retention"))
     driver.collect()
     with pytest.raises(StateError, match="no longer kept"):
@@ -329,7 +325,7 @@ def test_a_driver_that_cannot_read_the_newest_epoch_fences_nobody() -> None:
 def test_what_is_collected_while_a_driver_looks_does_not_stop_it() -> None:
     store = MemoryStore()
     running = a_driver(store, epochs=2, keep_epochs=1)
-    slow = Sleeper(store, take_over(JOB, actor=an_actor("slow"), rules=RULES))
+    slow = Sleeper(store, take_over(an_actor("slow")))
     slow.sleep_before(asking("/0000000002/manifest.pb"))
     running.run_epochs(2)
     running.collect()
@@ -398,7 +394,7 @@ def test_a_missing_claim_of_the_newest_epoch_releases_nothing() -> None:
     outcome = driver.publish(driver.write_epoch())
     assert not isinstance(outcome, Published)
     store.delete(paths.claim_path(JOB, 2))
-    steps = release_honoured_restores(driver.claim, actor=an_actor(), rules=RULES)
+    steps = release_honoured_restores(an_actor(), driver.claim)
     run_steps(store, steps)
     assert pins(store) == [1]
 
@@ -407,6 +403,6 @@ def test_before_the_first_epoch_there_is_nothing_to_release() -> None:
     store = MemoryStore()
     driver = a_driver(store)
     before = store.contents()
-    steps = resume(driver.claim, actor=an_actor(), rules=RULES)
+    steps = resume(an_actor(), driver.claim)
     assert run_steps(store, steps) == TakenOver(driver.claim, Recovered(None, Epoch(1)))
     assert store.contents() == before
