@@ -14,7 +14,7 @@ How it works
 - A reader that finds no file has a miss. Removing an entry under a reader is harmless:
   the mapping keeps the bytes.
 - The lock file `lock` orders writers: it holds the bytes in use, raised before an entry
-  appears (a crash in between only over-counts) and counted anew at every eviction.
+  appears (a crash in between only over-counts) and counted again at every eviction.
 - A hit touches the entry's modification time; eviction removes the longest untouched.
   Entries removed earlier, with the files they are pieces of, stay counted until then.
 - A writer holds a lock on its temporary file, so one that can be locked has no writer
@@ -23,9 +23,8 @@ How it works
 Recent: values worth keeping while they are used again and again, and no longer.
 
 A cache that is limited by number alone grows until it is full, hours into a run. This one
-also forgets what was not used for some seconds, so its size follows the work. What is made
-anew because it was forgotten is made anew at most every few seconds, which is cheap next
-to the seconds that have passed.
+also forgets what was not used for some seconds, so its size follows the work. A forgotten
+value is computed again at most once per 10 s.
 """
 
 import errno
@@ -37,7 +36,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -86,12 +85,6 @@ class CacheStatistics:
     written_bytes: int = 0
     evicted_entries: int = 0
 
-    @property
-    def hit_rate(self) -> float:
-        """Hits among all lookups; 0 before the first."""
-        lookups = self.hits + self.misses
-        return self.hits / lookups if lookups else 0.0
-
 
 class FileCache:
     """Immutable record batches under one folder, shared by processes, limited in size.
@@ -118,7 +111,7 @@ class FileCache:
 
     def get(self, key: CacheKey) -> pa.RecordBatch | None:
         """Map an entry without copying it, or return None if there is none that can be trusted."""
-        batch = self._map(self.root / key.file_name)
+        batch = self.peek(key)
         if batch is None:
             self._count(misses=1)
         else:
@@ -127,7 +120,32 @@ class FileCache:
 
     def peek(self, key: CacheKey) -> pa.RecordBatch | None:
         """Map an entry without counting it as a lookup."""
-        return self._map(self.root / key.file_name)
+        path = self.root / key.file_name
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            size = os.fstat(descriptor).st_size
+            end = size - _TRAILER.size
+            # A whole entry, written since the machine started, says so at its end.
+            trailer = os.pread(descriptor, _TRAILER.size, end) if end > 0 else b""
+            if trailer != _TRAILER.pack(_MAGIC, size, self._boot):
+                _remove(path)
+                return None
+            mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+            _touch(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        try:
+            with pa.ipc.open_file(pa.py_buffer(mapping), footer_offset=end) as reader:
+                return reader.get_batch(0)
+        except (pa.ArrowException, OSError) as error:
+            _LOGGER.debug("dropped the unreadable cache entry %s: %s", path, error)
+            _remove(path)
+            return None
 
     def holds(self, key: CacheKey) -> bool:
         """Tell whether an entry seems to be there, without counting it as a lookup."""
@@ -153,38 +171,6 @@ class FileCache:
         path = self.root / key.file_name
         return _exists(path) and _remove(path)
 
-    def _map(self, path: Path) -> pa.RecordBatch | None:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            size = os.fstat(descriptor).st_size
-            if not self._is_complete(descriptor, size):
-                _remove(path)
-                return None
-            mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-            _touch(descriptor)
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
-        end = size - _TRAILER.size
-        try:
-            with pa.ipc.open_file(pa.py_buffer(mapping), footer_offset=end) as reader:
-                return reader.get_batch(0)
-        except (pa.ArrowException, OSError) as error:
-            _LOGGER.debug("dropped the unreadable cache entry %s: %s", path, error)
-            _remove(path)
-            return None
-
-    def _is_complete(self, descriptor: int, size: int) -> bool:
-        """Tell whether the open file is a whole entry, written since the machine started."""
-        if size <= _TRAILER.size:
-            return False
-        trailer = os.pread(descriptor, _TRAILER.size, size - _TRAILER.size)
-        return trailer == _TRAILER.pack(_MAGIC, size, self._boot)
-
     def _write(self, target: Path, batch: pa.RecordBatch) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         temporary = self.root / f"{new_token()}{_TEMPORARY_SUFFIX}"
@@ -209,22 +195,22 @@ class FileCache:
     def _publish(self, temporary: Path, target: Path, size: int) -> None:
         """Make room, count the bytes, then let the entry appear: in this order, under the lock."""
         with self._lock() as lock:
-            used = _read_usage(lock)
+            raw = os.pread(lock, _USAGE.size, 0)
+            used = int(_USAGE.unpack(raw)[0]) if len(raw) == _USAGE.size else None
             if used is None or used + size > self.limit_bytes:
                 used = self._evict(target_bytes=int(self.limit_bytes * _EVICT_TO) - size)
             if used + size > self.limit_bytes or _exists(target):
                 _remove(temporary)
-                _write_usage(lock, used)
+                os.pwrite(lock, _USAGE.pack(used), 0)
                 return
-            _write_usage(lock, used + size)
+            os.pwrite(lock, _USAGE.pack(used + size), 0)
             temporary.rename(target)
         self._count(written_bytes=size)
 
     @contextmanager
     def _lock(self) -> Iterator[int]:
-        descriptor = os.open(
-            self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self.root / "lock", flags, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
@@ -321,21 +307,9 @@ def _remove(path: Path) -> bool:
 
 def _sweep(temporary: Path) -> None:
     """Remove a temporary file whose writer is gone; a living writer holds its lock."""
-    try:
-        with temporary.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(temporary)
-    except OSError:
-        return
-
-
-def _read_usage(descriptor: int) -> int | None:
-    raw = os.pread(descriptor, _USAGE.size, 0)
-    return int(_USAGE.unpack(raw)[0]) if len(raw) == _USAGE.size else None
-
-
-def _write_usage(descriptor: int, used: int) -> None:
-    os.pwrite(descriptor, _USAGE.pack(used), 0)
+    with suppress(OSError), temporary.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(temporary)
 
 
 K = TypeVar("K")

@@ -301,7 +301,7 @@ def _name(state_type: Any) -> str:
 
 
 def _columns(schema: pa.Schema) -> str:
-    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"
+    return f"({', '.join(f'{field.name}: {field.type}' for field in schema)})"
 
 
 def as_declared(
@@ -317,8 +317,8 @@ def as_declared(
     )
     if not fits:
         raise SchemaError(
-            f"{state_type.__name__}.SCHEMA of table {table!r} says ({_listed(schema)}), but "
-            f"{path}, written with that version, holds ({_listed(rows.schema)}). Nothing was "
+            f"{state_type.__name__}.SCHEMA of table {table!r} says {_columns(schema)}, but "
+            f"{path}, written with that version, holds {_columns(rows.schema)}. Nothing was "
             "changed; a version that state was written with stays as it is: restore the class "
             "and put the change into a new version",
             code=ErrorCode.SCHEMA_MISMATCH,
@@ -327,7 +327,3 @@ def as_declared(
         )
     columns = [relay(rows.column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _listed(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

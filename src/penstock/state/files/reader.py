@@ -99,12 +99,7 @@ class StateFileReader:
         if cached is not None:
             return cached
         data = self._fetch(segment.start, segment.size_bytes)
-        if checksum_of(data) != segment.checksum:
-            raise self._mismatch(
-                f"row group {index}",
-                f"{segment.checksum:016x}",
-                f"{checksum_of(data):016x}",
-            )
+        self._require_checksum(f"row group {index}", segment.checksum, data)
         window = _Window(data, segment.start, self.file.size_bytes)
         batch = as_batch(self._decode(window, index))
         self._keep(index, batch)
@@ -116,18 +111,32 @@ class StateFileReader:
         Only overlapping row groups are read. Where that is the whole file and little of
         it is cached, it is fetched by a single request and verified as a whole.
         """
-        if (
-            self._footer is None
-            and self._sees_everything()
-            and not self._has_cached_footer()
-        ):
-            return self._select(self._read_whole(), columns)
-        wanted = self.visible_segments
-        if len(wanted) == len(self.segments) > 1 and not self._has_cached_rows():
-            return self._select(self._read_whole(), columns)
-        return self._select(
-            [self.read_segment(segment.index) for segment in wanted], columns
-        )
+        if self._is_read_whole():
+            batches = self._read_whole()
+        else:
+            batches = [
+                self.read_segment(segment.index) for segment in self.visible_segments
+            ]
+        parts = [
+            rows
+            if segment.lies_in(self.file.visible)
+            else rows_in_range(rows, self.file.visible)
+            for rows, segment in zip(batches, self.visible_segments, strict=True)
+        ]
+        table = pa.Table.from_batches(parts, schema=self._open().schema)
+        return table if columns is None else table.select(list(columns))
+
+    def _is_read_whole(self) -> bool:
+        """Tell whether one request for the whole file costs less than its row groups do."""
+        checksum, visible = self.file.checksum, self.file.visible
+        if self._footer is None and not self._holds(footer_key(checksum)):
+            low, high = self.file.min_key_hash, self.file.max_key_hash
+            if low is None or high is None or (low in visible and high in visible):
+                return True
+        keys = [CacheKey(checksum, segment.index) for segment in self.segments]
+        return len(self.visible_segments) == len(keys) > 1 and 2 * sum(
+            self._holds(key) for key in keys
+        ) <= len(keys)
 
     def _open(self) -> Footer:
         if self._footer is None:
@@ -140,11 +149,7 @@ class StateFileReader:
         return self._footer  # type: ignore[return-value]  # set by both branches
 
     def _accept_footer(self, data: Readable) -> None:
-        found = checksum_of(data)
-        if found != self.file.footer_checksum:
-            raise self._mismatch(
-                "the footer", f"{self.file.footer_checksum:016x}", f"{found:016x}"
-            )
+        self._require_checksum("the footer", self.file.footer_checksum, data)
         self._footer = self._decode_footer(data)
         if self._cache is not None:
             self._cache.put(footer_key(self.file.checksum), footer_batch(data))
@@ -154,10 +159,7 @@ class StateFileReader:
             footer = Footer.decode(data, path=self.file.path)
         except (pa.ArrowException, OSError) as error:
             raise self._undecodable("the footer", error) from error
-        if footer.state_version != self.file.state_version:
-            raise self._mismatch(
-                "the state version", str(self.file.state_version), str(footer.state_version)
-            )
+        self._require("the state version", self.file.state_version, footer.state_version)
         return footer
 
     def _read_whole(self) -> list[pa.RecordBatch]:
@@ -165,12 +167,8 @@ class StateFileReader:
         if data is None:
             raise self._missing()
         self.bytes_read += len(data)
-        if len(data) != self.file.size_bytes:
-            raise self._mismatch("the size", str(self.file.size_bytes), str(len(data)))
-        if checksum_of(data) != self.file.checksum:
-            raise self._mismatch(
-                "the file", f"{self.file.checksum:016x}", f"{checksum_of(data):016x}"
-            )
+        self._require("the size", self.file.size_bytes, len(data))
+        self._require_checksum("the file", self.file.checksum, data)
         if self._footer is None:
             self._accept_footer(memoryview(data)[len(data) - self.file.footer_bytes :])
         rows = self._decode(pa.py_buffer(data), None)
@@ -191,8 +189,9 @@ class StateFileReader:
             raise self._missing()
         self.bytes_read += len(data)
         if len(data) != length:
-            size = self._store.size(self.file.path)
-            raise self._mismatch("the size", str(self.file.size_bytes), str(size))
+            self._require(
+                "the size", self.file.size_bytes, self._store.size(self.file.path)
+            )
         return data
 
     def _decode(self, source: "pa.Buffer | _Window", group: int | None) -> pa.Table:
@@ -212,70 +211,40 @@ class StateFileReader:
         if self._cache is not None:
             self._cache.put(CacheKey(self.file.checksum, index), batch)
 
-    def _select(
-        self, batches: Sequence[pa.RecordBatch], columns: Sequence[str] | None
-    ) -> pa.Table:
-        """Keep the visible rows and the named columns."""
-        segments = {segment.index: segment for segment in self.visible_segments}
-        parts = [
-            rows
-            if segment.lies_in(self.file.visible)
-            else rows_in_range(rows, self.file.visible)
-            for rows, segment in zip(batches, segments.values(), strict=True)
-        ]
-        table = pa.Table.from_batches(parts, schema=self._open().schema)
-        return table if columns is None else table.select(list(columns))
-
     def _cached(self, key: CacheKey) -> pa.RecordBatch | None:
         return None if self._cache is None else self._cache.get(key)
 
-    def _has_cached_footer(self) -> bool:
-        return self._cache is not None and self._cache.holds(footer_key(self.file.checksum))
+    def _holds(self, key: CacheKey) -> bool:
+        return self._cache is not None and self._cache.holds(key)
 
-    def _has_cached_rows(self) -> bool:
-        """Tell whether most row groups are cached, so that fetching the rest costs less."""
-        if self._cache is None:
-            return False
-        keys = [CacheKey(self.file.checksum, segment.index) for segment in self.segments]
-        return 2 * sum(self._cache.holds(key) for key in keys) > len(keys)
+    def _require_checksum(self, part: str, expected: int, data: Readable) -> None:
+        self._require(part, f"{expected:016x}", f"{checksum_of(data):016x}")
 
-    def _sees_everything(self) -> bool:
-        low, high = self.file.min_key_hash, self.file.max_key_hash
-        if low is None or high is None:
-            return True
-        return low in self.file.visible and high in self.file.visible
-
-    def _where(self) -> str:
-        return f"{self._store.url}/{self.file.path} (epoch {self.file.epoch})"
+    def _require(self, part: str, expected: object, found: object) -> None:
+        if expected != found:
+            raise self._damaged(
+                f"is damaged: {part} should be {expected}, found {found}",
+                ErrorCode.CHECKSUM_MISMATCH,
+                part=part,
+                expected=str(expected),
+                found=str(found),
+            )
 
     def _missing(self) -> CorruptStateError:
-        return CorruptStateError(
-            f"state file {self._where()} is missing. {_ADVICE}",
-            code=ErrorCode.OBJECT_MISSING,
-            path=self.file.path,
-            epoch=self.file.epoch,
-        )
-
-    def _mismatch(self, part: str, expected: str, found: str) -> CorruptStateError:
-        return CorruptStateError(
-            f"state file {self._where()} is damaged: {part} should be {expected}, found {found}. "
-            f"{_ADVICE}",
-            code=ErrorCode.CHECKSUM_MISMATCH,
-            path=self.file.path,
-            epoch=self.file.epoch,
-            part=part,
-            expected=expected,
-            found=found,
-        )
+        return self._damaged("is missing", ErrorCode.OBJECT_MISSING)
 
     def _undecodable(self, part: str, error: Exception) -> CorruptStateError:
+        what = f"holds what was written, but {part} cannot be decoded: {error}"
+        return self._damaged(what, ErrorCode.UNDECODABLE, part=part)
+
+    def _damaged(self, what: str, code: ErrorCode, **context: str) -> CorruptStateError:
+        path, epoch = self.file.path, self.file.epoch
         return CorruptStateError(
-            f"state file {self._where()} holds what was written, but {part} cannot be decoded: "
-            f"{error}. {_ADVICE}",
-            code=ErrorCode.UNDECODABLE,
-            path=self.file.path,
-            epoch=self.file.epoch,
-            part=part,
+            f"state file {self._store.url}/{path} (epoch {epoch}) {what}. {_ADVICE}",
+            code=code,
+            path=path,
+            epoch=epoch,
+            **context,
         )
 
 

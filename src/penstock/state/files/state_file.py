@@ -13,7 +13,8 @@ table. Three facts make lists easy to reason about:
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from penstock.core.ids import FULL_RANGE, Epoch, KeyRange
 from penstock.state.proto import state_pb2
@@ -53,54 +54,36 @@ class StateFile:
         return f"{self.path}#{self.visible.start:x}-{self.visible.end - 1:x}"
 
     def to_proto(self) -> state_pb2.StateFile:
-        """Return the durable form."""
+        """Return the durable form: the same fields, and the first and last visible hash."""
         return state_pb2.StateFile(
-            path=self.path,
-            epoch=self.epoch,
-            subtask_index=self.subtask_index,
-            level=self.level,
-            row_count=self.row_count,
-            size_bytes=self.size_bytes,
-            checksum=self.checksum,
-            footer_bytes=self.footer_bytes,
-            footer_checksum=self.footer_checksum,
-            state_version=self.state_version,
-            min_time_micros=self.min_time_micros,
-            max_time_micros=self.max_time_micros,
-            min_key_hash=self.min_key_hash,
-            max_key_hash=self.max_key_hash,
-            last_expiry_micros=self.last_expiry_micros,
+            **{name: getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL)},
             visible_first=self.visible.start,
             visible_last=self.visible.end - 1,
-            replaces=self.replaces,
         )
 
     @classmethod
     def from_proto(cls, message: state_pb2.StateFile) -> "StateFile":
         """Return the value of a durable form."""
+        values: dict[str, Any] = {name: getattr(message, name) for name in _REQUIRED}
+        values |= {
+            name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)
+        }
+        values["epoch"] = Epoch(message.epoch)
+        values["replaces"] = tuple(message.replaces)
+        values["visible"] = KeyRange(message.visible_first, message.visible_last + 1)
+        return cls(**values)
 
-        def optional(field: str) -> int | None:
-            return getattr(message, field) if message.HasField(field) else None
 
-        return cls(
-            path=message.path,
-            epoch=Epoch(message.epoch),
-            subtask_index=message.subtask_index,
-            level=message.level,
-            row_count=message.row_count,
-            size_bytes=message.size_bytes,
-            checksum=message.checksum,
-            footer_bytes=message.footer_bytes,
-            footer_checksum=message.footer_checksum,
-            state_version=message.state_version,
-            min_time_micros=optional("min_time_micros"),
-            max_time_micros=optional("max_time_micros"),
-            min_key_hash=optional("min_key_hash"),
-            max_key_hash=optional("max_key_hash"),
-            last_expiry_micros=optional("last_expiry_micros"),
-            visible=KeyRange(message.visible_first, message.visible_last + 1),
-            replaces=tuple(message.replaces),
-        )
+_OPTIONAL = (
+    "min_time_micros",
+    "max_time_micros",
+    "min_key_hash",
+    "max_key_hash",
+    "last_expiry_micros",
+)
+_REQUIRED = tuple(
+    field.name for field in fields(StateFile) if field.name not in {*_OPTIONAL, "visible"}
+)
 
 
 def restrict(files: Iterable[StateFile], key_range: KeyRange) -> tuple[StateFile, ...]:
@@ -196,15 +179,3 @@ def _groups(files: Sequence[StateFile]) -> list[tuple[int, list[StateFile]]]:
         else:
             groups.append((index, [file]))
     return groups
-
-
-def count_runs(files: Sequence[StateFile]) -> int:
-    """Count the runs of a list: neighbours with disjoint visible ranges are one sorted run."""
-    runs = 0
-    covered: list[KeyRange] = []
-    for file in files:
-        if not covered or any(file.visible.overlaps(part) for part in covered):
-            runs += 1
-            covered = []
-        covered.append(file.visible)
-    return runs

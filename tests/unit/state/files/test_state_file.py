@@ -6,11 +6,11 @@ from penstock.core.ids import FULL_RANGE, KeyRange
 from penstock.state.files.state_file import (
     StateFile,
     apply_swap,
-    count_runs,
     derive_missing,
     merge_lists,
     restrict,
 )
+from tests.builders.file_runs import count_runs
 from tests.unit.state.files.file_builders import a_state_file
 
 LOW, HIGH = KeyRange(0, 1 << 63), KeyRange(1 << 63, 1 << 64)

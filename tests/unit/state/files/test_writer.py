@@ -13,9 +13,10 @@ from penstock.errors import CorruptStateError, ErrorCode, UnknownOutcomeError
 from penstock.state.files.cache import FileCache
 from penstock.state.files.parquet import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from penstock.state.files.reader import StateFileReader
-from penstock.state.files.state_file import StateFile, count_runs
+from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import StateFileWriter, write_state_file
 from penstock.state.storage.memory import MemoryStore
+from tests.builders.file_runs import count_runs
 from tests.unit.state.files.file_builders import a_description, hashed_rows
 from tests.unit.state.files.stores import CountingStore, LostAnswerStore
 

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ids import FULL_RANGE, KeyRange
-from penstock.state.files.state_file import StateFile, apply_swap, count_runs, merge_lists
+from penstock.state.files.state_file import StateFile, apply_swap, merge_lists
 from penstock.state.tables.compaction import (
     CompactionPlan,
     cut_runs,
     exceeds_run_limit,
     plan_compaction,
 )
+from tests.builders.file_runs import count_runs
 from tests.unit.state.files.file_builders import a_state_file
 from tests.unit.state.tables.table_builders import a_compaction
 

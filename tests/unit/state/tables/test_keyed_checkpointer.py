@@ -10,7 +10,6 @@ import pytest
 
 from penstock.core.ids import FULL_RANGE, Epoch
 from penstock.errors import ErrorCode, InternalError, StateError
-from penstock.state.files.state_file import count_runs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.expiry import TimeToLive
 from penstock.state.tables.table import (
@@ -20,6 +19,7 @@ from penstock.state.tables.table import (
     DataTuple,
     Frontier,
 )
+from tests.builders.file_runs import count_runs
 from tests.unit.state.files.stores import CountingStore
 from tests.unit.state.tables.keyed_harness import SIMPLE, KeyedHarness, a_schema
 
