@@ -159,7 +159,20 @@ def plan_migration(
     """
     chain = resolve_chain(state_type)
     if not chain.oldest_version <= found_version <= chain.current_version:
-        raise _unsupported(found_version, chain, state_type, table)
+        advice = "add the missing versions to the chain of PreviousVersion classes"
+        if found_version > chain.current_version:
+            advice = (
+                "it was written by a newer program: run that one, or restore an older epoch"
+            )
+        raise StateError(
+            f"table {table!r} holds state of version {found_version}, but "
+            f"{_name(state_type)} understands {chain.oldest_version} to "
+            f"{chain.current_version}; {advice}",
+            code=ErrorCode.UNSUPPORTED_STATE_VERSION,
+            table=table,
+            found=found_version,
+            expected=chain.current_version,
+        )
     first = found_version - chain.oldest_version
     return tuple(
         MigrationStep(
@@ -209,18 +222,16 @@ def _find_problem(
     if schema is not None and not after.schema.equals(schema):
         return f"it returned columns {_columns(after.schema)}, not {_columns(schema)}"
     for name in key_columns:
-        if name not in after.schema.names or not _same_keys(
-            before.column(name), after.column(name)
+        problem = f"it changed the key column {name!r}; keys decide where state lives"
+        if name not in after.schema.names:
+            return problem
+        old, new = before.column(name), after.column(name)
+        # Compared by hash, for which every NaN is the same key.
+        if old.type != new.type or not np.array_equal(
+            hash_keys_uncut([old]), hash_keys_uncut([new])
         ):
-            return f"it changed the key column {name!r}; keys decide where state lives"
+            return problem
     return None
-
-
-def _same_keys(before: "pa.Array[Any]", after: "pa.Array[Any]") -> bool:
-    """Compare by hash, for which every NaN is the same key."""
-    return before.type == after.type and np.array_equal(
-        hash_keys_uncut([before]), hash_keys_uncut([after])
-    )
 
 
 def find_typed_chain_problems(state_type: Any, key_columns: Sequence[str]) -> list[str]:
@@ -262,25 +273,6 @@ def _failed(step: MigrationStep, problem: str, *, table: str, path: str) -> Stat
         table=table,
         path=path,
         step=str(step),
-    )
-
-
-def _unsupported(
-    found: int, chain: MigrationChain, state_type: Any, table: str
-) -> StateError:
-    if found > chain.current_version:
-        advice = (
-            "it was written by a newer program: run that one, or restore an older epoch"
-        )
-    else:
-        advice = "add the missing versions to the chain of PreviousVersion classes"
-    return StateError(
-        f"table {table!r} holds state of version {found}, but {_name(state_type)} understands "
-        f"{chain.oldest_version} to {chain.current_version}; {advice}",
-        code=ErrorCode.UNSUPPORTED_STATE_VERSION,
-        table=table,
-        found=found,
-        expected=chain.current_version,
     )
 
 

@@ -6,11 +6,8 @@ floats split by byte, text with a dictionary only where a sample of it repeats.
 
 Row groups are the unit of partial reads and of caching, called *segments* by readers. The
 footer's key-value metadata holds the state version and a checksum of each segment: the
-page checksums of Parquet leave the page headers unprotected.
-
-Segments: the row groups of a state file, as its footer describes them.
-
-Pure: footer bytes in, values out.
+page checksums of Parquet leave the page headers unprotected. `Footer.decode` is pure: footer
+bytes in, segments out.
 """
 
 import base64
@@ -195,11 +192,7 @@ def _cut_by_bytes(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 def as_batch(table: pa.Table) -> pa.RecordBatch:
     """Return a table of one row group's size as one contiguous record batch."""
     batches = table.combine_chunks().to_batches()
-    if not batches:
-        return pa.RecordBatch.from_arrays(
-            [pa.array([], field.type) for field in table.schema], schema=table.schema
-        )
-    return batches[0]
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
 def check_storable(schema: pa.Schema, *, what: str) -> None:
@@ -270,8 +263,8 @@ def _encoding_of(kind: pa.DataType) -> str | None:
 
 def _repeats(sample: pa.Table, field: "pa.Field[pa.DataType]") -> bool:
     """Tell whether values of a text column repeat often enough for a dictionary."""
-    kind = field.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_binary(kind)):
+    texts = {pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
+    if field.type not in texts:
         return False
     column = sample.column(field.name)
     if len(column) < 2:
@@ -279,10 +272,6 @@ def _repeats(sample: pa.Table, field: "pa.Field[pa.DataType]") -> bool:
     stride = max(1, len(column) // _DICTIONARY_SAMPLE)
     picked = column.take(pa.array(range(0, len(column), stride), pa.int64()))
     return pc.count_distinct(picked, mode="all").as_py() <= _DICTIONARY_SHARE * len(picked)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def _unsupported(schema: pa.Schema, error: Exception) -> SchemaError:

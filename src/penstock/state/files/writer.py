@@ -4,12 +4,12 @@ The name of a state file belongs to one attempt of one task, so an object that i
 there under it either holds the same bytes (a lost answer, a client's retry) or should not
 exist at all.
 
-The extremes of some rows: what a list entry says about its file without opening it.
-
-Pure. Instants of any unit become whole microseconds, rounded outwards and kept in 64 bits.
+A list entry says what the extremes of its file's rows are, so that the file need not be
+opened to know. Instants of any unit become whole microseconds, rounded outwards and kept in
+64 bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -35,76 +35,8 @@ from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
 
 Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
+_Bounds: TypeAlias = tuple[int | None, int | None]
 _INT64 = (-(1 << 63), (1 << 63) - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class RowBounds:
-    """The extremes of a file's rows, as its list entry records them."""
-
-    min_time_micros: int | None = None
-    max_time_micros: int | None = None
-    min_key_hash: int | None = None
-    max_key_hash: int | None = None
-    last_expiry_micros: int | None = None
-    has_immortal_row: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        rows: pa.RecordBatch | pa.Table,
-        *,
-        time_column: str | None,
-        expiry_column: str | None,
-    ) -> "RowBounds":
-        """Compute the bounds of some rows."""
-        low_time = high_time = low_hash = high_hash = last_expiry = None
-        immortal = expiry_column is None and rows.num_rows > 0
-        if time_column is not None:
-            low_time, high_time = _micros_bounds(rows.column(time_column))
-        if expiry_column is not None:
-            column = rows.column(expiry_column)
-            immortal = column.null_count > 0
-            last_expiry = _micros_bounds(column)[1]
-        if KEY_HASH in rows.schema.names:
-            low_hash, high_hash = _bounds(rows.column(KEY_HASH))
-        return cls(low_time, high_time, low_hash, high_hash, last_expiry, immortal)
-
-    def merged_with(self, other: "RowBounds") -> "RowBounds":
-        """Return the bounds of both sets of rows together."""
-        return RowBounds(
-            _known(min, self.min_time_micros, other.min_time_micros),
-            _known(max, self.max_time_micros, other.max_time_micros),
-            _known(min, self.min_key_hash, other.min_key_hash),
-            _known(max, self.max_key_hash, other.max_key_hash),
-            _known(max, self.last_expiry_micros, other.last_expiry_micros),
-            self.has_immortal_row or other.has_immortal_row,
-        )
-
-
-def _known(
-    choose: Callable[[int, int], int], left: int | None, right: int | None
-) -> int | None:
-    if left is None or right is None:
-        return right if left is None else left
-    return choose(left, right)
-
-
-def _bounds(column: Column) -> tuple[int | None, int | None]:
-    found = pc.min_max(column)
-    return found["min"].as_py(), found["max"].as_py()
-
-
-def _micros_bounds(column: Column) -> tuple[int | None, int | None]:
-    """Return the smallest and largest instant in microseconds, rounded outwards."""
-    low, high = _bounds(column.cast(pa.int64()))
-    if low is None or high is None:
-        return None, None
-    unit = getattr(column.type, "unit", "us")
-    if unit == "ns":
-        return low // 1_000, -(-high // 1_000)
-    scale = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
-    return max(low * scale, _INT64[0]), min(high * scale, _INT64[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +53,67 @@ class FileDescription:
     """The timestamp column whose smallest and largest value the list entry records."""
     expiry_column: str | None = None
     """The timestamp column that says when a row expires; null for never."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """The extremes of a file's rows, as its list entry records them."""
+
+    min_time_micros: int | None = None
+    max_time_micros: int | None = None
+    min_key_hash: int | None = None
+    max_key_hash: int | None = None
+    last_expiry_micros: int | None = None
+    has_immortal_row: bool = False
+
+    @classmethod
+    def of(
+        cls, rows: pa.RecordBatch | pa.Table, description: FileDescription
+    ) -> "RowBounds":
+        """Compute the bounds of some rows."""
+        times: _Bounds = (None, None)
+        hashes: _Bounds = (None, None)
+        last_expiry, immortal = None, rows.num_rows > 0
+        if description.time_column is not None:
+            times = _micros_bounds(rows.column(description.time_column))
+        if KEY_HASH in rows.schema.names:
+            hashes = _bounds(rows.column(KEY_HASH))
+        if description.expiry_column is not None:
+            column = rows.column(description.expiry_column)
+            last_expiry, immortal = _micros_bounds(column)[1], column.null_count > 0
+        return cls(*times, *hashes, last_expiry, immortal)
+
+    def merged_with(self, other: "RowBounds") -> "RowBounds":
+        """Return the bounds of both sets of rows together."""
+        return RowBounds(
+            _known(min, self.min_time_micros, other.min_time_micros),
+            _known(max, self.max_time_micros, other.max_time_micros),
+            _known(min, self.min_key_hash, other.min_key_hash),
+            _known(max, self.max_key_hash, other.max_key_hash),
+            _known(max, self.last_expiry_micros, other.last_expiry_micros),
+            self.has_immortal_row or other.has_immortal_row,
+        )
+
+
+def _known(choose: Callable[..., int | None], *bounds: int | None) -> int | None:
+    return choose((bound for bound in bounds if bound is not None), default=None)
+
+
+def _bounds(column: Column) -> _Bounds:
+    found = pc.min_max(column)
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def _micros_bounds(column: Column) -> _Bounds:
+    """Return the smallest and largest instant in microseconds, rounded outwards."""
+    low, high = _bounds(column.cast(pa.int64()))
+    if low is None or high is None:
+        return None, None
+    unit = getattr(column.type, "unit", "us")
+    if unit == "ns":
+        return low // 1_000, -(-high // 1_000)
+    scale = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
+    return max(low * scale, _INT64[0]), min(high * scale, _INT64[1])
 
 
 def write_state_file(
@@ -140,10 +133,13 @@ def write_state_file(
     for batch in batches:
         encoder.write(batch)
     encoded = encoder.finish()
-    _create(store, path, encoded)
+    file = _store(store, path, encoded, RowBounds.of(table, description), description)
     if cache is not None:
-        _write_through(cache, encoded, batches)
-    return _entry(path, encoded, _bounds_of(table, description), description)
+        # Cached as a reader would decode it, so that reading an own write costs no request.
+        cache.put(footer_key(encoded.checksum), footer_batch(encoded.footer))
+        for index, batch in enumerate(batches):
+            cache.put(CacheKey(encoded.checksum, index), batch)
+    return file
 
 
 class StateFileWriter:
@@ -196,7 +192,15 @@ class StateFileWriter:
         self._drain(self._pending_rows)
         if self._encoder is not None or not self._files:
             self._close_file()
-        return self._with_visible_ranges()
+        if self._cut_anywhere or len(self._files) == 1:
+            return tuple(self._files)
+        whole = self._description.visible
+        starts = [whole.start, *(file.min_key_hash or 0 for file in self._files[1:])]
+        ends = [*starts[1:], whole.end]
+        return tuple(
+            replace(file, visible=KeyRange(start, end))
+            for file, start, end in zip(self._files, starts, ends, strict=True)
+        )
 
     def _drain(self, row_count: int) -> None:
         """Encode the first pending rows; what is left waits to fill a row group."""
@@ -211,7 +215,11 @@ class StateFileWriter:
 
     def _append(self, batch: pa.RecordBatch) -> None:
         if self._encoder is not None and self._encoder.size_bytes >= self._target_bytes:
-            same = 0 if self._cut_anywhere else self._rows_of_last_hash(batch)
+            same = 0
+            if not self._cut_anywhere:
+                hashes = batch.column(KEY_HASH).to_numpy(zero_copy_only=False)
+                last = np.uint64(self._bounds.max_key_hash or 0)
+                same = int(np.searchsorted(hashes, last, "right"))
             if same:
                 self._encode(batch.slice(0, same))
                 batch = batch.slice(same)
@@ -220,12 +228,6 @@ class StateFileWriter:
         if batch.num_rows:
             self._encode(batch)
 
-    def _rows_of_last_hash(self, batch: pa.RecordBatch) -> int:
-        hashes = batch.column(KEY_HASH).to_numpy(zero_copy_only=False)
-        return int(
-            np.searchsorted(hashes, np.uint64(self._bounds.max_key_hash or 0), "right")
-        )
-
     def _encode(self, batch: pa.RecordBatch) -> None:
         if self._encoder is None:
             sample = pa.Table.from_batches([batch])
@@ -233,34 +235,26 @@ class StateFileWriter:
                 self._schema, self._description.state_version, sample
             )
         self._encoder.write(batch)
-        self._bounds = self._bounds.merged_with(_bounds_of(batch, self._description))
+        self._bounds = self._bounds.merged_with(RowBounds.of(batch, self._description))
 
     def _close_file(self) -> None:
         encoder = self._encoder or ParquetEncoder(
             self._schema, self._description.state_version, self._schema.empty_table()
         )
-        path = self._path_for(len(self._files))
-        encoded = encoder.finish()
-        _create(self._store, path, encoded)
-        self._files.append(_entry(path, encoded, self._bounds, self._description))
+        path, encoded = self._path_for(len(self._files)), encoder.finish()
+        file = _store(self._store, path, encoded, self._bounds, self._description)
+        self._files.append(file)
         self._encoder, self._bounds = None, RowBounds()
 
-    def _with_visible_ranges(self) -> tuple[StateFile, ...]:
-        if self._cut_anywhere or len(self._files) == 1:
-            return tuple(self._files)
-        whole = self._description.visible
-        starts = [
-            whole.start,
-            *(file.min_key_hash or 0 for file in self._files[1:]),
-            whole.end,
-        ]
-        return tuple(
-            replace(file, visible=KeyRange(starts[index], starts[index + 1]))
-            for index, file in enumerate(self._files)
-        )
 
-
-def _create(store: ObjectStore, path: str, encoded: EncodedFile) -> None:
+def _store(
+    store: ObjectStore,
+    path: str,
+    encoded: EncodedFile,
+    bounds: RowBounds,
+    description: FileDescription,
+) -> StateFile:
+    """Create the object and return its list entry."""
     found = create_own(store, path, encoded.data)
     if found is not None:
         raise CorruptStateError(
@@ -271,20 +265,6 @@ def _create(store: ObjectStore, path: str, encoded: EncodedFile) -> None:
             path=path,
             expected=f"{encoded.checksum:016x}",
         )
-
-
-def _write_through(
-    cache: FileCache, encoded: EncodedFile, batches: Sequence[pa.RecordBatch]
-) -> None:
-    """Cache what a reader would decode, so that reading an own write costs no request."""
-    cache.put(footer_key(encoded.checksum), footer_batch(encoded.footer))
-    for index, batch in enumerate(batches):
-        cache.put(CacheKey(encoded.checksum, index), batch)
-
-
-def _entry(
-    path: str, encoded: EncodedFile, bounds: RowBounds, description: FileDescription
-) -> StateFile:
     return StateFile(
         path=path,
         epoch=description.epoch,
@@ -303,12 +283,4 @@ def _entry(
         last_expiry_micros=None if bounds.has_immortal_row else bounds.last_expiry_micros,
         visible=description.visible,
         replaces=description.replaces,
-    )
-
-
-def _bounds_of(rows: pa.RecordBatch | pa.Table, description: FileDescription) -> RowBounds:
-    return RowBounds.of(
-        rows,
-        time_column=description.time_column,
-        expiry_column=description.expiry_column,
     )

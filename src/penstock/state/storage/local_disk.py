@@ -27,6 +27,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -165,11 +166,10 @@ class LocalStore:
     def create(self, path: str, data: bytes) -> bool:
         """Write the file if there is none; tell whether this call did."""
         call = StorageCall("create", check_path(path), self._url)
-        if self._write(call, data, os.link):
-            return True
-        if self._look(call, Path.is_dir):
+        created = self._write(call, data, os.link)
+        if not created and (self._root / path).is_dir():
             raise call.refused("a folder of that name exists")
-        return False
+        return created
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """List the folder; files that appear or go meanwhile may be missed.
@@ -214,26 +214,20 @@ class LocalStore:
         """Link the file to a second name: safe, because no file is ever changed in place."""
         call = StorageCall("copy", check_path(target), self._url)
         original = self._root / check_path(source)
-        if self._look(call, Path.is_dir):
-            raise call.refused("a folder of that name exists")
         try:
-            if not original.is_file():
-                return False if self._look(call, Path.exists) else None
-            if not self._publish(call, original, os.link):
-                return False
+            if (self._root / target).is_dir():
+                raise call.refused("a folder of that name exists")
+            if original.is_file():
+                return self._publish(call, original, os.link)
+            return False if (self._root / target).exists() else None
         except OSError as error:
             raise _refused(call, error) from error
-        try:
-            self._flush_folder((self._root / target).parent)
-        except OSError as error:
-            raise call.unanswered(_reason(error)) from error
-        return True
 
     def __repr__(self) -> str:
         return f"LocalStore({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._root, self._durable)
+        return partial(LocalStore, self._root, durable=self._durable), ()
 
     def _not_a_folder(self) -> UserError:
         return UserError(
@@ -262,38 +256,24 @@ class LocalStore:
         except OSError as error:
             raise _refused(StorageCall("read", path, self._url), error) from error
 
-    def _look(self, call: StorageCall, question: Callable[[Path], bool]) -> bool:
-        """Ask the file system about a call's path; a name that it cannot have is refused."""
-        try:
-            return question(self._root / call.path)
-        except OSError as error:
-            raise _refused(call, error) from error
-
     def _write(
         self, call: StorageCall, data: bytes, publish: Callable[[Path, Path], None]
     ) -> bool:
         """Stage `data` and let `publish` give it its name; False if it found the name taken."""
-        folder = (self._root / call.path).parent
         try:
             with staged_file(self._staging, data, durable=self._durable) as staged:
-                if not self._publish(call, staged, publish):
-                    return False
+                return self._publish(call, staged, publish)
         except OSError as error:
             raise _refused(call, error) from error
-        try:
-            self._flush_folder(folder)
-        except OSError as error:
-            raise call.unanswered(_reason(error)) from error
-        return True
 
     def _publish(
-        self, call: StorageCall, staged: Path, publish: Callable[[Path, Path], None]
+        self, call: StorageCall, file: Path, publish: Callable[[Path, Path], None]
     ) -> bool:
-        """Give the staged file its name, making folders that are missing or just went."""
+        """Give a whole file its name, making folders that are missing or just went."""
         target = self._root / call.path
         for _ in range(_FOLDER_RACES):
             try:
-                publish(staged, target)
+                publish(file, target)
             except FileNotFoundError:
                 self._make_folder(target.parent)
             except FileExistsError:
@@ -301,8 +281,14 @@ class LocalStore:
             except OSError as error:
                 raise _refused_or_unanswered(call, error) from error
             else:
-                return True
-        raise call.refused("its folder is removed as often as it is made")
+                break
+        else:
+            raise call.refused("its folder is removed as often as it is made")
+        try:
+            self._flush_folder(target.parent)
+        except OSError as error:
+            raise call.unanswered(_reason(error)) from error
+        return True
 
     def _make_folder(self, folder: Path) -> None:
         """Make the folder and those above it; one may be gone again when this returns."""
@@ -328,17 +314,8 @@ class LocalStore:
                 os.close(handle)
 
 
-def _reopen(root: Path, durable: bool) -> LocalStore:  # noqa: FBT001 - pickle passes by position
-    """Open a pickled store again."""
-    return LocalStore(root, durable=durable)
-
-
 def _size_of(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _files_below(
@@ -361,7 +338,10 @@ def _files_below(
             below, known = folder / entry.name, seen
             if entry.is_symlink():
                 target = below.resolve()
-                if any(_overlap(target, place) for place in seen):
+                if any(
+                    target.is_relative_to(place) or place.is_relative_to(target)
+                    for place in seen
+                ):
                     continue
                 known = seen | {target}
             yield from _files_below(below, f"{path}/", is_listed, known)

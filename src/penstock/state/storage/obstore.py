@@ -24,8 +24,10 @@ Options, all of them optional:
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
@@ -37,7 +39,6 @@ from penstock.errors import (
     ErrorCode,
     SettingsError,
     StorageError,
-    UnknownOutcomeError,
     UserError,
 )
 from penstock.state.storage.object_store import (
@@ -232,13 +233,10 @@ class ObstoreStore:
         """Write or replace the object, in parts if it is large."""
         call = StorageCall("put", check_path(path), self._url)
         in_parts = len(data) > _LARGEST_SINGLE_PUT_BYTES
-        _Runtime.enter()
-        try:
+        with _request(call, is_write=True):
             obstore.put(
                 self._client, path, data, use_multipart=in_parts, chunk_size=_PART_BYTES
             )
-        except (BaseError, OSError) as error:
-            raise _refused_or_unanswered(call, error) from error
 
     def create(self, path: str, data: bytes) -> bool:
         """Write the object if there is none; tell whether this call did."""
@@ -247,22 +245,19 @@ class ObstoreStore:
             raise call.refused(
                 f"{len(data)} bytes are more than one request can carry (5 GiB)"
             )
-        _Runtime.enter()
         try:
-            obstore.put(self._client, path, data, mode="create")
+            with _request(call, AlreadyExistsError, PreconditionError, is_write=True):
+                obstore.put(self._client, path, data, mode="create")
         except (AlreadyExistsError, PreconditionError) as error:
             if not self._was_there(path, error):
                 raise call.unanswered(read_failure(error).reason) from error
             return False
-        except (BaseError, OSError) as error:
-            raise _refused_or_unanswered(call, error) from error
         return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """List the folder, all of it before the first is yielded."""
         start = folder_start(prefix)
-        _Runtime.enter()
-        try:
+        with _request(StorageCall("list", prefix, self._url), is_write=False):
             stream = obstore.list(self._client, prefix or None, chunk_size=1000)
             found = [
                 ObjectInfo(meta["path"], meta["size"])
@@ -270,22 +265,13 @@ class ObstoreStore:
                 for meta in chunk
                 if meta["path"].startswith(start)
             ]
-        except (BaseError, OSError) as error:
-            raise _refused(StorageCall("list", prefix, self._url), error) from error
-        found.sort(key=lambda info: info.path)
-        return iter(found)
+        return iter(sorted(found, key=attrgetter("path")))
 
     def delete(self, path: str) -> None:
         """Remove the object if it is there."""
         call = StorageCall("delete", check_path(path), self._url)
-        _Runtime.enter()
-        try:
+        with suppress(FileNotFoundError), _request(call, FileNotFoundError, is_write=True):
             obstore.delete(self._client, path)
-        except FileNotFoundError as error:
-            if is_missing_bucket(error):
-                raise _refused(call, error) from error
-        except (BaseError, OSError) as error:
-            raise _refused_or_unanswered(call, error) from error
 
     def size(self, path: str) -> int | None:
         """Return the size, or None without an object."""
@@ -303,14 +289,11 @@ class ObstoreStore:
         if self.size(target) is not None:
             return False
         try:
-            obstore.copy(self._client, source, target)
-        except FileNotFoundError as error:
-            if is_missing_bucket(error):
-                raise _refused(call, error) from error
+            with _request(call, FileNotFoundError, is_write=True):
+                obstore.copy(self._client, source, target)
+        except FileNotFoundError:
             # Another copy may have been faster, and the source may be gone since.
             return None if self.size(target) is None else False
-        except (BaseError, OSError) as error:
-            raise _refused_or_unanswered(call, error) from error
         return True
 
     def __repr__(self) -> str:
@@ -321,16 +304,10 @@ class ObstoreStore:
 
     def _read(self, path: str, request: Callable[[], _Result]) -> _Result | None:
         """Return what the request returns, or None where there is no object."""
-        check_path(path)
-        _Runtime.enter()
-        try:
+        call = StorageCall("read", check_path(path), self._url)
+        with suppress(FileNotFoundError), _request(call, FileNotFoundError, is_write=False):
             return request()
-        except FileNotFoundError as error:
-            if is_missing_bucket(error):
-                raise _refused(StorageCall("read", path, self._url), error) from error
-            return None
-        except (BaseError, OSError) as error:
-            raise _refused(StorageCall("read", path, self._url), error) from error
+        return None
 
     def _was_there(self, path: str, error: Exception) -> bool:
         """Tell whether a refused `create` proves that there is an object.
@@ -346,17 +323,23 @@ class ObstoreStore:
             return False
 
 
-def _refused(call: StorageCall, error: Exception) -> StorageError:
-    """Make the error of a call that cannot have changed anything."""
-    failure = read_failure(error)
-    return call.refused(failure.reason, failure.code)
+@contextmanager
+def _request(
+    call: StorageCall, *answers: type[Exception], is_write: bool
+) -> Iterator[None]:
+    """Turn what a request raises into errors of Penstock, by whether it may have landed.
 
-
-def _refused_or_unanswered(
-    call: StorageCall, error: Exception
-) -> StorageError | UnknownOutcomeError:
-    """Make the error of a failed write."""
-    failure = read_failure(error)
-    if failure.certain:
-        return call.refused(failure.reason, failure.code)
-    return call.unanswered(failure.reason)
+    What is among `answers` passes: it says that the object is absent, or that it exists.
+    That the whole bucket is absent is no such answer.
+    """
+    _Runtime.enter()
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        is_answer = isinstance(error, answers)
+        if is_answer and not is_missing_bucket(error):
+            raise
+        failure = read_failure(error)
+        if is_write and not is_answer and not failure.certain:
+            raise call.unanswered(failure.reason) from error
+        raise call.refused(failure.reason, failure.code) from error

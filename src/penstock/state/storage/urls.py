@@ -44,23 +44,24 @@ def open_store(url: str, **options: Any) -> ObjectStore:
     >>> open_store("memory:doctest-of-open-store").read("a/b")
     b'first'
     """
-    match = _SCHEME.fullmatch(url)
-    if match is None:
-        return _open_folder(url, options)
-    scheme, rest = match[1].lower(), match[2]
-    match scheme:
-        case "file":
-            return _open_folder(_folder_of(rest), options)
+    path = _folder_path(url)
+    if path is not None:
+        durable = options.pop("durable", True)
+        _refuse_options(f"the folder {path}", options)
+        return LocalStore(path, durable=durable)
+    scheme, _, rest = url.partition(":")
+    match scheme.lower():
         case "memory":
-            return _open_memory(rest, options)
-        case "s3" | "gs" | "az":
-            # obstore starts threads of its own; whoever never opens a bucket does without.
+            _refuse_options("a memory: store", options)
+            return _open_memory(rest.removeprefix("//").rstrip("/"))
+        case "s3" | "gs" | "az" as bucket:
+            # obstore starts threads of its own, which a job without buckets does not need.
             from penstock.state.storage.obstore import ObstoreStore
 
-            return ObstoreStore(f"{scheme}:{rest}", options)
-        case _:
+            return ObstoreStore(f"{bucket}:{rest}", options)
+        case other:
             raise UserError(
-                f"{scheme}: is not a kind of store: {_ALLOWED}; a path that holds a ':' "
+                f"{other}: is not a kind of store: {_ALLOWED}; a path that holds a ':' "
                 "must start with './' or '/'",
                 code=ErrorCode.INVALID_URL,
             )
@@ -72,43 +73,34 @@ def absolute_url(url: str) -> str:
     >>> absolute_url("s3://bucket/out"), absolute_url("file:///out/day=1")
     ('s3://bucket/out', 'file:///out/day%3D1')
     """
+    path = _folder_path(url)
+    return url if path is None else path.resolve().as_uri()
+
+
+def _folder_path(url: str) -> Path | None:
+    """Return the local folder that a URL or a plain path names; None for another store.
+
+    A '~' at the start is the user's home. The host of a `file:` URL can only be this machine.
+    """
     match = _SCHEME.fullmatch(url)
-    if match is None:
-        path = url
-    elif match[1].lower() == "file":
-        path = _folder_of(match[2])
-    else:
-        return url
+    path = url
+    if match is not None:
+        if match[1].lower() != "file":
+            return None
+        folder = _FILE.fullmatch(match[2])
+        if folder is None:
+            raise UserError(
+                "this file: URL does not name a folder of this machine: use file:///folder, "
+                "without a host, '?' or '#'",
+                code=ErrorCode.INVALID_URL,
+            )
+        path = unquote(folder[1])
     if not path or "\0" in path:
         raise UserError(f"{path!r} names no store: {_ALLOWED}", code=ErrorCode.INVALID_URL)
-    return Path(path).expanduser().resolve().as_uri()
+    return Path(path).expanduser()
 
 
-def _folder_of(rest: str) -> str:
-    """Return the path in a `file:` URL, whose host can only be this machine."""
-    match = _FILE.fullmatch(rest)
-    if match is None:
-        raise UserError(
-            "this file: URL does not name a folder of this machine: use file:///folder, "
-            "without a host, '?' or '#'",
-            code=ErrorCode.INVALID_URL,
-        )
-    return unquote(match[1])
-
-
-def _open_folder(path: str, options: dict[str, Any]) -> LocalStore:
-    """Open a local folder; a '~' at the start is the user's home."""
-    if not path or "\0" in path:
-        raise UserError(f"{path!r} names no store: {_ALLOWED}", code=ErrorCode.INVALID_URL)
-    durable = options.pop("durable", True)
-    _refuse_options(f"the folder {path}", options)
-    return LocalStore(Path(path).expanduser(), durable=durable)
-
-
-def _open_memory(name: str, options: dict[str, Any]) -> MemoryStore:
-    """Open a store in memory: a shared one if it has a name."""
-    _refuse_options("a memory: store", options)
-    name = name.removeprefix("//").rstrip("/")
+def _open_memory(name: str) -> MemoryStore:
     if _MEMORY.fullmatch(name) is None:
         raise UserError(
             f"{name!r} cannot name a memory: store: use letters, digits, '_', '.' and '-'",

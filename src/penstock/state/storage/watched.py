@@ -6,9 +6,11 @@ Only reads are kept: writes are the framework's own, and it handles a lost answe
 """
 
 from collections.abc import Callable, Iterator
+from operator import add, sub
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 from typing_extensions import override
 
 from penstock.errors import PenstockError
@@ -25,18 +27,10 @@ class StoreUsage(msgspec.Struct, frozen=True, array_like=True):
     cache_misses: int = 0
 
     def __add__(self, other: "StoreUsage") -> "StoreUsage":
-        return StoreUsage(
-            self.requests + other.requests,
-            self.cache_hits + other.cache_hits,
-            self.cache_misses + other.cache_misses,
-        )
+        return StoreUsage(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: "StoreUsage") -> "StoreUsage":
-        return StoreUsage(
-            self.requests - other.requests,
-            self.cache_hits - other.cache_hits,
-            self.cache_misses - other.cache_misses,
-        )
+        return StoreUsage(*map(sub, astuple(self), astuple(other)))
 
 
 NO_USAGE = StoreUsage()
