@@ -39,7 +39,7 @@ from penstock.state.protocol.records import (
     PinKind,
     Ready,
 )
-from penstock.state.protocol.retention import Epochs, is_kept, read_retention
+from penstock.state.protocol.retention import Epochs, is_kept
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
