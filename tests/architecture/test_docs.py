@@ -31,20 +31,30 @@ EXAMPLES = [
     if path.is_relative_to(SOURCE) and ">>> " in path.read_text(encoding="utf-8")
 ]
 RUN_EXAMPLES = """
-import doctest, importlib, inspect, sys
+import doctest, importlib, inspect, os, sys
 
 class Finder(doctest.DocTestFinder):
     def _from_module(self, module, found):  # decorated methods are the module's own too
         own = inspect.unwrap(found) if inspect.isfunction(found) else found
         return super()._from_module(module, own)
 
-module, runner = importlib.import_module(sys.argv[1]), doctest.DocTestRunner()
-for test in Finder().find(module, module.__name__):
-    runner.run(test)
-written = [line for line in inspect.getsource(module).splitlines()
-           if line.lstrip().startswith(">>> ")]
-print(f"{len(written)} examples, {runner.tries} tried")
-sys.exit(runner.failures > 0 or runner.tries != len(written))
+def run(name):
+    module, runner = importlib.import_module(name), doctest.DocTestRunner()
+    for test in Finder().find(module, module.__name__):
+        runner.run(test)
+    written = [line for line in inspect.getsource(module).splitlines()
+               if line.lstrip().startswith(">>> ")]
+    print(f"{name}: {len(written)} examples, {runner.tries} tried")
+    return runner.failures == 0 and runner.tries == len(written)
+
+is_true = True
+for name in sys.argv[1:]:
+    folder = os.path.abspath(name)
+    os.mkdir(folder)
+    os.chdir(folder)
+    is_true &= run(name)
+    os.chdir("..")
+sys.exit(not is_true)
 """
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
@@ -62,11 +72,9 @@ def expected_output(block: Block) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=lambda block: block.label)
-def test_a_python_block_is_marked_as_nothing_but_python(block: Block) -> None:
-    assert block.info == "python", (
-        "a block that cannot run does not belong into the documents"
-    )
+def test_a_python_block_is_marked_as_nothing_but_python() -> None:
+    offenders = [block.label for block in PYTHON_BLOCKS if block.info != "python"]
+    assert offenders == [], "a block that cannot run does not belong into the documents"
 
 
 def needs_spark(block: Block) -> bool:
@@ -98,11 +106,11 @@ def test_a_python_block_runs_and_prints_what_it_claims(
     assert claimed is None or printed.getvalue() == claimed
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
-def test_the_examples_in_docstrings_are_true(path: Path, tmp_path: Path) -> None:
-    """In a fresh process, as a reader would try them: examples may leave things behind."""
+def test_the_examples_in_docstrings_are_true(tmp_path: Path) -> None:
+    """In a fresh process with a folder per module, as a reader would try them."""
+    modules = [module_name(path) for path in EXAMPLES]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUN_EXAMPLES, module_name(path)],
+        [sys.executable, "-W", "error", "-c", RUN_EXAMPLES, *modules],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -111,14 +119,13 @@ def test_the_examples_in_docstrings_are_true(path: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", markdown_files(), ids=name_of)
-def test_relative_links_lead_to_files_that_exist(path: Path) -> None:
-    targets = [match["target"] for match in LINK.finditer(path.read_text(encoding="utf-8"))]
+def test_relative_links_lead_to_files_that_exist() -> None:
     broken = [
-        target
-        for target in targets
-        if "://" not in target
-        and not target.startswith("#")
-        and not (path.parent / target.partition("#")[0]).exists()
+        f"{name_of(path)}: {match['target']}"
+        for path in markdown_files()
+        for match in LINK.finditer(path.read_text(encoding="utf-8"))
+        if "://" not in match["target"]
+        and not match["target"].startswith("#")
+        and not (path.parent / match["target"].partition("#")[0]).exists()
     ]
     assert broken == []
