@@ -1,6 +1,6 @@
 """One subtask's chain, run epoch by epoch as a task would run it, without exchanges."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -10,7 +10,12 @@ from penstock.core.clock import ManualClock
 from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import CheckpointBarrier, InputWatermark, Watermark
 from penstock.graph.logical import Edge, Node
-from penstock.operators.chain import AssembledChain, ChainSetting, run_alone
+from penstock.operators.chain import (
+    AssembledChain,
+    ChainResult,
+    ChainSetting,
+    chain_processing,
+)
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.splits import SourceAssignment
 from penstock.state.storage.memory import MemoryStore
@@ -130,9 +135,9 @@ class ChainRig:
                 for node in self.nodes
             },
         )
-        reports, watermarks = run_alone(
-            chain.nodes, chain.links, Given(given, spoken or {}), terms
-        )
+        inputs = Given(given, spoken or {})
+        steps = chain_processing(chain.nodes, chain.links, inputs, terms, tuple[object])
+        reports, watermarks = _run_to_end(steps)
         self._previous = moment
         for report in reports:
             self.watermarks[report.operator] = report.inputs
@@ -155,3 +160,12 @@ class ChainRig:
         return TableManager.load(
             an_attempt(self.store, task), specs, self._restored(task.operator)
         )
+
+
+def _run_to_end(steps: Generator[object, None, ChainResult]) -> ChainResult:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: ChainResult = end.value
+            return result

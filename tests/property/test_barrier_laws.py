@@ -52,8 +52,8 @@ def send(
         for outlet in outputs["main"]:
             for pages in batches:
                 outlet.take(some_rows(*pages))
-                for index, lane in outlet._lanes.items():
-                    outlet._flush(index, lane)
+                for lane in outlet._lanes.values():
+                    outlet._flush(lane)
             outlet.finish(EventTime(watermark))
     records += mailbox.drain()
     return records

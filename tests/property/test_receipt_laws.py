@@ -24,8 +24,7 @@ from penstock.runtime.driver.outcomes import Agreed, Failed, TaskKey, Torn, find
 from penstock.runtime.plan.physical import (
     PhysicalPlan,
     compile_graph,
-    consumers_of,
-    producers_of,
+    peers_of,
 )
 from penstock.runtime.plan.reports import ErrorPart, Receipt, TaskReport
 from penstock.runtime.task.exchange import Attempt, ExchangeInput, Mailbox, TornInputError
@@ -91,7 +90,7 @@ def inboxes(draw: st.DrawFn) -> Inbox:
     sent = []
     for edge in plan.incoming(chain.number):
         producer = plan.chains[edge.source_chain]
-        for index in producers_of(edge.exchange, producer.parallelism, subtask.index):
+        for index in peers_of(edge.exchange, producer.parallelism, subtask.index):
             sender = producer.first_task + index
             token = token_of(producer.level, sender)
             count = draw(st.integers(0, 3))
@@ -215,7 +214,7 @@ def whole_report(plan: PhysicalPlan, level: int, task: int, attempt: int = 0) ->
     receipts = []
     for edge in plan.incoming(chain.number):
         producer = plan.chains[edge.source_chain]
-        for index in producers_of(edge.exchange, producer.parallelism, subtask.index):
+        for index in peers_of(edge.exchange, producer.parallelism, subtask.index):
             sender = producer.first_task + index
             token = str(token_of(producer.level, sender))
             receipts.append(Receipt(edge.number, producer.level, sender, token))
@@ -225,9 +224,7 @@ def whole_report(plan: PhysicalPlan, level: int, task: int, attempt: int = 0) ->
 def has_consumers(plan: PhysicalPlan, report: TaskReport) -> bool:
     chain, subtask = plan.task(report.level, report.task)
     return any(
-        len(
-            consumers_of(e.exchange, plan.chains[e.target_chain].parallelism, subtask.index)
-        )
+        len(peers_of(e.exchange, plan.chains[e.target_chain].parallelism, subtask.index))
         for e in plan.outgoing(chain.number)
     )
 

@@ -128,22 +128,6 @@ def run_operator(
     return watermark
 
 
-def run_alone(
-    nodes: Sequence[ChainNode],
-    links: Sequence[Edge],
-    source: ChainInput,
-    terms: EpochTerms,
-) -> ChainResult:
-    """Run an epoch of a chain that has no exchange to hand anything on to."""
-    steps = chain_processing(nodes, links, source, terms, hand_on=tuple[object])
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: ChainResult = end.value
-            return result
-
-
 OpenTables: TypeAlias = Callable[[TaskInfo, tuple[TableSpec, ...]], TableManager]
 """Opens the tables of one subtask of one operator on the job's checkpoint."""
 

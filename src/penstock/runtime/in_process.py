@@ -139,7 +139,10 @@ class InProcessExecutor:
                 )
 
             for output in self.chaos.run_level(level, range(superstep.task_count), run):
-                for route, records in _by_route(output):
+                by_route: dict[int, list[Record]] = {}
+                for record in output:
+                    by_route.setdefault(record.route, []).append(record)
+                for route, records in by_route.items():
                     leaving.setdefault(route, []).append(records)
             if self._between_supersteps is not None:
                 self._between_supersteps(level)
@@ -185,10 +188,3 @@ class InProcessExecutor:
             yield queue.pop()
             if not queue:
                 queues.remove(queue)
-
-
-def _by_route(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
-    routes: dict[int, list[Record]] = {}
-    for record in records:
-        routes.setdefault(record.route, []).append(record)
-    return iter(routes.items())

@@ -139,7 +139,7 @@ def test_dictionaries_are_not_joined() -> None:
     ]
     for batch in (first, second):
         outlet.take(batch)
-        outlet._flush(0, outlet._lanes[0])
+        outlet._flush(outlet._lanes[0])
     outlet.finish(None)
     found = read(plan, [*mailbox.drain(), *sent_by(plan, 1, [third])])
     assert [batch.column(0).to_pylist() for batch in found[0]] == [

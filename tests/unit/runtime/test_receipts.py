@@ -5,7 +5,7 @@ import pytest
 
 from penstock.errors import UserCodeError
 from penstock.runtime.driver.outcomes import Agreed, Failed, TaskKey, Torn, find_agreement
-from penstock.runtime.plan.physical import PhysicalPlan, compile_graph, producers_of
+from penstock.runtime.plan.physical import PhysicalPlan, compile_graph, peers_of
 from penstock.runtime.plan.reports import Receipt, TaskReport, to_error_part
 from tests.builders.graphs import a_graph
 
@@ -30,7 +30,7 @@ def a_whole_report(plan: PhysicalPlan, key: TaskKey) -> TaskReport:
     receipts = []
     for edge in plan.incoming(chain.number):
         source = plan.chains[edge.source_chain]
-        for index in producers_of(edge.exchange, source.parallelism, subtask.index):
+        for index in peers_of(edge.exchange, source.parallelism, subtask.index):
             sender = (source.level, source.first_task + index)
             receipts.append(Receipt(edge.number, *sender, token_of(sender)))
     return TaskReport(*key, token_of(key), tuple(receipts))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.graph.logical import Exchange
-from penstock.runtime.plan.physical import consumers_of, producers_of, route_rows
+from penstock.runtime.plan.physical import peers_of, route_rows
 from tests.builders.scripted import BY_USER, PLAIN, SCHEMA, numbers_in
 
 users = st.sampled_from(["ann", "bob", "cid", "dan", None, ""])
@@ -80,7 +80,7 @@ def test_a_broadcast_reaches_all_and_a_forward_edge_only_the_same_subtask(
 @pytest.mark.parametrize("exchange", list(Exchange))
 def test_producers_and_consumers_know_of_each_other(exchange: Exchange) -> None:
     sources, targets = (3, 3) if exchange is Exchange.FORWARD else (2, 3)
-    heard = {(s, t) for t in range(targets) for s in producers_of(exchange, sources, t)}
-    spoken = {(s, t) for s in range(sources) for t in consumers_of(exchange, targets, s)}
+    heard = {(s, t) for t in range(targets) for s in peers_of(exchange, sources, t)}
+    spoken = {(s, t) for s in range(sources) for t in peers_of(exchange, targets, s)}
     assert heard == spoken
     assert len(heard) == (3 if exchange is Exchange.FORWARD else 6)

@@ -38,7 +38,6 @@ from penstock.runtime.driver.decide import (
 )
 from penstock.runtime.driver.environment import (
     DriverSettings,
-    GiveUp,
     JobEnvironment,
     decide_restart,
 )
@@ -200,7 +199,7 @@ class JobDriver:
         if self._restore is None:
             self._finished = find_finished(self._environment)
         if self._finished is not None:
-            self._keeper.note_finished(self._finished)
+            self._keeper.update(epoch=int(self._finished.ref.epoch))
             return
         self._environment.side_work.settle()
         if self._session is not None:
@@ -232,7 +231,7 @@ class JobDriver:
 
     def _note_torn(self, reason: str) -> None:
         """Run the epoch again: nothing of it counts. Should that never help, it is a failure."""
-        self._keeper.note_torn()
+        self._keeper.update(torn_epochs=self.status.torn_epochs + 1)
         self._torn_in_a_row += 1
         error = torn_error(str(self._environment.graph.job), reason)
         if self._torn_in_a_row > self._environment.settings.torn_limit:
@@ -260,18 +259,18 @@ class JobDriver:
         except PenstockError as error:
             self._failures += 1
             policy = self._environment.settings.restarts
-            decision = decide_restart(error, self._failures, policy)
-            if isinstance(decision, GiveUp):
+            delay_micros = decide_restart(error, self._failures, policy)
+            if delay_micros is None:
                 raise
             _log.warning(
                 "attempt %d failed, trying again in %.1f s: %s",
                 self._failures,
-                decision.delay_micros / 1_000_000,
+                delay_micros / 1_000_000,
                 error,
             )
             now = self._environment.clock.now_micros()
-            self._retry_at_micros = now + decision.delay_micros
-            self._keeper.note_restart(error)
+            self._retry_at_micros = now + delay_micros
+            self._keeper.update(restarts=self.status.restarts + 1, error=str(error))
 
     def _facts(self) -> Facts:
         session, last = self._session, self._last

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.ids import OperatorId
@@ -65,29 +65,17 @@ class RestartPolicy:
     max_delay_micros: int = 60_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class RestartAfter:
-    """Try again from the last acknowledged epoch after a while."""
-
-    delay_micros: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Stop with the error."""
-
-
-RestartDecision: TypeAlias = RestartAfter | GiveUp
-
-
 def decide_restart(
     error: PenstockError, failures_in_a_row: int, policy: RestartPolicy
-) -> RestartDecision:
-    """Say what follows from a failure; `failures_in_a_row` counts this one."""
+) -> int | None:
+    """Return after how many microseconds to try again, or None to stop with the error.
+
+    `failures_in_a_row` counts this one.
+    """
     if not is_transient(error) or failures_in_a_row > policy.max_restarts:
-        return GiveUp()
+        return None
     delay = policy.first_delay_micros << min(failures_in_a_row - 1, 30)
-    return RestartAfter(min(delay, policy.max_delay_micros))
+    return min(delay, policy.max_delay_micros)
 
 
 def is_transient(error: PenstockError) -> bool:
@@ -192,8 +180,8 @@ class JobEnvironment:
         return CompiledJob(compile_graph(self.graph), fingerprint_of(self.graph))
 
     def check_graph(self) -> None:
-        """Raise `GraphError` with all that is wrong with the graph."""
-        _ = self.job
+        """Raise what is wrong with the graph: `GraphError`, or how it keeps its state."""
+        _ = self.job, self.tables
 
     @cached_property
     def tables(self) -> dict[OperatorId, tuple[TableSpec, ...]]:

@@ -16,7 +16,7 @@ from penstock.errors import ErrorCode, PenstockError, StorageError
 from penstock.operators.source import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.plan.epoch_plan import ReadingPlan
-from penstock.runtime.plan.physical import PhysicalPlan, consumers_of, producers_of
+from penstock.runtime.plan.physical import PhysicalPlan, peers_of
 from penstock.runtime.plan.reports import ErrorPart, Reports, TaskReport, from_error_part
 from penstock.state.protocol.records import CheckpointRef
 from penstock.state.storage.watched import NO_USAGE, StoreUsage
@@ -140,7 +140,7 @@ def _consumers(plan: PhysicalPlan, level: int, task: int) -> set[TaskKey]:
     consumers: set[TaskKey] = set()
     for edge in plan.outgoing(chain.number):
         target = plan.chains[edge.target_chain]
-        for index in consumers_of(edge.exchange, target.parallelism, subtask.index):
+        for index in peers_of(edge.exchange, target.parallelism, subtask.index):
             consumers.add((target.level, target.first_task + index))
     return consumers
 
@@ -151,7 +151,7 @@ def _producers(plan: PhysicalPlan, level: int, task: int) -> set[tuple[int, int,
     expected = set()
     for edge in plan.incoming(chain.number):
         source = plan.chains[edge.source_chain]
-        for index in producers_of(edge.exchange, source.parallelism, subtask.index):
+        for index in peers_of(edge.exchange, source.parallelism, subtask.index):
             expected.add((edge.number, source.level, source.first_task + index))
     return expected
 

@@ -1,24 +1,20 @@
-"""Starting a job: does the graph fit, whose is the job, where does it go on.
+"""Starting a job: does the graph fit, whose is the job, where does it go on, is it over?
 
-Whether a graph fits a checkpoint: asked before the job is claimed, so that nothing is damaged.
+**Fitness** is checked before the job is claimed, so that nothing is damaged. State is kept
+under the operator's name. An operator that is gone, a table that changed its kind, or a state
+version that cannot be read would lose state silently: it is refused, all problems at once,
+unless dropping is allowed explicitly.
 
-State is kept under the operator's name. An operator that is gone, a table that changed its
-kind, or a state version nobody can read would lose state silently: it is refused, all
-problems at once, unless dropping is allowed explicitly.
+**Ownership.** Most of the protocol says `Fenced` by itself. But a replaced driver may notice
+it first by what is gone: its successor collects checkpoints that it was about to read.
+Missing objects are damage only as long as no newer driver owns the job.
 
-What a restore cannot take back: output of the epochs that it abandons, told as a warning.
-
-Ownership: what a driver sees that was replaced, and how it finds out.
-
-Most of the protocol says `Fenced` by itself. But a replaced driver may notice it first by
-what is gone: its successor collects checkpoints that the sleeper was about to read. Missing
-objects are damage only as long as nobody newer owns the job.
+A restore cannot take back the output of the epochs that it abandons; a warning names them.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
 
 from penstock.core.ids import JobId, OperatorId
 from penstock.core.watermark import has_ended
@@ -35,14 +31,14 @@ from penstock.state.protocol.records import (
     CheckpointRef,
     ClaimRecord,
     Fenced,
+    OperatorEntry,
 )
 from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered, ReplayCommit, TakenOver
 from penstock.state.tables.fit import check_restorable, plan_table_restore
-from penstock.state.tables.specs import TableSpec
 
-TablesOf: TypeAlias = Mapping[OperatorId, tuple[TableSpec, ...]]
+_log = logging.getLogger(__name__)
 
 
 def check_start(
@@ -50,11 +46,10 @@ def check_start(
 ) -> None:
     """Refuse a graph that does not fit, before the claim fences a driver whose graph does."""
     environment.check_graph()
-    tables = environment.tables
     manifest = checkpoints.newest() if restore is None else checkpoints.manifest(restore)
     while manifest is not None:
         try:
-            _check(environment, tables, manifest)
+            _check_fitness(environment, manifest)
         except CorruptStateError:
             # A driver that still runs may have given up what was the newest epoch.
             newest = checkpoints.newest()
@@ -65,64 +60,35 @@ def check_start(
             return
 
 
-def _check(
-    environment: JobEnvironment, tables: TablesOf, manifest: CheckpointManifest
-) -> None:
-    entries = {entry.operator: entry.subtasks for entry in manifest.operators}
-    backend = ParquetBackend(environment.store)
-    check_fitness(
-        environment.graph,
-        tables,
-        manifest,
-        lambda operator: {
-            index: backend.read_operator_checkpoint_metadata(ref)
-            for index, ref in enumerate(entries[operator])
-        },
-        allow_dropped=environment.settings.allow_dropped_state,
-    )
-
-
-def check_fitness(
-    graph: LogicalGraph,
-    tables: TablesOf,
-    manifest: CheckpointManifest,
-    read_metadata: Callable[[OperatorId], Mapping[int, Metadata]],
-    *,
-    allow_dropped: bool = False,
-) -> None:
+def _check_fitness(environment: JobEnvironment, manifest: CheckpointManifest) -> None:
     """Refuse a graph that cannot go on from a checkpoint, naming everything that differs."""
-    problems: list[str] = []
-    codes: list[ErrorCode] = []
-    known = {node.operator for node in graph.nodes}
+    allow_dropped = environment.settings.allow_dropped_state
+    problems: list[tuple[str, ErrorCode]] = []
     for entry in manifest.operators:
         if not entry.subtasks:
             continue
-        if entry.operator not in known:
-            if not allow_dropped:
-                problems.append(
-                    f"operator {entry.operator!r} has state, and the graph has no such operator"
-                )
-                codes.append(ErrorCode.NO_REGISTERED_TABLE)
-            continue
-        plans = plan_table_restore(tables[entry.operator], read_metadata(entry.operator))
-        try:
-            check_restorable(entry.operator, plans, allow_dropped=allow_dropped)
-        except StateError as error:
-            problems.append(error.message)
-            codes.append(error.code)
+        if entry.operator in environment.tables:
+            parts = _read_entry(environment, entry)
+            plans = plan_table_restore(environment.tables[entry.operator], parts)
+            try:
+                check_restorable(entry.operator, plans, allow_dropped=allow_dropped)
+            except StateError as error:
+                problems.append((error.message, error.code))
+        elif not allow_dropped:
+            text = (
+                f"operator {entry.operator!r} has state, and the graph has no such operator"
+            )
+            problems.append((text, ErrorCode.NO_REGISTERED_TABLE))
     if problems:
         raise StateError(
             f"the graph does not fit {manifest.ref}:\n  "
-            + "\n  ".join(problems)
+            + "\n  ".join(text for text, _ in problems)
             + "\nNothing was changed. Keep operator names and tables as they were, or allow "
             "dropping state explicitly",
-            code=codes[0],
+            code=problems[0][1],
             job=manifest.ref.job,
             epoch=int(manifest.ref.epoch),
         )
-
-
-_log = logging.getLogger(__name__)
 
 
 def warn_of_output(
@@ -171,15 +137,17 @@ def _has_output(checkpoints: JobCheckpoints, ref: CheckpointRef) -> bool:
 
 def _find_sinks(environment: JobEnvironment) -> list[OperatorId]:
     """Return the operators of the graph that commit something."""
-    return [name for name, tables in environment.tables.items() if _is_sink(tables)]
-
-
-def _is_sink(tables: Sequence[TableSpec]) -> bool:
-    return any(
-        spec.table_type == state_pb2.GLOBAL_KEYED_TABLE
-        and state_pb2.GlobalKeyedTableConfig.FromString(spec.config).uses_two_phase_commit
-        for spec in tables
-    )
+    return [
+        name
+        for name, tables in environment.tables.items()
+        if any(
+            spec.table_type == state_pb2.GLOBAL_KEYED_TABLE
+            and state_pb2.GlobalKeyedTableConfig.FromString(
+                spec.config
+            ).uses_two_phase_commit
+            for spec in tables
+        )
+    ]
 
 
 def fenced_error(job: JobId, fenced: Fenced) -> FencedError:
@@ -194,7 +162,10 @@ def fenced_error(job: JobId, fenced: Fenced) -> FencedError:
 
 @contextmanager
 def damage_while_owned(checkpoints: JobCheckpoints, claim: ClaimRecord) -> Iterator[None]:
-    """Let damage pass for damage only while nobody else owns the job."""
+    """Turn CorruptStateError into FencedError if a newer driver owns the job.
+
+    It may have collected the objects that are missing.
+    """
     try:
         yield
     except CorruptStateError as error:
@@ -273,14 +244,13 @@ def read_metadata(
     environment: JobEnvironment, manifest: CheckpointManifest | None
 ) -> dict[OperatorId, dict[int, Metadata]]:
     """Read the metadata of every subtask of every operator."""
-    backend = ParquetBackend(environment.store)
-    return {
-        entry.operator: {
-            index: backend.read_operator_checkpoint_metadata(ref)
-            for index, ref in enumerate(entry.subtasks)
-        }
-        for entry in (() if manifest is None else manifest.operators)
-    }
+    entries = () if manifest is None else manifest.operators
+    return {entry.operator: _read_entry(environment, entry) for entry in entries}
+
+
+def _read_entry(environment: JobEnvironment, entry: OperatorEntry) -> dict[int, Metadata]:
+    read = ParquetBackend(environment.store).read_operator_checkpoint_metadata
+    return {index: read(ref) for index, ref in enumerate(entry.subtasks)}
 
 
 def checkpoints_of(environment: JobEnvironment) -> JobCheckpoints:

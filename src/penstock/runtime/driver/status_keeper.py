@@ -3,16 +3,15 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from penstock.core.ids import OperatorId
 from penstock.core.watermark import event_time_of
-from penstock.errors import PenstockError
 from penstock.runtime.driver.decide import JobPhase, JobStatus, OperatorStatus
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.plan.epoch_plan import known_inputs
-from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.tables.table import files_of
 
 
@@ -31,6 +30,12 @@ class StatusKeeper:
         self._counters: dict[OperatorId, Counter[str]] = {}
         self.status = JobStatus(str(environment.graph.job), JobPhase.STARTING)
 
+    def update(self, **changes: Any) -> None:
+        """Change some fields of the status and publish it."""
+        self.status = replace(self.status, **changes)
+        if self._on_status is not None:
+            self._on_status(self.status)
+
     def note_phase(
         self,
         phase: JobPhase,
@@ -38,33 +43,15 @@ class StatusKeeper:
         error: Exception | None = None,
         wake_up_micros: int | None = None,
     ) -> None:
-        """Note what the driver is up to."""
+        """Note what the driver is doing; an earlier error stays until an epoch counts."""
         text = self.status.error if error is None else str(error)
-        self._set(
-            replace(
-                self.status, phase=phase, error=text, next_wake_up_micros=wake_up_micros
-            )
-        )
+        self.update(phase=phase, error=text, next_wake_up_micros=wake_up_micros)
 
     def note_session(self, session: JobSession) -> None:
         """Note that the job was taken over."""
         manifest = session.state.manifest
         epoch = None if manifest is None else int(manifest.ref.epoch)
-        generation = int(session.claim.generation)
-        self._set(replace(self.status, generation=generation, epoch=epoch))
-
-    def note_finished(self, manifest: CheckpointManifest) -> None:
-        """Note that the job was over before it was started."""
-        self._set(replace(self.status, epoch=int(manifest.ref.epoch)))
-
-    def note_torn(self) -> None:
-        """Note an epoch that did not hold together."""
-        self._set(replace(self.status, torn_epochs=self.status.torn_epochs + 1))
-
-    def note_restart(self, error: PenstockError) -> None:
-        """Note a failure that will be tried again."""
-        restarts = self.status.restarts + 1
-        self._set(replace(self.status, restarts=restarts, error=str(error)))
+        self.update(generation=int(session.claim.generation), epoch=epoch)
 
     def note_epoch(self, ran: EpochRan, session: JobSession) -> None:
         """Note an epoch that counts."""
@@ -72,20 +59,15 @@ class StatusKeeper:
             self._rows_taken[operator] += report.rows_taken
             self._rows_emitted.setdefault(operator, Counter()).update(report.rows_emitted)
             self._counters.setdefault(operator, Counter()).update(report.counters)
-        progress = ran.progress
-        manifest = session.state.manifest
-        status = self.status
-        self._set(
-            replace(
-                status,
-                epoch=None if manifest is None else int(manifest.ref.epoch),
-                epochs_run=status.epochs_run + 1,
-                epochs_published=status.epochs_published + progress.is_published,
-                rows_read=status.rows_read + progress.rows_read,
-                last=progress,
-                operators=self._operators(session),
-                error=None,
-            )
+        manifest, status = session.state.manifest, self.status
+        self.update(
+            epoch=None if manifest is None else int(manifest.ref.epoch),
+            epochs_run=status.epochs_run + 1,
+            epochs_published=status.epochs_published + ran.progress.is_published,
+            rows_read=status.rows_read + ran.progress.rows_read,
+            last=ran.progress,
+            operators=self._operators(session),
+            error=None,
         )
 
     def _operators(self, session: JobSession) -> tuple[OperatorStatus, ...]:
@@ -112,11 +94,6 @@ class StatusKeeper:
                 )
             )
         return tuple(found)
-
-    def _set(self, status: JobStatus) -> None:
-        self.status = status
-        if self._on_status is not None:
-            self._on_status(status)
 
 
 def _state_files(session: JobSession, operator: OperatorId) -> dict[str, int]:

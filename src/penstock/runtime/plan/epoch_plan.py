@@ -138,10 +138,8 @@ def known_inputs(
     graph: LogicalGraph, manifest: CheckpointManifest | None
 ) -> dict[OperatorId, tuple[InputWatermark, ...]]:
     """Return how far each input of each operator has come as of a checkpoint."""
-    stored = {
-        entry.operator: entry.input_watermarks
-        for entry in (() if manifest is None else manifest.operators)
-    }
+    entries = () if manifest is None else manifest.operators
+    stored = {entry.operator: entry.input_watermarks for entry in entries}
     return {
         node.operator: _match(
             graph.edges_into(node.operator), stored.get(node.operator, ())
@@ -154,10 +152,9 @@ def label_inputs(
     graph: LogicalGraph, operator: OperatorId, inputs: Sequence[InputWatermark]
 ) -> tuple[InputWatermark, ...]:
     """Return an operator's watermarks with the producers they are found again by."""
-    edges = graph.edges_into(operator)
     return tuple(
-        replace(known, producer=_producer_of(edge))
-        for known, edge in zip(inputs, edges, strict=True)
+        replace(known, producer=f"{edge.source}.{edge.output}")
+        for known, edge in zip(inputs, graph.edges_into(operator), strict=True)
     )
 
 
@@ -172,12 +169,9 @@ def _match(
     reached = event_time_of(stored)
     fresh = InputWatermark(None if reached is None else reached.micros)
     return tuple(
-        replace(by_producer.get(_producer_of(edge), fresh), producer="") for edge in edges
+        replace(by_producer.get(f"{edge.source}.{edge.output}", fresh), producer="")
+        for edge in edges
     )
-
-
-def _producer_of(edge: Edge) -> str:
-    return f"{edge.source}.{edge.output}"
 
 
 Assignments = Mapping[OperatorId, tuple[SourceAssignment, ...]]
@@ -251,7 +245,8 @@ class SourcePlanner:
             has_more |= plan.has_more
             has_ending |= phase is SourcePhase.ENDING
             if phase is SourcePhase.READING:
-                polls.append(_micros(planned.source))
+                seconds = planned.source.poll_interval().total_seconds()
+                polls.append(max(1, int(seconds * 1_000_000)))
         return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
 
     def accept(self, reports: Iterable[OperatorReport]) -> None:
@@ -298,13 +293,16 @@ class SourcePlanner:
         self, planned: PlannedSource, plan: SourcePlan, manifest: CheckpointManifest | None
     ) -> SourcePhase:
         operator = planned.node.operator
-        told = manifest is not None and self._was_told(operator, manifest)
-        has_ended = not plan.splits and have_ended(
-            planned.known, is_complete=plan.is_complete
+        inputs = known_inputs(self._graph, manifest)
+        readers = self._graph.edges_out_of(operator)
+        # Whether every operator that reads the source knows that it has ended.
+        is_known = manifest is not None and all(
+            inputs[edge.target][edge.input_index].event_time_micros == MAX_EVENT_TIME.micros
+            for edge in readers
         )
-        if has_ended:
-            return SourcePhase.ENDED if told else SourcePhase.ENDING
-        if told and self._graph.edges_out_of(operator):
+        if not plan.splits and have_ended(planned.known, is_complete=plan.is_complete):
+            return SourcePhase.ENDED if is_known else SourcePhase.ENDING
+        if is_known and readers:
             raise UserError(
                 f"source {operator!r} plans to read on after it had ended and everybody was "
                 "told: its rows would reach closed operators. Return is_complete=False from "
@@ -313,14 +311,6 @@ class SourcePlanner:
                 operator=operator,
             )
         return SourcePhase.READING
-
-    def _was_told(self, operator: OperatorId, manifest: CheckpointManifest) -> bool:
-        """Tell whether everybody that reads a source knows that it has ended."""
-        inputs = known_inputs(self._graph, manifest)
-        return all(
-            inputs[edge.target][edge.input_index].event_time_micros == MAX_EVENT_TIME.micros
-            for edge in self._graph.edges_out_of(operator)
-        )
 
 
 def _deal(
@@ -344,7 +334,3 @@ def _deal(
         )
         for part in dealt
     )
-
-
-def _micros(source: SourceOperator) -> int:
-    return max(1, int(source.poll_interval().total_seconds() * 1_000_000))

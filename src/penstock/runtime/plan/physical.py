@@ -116,8 +116,7 @@ def compile_graph(graph: LogicalGraph) -> PhysicalPlan:
     """Cut a graph into supersteps; raise `GraphError` with all its problems if it has some."""
     validate(graph)
     order = topological_order(graph)
-    heads = _fuse(graph, order)
-    levels = _derive_levels(graph, order, heads)
+    heads, levels = _fuse(graph, order)
     chains = _number_chains(graph, order, heads, levels)
     chain_of = {operator: chain.number for chain in chains for operator in chain.operators}
     crossing = [edge for edge in graph.edges if heads[edge.source] != heads[edge.target]]
@@ -136,35 +135,24 @@ def compile_graph(graph: LogicalGraph) -> PhysicalPlan:
 
 def _fuse(
     graph: LogicalGraph, order: tuple[OperatorId, ...]
-) -> dict[OperatorId, OperatorId]:
-    """Return for every operator the one its chain begins with.
+) -> tuple[dict[OperatorId, OperatorId], dict[OperatorId, int]]:
+    """Return for every operator the one its chain begins with, and the level of these heads.
 
     Only the head of a chain may read from other chains, so a way between chains follows the
-    order of their heads and never comes back.
+    order of their heads and never comes back; all edges into a head are exchanges.
     """
     heads: dict[OperatorId, OperatorId] = {}
+    levels: dict[OperatorId, int] = {}
     for operator in order:
         incoming = graph.edges_into(operator)
         producing = {heads[edge.source] for edge in incoming}
         is_fused = len(producing) == 1 and all(
             edge.exchange is Exchange.FORWARD for edge in incoming
         )
-        heads[operator] = producing.pop() if is_fused else operator
-    return heads
-
-
-def _derive_levels(
-    graph: LogicalGraph,
-    order: tuple[OperatorId, ...],
-    heads: dict[OperatorId, OperatorId],
-) -> dict[OperatorId, int]:
-    """Return the level of every head: all edges into it are exchanges."""
-    levels: dict[OperatorId, int] = {}
-    for operator in order:
-        if heads[operator] == operator:
-            behind = [levels[heads[edge.source]] for edge in graph.edges_into(operator)]
-            levels[operator] = max(behind, default=-1) + 1
-    return levels
+        heads[operator] = next(iter(producing)) if is_fused else operator
+        if not is_fused:
+            levels[operator] = max((levels[head] for head in producing), default=-1) + 1
+    return heads, levels
 
 
 def _number_chains(
@@ -229,27 +217,21 @@ class CompiledJob:
 
 def describe_plan(plan: PhysicalPlan) -> str:
     """Return the supersteps, their chains and what leaves each, a line each."""
-    return "".join(f"{line}\n" for line in _lines(plan))
-
-
-def _lines(plan: PhysicalPlan) -> Iterator[str]:
+    lines = []
     for superstep in plan.supersteps:
         tasks = "1 task" if superstep.task_count == 1 else f"{superstep.task_count} tasks"
-        yield f"superstep {superstep.level}: {tasks}"
+        lines.append(f"superstep {superstep.level}: {tasks}")
         for number in superstep.chains:
             chain = plan.chains[number]
-            yield f"  {_describe_chain(chain)}"
-            yield from (
-                f"    {_describe_exchange(plan, edge)}" for edge in plan.outgoing(number)
+            first, last = chain.first_task, chain.first_task + chain.parallelism - 1
+            tasks = f"task {last}" if last == first else f"tasks {first}-{last}"
+            lines.append(
+                f"  chain {number} x{chain.parallelism}, {tasks}: {_describe_links(chain)}"
             )
-
-
-def _describe_chain(chain: Chain) -> str:
-    last = chain.first_task + chain.parallelism - 1
-    tasks = (
-        f"task {last}" if last == chain.first_task else f"tasks {chain.first_task}-{last}"
-    )
-    return f"chain {chain.number} x{chain.parallelism}, {tasks}: {_describe_links(chain)}"
+            lines += [
+                f"    {_describe_exchange(plan, edge)}" for edge in plan.outgoing(number)
+            ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _describe_links(chain: Chain) -> str:
@@ -267,8 +249,9 @@ def _describe_exchange(plan: PhysicalPlan, edge: ExchangeEdge) -> str:
     skipped = (
         plan.chains[edge.target_chain].level - plan.chains[edge.source_chain].level - 1
     )
-    relayed = f", relayed by {skipped} supersteps" if skipped > 1 else ""
-    relayed = ", relayed by 1 superstep" if skipped == 1 else relayed
+    relayed = ""
+    if skipped:
+        relayed = f", relayed by {skipped} superstep{'s' if skipped > 1 else ''}"
     return (
         f"exchange {edge.number} {edge.exchange}{by}: {edge.edge}, to chain "
         f"{edge.target_chain}{relayed}"
@@ -304,15 +287,11 @@ def route_rows(
                 yield from _split_by_key(batch, schema, parallelism)
 
 
-def producers_of(exchange: Exchange, parallelism: int, subtask: int) -> range:
-    """Return the producer subtasks that a consumer hears from; every one of them speaks."""
-    if exchange is Exchange.FORWARD:
-        return range(subtask, subtask + 1)
-    return range(parallelism)
+def peers_of(exchange: Exchange, parallelism: int, subtask: int) -> range:
+    """Return the subtasks at the other end of an edge, of which there are `parallelism`.
 
-
-def consumers_of(exchange: Exchange, parallelism: int, subtask: int) -> range:
-    """Return the consumer subtasks that a producer speaks to, rows or not."""
+    Every one of them takes part, rows or not.
+    """
     if exchange is Exchange.FORWARD:
         return range(subtask, subtask + 1)
     return range(parallelism)

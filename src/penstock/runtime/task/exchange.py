@@ -1,12 +1,10 @@
-"""Inlets: what arrives at a task, checked: every producer once, whole, in order, of one attempt.
+"""The exchange of a task: what arrives from other tasks, checked, and what leaves for them.
 
-An engine may run a task twice, recompute part of a stage, or lose and repeat records. What a
+**Inlets.** An engine may run a task twice, recompute part of a stage, or lose and repeat records. What a
 producer sent on an edge counts only if all of it came from one attempt, numbered without a
 gap, and its barrier confirms the count. The attempts consumed are the task's **receipts**.
 
-Outlets: how the rows and signals of a task leave for the next levels.
-
-Rows for one consumer are gathered and sent as few records of a good size. The last record
+**Outlets.** Rows for one consumer are gathered and sent as few records of a good size. The last record
 to every consumer of every edge is a BARRIER that says how many came before it.
 """
 
@@ -23,8 +21,7 @@ from penstock.runtime.plan.physical import (
     Chain,
     ExchangeEdge,
     PhysicalPlan,
-    consumers_of,
-    producers_of,
+    peers_of,
     route_rows,
 )
 from penstock.runtime.task.wire import (
@@ -56,6 +53,7 @@ REPORT_EDGE = -1
 class Lane:
     """What waits for, and was sent to, one consumer of one edge."""
 
+    header: Header
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
     sent: int = 0
@@ -64,7 +62,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of one task: who speaks."""
+    """One run of one task, which marks its records."""
 
     level: int
     task: int
@@ -79,35 +77,27 @@ class Mailbox:
         self._attempt = attempt
         self._records: deque[Record] = deque()
 
+    def header(self, edge: int, level: int, task: int) -> Header:
+        """Return the header of the first record of this attempt to a consumer."""
+        attempt = self._attempt
+        return Header(edge, level, task, attempt.level, attempt.task, attempt.token, 0)
+
     def send(self, kind: RecordKind, header: Header, payload: object) -> None:
         """Post a record of this task."""
-        self._records.append(Record(self.hop(header), kind, encode_header(header), payload))
+        self.relay(Record(0, kind, encode_header(header), payload), header)
 
     def relay(self, record: Record, header: Header) -> None:
-        """Pass on a record that is meant for a later level, unchanged but for its route."""
-        self._records.append(record._replace(route=self.hop(header)))
-
-    def hop(self, header: Header) -> int:
-        """Return the task of the next level that takes, or relays, a record."""
-        following = self._attempt.level + 1
-        if header.level == following:
-            return header.task
-        if following == len(self._plan.supersteps):
-            return 0
-        return header.task % self._plan.supersteps[following].task_count
+        """Post a record with its route: the task of the next level that takes or relays it."""
+        route, following = header.task, self._attempt.level + 1
+        if header.level != following:
+            route %= self._plan.supersteps[following].task_count
+        self._records.append(record._replace(route=route))
 
     def report(self, payload: bytes) -> None:
         """Post the task's control record to the driver."""
         driver = len(self._plan.supersteps)
-        header = self.header(REPORT_EDGE, driver, self._attempt.task, 0)
+        header = self.header(REPORT_EDGE, driver, self._attempt.task)
         self.send(RecordKind.REPORT, header, payload)
-
-    def header(self, edge: int, level: int, task: int, sequence: int) -> Header:
-        """Return the header of a record that this attempt makes."""
-        attempt = self._attempt
-        return Header(
-            edge, level, task, attempt.level, attempt.task, attempt.token, sequence
-        )
 
     @property
     def is_full(self) -> bool:
@@ -139,8 +129,12 @@ class Outlet:
         self._turn = first_turn
         chosen = current().exchange_compression
         self._compression = None if chosen == "none" else chosen
-        speaks_to = consumers_of(exchange.exchange, consumer.parallelism, subtask)
-        self._lanes = {index: Lane() for index in speaks_to}
+        self._lanes = {
+            index: Lane(
+                mailbox.header(exchange.number, consumer.level, consumer.first_task + index)
+            )
+            for index in peers_of(exchange.exchange, consumer.parallelism, subtask)
+        }
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Route some rows."""
@@ -157,25 +151,25 @@ class Outlet:
             lane.waiting.append(part)
             lane.waiting_bytes += part.nbytes
             if lane.waiting_bytes >= TARGET_PAYLOAD_BYTES:
-                self._flush(index, lane)
+                self._flush(lane)
         self._turn += 1
 
     def finish(self, watermark: Watermark | None) -> None:
         """Send what waits, then the barrier, to every consumer."""
-        for index, lane in self._lanes.items():
-            self._flush(index, lane)
-            self._send_barrier(index, BarrierPayload(lane.sent, False, watermark))  # noqa: FBT003
+        for lane in self._lanes.values():
+            self._flush(lane)
+            self._end(lane, watermark, is_aborted=False)
 
     def abort(self) -> None:
-        """Tell every consumer that was not told the end yet that the rows are not complete.
+        """Send an aborted barrier to every consumer that has no barrier yet.
 
         A second barrier would pass for a torn epoch and hide why it failed.
         """
-        for index, lane in self._lanes.items():
+        for lane in self._lanes.values():
             if not lane.has_barrier:
-                self._send_barrier(index, BarrierPayload(lane.sent, True, None))  # noqa: FBT003
+                self._end(lane, None, is_aborted=True)
 
-    def _flush(self, index: int, lane: Lane) -> None:
+    def _flush(self, lane: Lane) -> None:
         if not lane.waiting:
             return
         joined = lane.waiting
@@ -185,21 +179,16 @@ class Outlet:
         lane.waiting, lane.waiting_bytes = [], 0
         for piece in (piece for batch in joined for piece in cut(batch)):
             narrowed, layout = narrow(piece)
-            header = self._header(index, lane.sent)._replace(layout=layout)
+            header = lane.header._replace(sequence=lane.sent, layout=layout)
             payload = encode_batch(narrowed, self._compression)
             self._mailbox.send(RecordKind.DATA, header, payload)
             lane.sent += 1
 
-    def _send_barrier(self, index: int, barrier: BarrierPayload) -> None:
-        self._lanes[index].has_barrier = True
-        header = self._header(index, barrier.record_count)
+    def _end(self, lane: Lane, watermark: Watermark | None, *, is_aborted: bool) -> None:
+        lane.has_barrier = True
+        barrier = BarrierPayload(lane.sent, is_aborted, watermark)
+        header = lane.header._replace(sequence=lane.sent)
         self._mailbox.send(RecordKind.BARRIER, header, encode_barrier(barrier))
-
-    def _header(self, index: int, sequence: int) -> Header:
-        consumer = self._consumer
-        return self._mailbox.header(
-            self.exchange.number, consumer.level, consumer.first_task + index, sequence
-        )
 
 
 def outlets_of(
@@ -227,11 +216,14 @@ JOINED_ROWS = 256 << 10
 
 
 class TornInputError(Exception):
-    """The input is not what one attempt of each producer sent. A value to be, not a bug."""
+    """The records do not all come from one attempt of each producer.
+
+    The task reports this and the driver reruns the epoch.
+    """
 
 
 class AbortedInputError(Exception):
-    """A producer failed and said so; this task has nothing to do."""
+    """A producer sent an aborted barrier: this task has nothing to do."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -248,7 +240,7 @@ class Sender:
 
 @dataclass(slots=True)
 class Channel:
-    """What was heard from one sender so far."""
+    """What one sender has sent so far."""
 
     token: Token | None = None
     received: int = 0
@@ -316,7 +308,7 @@ class ExchangeInput:
         self._channels: dict[Sender, Channel] = {}
         for edge in self._exchanges.values():
             producer = plan.chains[edge.source_chain]
-            for index in producers_of(edge.exchange, producer.parallelism, subtask.index):
+            for index in peers_of(edge.exchange, producer.parallelism, subtask.index):
                 sender = Sender(edge.number, producer.level, producer.first_task + index)
                 self._channels[sender] = Channel()
 
@@ -388,19 +380,14 @@ class ExchangeInput:
             channel.accept(sender, header)
             if record.kind == RecordKind.DATA:
                 channel.received += 1
-                yield header.edge, self._decode(record, header)
+                schema = self._exchanges[header.edge].schema.schema
+                travelled = narrowed_schema(schema, header.layout)
+                batch = decode_batch(record.payload, travelled)
+                yield header.edge, widen(batch, schema, header.layout)
             else:
                 channel.barrier = decode_barrier(record.payload)
                 if channel.barrier.is_aborted:
                     raise AbortedInputError(f"{sender} failed")
-        self._check_complete()
-
-    def _decode(self, record: Record, header: Header) -> pa.RecordBatch:
-        schema = self._exchanges[header.edge].schema.schema
-        travelled = narrowed_schema(schema, header.layout)
-        return widen(decode_batch(record.payload, travelled), schema, header.layout)
-
-    def _check_complete(self) -> None:
         for sender, channel in sorted(self._channels.items()):
             if channel.barrier is None:
                 raise TornInputError(f"{sender} sent no barrier")
