@@ -186,7 +186,7 @@ class SuperstepTask:
 
     graph: bytes
     epoch: EpochPlan | None
-    """None if it is sent beside the job; see `plan_delivery`."""
+    """None if it is sent beside the job; see `plan_beside`."""
     level: int
     worker: WorkerSpec
     is_fed: bool = False
