@@ -48,7 +48,7 @@ ChainNode: TypeAlias = SourceNode | ChainedOperator
 Spoken: TypeAlias = dict[tuple[str, int], Watermark | None]
 """The watermark of each input of each operator in this epoch, by operator and input."""
 ChainResult: TypeAlias = tuple[list[OperatorReport], dict[OperatorId, Watermark | None]]
-"""The reports of all nodes, and what each told its consumers last."""
+"""The reports of all nodes, and the last watermark of each to its consumers."""
 OutT = TypeVar("OutT")
 HandOn: TypeAlias = Callable[[], Iterable[OutT]]
 """Returns what has left the chain since the last call."""

@@ -1,10 +1,8 @@
 """InProcessExecutor: all tasks in this process, one after the other, over an in-memory exchange.
 
 For tests, the harness and crash matrices. It shuffles the records of different producers by
-seed, because no engine promises an order between them, and it can be told to misbehave like
-one: see `Chaos`.
-
-Chaos: how an exchange misbehaves on purpose, as engines do after failures. By seed.
+seed, because no engine promises an order between them. By seed, `Chaos` lets it misbehave as
+engines do after failures:
 
 | mischief | what an engine does |
 |---|---|
@@ -155,7 +153,7 @@ class InProcessExecutor:
         ]
 
     def compact(self, orders: Sequence[CompactionOrder]) -> None:
-        """Compact at once: in one process there is nobody else to do it."""
+        """Compact at once, in this process."""
         for order in orders:
             done = order.run(self.worker.store, self.worker.cache)
             if done.tables:

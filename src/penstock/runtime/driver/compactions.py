@@ -79,7 +79,7 @@ class PendingCompactions:
     def swap(
         self, metadata: dict[OperatorId, dict[int, Metadata]], epoch: Epoch
     ) -> set[tuple[OperatorId, int]]:
-        """Swap finished results into the metadata about to be published; return who changed."""
+        """Swap finished results into the metadata about to be published; return which."""
         rules = self._environment.settings.rules
         changed: set[tuple[OperatorId, int]] = set()
         self.swapped = 0

@@ -109,7 +109,7 @@ class StopMode(StrEnum):
     GRACEFUL = "graceful"
     """One more epoch in which operators close; then stop."""
     CHECKPOINT = "checkpoint"
-    """One more epoch; then stop. Operators are not told."""
+    """One more epoch; then stop. Operators do not close."""
     IMMEDIATE = "immediate"
     """Now: the epoch that runs does not count."""
 
@@ -144,7 +144,7 @@ class RunEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until then, or until somebody asks to stop."""
+    """Nothing to do until then, or until a stop is requested."""
 
     until_micros: int | None
     phase: JobPhase = JobPhase.WAITING
@@ -152,7 +152,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Take the job over anew and go on from the last acknowledged epoch."""
+    """Take the job over again and go on from the last acknowledged epoch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobDriver:
-    """Owns a job for as long as nobody newer claims it. Used by one thread, but for stops."""
+    """Owns a job until a newer driver claims it. Used by one thread, except to stop or wake it."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class JobDriver:
         self._pacer.interrupt()
 
     def wake_up(self) -> None:
-        """Ask for an epoch now: somebody has data that no source could know of."""
+        """Ask for an epoch now, because there is data that no source could know of."""
         self._is_woken = True
         self._pacer.interrupt()
 
@@ -216,7 +216,7 @@ class JobDriver:
         session = self._session
         assert session is not None  # noqa: S101 (facts only lead here with one)
         self._last_started_micros = self._environment.clock.now_micros()
-        # Before the plan is made: who wakes the driver from now on may be too late for it.
+        # Before the plan is made: a call of `wake_up` from now on may be too late for it.
         self._is_woken = False
         self._keeper.note_phase(JobPhase.RUNNING)
         outcome = session.run_epoch(stop=stop)

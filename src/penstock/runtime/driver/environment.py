@@ -1,6 +1,6 @@
 """What a driver works with: the graph it runs, where state lives, and the choices made for it.
 
-Restarts: what follows from a failure, by what kind of failure it is. Pure.
+**Restarts.** What follows from a failure depends on its kind:
 
 | failure | what follows |
 |---|---|
@@ -8,9 +8,8 @@ Restarts: what follows from a failure, by what kind of failure it is. Pure.
 | the user's code, bad input, damaged or unfit state, our bug | stop: again would be the same |
 | fenced | stop for good: another driver owns the job |
 
-SideWork: storage calls of a driver that need not wait for each other, or nobody waits for.
-
-Without threads everything happens at once and in order, which is what tests of failures
+**Side work** is made of storage calls that need not wait for each other, or that no epoch waits
+for. Without threads everything happens at once and in order, which is what tests of failures
 need. With threads, objects are written side by side and old ones are deleted while the next
 epoch runs.
 """
@@ -60,7 +59,7 @@ class RestartPolicy:
     """How often, and how patiently, a failed job is tried again."""
 
     max_restarts: int = 10
-    """In a row: an epoch that succeeds starts the count anew."""
+    """In a row: an epoch that succeeds resets the count."""
     first_delay_micros: int = 1_000_000
     max_delay_micros: int = 60_000_000
 
@@ -110,14 +109,14 @@ class SideWork:
         return [future.result() for future in futures]
 
     def start(self, call: Callable[[], object]) -> None:
-        """Make a call that nobody waits for; if another one is under way, it is left out."""
+        """Make a call without waiting for it; it is left out if another one is under way."""
         if self._aside is None:
             call()
         elif self._started is None:
             self._started = self._aside.submit(call)
 
     def check(self) -> None:
-        """Raise what a call that nobody waited for has failed of."""
+        """Raise the failure of a call that was not waited for."""
         if self._started is not None and self._started.done():
             done, self._started = self._started, None
             done.result()

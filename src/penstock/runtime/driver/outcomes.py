@@ -1,7 +1,7 @@
 """Agreement: whether the reports of an epoch belong together, and what it came to. Pure.
 
 The driver publishes only if, from the last level down to the first, every task is named by
-one token: the one its consumers hold receipts for, or for a task nobody consumes the only
+one token: the one its consumers hold receipts for, or for a task without consumers the only
 one that reported. That attempt's report must have arrived and be whole, and it must itself
 hold a receipt for every producer it reads. Otherwise the epoch is torn and runs again.
 

@@ -131,7 +131,7 @@ class JobSession:
 
     @property
     def is_finished(self) -> bool:
-        """Tell whether every operator has been told the end of its input."""
+        """Tell whether the input of every operator has ended."""
         return has_finished(self.environment.graph, self.state.manifest)
 
     def run_epoch(self, *, stop: StopMode | None = None) -> EpochOutcome:

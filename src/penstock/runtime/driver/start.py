@@ -25,7 +25,6 @@ from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.plan.epoch_plan import known_inputs
 from penstock.state.checkpoints import JobCheckpoints, Metadata, ParquetBackend
 from penstock.state.proto import state_pb2
-from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
@@ -179,7 +178,7 @@ def take_over_job(
 ) -> tuple[ClaimRecord, Recovered]:
     """Claim a job: check that the graph fits, claim, replay commits that were left open.
 
-    What a restore abandons is told when the job is claimed: until then its driver may go on.
+    The warning about a restore comes after the claim: until then the job's driver may go on.
     """
     checkpoints = checkpoints_of(environment)
     ref = None
@@ -191,8 +190,16 @@ def take_over_job(
     taken = checkpoints.take_over(restore=ref)
     while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
         permit = taken.decision.permit
+        skipped: CheckpointRef | None = None
         with damage_while_owned(checkpoints, taken.claim):
-            skipped = _replay(sinks, checkpoints, permit, or_skip=ref is not None)
+            try:
+                sinks.commit(permit)
+                checkpoints.complete_commit(permit)
+            except CorruptStateError:
+                # A restore may pass over an open commit that is damaged.
+                if ref is None:
+                    raise
+                skipped = permit.ref
         taken = checkpoints.resume(taken.claim, unreplayable=skipped)
     if isinstance(taken, Fenced):
         raise fenced_error(environment.graph.job, taken)
@@ -261,21 +268,3 @@ def checkpoints_of(environment: JobEnvironment) -> JobCheckpoints:
         environment.clock,
         environment.settings.rules,
     )
-
-
-def _replay(
-    sinks: CommittingSinks,
-    checkpoints: JobCheckpoints,
-    permit: CommitPermit,
-    *,
-    or_skip: bool,
-) -> CheckpointRef | None:
-    """Commit what an earlier driver left open; a restore may pass over what is damaged."""
-    try:
-        sinks.commit(permit)
-        checkpoints.complete_commit(permit)
-    except CorruptStateError:
-        if not or_skip:
-            raise
-        return permit.ref
-    return None

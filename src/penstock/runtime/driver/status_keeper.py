@@ -16,7 +16,7 @@ from penstock.state.tables.table import files_of
 
 
 class StatusKeeper:
-    """Owned by the driver; everybody else sees only the values."""
+    """Owned by the driver; others see only the values that it publishes."""
 
     def __init__(
         self,

@@ -1,24 +1,21 @@
 """The plan of one epoch, fixed by the driver before any task runs. Plain data.
 
-Small whatever the job's size: the checkpoint it starts from is named, not contained; tasks
+The plan is small whatever the job's size: it names the checkpoint it starts from, and tasks
 read what they need of it.
 
-Budgets: how much a source may read, so that an epoch takes about as long as wanted. Pure.
+**Budgets** say how much a source may read, so that an epoch takes about as long as wanted. An
+epoch costs something even if it reads nothing, and on a busy or slow machine that alone may
+be more than an epoch should take. If a smaller budget did not shorten the last epoch, the
+budget is not cut again.
 
-An epoch costs something even if it reads nothing, and on a busy or slow machine that alone
-may be more than an epoch should take. Reading less does not help then: it would go on until
-hardly anything is read. So what the last change of the budget did is looked at first.
-
-Input watermarks between epochs: kept in the manifest by producer, read back by input. Pure.
-
-A program may change between two runs. An input is the same if the same output of the same
+**Input watermarks** are kept in the manifest by producer and read back by input, because a
+program may change between two runs. An input is the same if the same output of the same
 operator feeds it, wherever it stands among the others; a new one starts where its operator
 stands, so that the operator's own watermark does not go back.
 
-Planning what sources read: asked of the sources, dealt to their subtasks, before an epoch.
-
-The driver's own instance of every source does this, and never reads rows. What is known of
-the splits comes from the source's table once, at the start; then from the tasks' reports.
+**What sources read** is asked of the sources and dealt to their subtasks before an epoch. The
+driver's own instance of every source does this and never reads rows. What is known of the
+splits comes from the source's table once, at the start; then from the tasks' reports.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,7 +79,7 @@ class EpochPlan:
 _FASTEST_GROWTH = 2.0
 _FASTEST_FALL = 0.5
 _TELLING_CHANGE = 1.25
-"""Rows must have changed by this factor for their effect to be told from noise."""
+"""Rows must have changed by this factor for their effect to stand out from noise."""
 _HARDLY = 0.3
 """Where duration goes with this power of the rows or less, the rows hardly matter."""
 MIN_ROWS = 1_000
@@ -185,7 +182,7 @@ class ReadingPlan:
     has_more: bool
     """Some source knows of more than this epoch reads."""
     has_ending: bool
-    """Some source tells its end in this epoch."""
+    """Some source announces its end in this epoch."""
     poll_micros: int | None
     """The shortest interval at which a source wants to be asked again; None if all ended."""
 
@@ -231,7 +228,7 @@ class SourcePlanner:
     ) -> ReadingPlan:
         """Decide what every subtask of every source does in the next epoch.
 
-        In the last epoch of a run all splits rest: whoever asked for a stop is waiting.
+        In the last epoch of a run all splits rest, so that the job stops soon.
         """
         assignments: dict[OperatorId, tuple[SourceAssignment, ...]] = {}
         polls: list[int] = []

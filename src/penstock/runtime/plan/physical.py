@@ -12,7 +12,7 @@ Tasks of a level are numbered chain by chain; the number is the route of a recor
 that skips levels is relayed by the levels between. Chains are numbered by level, and within
 one by the graph's order of the operators they begin with.
 
-A physical plan as text, for `explain` and for people who compare plans. Pure.
+`describe_plan` shows a plan as text:
 
 superstep 0: 2 tasks
   chain 0 x2, tasks 0-1: read → filter-1
@@ -20,7 +20,7 @@ superstep 0: 2 tasks
 superstep 1: 1 task
   chain 1 x1, task 0: count
 
-Routing: which rows of a batch go to which subtask of an edge's consumer. Pure.
+`route_rows` says which rows of a batch go to which subtask of an edge's consumer.
 """
 
 from collections.abc import Iterator
@@ -269,8 +269,8 @@ def route_rows(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Return the parts of a batch by consumer; rows keep their order within a part.
 
-    `turn` decides who gets the odd rows of a rebalanced batch; let it grow from batch to
-    batch, so that short batches reach everybody.
+    `turn` decides which consumer gets the odd rows of a rebalanced batch; let it grow from
+    batch to batch, so that short batches reach every consumer.
     """
     match exchange:
         case Exchange.FORWARD:

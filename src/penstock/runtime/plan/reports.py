@@ -1,4 +1,4 @@
-"""Reports: the control record by which a task tells the driver what it did.
+"""Reports: the control record in which a task says what it did.
 
 A report is msgpack and never durable. What is durable in it, the checkpoint metadata of each
 operator, travels in the form in which the driver publishes it. An error travels as data:

@@ -3,24 +3,20 @@
     route    the task of the next level that gets the record
     kind     DATA: one Arrow record batch · BARRIER: the end of a producer's rows on one edge
              REPORT: a task's control record, on its way to the driver
-    header   where it goes, who made it, in which attempt, and its number
+    header   where it goes, which attempt of which task made it, and its number
     payload  the batch, the barrier, or the report
 
 Nothing here is durable: both ends run the same version, in the same epoch. So the header is
 a fixed struct, for rows with their layout behind it, instead of a message with a schema, and a
 report is msgpack.
 
-Narrowing: whole numbers and instants travel in as few bytes as they need.
-
-Ids, counts and the times of one batch lie close together, yet take eight bytes each. Between
+**Narrowing.** Whole numbers and instants travel in as few bytes as they need. Ids, counts and the times of one batch lie close together, yet take eight bytes each. Between
 two tasks every byte is copied some six times, through two processes and a file, so writing
 them as small numbers above a base costs less than moving them. The *layout* of a batch says
 for every column how it travels: its width in bytes, and the base to add. Other columns, and
 batches of a few rows, travel as they are.
 
-Dictionary columns on their way between tasks: each batch takes along only the values it uses.
-
-A slice keeps the dictionary of the whole, so ten pieces of a batch would carry it ten times.
+**Dictionary columns.** Each batch takes along only the values it uses. A slice keeps the dictionary of the whole, so ten pieces of a batch would carry it ten times.
 """
 
 import struct
@@ -41,6 +37,16 @@ AS_IT_IS = b""
 
 _COLUMN = struct.Struct("<bq")
 _WIDTHS: dict[int, pa.DataType] = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32()}
+_EIGHT_BYTE_NUMBERS = {
+    kind.id
+    for kind in (
+        pa.int64(),
+        pa.timestamp("us"),
+        pa.duration("us"),
+        pa.time64("us"),
+        pa.date64(),
+    )
+}
 _LEAST_ROWS = 256
 """Below this, looking costs more than moving."""
 
@@ -74,18 +80,18 @@ def widen(batch: pa.RecordBatch, schema: pa.Schema, layout: bytes) -> pa.RecordB
     """Return the batch that was narrowed."""
     if layout == AS_IT_IS:
         return batch
-    columns = [
-        _widen_column(column, field.type, width, base)
-        for column, field, (width, base) in zip(
-            batch.columns, schema, _COLUMN.iter_unpack(layout), strict=True
-        )
-    ]
+    columns: list[Any] = batch.columns
+    for index, (width, base) in enumerate(_COLUMN.iter_unpack(layout)):
+        if width:
+            numbers: Any = columns[index].cast(pa.int64())
+            numbers = pc.add(numbers, base) if base else numbers
+            columns[index] = numbers.view(schema.field(index).type)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _narrow_column(column: Any) -> tuple[Any, int, int]:
     """Return a column as it travels, the bytes of one value, or 0 as it is, and the base."""
-    if not _is_eight_byte_number(column.type):
+    if column.type.id not in _EIGHT_BYTE_NUMBERS:
         return column, 0, 0
     numbers = column.view(pa.int64())
     bounds = pc.min_max(numbers)
@@ -99,25 +105,8 @@ def _narrow_column(column: Any) -> tuple[Any, int, int]:
     return moved.cast(_WIDTHS[width], safe=False), width, base
 
 
-def _widen_column(column: Any, kind: pa.DataType, width: int, base: int) -> Any:
-    if width == 0:
-        return column
-    numbers = column.cast(pa.int64())
-    return (pc.add(numbers, base) if base else numbers).view(kind)
-
-
 def _width_of(highest: int) -> int:
     return next((width for width in _WIDTHS if highest < 1 << (8 * width)), 8)
-
-
-def _is_eight_byte_number(kind: Any) -> bool:
-    return bool(
-        pa.types.is_int64(kind)
-        or pa.types.is_timestamp(kind)
-        or pa.types.is_duration(kind)
-        or pa.types.is_time64(kind)
-        or pa.types.is_date64(kind)
-    )
 
 
 def has_dictionaries(schema: pa.Schema) -> bool:

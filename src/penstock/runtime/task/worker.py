@@ -2,13 +2,13 @@
 
 A task *takes* its chain out of the worker before the first change and puts it back only
 after its checkpoint, with the number of the run and the metadata it wrote. So whatever is
-found here is whole, and the label tells whether the driver accepted it:
+found here is whole, and the label shows whether the driver accepted it:
 
 | label | tables | operators |
 |---|---|---|
 | of the accepted run, same files | go on | go on |
-| of an older run | read what is new | are built anew |
-| anything else | are folded anew | are built anew |
+| of an older run | read what is new | are built again |
+| anything else | are folded again | are built again |
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ from penstock.state.storage.watched import StoreUsage, WatchedStore
 
 @dataclass(frozen=True, slots=True)
 class ChainKey:
-    """Which chain of which subtask of which job; a new generation or graph begins anew."""
+    """Which chain of which subtask of which job; a new generation or graph has chains of its own."""
 
     job: JobId
     generation: int
@@ -79,7 +79,7 @@ class Worker:
         return StoreUsage(requests, cached.hits, cached.misses)
 
     def take_chain(self, key: ChainKey) -> KeptChain | None:
-        """Take a chain out: whoever holds it may change it, nobody else can find it."""
+        """Take a chain out, so that only the task that changes it can find it."""
         return self.chains.pop(key, None)
 
     def keep_chain(self, key: ChainKey, kept: KeptChain) -> None:
