@@ -168,6 +168,9 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         self._expiry = config.expiry()
         self._keys = pa.schema([partials.schema.field(n) for n in partials.key_columns])
         self._partials = pa.schema(list(plan.partials))
+        self._stored = pa.schema([*self._keys, *self._partials])
+        if self._expiry is not None and LAST_SEEN not in self._partials.names:
+            self._stored = self._stored.append(pa.field(LAST_SEEN, pa.timestamp("us")))
         self._results = list(plan.without(RESULT).results)
         self._taken: list[pa.RecordBatch] = []
 
@@ -180,7 +183,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         return [
             keyed_table(
                 TABLE,
-                self._stored(),
+                self._stored,
                 key_columns=self._keys.names,
                 description=self._plan.display(),
             )
@@ -218,12 +221,12 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         alive_until = self._expiry.due_micros(known.rows.column(LAST_SEEN))
         is_due = known.found & (alive_until <= now)
         is_later = known.found & ~is_due
-        timers = self._timers_in(ctx)
-        timers.set(keys.filter(pa.array(is_later)), alive_until[is_later])
+        self._timers_in(ctx).set(keys.filter(pa.array(is_later)), alive_until[is_later])
         expired = keys.filter(pa.array(is_due))
         if expired.num_rows == 0:
             return
-        before = self._to_rows(known.rows.filter(pa.array(is_due)))
+        rows = columns_to_frame([known.rows.filter(pa.array(is_due))], self._partials.names)
+        before = self._struct(self._plan.results_of(rows, ()), None)
         after = pa.nulls(expired.num_rows, before.type)
         collector.collect(to_changes(_output(ctx), expired, before, after))
         table.delete(expired)
@@ -239,28 +242,33 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
     def _update(self, ctx: OperatorContext, collector: ArrowCollector) -> None:
         if not self._taken:
             return
-        columns = [*self._keys.names, *self._partials.names]
-        taken, self._taken = columns_to_frame(self._taken, columns), []
-        news = self._in_order(self._plan.merge(taken, self._keys.names))
+        names = [*self._keys.names, *self._partials.names]
+        taken, self._taken = columns_to_frame(self._taken, names), []
+        news = self._plan.merge(taken, self._keys.names)
+        # Sorted by key hash once, so that neither the lookup nor the write has to sort.
+        hashed = [to_array(news.get_column(f.name), f.type) for f in self._keys]
+        news = news.select(pl.all().gather(stable_order(hash_keys(hashed))))
         keys = to_batch(news, self._keys)
         table = ctx.get_keyed_state(TABLE)
         known = table.get(keys, columns=self._partials.names)
         state = columns_to_frame([known.rows], self._partials.names)
         merged = self._plan.merge_pairs(news, state)
-        table.put(self._to_stored(keys, merged, ctx))
+        columns: list[Any] = [*keys.columns, *to_batch(merged, self._partials).columns]
+        if len(columns) < len(self._stored):
+            now = np.full(keys.num_rows, ctx.processing_time_micros, np.int64)
+            columns.append(pa.array(now).view(pa.timestamp("us")))
+        stored = pa.RecordBatch.from_arrays(columns, schema=self._stored)
+        table.put(stored)
         if self._expiry is not None:
             is_unarmed = ~known.found
             if LAST_SEEN in state.columns:
-                # Without a time so far, its timer waits for ever.
+                # The timer of a key without a time so far was set for the end of time.
                 is_unarmed |= state.get_column(LAST_SEEN).is_null().to_numpy()
-            self._arm(keys, merged, ctx, is_unarmed)
+            if is_unarmed.any():
+                unarmed = stored.filter(pa.array(is_unarmed))
+                due = self._expiry.due_micros(unarmed.column(LAST_SEEN))
+                self._timers_in(ctx).set(unarmed.select(self._keys.names), due)
         self._emit(keys, (state, merged), known.found, ctx, collector)
-
-    def _in_order(self, news: pl.DataFrame) -> pl.DataFrame:
-        """Sort by key hash once, so that neither looking up nor writing has to."""
-        columns = [to_array(news.get_column(f.name), f.type) for f in self._keys]
-        order = stable_order(hash_keys(columns))
-        return news.select(pl.all().gather(order))
 
     def _emit(
         self,
@@ -283,46 +291,11 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         rows = self._struct(before, found), self._struct(after, None)
         collector.collect(to_changes(_output(ctx), keys, *rows))
 
-    def _to_rows(self, state: pa.RecordBatch) -> "pa.StructArray":
-        """Return the results of rows of the table."""
-        frame = columns_to_frame([state], self._partials.names)
-        return self._struct(self._plan.results_of(frame, ()), None)
-
     def _struct(self, results: pl.DataFrame, found: Any) -> "pa.StructArray":
         """Return results as one column, null where there are none."""
         arrays = [to_array(results.get_column(f.name), f.type) for f in self._results]
         mask = None if found is None or found.all() else pa.array(~found)
         return pa.StructArray.from_arrays(arrays, fields=self._results, mask=mask)
-
-    def _stored(self) -> pa.Schema:
-        columns = [*self._keys, *self._partials]
-        if self._expiry is not None and LAST_SEEN not in self._partials.names:
-            columns.append(pa.field(LAST_SEEN, pa.timestamp("us")))
-        return pa.schema(columns)
-
-    def _to_stored(
-        self, keys: pa.RecordBatch, merged: pl.DataFrame, ctx: OperatorContext
-    ) -> pa.RecordBatch:
-        stored = self._stored()
-        columns: list[Any] = [*keys.columns, *to_batch(merged, self._partials).columns]
-        if len(columns) < len(stored):
-            now = np.full(keys.num_rows, ctx.processing_time_micros, np.int64)
-            columns.append(pa.array(now).view(pa.timestamp("us")))
-        return pa.RecordBatch.from_arrays(columns, schema=stored)
-
-    def _arm(
-        self,
-        keys: pa.RecordBatch,
-        merged: pl.DataFrame,
-        ctx: OperatorContext,
-        is_unarmed: Any,
-    ) -> None:
-        """Set the timer of each key that has none yet."""
-        if self._expiry is None or not is_unarmed.any():
-            return
-        stored = self._to_stored(keys, merged, ctx).filter(pa.array(is_unarmed))
-        due = self._expiry.due_micros(stored.column(LAST_SEEN))
-        self._timers_in(ctx).set(stored.select(self._keys.names), due)
 
     def _timers_in(self, ctx: OperatorContext) -> Timers:
         is_event_time = self.timers() == (TimeDomain.EVENT_TIME,)

@@ -25,7 +25,7 @@ its windows had closed when the epoch began.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ from penstock.errors import SchemaError
 
 Micros: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
+InstantsT = TypeVar("InstantsT", int, Micros)
+"""One instant, or one per row."""
 
 FIRST_MICROS = -62_135_596_800_000_000
 """0001-01-01: rows before it have no event time that a window could hold."""
@@ -93,7 +95,7 @@ class WindowGrid:
             return None
         cut = 0 if self.is_pane_per_window else self.width_micros % self.slide_micros
         panes: list[tuple[int, int]] = []
-        start = self._round_down(first)
+        start = self.last_starts(first)
         while start <= last:
             end = start + self.slide_micros
             panes += [(start, start + cut), (start + cut, end)] if cut else [(start, end)]
@@ -101,21 +103,17 @@ class WindowGrid:
         held = [pane for pane in panes if pane[0] <= last and pane[1] > first]
         return held if len(held) <= limit else None
 
-    def last_starts(self, times: Micros) -> Micros:
-        """Return where the last window starts that has begun at each instant."""
+    def last_starts(self, times: InstantsT) -> InstantsT:
+        """Return where the last window starts that has begun at an instant, or at each of some."""
         starts = times - self.offset_micros
         starts //= self.slide_micros
         starts *= self.slide_micros
         starts += self.offset_micros
         return starts
 
-    def first_starts(self, times: Micros) -> Micros:
-        """Return where the first window starts that has not ended at each instant."""
+    def first_starts(self, times: InstantsT) -> InstantsT:
+        """Return where the first window starts that has not ended at an instant, or each."""
         return self.last_starts(times - self.width_micros) + self.slide_micros
-
-    def first_start(self, micros: int) -> int:
-        """Return where the first window starts that has not ended at an instant."""
-        return self._round_down(micros - self.width_micros) + self.slide_micros
 
     def last_ends(self, times: Micros) -> Micros:
         """Return where that window ends: when a pane that starts then has served them all."""
@@ -129,8 +127,7 @@ class WindowGrid:
         """Return the first instant whose last window is still open: all earlier ones are late."""
         if watermark_micros is None:
             return FIRST_MICROS
-        latest_closed = self._round_down(watermark_micros - self.width_micros)
-        return min(latest_closed + self.slide_micros, END_MICROS)
+        return min(self.first_starts(watermark_micros), END_MICROS)
 
     def closing(
         self, previous_micros: int | None, watermark_micros: int | None
@@ -145,15 +142,11 @@ class WindowGrid:
         earliest, latest = FIRST_MICROS, END_MICROS + self.width_micros
         previous = earliest if previous_micros is None else max(previous_micros, earliest)
         watermark = min(watermark_micros, latest)
-        first = self._round_down(previous - self.width_micros) + self.slide_micros
-        last = self._round_down(watermark - self.width_micros)
+        first = self.first_starts(previous)
+        last = self.last_starts(watermark - self.width_micros)
         if last < first:
             return None
         return first + self.width_micros, last + self.width_micros
-
-    def _round_down(self, micros: int) -> int:
-        steps = (micros - self.offset_micros) // self.slide_micros
-        return steps * self.slide_micros + self.offset_micros
 
 
 def find_grid_problems(width: int, slide: int, offset: int) -> list[str]:

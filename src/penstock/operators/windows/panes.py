@@ -269,7 +269,7 @@ def close_windows(
     size = _FIRST_BLOCK
     largest = _LARGEST_BLOCK if grid.is_pane_per_window else _LARGEST_SHARING_BLOCK
     while (pane := panes.first_from(start)) is not None:
-        start = max(start, grid.first_start(pane))
+        start = max(start, grid.first_starts(pane))
         if start > last:
             return
         block_last = min(last, start + (size - 1) * grid.slide_micros)
