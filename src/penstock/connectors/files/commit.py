@@ -32,7 +32,7 @@ drivers that were replaced.
 
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -342,8 +342,7 @@ def committed_files(
             dict(zip(record.partition_by, file.partition, strict=True)),
             record.schema_hash,
         )
-        for record in _read_lists(_open(url, store_options), since_epoch)
-        for file in record.files
+        for _, record, file in _list_files(url, since_epoch, store_options)
     ]
 
 
@@ -358,36 +357,33 @@ def read_committed(
     Partition columns are back in their places, and JSON lines in their types. Every file is
     checked against its checksum. Without a committed epoch the table has no columns.
     """
-    store = _open(url, store_options)
-    tables = [
-        _read(store, record, file)
-        for record in _read_lists(store, since_epoch)
-        for file in record.files
-    ]
+    listed = _list_files(url, since_epoch, store_options)
+    tables = [_read(store, record, file) for store, record, file in listed]
     return (
         pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
     )
 
 
-def _open(url: str | ObjectStore, options: Mapping[str, Any] | None) -> ObjectStore:
-    return open_store(url, **(options or {})) if isinstance(url, str) else url
-
-
-def _read_lists(store: ObjectStore, since_epoch: int) -> list[CommittedEpoch]:
-    """Return the lists that count in order of epoch, then operator.
+def _list_files(
+    url: str | ObjectStore, since_epoch: int, options: Mapping[str, Any] | None
+) -> Iterator[tuple[ObjectStore, CommittedEpoch, ListedFile]]:
+    """Yield the files that count in order of epoch, then operator.
 
     Which earlier epochs count is said by later ones, so older lists than asked for are not
     needed.
     """
-    found = []
+    store = open_store(url, **(options or {})) if isinstance(url, str) else url
+    records = []
     for info in store.list(COMMITTED):
         name = read_record_name(info.path)
         data = None
         if name is not None and name[0] >= since_epoch:
             data = store.read(info.path)
         if data is not None:
-            found.append(_decode(data, CommittedEpoch, f"{info.path!r} of {store.url}"))
-    return drop_abandoned(found)
+            records.append(_decode(data, CommittedEpoch, f"{info.path!r} of {store.url}"))
+    for record in drop_abandoned(records):
+        for file in record.files:
+            yield store, record, file
 
 
 def _read(store: ObjectStore, record: CommittedEpoch, file: ListedFile) -> pa.Table:

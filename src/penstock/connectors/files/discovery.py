@@ -27,7 +27,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.splits import SplitPlan, SplitState
+from penstock.operators.splits import SplitState
 from penstock.state.storage.local_disk import LocalStore
 from penstock.state.storage.object_store import ObjectInfo, ObjectStore, is_object_path
 from penstock.state.storage.urls import absolute_url
@@ -61,8 +61,11 @@ class FilePattern:
 
     def list_files(self, store: ObjectStore) -> list[ObjectInfo]:
         """Return all files that the pattern names, in order of path."""
-        folder, is_wild = _static_folder(self.pattern)
-        if not is_wild:
+        folder, is_wild = self.pattern, _WILD.search(self.pattern) is not None
+        if is_wild:
+            segments = self.pattern.split("/")
+            folder = "/".join(segments[: _static_count(segments)])
+        else:
             self._refuse_names([self.pattern])
         matches = re.compile(to_regex(self.pattern)).fullmatch
         listed = (
@@ -150,18 +153,15 @@ def _segment_regex(segment: str) -> str:
         character = segment[index]
         end = segment.find("]", index + 2) if character == "[" else -1
         if end > 0:
-            found += _set_regex(segment[index + 1 : end])
+            members = segment[index + 1 : end]
+            negation = "^" if members[:1] == "!" else ""
+            escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", members[len(negation) :])
+            found += f"[{negation}{escaped}]"
             index = end
         else:
             found += {"*": "[^/]*", "?": "[^/]"}.get(character) or re.escape(character)
         index += 1
     return found
-
-
-def _set_regex(members: str) -> str:
-    negation = "^" if members[:1] == "!" else ""
-    escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", members[len(negation) :])
-    return f"[{negation}{escaped}]"
 
 
 def _static_count(segments: list[str]) -> int:
@@ -170,14 +170,6 @@ def _static_count(segments: list[str]) -> int:
         if _WILD.search(segment):
             return index
     return len(segments) - 1
-
-
-def _static_folder(pattern: str) -> tuple[str, bool]:
-    """Return the folder that has all files of a pattern, and whether that has wildcards."""
-    if _WILD.search(pattern) is None:
-        return pattern, False
-    segments = pattern.split("/")
-    return "/".join(segments[: _static_count(segments)]), True
 
 
 LISTING = "#listing"
@@ -224,12 +216,3 @@ def check_origin(
         code=ErrorCode.INVALID_CONFIG,
         path=str(files),
     )
-
-
-def plan_origin(
-    known: Mapping[str, SplitState], files: FilePattern
-) -> tuple[SplitPlan, ...]:
-    """Have root and pattern kept, if they are not yet."""
-    if ORIGIN in known and FilePattern(*known[ORIGIN].offset) == files:
-        return ()
-    return (SplitPlan(ORIGIN, None, (files.root, files.pattern)),)

@@ -27,7 +27,6 @@ from penstock.connectors.files.discovery import (
     ORIGIN,
     FilePattern,
     check_origin,
-    plan_origin,
 )
 from penstock.connectors.files.formats import (
     Allowance,
@@ -217,8 +216,10 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         if not known.get(LISTING, SplitState(ended=discovers)).ended:
             begun = known.keys() | {split.name for split in plans}
             plans = (self._plan_listing(known, begun), *plans)
-        if plans or (discovers and known):
-            plans = (*plan_origin(known, self._files), *plans)
+        origin = (self._files.root, self._files.pattern)
+        is_kept = ORIGIN in known and tuple(known[ORIGIN].offset) == origin
+        if not is_kept and (plans or (discovers and known)):
+            plans = (SplitPlan(ORIGIN, None, origin), *plans)
         return SourcePlan(plans, is_complete=not discovers, has_more=has_more)
 
     @override

@@ -133,8 +133,19 @@ class TextFormat(FileFormat):
             at = FileOffset(file.size_bytes, heading.length, heading.lines)
         yield Piece((), (), at, is_last=at.position == file.size_bytes)
         while at.position < end:
-            text, ends = self._read_rows(file, at.position, end)
-            for piece in self._parse_rows(text, ends, heading, at):
+            text, ends = read_window(
+                file,
+                at.position,
+                min(self._piece_bytes, end - at.position + _FEW_ROWS_BYTES),
+                self.find_row_ends,
+                max_bytes=self._max_row_bytes,
+                complaint="has no end of a row within {length} bytes after byte {start}: it is "
+                "not of this format, or a quote is not closed",
+            )
+            # The row that begins last before `end` is taken whole, the next one is not.
+            last = min(int(np.searchsorted(ends, end - at.position)), len(ends) - 1)
+            ends = ends[: last + 1]
+            for piece in self._parse_rows(text[: ends[-1]], ends, heading, at):
                 yield piece
                 at = piece.next or at
 
@@ -145,21 +156,6 @@ class TextFormat(FileFormat):
             sample = file.read_range(0, min(_FEW_ROWS_BYTES, file.size_bytes))
             self.row_bytes = max(1.0, len(sample) / max(1, sample.count(b"\n")))
         return self.row_bytes
-
-    def _read_rows(self, file: SourceFile, start: int, end: int) -> tuple[bytes, Ends]:
-        """Return whole rows from `start`, none that begins at `end` or later, and their ends."""
-        length = min(self._piece_bytes, end - start + _FEW_ROWS_BYTES)
-        text, ends = read_window(
-            file,
-            start,
-            length,
-            self.find_row_ends,
-            max_bytes=self._max_row_bytes,
-            complaint="has no end of a row within {length} bytes after byte {start}: it is not "
-            "of this format, or a quote is not closed",
-        )
-        last = min(int(np.searchsorted(ends, end - start)), len(ends) - 1)
-        return text[: ends[last]], ends[: last + 1]
 
     def _parse_rows(
         self, text: bytes, ends: Ends, heading: Heading, at: FileOffset

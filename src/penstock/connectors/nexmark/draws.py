@@ -161,27 +161,20 @@ def write_texts(
     """Return a text per number: the template with random letters for `?`, digits for `#`."""
     pattern = np.frombuffer(template.encode("ascii"), dtype=np.uint8)
     letters, digits = pattern == _LETTER, pattern == _DIGIT
-    octets = _octets(seed, purpose, numbers, int(letters.sum() + digits.sum()))
+    word_count = -(-int(letters.sum() + digits.sum()) // 8)
+    counters = numbers[:, np.newaxis] * word_count + np.arange(word_count)
+    words = draw(seed, purpose, counters.ravel()).astype("<u8")
+    octets = words.view(np.uint8).reshape(len(numbers), word_count * 8).astype(np.uint16)
     texts = np.broadcast_to(pattern, (len(numbers), len(pattern))).copy()
-    texts[:, letters] = _spell(octets[:, : letters.sum()], 26, "a")
-    texts[:, digits] = _spell(octets[:, letters.sum() :], 10, "0")
+    start = 0
+    for places, size, first in ((letters, 26, "a"), (digits, 10, "0")):
+        end = start + int(places.sum())
+        texts[:, places] = (octets[:, start:end] * size >> 8) + ord(first)
+        start = end
     offsets = np.arange(len(numbers) + 1, dtype=np.int32) * len(pattern)
     return pa.StringArray.from_buffers(
         len(numbers), pa.py_buffer(offsets.data), pa.py_buffer(texts.data)
     )
-
-
-def _octets(
-    seed: int, purpose: Purpose, numbers: Numbers, count: int
-) -> npt.NDArray[np.uint8]:
-    word_count = -(-count // 8)
-    counters = numbers[:, np.newaxis] * word_count + np.arange(word_count)
-    words = draw(seed, purpose, counters.ravel()).astype("<u8")
-    return words.view(np.uint8).reshape(len(numbers), word_count * 8)[:, :count]
-
-
-def _spell(octets: npt.NDArray[np.uint8], size: int, first: str) -> npt.NDArray[np.uint8]:
-    return (octets.astype(np.uint16) * size >> 8).astype(np.uint8) + np.uint8(ord(first))
 
 
 @cache
