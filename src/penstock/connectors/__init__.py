@@ -1,6 +1,6 @@
-"""Where rows come from and go to: one file per system, and the catalog of all kinds.
+"""Where rows come from and go to: one file or folder per system.
 
-A file holds the function that users call, which returns plain config, the source or sink
-itself, and its constructor. Nothing here knows how epochs run. Import from the files: a
-connector's library is loaded only by whoever uses it.
+It holds the function that users call, the config that this puts into a graph, and the source
+or sink itself. Nothing here knows how epochs run. Import from the files: a connector's library
+is loaded only where it is used.
 """

@@ -6,13 +6,13 @@
     remove what was staged
 
 Every step may be repeated at any time, by another process too. A staged file that is gone
-while its final one is there was copied before. Staging is tidied last and only as far as it
-can matter to nobody: an acknowledged epoch's files have their final names by then, and no
-attempt at it or at an earlier epoch can count any more.
+while its final one is there was copied before. Staging is tidied last, and only up to this
+epoch: the files of acknowledged epochs have their final names by then, and other attempts at
+these epochs do not count.
 
 `StagedParts` travels as commit data, in the checkpoint. `CommittedEpoch` is a JSON object
-beside the output, created once, after all files it lists. So readers who follow the lists,
-such as `committed_files` and `read_committed`, see neither a part of an epoch nor one that was
+beside the output, created once, after all files it lists. So a reader that follows the lists,
+as `committed_files` and `read_committed` do, sees neither a part of an epoch nor one that was
 not acknowledged.
 
 A restore goes back to an older epoch, and the epochs after it are abandoned: their rows come
@@ -26,8 +26,8 @@ knows by its parent what it does not descend from, and from then on every list s
 So a reader sees the old output until that epoch is committed and the new one from then on,
 no row twice. A sink keeps the ranges in its state: a restore brings back those that held at
 the restored epoch, so one that is undone needs nothing more. That lists are of acknowledged
-epochs only, and the same whoever commits them, makes this safe against crashes and against
-drivers that were replaced.
+epochs only, and the same for every driver that commits them, makes this safe against crashes
+and against drivers that were replaced.
 """
 
 import logging

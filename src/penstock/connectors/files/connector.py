@@ -49,7 +49,7 @@ def files(
     """Name files: for `Pipeline.read` by a path or glob, for `Stream.write` by a folder.
 
     `format` is "parquet", "jsonl" (JSON lines) or "csv" (with a header, read only); unless it
-    is given, the ending of the path tells it. `store_options` are those of `open_store`.
+    is given, it follows from the ending of the path. `store_options` are those of `open_store`.
 
     Reading: without `schema` the columns are those of the first file by name; then all files
     must have exactly these. With it, other columns are skipped. `discover=True` looks for

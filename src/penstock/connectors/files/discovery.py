@@ -12,8 +12,6 @@ names are for what is not, or not yet, data. A store is opened at the folder bef
 wildcard and files are named by their path below it. A file that is meant, but has a name that
 stores do not take, is refused: it would be left out otherwise.
 
-Which files a job has begun to read: kept in its state, to refuse others in their place.
-
 A file is known by its path below the root. Below another root the same path is another file,
 which would be passed over; with another root or pattern the same file may have another path,
 and would be read twice. So root and pattern are kept as the offset of a split, and do not
@@ -102,7 +100,7 @@ class FilePattern:
 def parse_pattern(path: str) -> FilePattern:
     """Part a path or URL into the store to open and the pattern of names in it.
 
-    A relative path is made absolute: whoever reads may have another working folder.
+    A relative path is made absolute, because a worker may have another working folder.
 
     >>> parse_pattern("s3://lake/bids/2026-*/part-?.parquet")
     FilePattern(root='s3://lake/bids', pattern='2026-*/part-?.parquet')
@@ -195,14 +193,15 @@ def check_origin(
     known: Mapping[str, SplitState], files: FilePattern, moved_root: str | None
 ) -> None:
     """Refuse to go on with other files than those that were begun."""
-    before = files  # what the state does not tell is taken to be as it is here
+    # Older checkpoints do not have the origin: what they lack is taken to be unchanged.
+    before = files
     if ORIGIN in known:
         before = FilePattern(*known[ORIGIN].offset)
     elif LISTING in known:
         before = FilePattern(files.root, known[LISTING].offset[0])
     if before == files:
         return
-    # A folder that was replaced by a link to where it is now is still the same.
+    # A folder that was replaced by a link to its new place is still the same.
     root = absolute_url(before.root)
     if before.pattern == files.pattern and root in (files.root, moved_root):
         return

@@ -4,13 +4,12 @@
     {out}/{column}={value}/…/part-{epoch}-{operator}-{subtask}-{seq}.{extension}
     {out}/_committed/{epoch}-{operator}.json
 
-Names that begin with `_` are passed over by Spark and others who read a whole folder. A
+Spark and other engines that read a whole folder pass over names that begin with `_`. A
 staged name holds the token of the attempt that wrote it, so no two attempts share one. Final
 names hold an epoch, and epochs are never reused.
 
-Folders of partitions are named as Hive and Spark name them: see `partition_folder`.
-
-Partitions of output files: which columns may be one, and rows by the folder they go to.
+Folders of partitions are named as Hive and Spark name them: see `partition_folder`. Which
+columns may be partitions, and which rows go to which folder, is decided here, too.
 """
 
 import re
@@ -176,7 +175,7 @@ def split_rows(
     """Yield the rows of each partition, in their order, without the partition columns.
 
     Partitions come in the order of their first rows. The loop is over partitions, not rows.
-    A value that its folder's name would not tell is an error of the user.
+    Raises `UserError` for a value that cannot be read back from the name of its folder.
     """
     if not columns:
         yield (), batch
@@ -211,11 +210,15 @@ def add_partition(
 def _to_text(column: str, values: Any) -> list[str | None]:
     """Return values as text that `_from_text` understands."""
     texts: list[str | None] = pc.cast(values, pa.string()).to_pylist()
-    if not _is_told(texts, values):
-        told = [_is_told([text], values[i : i + 1]) for i, text in enumerate(texts)]
+    if not _is_readable(texts, values):
+        odd = next(
+            text
+            for index, text in enumerate(texts)
+            if not _is_readable([text], values[index : index + 1])
+        )
         raise UserError(
             f"partition_by names {column!r}, which holds a value of type {values.type} that no "
-            f"folder's name can tell: as text it is {texts[told.index(False)]!r}. Change it "
+            f"folder's name can tell: as text it is {odd!r}. Change it "
             "before the sink, or partition by another column",
             code=ErrorCode.VALUE_OUT_OF_RANGE,
             column=column,
@@ -223,7 +226,7 @@ def _to_text(column: str, values: Any) -> list[str | None]:
     return texts
 
 
-def _is_told(texts: list[str | None], values: Any) -> bool:
+def _is_readable(texts: list[str | None], values: Any) -> bool:
     try:
         return bool(_from_text(texts, values.type).equals(values))
     except pa.ArrowInvalid:

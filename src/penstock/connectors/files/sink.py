@@ -9,8 +9,8 @@ it is the first after a restore.
     {out}/_committed/0000000007-hot.json
 
 A file may appear a moment before the rest of its epoch, and stays when a restore abandons its
-epoch. Readers who want whole epochs, and each row once, follow the lists: `committed_files`
-and `read_committed`.
+epoch. To see whole epochs, and each row once, a reader follows the lists, as `committed_files`
+and `read_committed` do.
 
 While an epoch runs, one file per partition is open. Rows wait until they make a row group,
 row groups are encoded into the open file, and a file that has reached its size is uploaded.

@@ -182,7 +182,7 @@ def text_pool(mean_length: int) -> pa.StringArray:
     """Return texts of up to a fifth more or fewer letters, to pad rows with.
 
     The standard generator pads every row with fresh letters. Taking one of a few hundred
-    texts costs a copy instead, and nobody looks into padding.
+    texts costs a copy instead, and no query looks into padding.
     """
     spread = mean_length // 5
     numbers = np.arange(_POOL_SIZE, dtype=np.int64)

@@ -64,7 +64,7 @@ def nexmark(
     says which are emitted: "persons", "auctions", "bids", or "all" as rows of `event_type`
     (0, 1, 2), `person`, `auction`, `bid` (structs, two of them null) and `date_time`.
     `events`, `rate` and `gap` count all events whatever the kind, so sources of one seed
-    that differ in their kind fit together. `columns` leaves out what nobody needs.
+    that differ in their kind fit together. `columns` names those to emit.
 
     The first event happens at `start`, the following ones every `gap`: unless given, by the
     rate, or 100 microseconds. Events are up to `disorder` earlier than that, so read them
