@@ -41,14 +41,14 @@ class ExpressionInput:
         """Return these columns of a batch; a frame without columns has no height."""
         if not self.names:
             return pl.DataFrame()
-        first, *others = [self._series(batch, name) for name in self.names]
+        first, *others = [
+            pl.Series(name, [None] * batch.num_rows, dtype=pl.Object)
+            if name in self.opaque
+            else pl.Series(name, batch.column(name))
+            for name in self.names
+        ]
         frame = first.to_frame()  # a third of the cost of pl.DataFrame([...])
         return frame.hstack(others) if others else frame
-
-    def _series(self, batch: pa.RecordBatch, name: str) -> pl.Series:
-        if name in self.opaque:
-            return pl.Series(name, [None] * batch.num_rows, dtype=pl.Object)
-        return pl.Series(name, batch.column(name))
 
 
 def derive_input(expressions: Sequence[pl.Expr], schema: pa.Schema) -> ExpressionInput:

@@ -6,7 +6,6 @@ with inputs; `SourceNode` has a module of its own.
 """
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -104,7 +103,7 @@ class NodeParts(Generic[InstanceT]):
     tables: TableManager
 
 
-class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
+class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
     """A source or an operator of a chain; owns its context, tables and collector."""
 
     def __init__(
@@ -121,6 +120,8 @@ class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
         self._instance: InstanceT | None = parts.instance
         self._is_started = False
         self._checkpoint: SubtaskCheckpoint | None = None
+        self.facts: dict[str, Any] = {}
+        """What else the report of the epoch says."""
 
     @property
     def instance(self) -> InstanceT:
@@ -203,12 +204,8 @@ class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
             barrier.epoch, barrier.min_epoch, micros, then_stop=barrier.then_stop
         )
 
-    @abstractmethod
     def report(self) -> OperatorReport:
-        """Return what was done in the epoch that was just checkpointed."""
-
-    def make_report(self, **facts: Any) -> OperatorReport:
-        """Return the report of the checkpoint just written, once, with facts of the node."""
+        """Return what was done in the epoch that was just checkpointed; once."""
         done, self._checkpoint = self._checkpoint, None
         if done is None:
             raise InternalError(f"operator {self.task.operator!r} has no checkpoint")
@@ -217,7 +214,7 @@ class OperatorNode(ABC, Generic[InstanceT, ContextT, CollectorT]):
             done,
             rows_emitted=dict(self.collector.rows_emitted),
             counters=dict(self.context.counters),
-            **facts,
+            **self.facts,
         )
 
 
@@ -265,7 +262,6 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         self._last_output: EventTime | None = None
         self._previous: tuple[InputWatermark, ...] = ()
         self._advance = Advance((), None)
-        self._wake_up_micros: int | None = None
         self.had_ended = False
         """The operator was closed for good in an earlier epoch."""
         self.rows_taken = 0
@@ -377,25 +373,21 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         """Let the operator finish its epoch and write its tables."""
         if not self.had_ended:
             self.call("handle_checkpoint", terms.barrier, self.context, self.collector)
-        self._wake_up_micros = None
+        wake_up_micros = None
         if not self._advance.has_ended:
             by_clock = self.timers.get(TimeDomain.PROCESSING_TIME)
-            if by_clock is not None:
-                # Before the tables are written: they may be closed afterwards.
-                due_micros = by_clock.next_due_micros()
-                if due_micros is not None:
-                    self.context.wake_at(due_micros)
-            self._wake_up_micros = self.context.wake_up_micros
+            # Asked before the tables are written: they may be closed afterwards.
+            due_micros = None if by_clock is None else by_clock.next_due_micros()
+            if due_micros is not None:
+                self.context.wake_at(due_micros)
+            wake_up_micros = self.context.wake_up_micros
+        self.facts = {
+            "inputs": self._advance.inputs,
+            "rows_taken": self.rows_taken,
+            "wake_up_micros": wake_up_micros,
+            "has_fired": any(timers.has_fired for timers in self.timers.values()),
+        }
         self.checkpoint(terms.barrier, self._advance.event_time)
-
-    @override
-    def report(self) -> OperatorReport:
-        return self.make_report(
-            inputs=self._advance.inputs,
-            rows_taken=self.rows_taken,
-            wake_up_micros=self._wake_up_micros,
-            has_fired=any(timers.has_fired for timers in self.timers.values()),
-        )
 
     @override
     def forget(self) -> None:

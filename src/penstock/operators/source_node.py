@@ -90,7 +90,6 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             self._finish = finish
         if assignment.phase is SourcePhase.ENDING or (terms.is_stop and is_reading):
             self.call("on_close", context)
-        self.call("run", terms.processing_time_micros, function=self._note_activity)
         table = context.get_global_keyed_state(SPLITS_TABLE)
         for name, state in context.split_states.items():
             if state != before.get(name):
@@ -111,24 +110,23 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
 
     @override
     def report(self) -> OperatorReport:
-        meter, context = self.context.budget, self.context
-        wake_up = None
-        if self._assignment.phase is SourcePhase.READING:
-            if self.node.watermark is not None:
-                # An epoch without data notices that a split has become idle.
-                now = context.processing_time_micros
-                idle = next_idle_micros(context.split_states, self.node.watermark, now)
-                if idle is not None:
-                    context.wake_at(idle)
-            wake_up = context.wake_up_micros
-        return self.make_report(
-            rows_taken=meter.rows_read,
-            wake_up_micros=wake_up,
-            splits=self._changed,
-            finish=self._finish,
-            bytes_read=meter.bytes_read,
-            has_more=self._finish is None and meter.is_spent,
-        )
+        context, meter, spec = self.context, self.context.budget, self.node.watermark
+        is_reading = self._assignment.phase is SourcePhase.READING
+        if is_reading and spec is not None:
+            # An epoch without data notices that a split has become idle.
+            now = context.processing_time_micros
+            idle_micros = next_idle_micros(context.split_states, spec, now)
+            if idle_micros is not None:
+                context.wake_at(idle_micros)
+        self.facts = {
+            "rows_taken": meter.rows_read,
+            "wake_up_micros": context.wake_up_micros if is_reading else None,
+            "splits": self._changed,
+            "finish": self._finish,
+            "bytes_read": meter.bytes_read,
+            "has_more": self._finish is None and meter.is_spent,
+        }
+        return super().report()
 
     def _read(self) -> SourceFinishType | None:
         """Call `run` of the source; fail the epoch if it takes too long."""
@@ -153,6 +151,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
                     "SourceFinishType, or None to go on in the next epoch",
                     code=ErrorCode.INVALID_NUMBER,
                 )
+            self._note_activity()
             return finish
 
         deadline = Deadline(limit_seconds, note_overrun)
@@ -166,8 +165,9 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             self.context.deadline = self.collector.deadline = Deadline()
         return finish
 
-    def _note_activity(self, now_micros: int) -> None:
+    def _note_activity(self) -> None:
         """Note for every split that gave rows when that was and how late they got."""
+        now_micros = self.context.processing_time_micros
         only = self.context.splits[0].name if len(self.context.splits) == 1 else None
         for given in self.collector.active_splits:
             name = only if given is None else given

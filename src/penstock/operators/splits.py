@@ -91,7 +91,7 @@ class BudgetMeter:
         return (
             self.rows_read >= self.budget.rows
             or self.bytes_read >= self.budget.size_bytes
-            or self.elapsed_micros >= self.budget.wall_micros
+            or self._clock.now_micros() - self._started_micros >= self.budget.wall_micros
         )
 
 

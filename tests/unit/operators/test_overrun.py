@@ -28,8 +28,10 @@ from tests.builders.chain_rig import ChainRig, Ran
 from tests.builders.local_jobs import a_list, numbered, numbers_in
 from tests.builders.scripted import PLAIN, Parts, Scripted, ScriptedSource, link, rows
 
-LIMIT_SECONDS = 0.02
+TOO_LONG = 0.04
 TINY = SourceBudget(wall_micros=1_000, overrun_micros=19_000)
+AMPLE_SECONDS, LONGER = 0.2, 0.3
+AMPLE = SourceBudget(wall_micros=100_000, overrun_micros=100_000)
 FACTS = {"operator": "read", "subtask": 0, "epoch": 1, "hook": "run"}
 
 Run = Callable[[SourceContext, SourceCollector], Any]
@@ -74,7 +76,7 @@ def advance_for_ever(ctx: SourceContext, _: SourceCollector) -> None:
 
 
 def return_late(*_: object) -> None:
-    spin(2 * LIMIT_SECONDS)
+    spin(TOO_LONG)
 
 
 @pytest.mark.parametrize("run", [emit_for_ever, advance_for_ever, return_late])
@@ -159,34 +161,34 @@ def test_a_failure_further_on_is_told_before_an_overrun_that_follows_it() -> Non
 
 def test_hooks_besides_run_have_no_deadline() -> None:
     def close(ctx: SourceContext, *_: object) -> None:
-        spin(2 * LIMIT_SECONDS)
+        spin(LONGER)
         ctx.advance("all", 7)
 
-    ran = read(lambda *_: None, on_close=close, is_stop=True)
+    ran = read(lambda *_: None, AMPLE, on_close=close, is_stop=True)
     assert ran.reports["read"].splits["all"].offset == 7
 
 
 def test_time_that_is_not_the_sources_does_not_count() -> None:
-    deadline = Deadline(LIMIT_SECONDS)
+    deadline = Deadline(AMPLE_SECONDS)
     with deadline.paused():
-        spin(2 * LIMIT_SECONDS)
+        spin(LONGER)
     deadline.check()
 
 
 def test_time_counts_again_after_a_pause() -> None:
-    deadline = Deadline(LIMIT_SECONDS)
+    deadline = Deadline(TOO_LONG / 2)
     with deadline.paused():
         pass
-    spin(2 * LIMIT_SECONDS)
+    spin(TOO_LONG)
     with pytest.raises(SourceOverrunError):
         deadline.check()
 
 
 def test_time_counts_again_after_a_pause_that_failed() -> None:
-    deadline = Deadline(LIMIT_SECONDS)
+    deadline = Deadline(TOO_LONG / 2)
     with pytest.raises(ValueError, match="further on"), deadline.paused():
         raise ValueError("further on")
-    spin(2 * LIMIT_SECONDS)
+    spin(TOO_LONG)
     with pytest.raises(SourceOverrunError):
         deadline.check()
 
@@ -207,7 +209,7 @@ class Slow(ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        spin(0.3)
+        spin(LONGER)
         collector.collect(batch)
 
 
@@ -216,6 +218,5 @@ def test_a_source_is_not_blamed_for_a_slow_operator_behind_it() -> None:
     pipeline = Pipeline("job")
     stream = pipeline.read("read", list_source(numbered(1, 2)))
     stream.process("slow", Slow()).write("out", out)
-    budget = SourceBudget(wall_micros=100_000, overrun_micros=100_000)
-    LocalJob(pipeline, settings=DriverSettings(budget=budget)).run()
+    LocalJob(pipeline, settings=DriverSettings(budget=AMPLE)).run()
     assert numbers_in(out) == [1, 2]
