@@ -119,6 +119,10 @@ proto: $(PROTO_READY) ## Regenerate the protobuf code
 bench: $(READY) ## Run the benchmarks; JSON lines (BENCH_ARGS='--quick --suite NAME')
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
+.PHONY: rooms
+rooms: $(READY) ## Draw the rooms of the code into docs/architecture.md
+	$(BIN)/python scripts/rooms.py --write
+
 .PHONY: house
 house: $(READY) ## Measure the code and the walk of one batch (HOUSE_ARGS='--walk', --json or a checkout)
 	@$(BIN)/python scripts/house.py $(HOUSE_ARGS)
