@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.core.arrow_types import Micros, to_micros
 from penstock.core.batch import RowsLike, to_batch, to_batches
 from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
@@ -42,9 +43,7 @@ from penstock.state.tables.time_keyed_view import TimeKeyedView
 
 FIRES_AT, DUE, IS_SET = "fires_at", "due", "is_set"
 _KEY_PREFIX = "key."
-_MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
-Micros: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
@@ -150,7 +149,10 @@ def to_instants(due_micros: Any, row_count: int) -> Micros:
         first = column.is_null().index(True).as_py()
         raise _refusal(f"{column.null_count} instants are null, first in row {first}")
     if pa.types.is_timestamp(column.type):
-        return _timestamps_in_micros(column)
+        micros = to_micros(column)
+        if micros is None or (len(micros) and int(micros.min()) < -MAX_MICROS):
+            raise _refusal("an instant is further from 1970 than 2**63 microseconds")
+        return micros
     if pa.types.is_integer(column.type):
         try:
             whole = column.cast(pa.int64())
@@ -171,17 +173,6 @@ def _to_arrow(values: Any) -> Any:
         except pa.ArrowException as error:
             raise _refusal(str(error)) from error
     raise _refusal(f"{type(values).__name__} is neither a number nor an array of instants")
-
-
-def _timestamps_in_micros(column: Any) -> Micros:
-    values: Micros = column.view(pa.int64()).to_numpy()
-    if column.type.unit == "ns":
-        return values // 1_000
-    factor = _MICROS_PER_UNIT[column.type.unit]
-    limit = MAX_MICROS // factor
-    if len(values) and (int(values.min()) < -limit or int(values.max()) > limit):
-        raise _refusal("an instant is further from 1970 than 2**63 microseconds")
-    return values * factor
 
 
 def _refusal(problem: str) -> UserError:

@@ -25,6 +25,7 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.arrow_types import to_micros_within_reach
 from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, Watermark
@@ -48,7 +49,6 @@ RESULT = "ttl"
 """The aggregate that keeps the latest event time; no result of a user can have this name."""
 LAST_SEEN = f"{RESULT}.value"
 """The column of the state that tells when a key was last seen."""
-_MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,8 @@ class Expiry:
         """Return when keys last seen at some instants expire; null is never."""
         if isinstance(last_seen, pa.ChunkedArray):
             last_seen = last_seen.combine_chunks()
-        unit = last_seen.type.unit
-        raw = last_seen.cast(pa.int64())
-        values = raw.fill_null(0).to_numpy(zero_copy_only=False)
         # Whole numbers of Python do not wrap, but arrays do: stay below the end of time.
-        if unit == "ns":
-            micros = values // 1_000
-        else:
-            factor = _MICROS_PER_UNIT[unit]
-            limit = MAX_MICROS // factor
-            micros = np.clip(values, -limit, limit) * factor
+        micros = to_micros_within_reach(last_seen)
         due = np.minimum(micros, MAX_MICROS - self.micros) + self.micros
         due[last_seen.is_null().to_numpy(zero_copy_only=False)] = MAX_MICROS
         return np.asarray(due, np.int64)

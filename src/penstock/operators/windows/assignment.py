@@ -30,11 +30,10 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from penstock.core.arrow_types import Micros, units_in
 from penstock.errors import SchemaError
 
-Micros: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 InstantsT = TypeVar("InstantsT", int, Micros)
 """One instant, or one per row."""
@@ -169,9 +168,6 @@ def find_length_problems(lengths: Mapping[str, int]) -> list[str]:
     ]
 
 
-_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
-
-
 @dataclass(frozen=True, slots=True)
 class EventTimes:
     """The event time of each row of a batch."""
@@ -186,15 +182,11 @@ class EventTimes:
 
 def read_event_times(column: Any) -> EventTimes:
     """Return the event times in a timestamp column of any unit, rounded down to microseconds."""
-    raw = column
     is_null: Flags | None = None
     if column.null_count:
         is_null = column.is_null().to_numpy(zero_copy_only=False)
-        raw = pc.fill_null(column, pa.scalar(0, pa.int64()).cast(column.type))
-    values: Micros = raw.view(pa.int64()).to_numpy(zero_copy_only=True)
     # In the column's own unit, so that nothing is multiplied that could overflow.
-    unit = column.type.unit
-    per_unit = _PER_UNIT.get(unit)
+    values, per_unit = units_in(column)
     if per_unit is None:
         values, per_unit = values // 1_000, 1
     earliest, end = FIRST_MICROS // per_unit, END_MICROS // per_unit

@@ -32,6 +32,7 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.arrow_types import Micros
 from penstock.core.schema import RESERVED_PREFIX, StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.logical import BAD, LATE, OperatorSpec
@@ -53,7 +54,6 @@ from penstock.operators.windows.aggregation import (
     instant_of,
 )
 from penstock.operators.windows.assignment import (
-    Micros,
     WindowGrid,
     find_grid_problems,
     place_rows,

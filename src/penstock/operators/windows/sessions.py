@@ -32,6 +32,7 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.arrow_types import Micros
 from penstock.core.schema import RESERVED_PREFIX, StreamSchema
 from penstock.core.watermark import MAX_MICROS, CheckpointBarrier
 from penstock.graph.logical import BAD, LATE, OperatorSpec
@@ -50,7 +51,6 @@ from penstock.operators.windows.aggregation import (
 )
 from penstock.operators.windows.assignment import (
     Flags,
-    Micros,
     find_length_problems,
 )
 from penstock.state.tables.specs import TableSpec, keyed_table, time_keyed_table

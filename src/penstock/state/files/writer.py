@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.arrow_types import MICROS_PER_UNIT
 from penstock.core.ids import FULL_RANGE, Epoch, KeyRange
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
@@ -112,7 +113,7 @@ def _micros_bounds(column: Column) -> _Bounds:
     unit = getattr(column.type, "unit", "us")
     if unit == "ns":
         return low // 1_000, -(-high // 1_000)
-    scale = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
+    scale = MICROS_PER_UNIT[unit]
     return max(low * scale, _INT64[0]), min(high * scale, _INT64[1])
 
 

@@ -24,18 +24,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.core.arrow_types import Micros, to_micros_within_reach
 from penstock.errors import SchemaError, SettingsError
 from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
 from penstock.state.tables.table import Frontier
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
-Micros: TypeAlias = npt.NDArray[np.int64]
 ExpiresAt: TypeAlias = "int | pa.Array[Any] | None"
 """One instant in microseconds for all rows, None for never, or a timestamp array."""
 EXPIRY_TYPE = pa.timestamp("us")
 _LAST_INSTANT = (1 << 63) - 1
-_FACTORS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +170,8 @@ def _event_micros(column: Any, name: str) -> Micros:
             "counts from it: give every row an event time",
             column=name,
         )
-    values: Micros = column.cast(pa.int64()).to_numpy()
-    if column.type.unit == "ns":
-        return -(-values // 1_000)
-    factor = _FACTORS[column.type.unit]
-    limit = _LAST_INSTANT // factor
     # Instants that microseconds cannot reach live as long, or as short, as the farthest ones.
-    return np.clip(values, -limit, limit) * factor
+    return to_micros_within_reach(column, rounds_up=True)
 
 
 def _instants(micros: Micros) -> "pa.Array[Any]":

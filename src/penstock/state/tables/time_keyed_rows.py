@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.core.arrow_types import Micros
 from penstock.core.hash_kernels import Hashes
 from penstock.state.files.parquet import KEY_HASH
 from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
-from penstock.state.tables.expiry import Flags, Micros, live_rows, micros_of
+from penstock.state.tables.expiry import Flags, live_rows, micros_of
 from penstock.state.tables.sorted_rows import equal_keys, is_in_order, stable_order
 
 Positions: TypeAlias = npt.NDArray[np.int64]
