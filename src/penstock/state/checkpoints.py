@@ -257,15 +257,14 @@ class BackingStore(Protocol):
         self, ref: CheckpointRef, metadata: OperatorCheckpointMetadata
     ) -> ObjectRef:
         """Write one subtask's metadata for a checkpoint; return what a manifest refers to."""
-        ...
 
     def read_operator_checkpoint_metadata(
         self, ref: ObjectRef
     ) -> OperatorCheckpointMetadata:
         """Read and verify what a manifest refers to."""
-        ...
 
 
+@dataclass(frozen=True, slots=True)
 class ParquetBackend:
     """The backing store beside the Parquet files: protobuf objects in the checkpoint's folder.
 
@@ -273,8 +272,7 @@ class ParquetBackend:
     manifest. Data files are the tables' business.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    store: ObjectStore
 
     def write_operator_checkpoint_metadata(
         self, ref: CheckpointRef, metadata: OperatorCheckpointMetadata
@@ -283,7 +281,7 @@ class ParquetBackend:
         operator = metadata.operator_metadata
         path = metadata_path(ref, OperatorId(operator.operator_id), operator.subtask_index)
         data = encode_metadata(metadata)
-        if create_own(self._store, path, data) is not None:
+        if create_own(self.store, path, data) is not None:
             raise InternalError(
                 f"{path!r} already holds other metadata of this generation; claim a new "
                 "generation before running the epoch again",
@@ -296,7 +294,7 @@ class ParquetBackend:
         self, ref: ObjectRef
     ) -> OperatorCheckpointMetadata:
         """Read the object and check that it is the one that was written."""
-        data = self._store.read(ref.path)
+        data = self.store.read(ref.path)
         if data is None:
             raise _damaged(ref, "is missing", ErrorCode.OBJECT_MISSING)
         if len(data) != ref.size_bytes:

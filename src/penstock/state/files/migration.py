@@ -3,6 +3,9 @@
 `resolve_chain` and `plan_migration` are pure; a plan is also the dry run. Migration runs
 lazily, when a file is read, and is made durable only by compaction, which rewrites files
 at the current version. The old file stays as it is, so older epochs stay restorable.
+Rows are handed to a migration in the columns that the class of their version declares. A
+class that was edited after state was written with it would be given other columns than it
+says, or values cast to other ones: that is refused, not guessed.
 
     class CountV1(msgspec.Struct):
         count: int
@@ -16,11 +19,6 @@ at the current version. The old file stays as it is, so older epochs stay restor
         @classmethod
         def migrate(cls, previous: CountV1) -> "Count":
             return cls(previous.count, "default")
-
-Rows of an older version, handed to its migration in the columns its class declares.
-
-Pure. A class that was edited after state was written with it would be given other columns
-than it says, or values cast to other ones: that is refused, not guessed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,11 +76,8 @@ class MigrationChain:
 
     oldest_version: int
     types: tuple[Any, ...]
-
-    @property
-    def current_version(self) -> int:
-        """The version that is written."""
-        return self.oldest_version + len(self.types) - 1
+    current_version: int
+    """The version that is written."""
 
 
 def state_version_of(state_type: Any) -> int:
@@ -96,11 +91,8 @@ def resolve_chain(state_type: Any) -> MigrationChain:
     Types that are no `MigratableState` are version 0 on their own; at the end of a chain
     they are the version before their successor.
     """
-    return (
-        _resolve(state_type)
-        if _is_migratable(state_type)
-        else MigrationChain(0, (state_type,))
-    )
+    is_migratable = isinstance(state_type, type) and issubclass(state_type, MigratableState)
+    return _resolve(state_type) if is_migratable else MigrationChain(0, (state_type,), 0)
 
 
 @lru_cache(maxsize=1024)
@@ -111,15 +103,14 @@ def _resolve(state_type: type[MigratableState]) -> MigrationChain:
     while current is not None:
         if current in types:
             raise _broken(state_type, f"{_name(current)} is its own predecessor")
-        if _is_migratable(current):
-            _check_link(state_type, current, expected)
-            following = current.PreviousVersion
-        else:
-            following = None
         types.append(current)
+        if isinstance(current, type) and issubclass(current, MigratableState):
+            _check_link(state_type, current, expected)
+            current = current.PreviousVersion
+        else:
+            current = None
         expected -= 1
-        current = following
-    return MigrationChain(expected + 1, tuple(reversed(types)))
+    return MigrationChain(expected + 1, tuple(reversed(types)), state_type.VERSION)
 
 
 def _check_link(state_type: Any, current: type[MigratableState], expected: int) -> None:
@@ -282,10 +273,6 @@ def _broken(state_type: Any, problem: str) -> UserError:
         code=ErrorCode.UNSUPPORTED_STATE_VERSION,
         state_type=_name(state_type),
     )
-
-
-def _is_migratable(state_type: Any) -> bool:
-    return isinstance(state_type, type) and issubclass(state_type, MigratableState)
 
 
 def _name(state_type: Any) -> str:

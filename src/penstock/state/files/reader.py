@@ -7,6 +7,7 @@ A file that fails is left as it is.
 
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -35,21 +36,18 @@ _ADVICE = (
 
 
 def drop_cached(cache: FileCache, checksum: int) -> None:
-    """Remove the pieces of a file that has left its list; who needs it still fetches it again.
+    """Remove the pieces of a file that has left its list; a later reader fetches it again.
 
-    Without a readable footer they cannot be told, and go when the cache is full.
+    Without a readable footer its pieces are not known, and go when the cache is full.
     """
     footer = cache.peek(footer_key(checksum))
     if footer is None:
         return
-    try:
+    # The cache holds only copies: one that cannot be read is no reason to fail.
+    with suppress(pa.ArrowException, OSError):
         parquet = pq.read_metadata(pa.BufferReader(footer.column(0)[0].as_buffer()))
-    except (pa.ArrowException, OSError):  # only a copy: no reason to fail whoever reads
-        segments = 0
-    else:
-        segments = parquet.num_row_groups
-    for index in range(segments):
-        cache.remove(CacheKey(checksum, index))
+        for index in range(parquet.num_row_groups):
+            cache.remove(CacheKey(checksum, index))
     cache.remove(footer_key(checksum))
 
 

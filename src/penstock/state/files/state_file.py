@@ -91,15 +91,12 @@ def restrict(files: Iterable[StateFile], key_range: KeyRange) -> tuple[StateFile
     seen = []
     for file in files:
         visible = file.visible.intersection(key_range)
-        if visible is not None and _holds_rows_in(file, visible):
+        low, high = file.min_key_hash, file.max_key_hash
+        if visible is None:
+            continue
+        if low is None or high is None or (low < visible.end and high >= visible.start):
             seen.append(file if visible == file.visible else replace(file, visible=visible))
     return tuple(seen)
-
-
-def _holds_rows_in(file: StateFile, key_range: KeyRange) -> bool:
-    if file.min_key_hash is None or file.max_key_hash is None:
-        return True
-    return file.min_key_hash < key_range.end and file.max_key_hash >= key_range.start
 
 
 def merge_lists(lists: Iterable[Sequence[StateFile]]) -> tuple[StateFile, ...]:

@@ -24,7 +24,6 @@ adoption window of the newest epoch are left alone, because a driver that slept 
 still publish from them; further down, any epoch that could refer to an orphan is taken.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -270,8 +269,10 @@ class _Collector:
         """Delete what the given-up checkpoints alone needed, after all of it is known."""
         doomed: list[tuple[CheckpointRef, list[str]]] = []
         for ref in sorted(state.collecting):
-            objects = yield from _objects_left(ref)
-            doomed.append((ref, self._own_paths(objects - kept.objects)))
+            found = (yield from _objects_left(ref)) - kept.objects
+            own = [path for path in found if self._is_own(path)]
+            # Files before the metadata that names them.
+            doomed.append((ref, sorted(own, key=_deletion_order)))
         if (yield from is_fenced(self.claim)):
             return Fenced(self.claim.generation)
         for _, objects_to_delete in doomed:
@@ -280,22 +281,16 @@ class _Collector:
         for ref, _ in doomed:
             yield from delete(paths.manifest_path(ref))
             self.memory.deleted.add(ref)
-        own = f"{self.claim.job}/"
+        prefix = f"{self.claim.job}/"
         return CollectionDone(
             given_up=tuple(ref for ref, _ in doomed),
             deleted_objects=sum(1 + len(objects) for _, objects in doomed),
-            needs_origin=any(not path.startswith(own) for path in kept.objects),
+            needs_origin=any(not path.startswith(prefix) for path in kept.objects),
         )
 
-    def _own_paths(self, objects: Iterable[str]) -> list[str]:
-        """Keep to the job's own slots, files before the metadata that names them."""
-        slots = ((path, paths.slot_of(path)) for path in objects)
-        own = [
-            path
-            for path, slot in slots
-            if slot is not None and slot.ref.job == self.claim.job
-        ]
-        return sorted(own, key=_deletion_order)
+    def _is_own(self, path: str) -> bool:
+        slot = paths.slot_of(path)
+        return slot is not None and slot.ref.job == self.claim.job
 
     def _superfluous_records(
         self, state: RetentionRecord, newest: EpochRecord, kept: Kept

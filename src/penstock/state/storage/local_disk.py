@@ -10,16 +10,11 @@ would otherwise do here, does not flush.)
     {root}/#staging/{token}   being written; no object path holds a `#`, no listing shows it
     {root}/{path}             whole objects
 
-Opening the store removes what dead writers left in staging (see `staging`), and folders
-that become empty are removed again.
+A writer holds a lock on its staging file. A file that no process holds was left by one that
+died, and is removed when the store is next opened. Folders that become empty are removed.
 
 An object `a` and an object `a/b` cannot both exist here, as they could in S3. Deletes are
 not flushed: after a power cut a deleted object may be back.
-
-Files being written: whole and flushed before anybody can name them, gone afterwards.
-
-A writer holds a lock on its staging file. A file that nobody holds was left by a process
-that died, and is removed when the store is next opened.
 """
 
 import errno
@@ -48,7 +43,15 @@ from penstock.state.storage.object_store import (
 def staged_file(folder: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
     """Hold `data` in a new file of `folder`, flushed if `durable`; remove it on leaving."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, file = _new_locked_file(folder)
+    while True:
+        path = folder / new_token()
+        file = path.open("xb")
+        with suppress(OSError):  # where there are no locks, nothing is taken for a leftover
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Between open and lock, a clean-up may have taken the file for a leftover.
+        if os.fstat(file.fileno()).st_nlink:
+            break
+        file.close()
     try:
         file.write(data)
         file.flush()
@@ -63,25 +66,12 @@ def staged_file(folder: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the staging files nobody holds; what cannot be removed does no harm."""
+    """Remove the staging files that no process holds; what cannot be removed does no harm."""
     with suppress(OSError):
         for path in folder.iterdir():
             with suppress(OSError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
-
-
-def _new_locked_file(folder: Path) -> tuple[Path, BinaryIO]:
-    """Make a file that `remove_leftovers` leaves alone while this process holds it."""
-    while True:
-        path = folder / new_token()
-        file = path.open("xb")
-        with suppress(OSError):  # where there are no locks, nothing is taken for a leftover
-            fcntl.flock(file, fcntl.LOCK_EX)
-        # Between open and lock, a clean-up may have taken the file for a leftover.
-        if os.fstat(file.fileno()).st_nlink:
-            return path, file
-        file.close()
 
 
 _Taken = TypeVar("_Taken")
@@ -125,7 +115,7 @@ class LocalStore:
         but not when the machine does.
         """
         self._root = root.resolve()
-        self._url = self._root.as_uri()
+        self.url = self._root.as_uri()
         self._staging = self._root / _STAGING
         self._durable = durable
         try:
@@ -134,15 +124,10 @@ class LocalStore:
         except NotADirectoryError as error:
             raise self._not_a_folder() from error
         except OSError as error:
-            raise _refused(StorageCall("make", ".", self._url), error) from error
+            raise _refused(StorageCall("make", ".", self.url), error) from error
         if not self._root.is_dir():
             raise self._not_a_folder()
         remove_leftovers(self._staging)
-
-    @property
-    def url(self) -> str:
-        """The folder as a `file:` URL."""
-        return self._url
 
     def read(self, path: str) -> bytes | None:
         """Return the whole file, or None."""
@@ -161,11 +146,11 @@ class LocalStore:
 
     def put(self, path: str, data: bytes) -> None:
         """Write or replace the file."""
-        self._write(StorageCall("put", check_path(path), self._url), data, os.replace)
+        self._write(StorageCall("put", check_path(path), self.url), data, os.replace)
 
     def create(self, path: str, data: bytes) -> bool:
         """Write the file if there is none; tell whether this call did."""
-        call = StorageCall("create", check_path(path), self._url)
+        call = StorageCall("create", check_path(path), self.url)
         created = self._write(call, data, os.link)
         if not created and (self._root / path).is_dir():
             raise call.refused("a folder of that name exists")
@@ -188,7 +173,7 @@ class LocalStore:
 
     def delete(self, path: str) -> None:
         """Remove the file, and every folder that holds nothing any more."""
-        call = StorageCall("delete", check_path(path), self._url)
+        call = StorageCall("delete", check_path(path), self.url)
         file = self._root / path
         try:
             file.unlink()
@@ -212,7 +197,7 @@ class LocalStore:
 
     def copy(self, source: str, target: str) -> bool | None:
         """Link the file to a second name: safe, because no file is ever changed in place."""
-        call = StorageCall("copy", check_path(target), self._url)
+        call = StorageCall("copy", check_path(target), self.url)
         original = self._root / check_path(source)
         try:
             if (self._root / target).is_dir():
@@ -231,10 +216,10 @@ class LocalStore:
 
     def _not_a_folder(self) -> UserError:
         return UserError(
-            f"{self._url} is not a folder; choose a folder for the store or remove the file "
+            f"{self.url} is not a folder; choose a folder for the store or remove the file "
             "of that name",
             code=ErrorCode.INVALID_URL,
-            url=self._url,
+            url=self.url,
         )
 
     def _list(self, prefix: str, is_listed: Callable[[str], bool]) -> Iterator[ObjectInfo]:
@@ -243,7 +228,7 @@ class LocalStore:
             seen = frozenset({self._root})
             found = sorted(_files_below(self._root / start, start, is_listed, seen))
         except OSError as error:
-            raise _refused(StorageCall("list", prefix, self._url), error) from error
+            raise _refused(StorageCall("list", prefix, self.url), error) from error
         return (ObjectInfo(path, size_bytes) for path, size_bytes in found)
 
     def _read(self, path: str, take: Callable[[BinaryIO], _Taken]) -> _Taken | None:
@@ -254,7 +239,7 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
-            raise _refused(StorageCall("read", path, self._url), error) from error
+            raise _refused(StorageCall("read", path, self.url), error) from error
 
     def _write(
         self, call: StorageCall, data: bytes, publish: Callable[[Path, Path], None]
@@ -365,8 +350,5 @@ def _refused_or_unanswered(
     call: StorageCall, error: OSError
 ) -> StorageError | UnknownOutcomeError:
     """Make the error of the call that changes the name: not every answer is certain."""
-    return (
-        _refused(call, error)
-        if error.errno in _CERTAIN
-        else call.unanswered(_reason(error))
-    )
+    is_certain = error.errno in _CERTAIN
+    return _refused(call, error) if is_certain else call.unanswered(_reason(error))

@@ -47,19 +47,15 @@ class ObjectStore(Protocol):
     @property
     def url(self) -> str:
         """Where the store is, for messages; it never holds credentials."""
-        ...
 
     def read(self, path: str) -> bytes | None:
         """Return the whole object, or None if there is none."""
-        ...
 
     def read_range(self, path: str, start: int, length: int) -> bytes | None:
         """Return `length` bytes from `start` (fewer at the end), or None if there is no object."""
-        ...
 
     def put(self, path: str, data: bytes) -> None:
         """Write the object whole, replacing what was there. Readers see the old or the new bytes."""
-        ...
 
     def create(self, path: str, data: bytes) -> bool:
         """Write the object iff it is absent, atomically; tell whether this call wrote it.
@@ -67,23 +63,18 @@ class ObjectStore(Protocol):
         False proves only that an object exists. It may hold this caller's own bytes: a
         client that retries a request whose answer was lost meets its own write.
         """
-        ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects below the folder `prefix` at any depth, in order of path. A hint."""
-        ...
 
     def delete(self, path: str) -> None:
         """Remove the object; an absent one is fine."""
-        ...
 
     def size(self, path: str) -> int | None:
         """Return the size in bytes, or None if there is no object. One HEAD request."""
-        ...
 
     def checksum(self, path: str) -> int | None:
         """Return `checksum_of` the whole object, or None if there is none. Reads it all."""
-        ...
 
     def copy(self, source: str, target: str) -> bool | None:
         """Copy an object inside the store iff `target` is absent; tell whether this call did.
@@ -93,7 +84,6 @@ class ObjectStore(Protocol):
         (S3), absence is looked up first and two callers at one instant may both copy: use
         it only where both would write the same bytes.
         """
-        ...
 
 
 # Empty, `.` and `..` segments; separators of other systems; `#`, which the local store

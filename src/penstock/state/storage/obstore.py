@@ -7,8 +7,6 @@ that is cut short leaves parts nobody sees: give the bucket a rule that expires 
 obstore repeats a request by itself when the store answers 5xx or drops the connection. So
 a `create` may meet its own object and say False, as the contract allows.
 
-How a bucket URL and its options become an obstore client.
-
 Credentials come from the environment as obstore documents (`AWS_*`, `GOOGLE_*`,
 `AZURE_*`), or from options; never from the URL, which is shown in messages.
 
@@ -78,6 +76,11 @@ _CLIENT_OPTIONS = frozenset(
         "user_agent",
     }
 )
+_CLIENTS: dict[str, Callable[..., "Client"]] = {
+    "s3": S3Store,
+    "gs": GCSStore,
+    "az": AzureStore,
+}
 _RETRY_OPTIONS = frozenset({"max_retries", "retry_timeout"})
 
 # obstore's default of 30 seconds for a whole request is too short for one big upload.
@@ -123,15 +126,13 @@ def make_client(place: BucketUrl, options: Mapping[str, Any]) -> "Client":
         "retry_config": _take(config, _RETRY_OPTIONS),
         "credential_provider": config.pop("credential_provider", None),
     }
-    arguments["config"] = _s3_config(config) if place.scheme == "s3" else config
+    if place.scheme == "s3":
+        if "path_style" in config:
+            config["virtual_hosted_style_request"] = not config.pop("path_style")
+        # Not every S3-compatible store has the bulk call that obstore would use for one object.
+        config.setdefault("disable_bulk_delete", True)
     try:
-        match place.scheme:
-            case "s3":
-                return S3Store(place.bucket, **arguments)
-            case "gs":
-                return GCSStore(place.bucket, **arguments)
-            case _:
-                return AzureStore(place.bucket, **arguments)
+        return _CLIENTS[place.scheme](place.bucket, config=config, **arguments)
     except (BaseError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise SettingsError(
@@ -139,15 +140,6 @@ def make_client(place: BucketUrl, options: Mapping[str, Any]) -> "Client":
             "option or the environment variable of that name",
             url=str(place),
         ) from error
-
-
-def _s3_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Add what Penstock wants of S3 to the user's settings."""
-    if "path_style" in config:
-        config["virtual_hosted_style_request"] = not config.pop("path_style")
-    # Not every S3-compatible store has the bulk call that obstore would use for one object.
-    config.setdefault("disable_bulk_delete", True)
-    return config
 
 
 def _take(options: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
@@ -199,14 +191,9 @@ class ObstoreStore:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         """Open `s3://`, `gs://` or `az://` `bucket/prefix`; see `obstore_client` for options."""
         place = parse_bucket_url(url)
-        self._url = str(place)
+        self.url = str(place)
         self._options = dict(options or {})
         self._client = make_client(place, self._options)
-
-    @property
-    def url(self) -> str:
-        """The bucket and prefix."""
-        return self._url
 
     def read(self, path: str) -> bytes | None:
         """Return the whole object, or None."""
@@ -231,7 +218,7 @@ class ObstoreStore:
 
     def put(self, path: str, data: bytes) -> None:
         """Write or replace the object, in parts if it is large."""
-        call = StorageCall("put", check_path(path), self._url)
+        call = StorageCall("put", check_path(path), self.url)
         in_parts = len(data) > _LARGEST_SINGLE_PUT_BYTES
         with _request(call, is_write=True):
             obstore.put(
@@ -240,7 +227,7 @@ class ObstoreStore:
 
     def create(self, path: str, data: bytes) -> bool:
         """Write the object if there is none; tell whether this call did."""
-        call = StorageCall("create", check_path(path), self._url)
+        call = StorageCall("create", check_path(path), self.url)
         if len(data) > _LARGEST_CREATE_BYTES:
             raise call.refused(
                 f"{len(data)} bytes are more than one request can carry (5 GiB)"
@@ -257,7 +244,7 @@ class ObstoreStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """List the folder, all of it before the first is yielded."""
         start = folder_start(prefix)
-        with _request(StorageCall("list", prefix, self._url), is_write=False):
+        with _request(StorageCall("list", prefix, self.url), is_write=False):
             stream = obstore.list(self._client, prefix or None, chunk_size=1000)
             found = [
                 ObjectInfo(meta["path"], meta["size"])
@@ -269,7 +256,7 @@ class ObstoreStore:
 
     def delete(self, path: str) -> None:
         """Remove the object if it is there."""
-        call = StorageCall("delete", check_path(path), self._url)
+        call = StorageCall("delete", check_path(path), self.url)
         with suppress(FileNotFoundError), _request(call, FileNotFoundError, is_write=True):
             obstore.delete(self._client, path)
 
@@ -284,7 +271,7 @@ class ObstoreStore:
 
     def copy(self, source: str, target: str) -> bool | None:
         """Let the store copy the object if it finds none at the target; None without one."""
-        call = StorageCall("copy", check_path(target), self._url)
+        call = StorageCall("copy", check_path(target), self.url)
         check_path(source)
         if self.size(target) is not None:
             return False
@@ -297,14 +284,14 @@ class ObstoreStore:
         return True
 
     def __repr__(self) -> str:
-        return f"ObstoreStore({self._url!r})"
+        return f"ObstoreStore({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ObstoreStore, (self._url, self._options)
+        return ObstoreStore, (self.url, self._options)
 
     def _read(self, path: str, request: Callable[[], _Result]) -> _Result | None:
         """Return what the request returns, or None where there is no object."""
-        call = StorageCall("read", check_path(path), self._url)
+        call = StorageCall("read", check_path(path), self.url)
         with suppress(FileNotFoundError), _request(call, FileNotFoundError, is_write=False):
             return request()
         return None
