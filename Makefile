@@ -25,6 +25,7 @@ BENCH_ARGS ?=
 DEMO_ARGS ?=
 HOUSE_ARGS ?=
 LOCK_ARGS ?=
+FAULTS_ARGS ?=
 
 .PHONY: help
 help: ## Show this list
@@ -97,6 +98,10 @@ coverage: $(READY) ## Branch coverage of all tests; the protocol's must be compl
 	bash scripts/in_scratch.sh $(BIN)/coverage run -m pytest $(PYTEST_ARGS)
 	$(BIN)/coverage report --skip-covered --show-missing --fail-under=95
 	$(BIN)/coverage report --skip-covered --include='*/state/protocol/*' --fail-under=100
+
+.PHONY: faults
+faults: $(READY) ## Prove that the tests find planted faults (FAULTS_ARGS='--only NAME')
+	$(BIN)/python scripts/planted_faults.py $(FAULTS_ARGS)
 
 .PHONY: proto-check
 proto-check: $(PROTO_READY) ## Prove that the committed code is what `make proto` makes, and loads
