@@ -1,8 +1,11 @@
-"""Rows to aggregate, ways of merging their partials, and what plain Python makes of them."""
+"""Rows to aggregate, ways of merging their partials, and what plain Python makes of them.
+
+Changelogs folded into tables; one that contradicts itself is refused.
+"""
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -192,3 +195,28 @@ def agrees(found: Any, expected: Any, scale: float) -> bool:
     if isinstance(expected, Decimal):
         return bool(found == expected)
     return type(found) is type(expected) and bool(found == expected)
+
+
+def fold(
+    changes: Iterable[Mapping[str, Any]], keys: Sequence[str]
+) -> dict[tuple[Any, ...], Row]:
+    """Return the table that changes lead to, by key; each must fit what was before it."""
+    table: dict[tuple[Any, ...], Row] = {}
+    for change in changes:
+        key = tuple(change[name] for name in keys)
+        before, after = change["before"], change["after"]
+        assert table.get(key) == before, (key, change)
+        assert before != after, change
+        assert change["op"] == op_of(before, after), change
+        if after is None:
+            del table[key]
+        else:
+            table[key] = after
+    return table
+
+
+def op_of(before: Row | None, after: Row | None) -> str:
+    """Return what a change is called."""
+    if before is None:
+        return "insert"
+    return "delete" if after is None else "update"

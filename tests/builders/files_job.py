@@ -1,16 +1,30 @@
-"""A job that writes files, its output store in the test's hands, and what must always hold."""
+"""A job that writes files, its output store in the test's hands, and what must always hold.
 
-from collections.abc import Sequence
+Output folders under test: a files sink in a harness, and a look at what it wrote.
+
+Files for the files source to read: written in one go, by their format.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import penstock as ps
 from penstock.catalog import default_registry
 from penstock.connectors.files.commit import committed_files, read_committed
 from penstock.connectors.files.connector import files
 from penstock.connectors.files.sink import FilesSink, FilesSinkConfig
+from penstock.core.clock import new_token
 from penstock.core.ids import Epoch
 from penstock.graph.logical import OperatorSpec
+from penstock.operators.registry import Registry
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
@@ -23,7 +37,6 @@ from penstock.testing import (
     LocalJob,
     ScriptedSource,
 )
-from tests.builders.files_output import KIND
 
 ROUNDS = 3
 """How many epochs have rows."""
@@ -109,3 +122,79 @@ class FilesJob:
         found = {info.path for info in self.inner.list("")}
         parts = {path for path in found if not path.startswith("_")}
         assert parts == listed if self.restored is None else parts >= listed
+
+
+KIND = "watched_files_sink"
+
+
+def an_output() -> str:
+    """Return the URL of an empty output that nobody else writes to."""
+    return f"memory:out-{new_token()}"
+
+
+def sink_on(store: ObjectStore, **options: Any) -> tuple[OperatorSpec, Registry]:
+    """Return a files sink that writes to this very store, and the registry that knows it."""
+
+    def open_output(url: str) -> ObjectStore:
+        del url
+        return store
+
+    registry = default_registry(load_plugins=False)
+    registry.add(KIND, FilesSinkConfig, lambda config: FilesSink(config, open_output))
+    spec = files("memory:unused", **options).sink_spec()
+    return OperatorSpec(KIND, spec.config), registry
+
+
+def paths_in(store: ObjectStore, prefix: str = "") -> list[str]:
+    """Return the names of all objects."""
+    return [info.path for info in store.list(prefix)]
+
+
+def parts_in(store: ObjectStore) -> list[str]:
+    """Return the final names, listed or not."""
+    return [path for path in paths_in(store) if not path.startswith("_")]
+
+
+def numbers(*values: int) -> pa.Table:
+    """Return rows of one column."""
+    return pa.table({"n": pa.array(values, pa.int64())})
+
+
+def a_schema(**columns: Any) -> pa.Schema:
+    """Return a schema of columns by name and type."""
+    return pa.schema(columns)
+
+
+Rows = Sequence[Mapping[str, Any]]
+
+SCHEMA: pa.Schema = pa.schema({"n": pa.int64(), "s": pa.string()})  # type: ignore[arg-type]
+
+
+def some_rows(start: int, stop: int) -> list[dict[str, Any]]:
+    """Return rows numbered from `start` to before `stop`."""
+    return [{"n": n, "s": f"row {n}"} for n in range(start, stop)]
+
+
+def to_bytes(format_: str, rows: Rows, *, row_group_size: int = 7) -> bytes:
+    """Return a file of the columns n and s."""
+    if format_ == "parquet":
+        out = pa.BufferOutputStream()
+        table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
+        pq.write_table(table, out, row_group_size=row_group_size)
+        return out.getvalue().to_pybytes()
+    if format_ == "jsonl":
+        return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+    text = io.StringIO()
+    writer = csv.DictWriter(
+        text, SCHEMA.names, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
+    )
+    text.write("n,s\n")
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def write_file(path: Path, rows: Rows, *, row_group_size: int = 7) -> None:
+    """Write a file of the format that its ending names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    format_ = path.suffix.removeprefix(".")
+    path.write_bytes(to_bytes(format_, rows, row_group_size=row_group_size))

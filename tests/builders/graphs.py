@@ -1,9 +1,13 @@
-"""Small logical graphs: operators that do nothing, over one schema, with the edges in text."""
+"""Small logical graphs: operators that do nothing, over one schema, with the edges in text.
+
+Random graphs: a Hypothesis strategy for sound ones, with every exchange and parallelism.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 import pyarrow as pa
+from hypothesis import strategies as st
 
 from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
@@ -86,3 +90,38 @@ def with_edges(graph: LogicalGraph, edges: Iterable[Edge]) -> LogicalGraph:
 def _parse(line: str) -> tuple[str, Exchange, str]:
     source, arrow, target = line.split()
     return source, _ARROWS[arrow.strip("->") or "-"], target
+
+
+@st.composite
+def sound_graphs(draw: st.DrawFn, largest: int = 8) -> LogicalGraph:
+    """Return a graph whose operators read from earlier ones, its nodes in any order."""
+    count = draw(st.integers(1, largest))
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    for index in range(count):
+        node = a_node(f"op-{index}", parallelism=draw(st.integers(1, 3)), input_count=0)
+        sources = draw(st.lists(st.sampled_from(nodes), max_size=3)) if nodes else []
+        for input_index, source in enumerate(sources):
+            # Forward is drawn most: fusing is where the rules are.
+            wanted = draw(st.sampled_from([Exchange.FORWARD, Exchange.FORWARD, *Exchange]))
+            is_forward = wanted is Exchange.FORWARD
+            if is_forward and input_index == 0:
+                node = replace(node, parallelism=source.parallelism)
+            if is_forward and node.parallelism != source.parallelism:
+                wanted = Exchange.REBALANCE
+            schema = BY_USER if wanted is Exchange.BY_KEY else CLICKS
+            node = replace(node, inputs=(*node.inputs, schema))
+            edges.append(
+                an_edge(
+                    source.operator,
+                    node.operator,
+                    exchange=wanted,
+                    input_index=input_index,
+                )
+            )
+        nodes.append(node)
+    return LogicalGraph(
+        JobId("random"),
+        tuple(draw(st.permutations(nodes))),
+        tuple(draw(st.permutations(edges))),
+    )

@@ -1,9 +1,30 @@
-"""Looking at the kept epochs of a job from outside: their metadata, files and contents."""
+"""Looking at the kept epochs of a job from outside: their metadata, files and contents.
 
-from collections.abc import Sequence
+How many sorted runs a list of state files is.
+
+File systems that can be full or read-only: small ones in memory, mounted for one test.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 from penstock.core.clock import new_token
-from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo, Token
+from penstock.core.ids import (
+    Epoch,
+    Generation,
+    JobId,
+    KeyRange,
+    OperatorId,
+    Subtask,
+    TaskInfo,
+    Token,
+)
 from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile
@@ -90,3 +111,37 @@ def load_epoch(
         managers.append(TableManager.load(environment, specs, restored))
         managers[-1].begin_epoch(frontier_of(manifest))
     return managers
+
+
+def count_runs(files: Sequence[StateFile]) -> int:
+    """Count the runs of a list: neighbours with disjoint visible ranges are one sorted run."""
+    runs = 0
+    covered: list[KeyRange] = []
+    for file in files:
+        if not covered or any(file.visible.overlaps(part) for part in covered):
+            runs += 1
+            covered = []
+        covered.append(file.visible)
+    return runs
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """Mount a file system of that size, or skip the test where that is not permitted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("only root can mount a file system to fill up or to make read-only")
+    command = [mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here, even to root")
+    try:
+        yield
+    finally:
+        # Lazily: what the test still maps goes when it lets go of it.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def remount(folder: Path, options: str) -> None:
+    """Change a mounted file system: `ro`, `rw`, `size=…`."""
+    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)

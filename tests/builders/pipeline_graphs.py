@@ -30,13 +30,13 @@ from tests.builders.pipeline_operators import (
     SECOND,
     WINDOW_MICROS,
     Announce,
+    BookSink,
     PacedSource,
     Remind,
     RunningCount,
     Stamp,
     WindowCount,
 )
-from tests.builders.pipeline_sinks import BookSink
 
 Row: TypeAlias = dict[str, Any]
 Output: TypeAlias = dict[str, list[Row]]

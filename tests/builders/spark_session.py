@@ -1,17 +1,41 @@
 """One Spark for the whole run of the tests: it takes seconds to start.
 
 Programs that start one of their own are run by `run_module`.
+
+Marks: empty files by which processes of one test tell each other what has happened.
+
+Jobs that read and write DataFrames, on the shared Spark: small, and run with few rows.
+
+A driver in a process group of its own, with a JVM of its own, that a test can stop or kill.
+
+The test and the program talk in JSON lines: a line in starts a run, lines out tell what
+happens. Whatever a killed one leaves behind lies in one short-named folder, which goes with
+the fixture that made it: the paths of Spark's sockets must stay short.
 """
 
+import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
 
+import penstock as ps
+from penstock.core.clock import new_token
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.driver import RunOptions
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.spark.attach import QUERY_ID
+from penstock.runtime.spark.running import run_on_spark
 from penstock.runtime.spark.session import open_session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,3 +79,219 @@ def run_module(
     )
     assert list(temporary.iterdir()) == []
     return done
+
+
+PATIENCE_SECONDS = 120.0
+"""Far more than anything takes here; a test that has to wait so long fails."""
+
+
+def claim(folder: str | Path, name: str) -> bool:
+    """Make a mark; tell whether this call was the first to do so."""
+    try:
+        handle = os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return False
+    os.close(handle)
+    return True
+
+
+def wait_for_mark(folder: str | Path, pattern: str) -> str:
+    """Wait until there is a mark of such a name; return its name."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        for path in Path(folder).glob(pattern):
+            return path.name
+        time.sleep(0.005)
+    raise AssertionError(f"nobody made the mark {pattern!r} in {folder}")
+
+
+def marks_in(folder: Path) -> set[str]:
+    """Return the names of all marks."""
+    return {path.name for path in folder.iterdir()}
+
+
+NUMBERS = pa.schema([pa.field("number", pa.int64(), nullable=False)])
+QUICK = DriverSettings(
+    budget=SourceBudget(rows=100), adapts_budget=False, target_epoch_micros=1
+)
+
+
+class CrashError(Exception):
+    """Stands for a process that dies: no error of Penstock, so nothing is tried again."""
+
+
+def numbers(start: int, end: int, *, partitions: int = 3) -> DataFrame:
+    """Return the numbers `[start, end)` as a DataFrame."""
+    frame = shared_session().range(start, end, 1, partitions)
+    return frame.withColumnRenamed("id", "number")
+
+
+def start(
+    pipeline: ps.Pipeline,
+    folder: Path,
+    on_status: Callable[[ps.JobStatus], None] | None = None,
+) -> ps.JobStatus:
+    """Run a job to its end."""
+    return run_on_spark(
+        pipeline.graph(),
+        pipeline.registry,
+        RunOptions(
+            checkpoint=str(folder / "checkpoints"),
+            session=shared_session(),
+            settings=QUICK,
+            on_status=on_status,
+        ),
+    )
+
+
+class Ledger:
+    """Takes epochs as DataFrames, idempotent as such functions must be: by epoch."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.rows: dict[int, list[int]] = {}
+        self.before: Callable[[int], None] = lambda epoch: None
+        self.after: Callable[[int], None] = lambda epoch: None
+
+    def __call__(self, frame: DataFrame, epoch: int) -> None:
+        self.before(epoch)
+        self.calls.append(epoch)
+        found = [row["number"] for row in frame.collect()]
+        # A repeated commit must hand over the same rows.
+        assert sorted(self.rows.get(epoch, found)) == sorted(found)
+        self.rows[epoch] = found
+        self.after(epoch)
+
+    @property
+    def numbers(self) -> list[int]:
+        """All rows of all epochs, sorted."""
+        return sorted(number for rows in self.rows.values() for number in rows)
+
+
+@contextmanager
+def as_query(query: str) -> Iterator[None]:
+    """Let this thread look like that of a streaming query."""
+    context = shared_session().sparkContext
+    context.setLocalProperty(QUERY_ID, query)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(QUERY_ID, None)  # type: ignore[arg-type]  # None removes it
+
+
+def attached_pipeline(name: str, ledger: Any, *, parallelism: int = 2) -> ps.Pipeline:
+    """Return a pipeline that hands the numbers of a query's batches to a ledger."""
+    pipeline = ps.Pipeline(name, parallelism=parallelism)
+    read = pipeline.read("numbers", ps.attached(schema=NUMBERS))
+    read.write("ledger", ps.for_each_epoch(ledger))
+    return pipeline
+
+
+class SparkProgram:
+    """One started program."""
+
+    def __init__(
+        self,
+        program: Path,
+        scratch: Path,
+        *,
+        conf: Mapping[str, str] | None = None,
+    ) -> None:
+        self.errors = scratch / f"errors-{new_token()}"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(program)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=_environment(scratch, conf or {}),
+                cwd=scratch,
+                start_new_session=True,
+            )
+
+    def tell(self, **order: Any) -> None:
+        """Send a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """Return the next line; the test's own time limit is the limit."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the program ended: {self.errors.read_text()[-4_000:]}"
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def hear_until(self, event: str) -> dict[str, Any]:
+        """Return the first line about an event; others are dropped."""
+        while (said := self.hear())["event"] != event:
+            pass
+        return said
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the driver and to its JVM."""
+        os.killpg(self.process.pid, number)
+
+    def wait(self) -> int:
+        """Wait until the program has ended; return its exit code."""
+        code = self.process.wait()
+        self._close()
+        return code
+
+    def kill(self) -> None:
+        """kill -9 the driver and its JVM; workers notice by themselves."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None and not stream.closed:
+                stream.close()
+
+
+def _environment(scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:
+    path = f"{ROOT}:{ROOT / 'src'}"
+    settings = {
+        "spark.executorEnv.PYTHONPATH": path,
+        "spark.executor.extraJavaOptions": QUICK_JVM,
+        **conf,
+    }
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "TMPDIR": str(scratch),
+        "SPARK_HOME": str(_spark_home(scratch)),
+        "SPARK_LOCAL_DIRS": str(scratch),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_SUBMIT_OPTS": f"{QUICK_JVM} -Djava.io.tmpdir={scratch}",
+        "PYSPARK_SUBMIT_ARGS": " ".join(
+            [
+                *(f"--conf '{key}={value}'" for key, value in settings.items()),
+                "pyspark-shell",
+            ]
+        ),
+    }
+
+
+def _spark_home(scratch: Path) -> Path:
+    """Return Spark seen through a folder of ours: its executors write beside its programs."""
+    home = scratch / "spark"
+    if not home.exists():
+        home.mkdir()
+        for part in Path(pyspark.__file__).parent.iterdir():
+            (home / part.name).symlink_to(part)
+    return home
+
+
+def say(event: str, **facts: Any) -> None:
+    """Tell the test what happened; called in the program."""
+    sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
+    sys.stdout.flush()
+
+
+def orders() -> Any:
+    """Yield the test's orders until it has no more; called in the program."""
+    for line in sys.stdin:
+        yield json.loads(line)

@@ -7,16 +7,22 @@
 
 The order of storage calls is the protocol's: files, metadata, manifest, epoch record, fence,
 sinks, marker. Whatever raises on the way leaves the store as a crash at that point would.
+
+The executors' side of a miniature job: the tables of all subtasks, kept between epochs.
+
+Compactions of a miniature job: results that wait for the epoch they are swapped in by.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from penstock.core.clock import ManualClock
-from penstock.core.ids import JobId, OperatorId, Subtask
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo, Token
 from penstock.core.watermark import InputWatermark
 from penstock.errors import CorruptStateError, FencedError
 from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.files.cache import FileCache
+from penstock.state.proto import state_pb2
 from penstock.state.protocol.publication import CommitPermit, CommitRequired, Published
 from penstock.state.protocol.records import (
     CheckpointManifest,
@@ -29,16 +35,121 @@ from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered, ReplayCommit, TakenOver
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.operator_tables import apply_compaction, compact_subtask
+from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment
-from penstock.state.tables.table_manager import TableManager
-from tests.builders.kept_epochs import (
-    Metadata,
-    frontier_of,
-    read_metadata,
-)
-from tests.builders.state_compactions import Compactions
-from tests.builders.state_subtasks import JOB, Specs, Subtasks, Task, Work
+from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
+from tests.builders.kept_epochs import Metadata, an_attempt, frontier_of, read_metadata
 from tests.unit.state.tables.table_builders import NO_CACHE
+
+JOB = JobId("job")
+Specs = Mapping[str, Sequence[TableSpec]]
+Task = tuple[str, int]
+Work = Mapping[Task, SubtaskCheckpoint]
+
+
+class Subtasks:
+    """All subtasks of all operators. Managers are lost with `forget`, else they catch up."""
+
+    def __init__(self, job: JobId, store: ObjectStore, cache: FileCache) -> None:
+        self._job = job
+        self.managers: dict[Task, TableManager] = {}
+        self._store = store
+        self._cache = cache
+        self._attempts = 0
+
+    def forget(self, *, beyond: int = 0) -> None:
+        """Lose the managers of subtasks from number `beyond` on."""
+        self.managers = {t: m for t, m in self.managers.items() if t[1] < beyond}
+
+    def open(
+        self,
+        specs: Specs,
+        metadata: Mapping[str, Mapping[int, Metadata]],
+        parallelism: int,
+        generation: Generation,
+        frontier: Frontier,
+    ) -> dict[Task, TableManager]:
+        """Begin an epoch: kept managers catch up, the others load."""
+        for operator, tables in specs.items():
+            restored = metadata.get(operator, {})
+            for task in [(operator, index) for index in range(parallelism)]:
+                attempt = self.attempt(task, parallelism, generation)
+                if task in self.managers:
+                    self.managers[task].catch_up(attempt, restored)
+                else:
+                    self.managers[task] = TableManager.load(attempt, tables, restored)
+                self.managers[task].begin_epoch(frontier)
+        return self.managers
+
+    def checkpoint(self, epoch: Epoch, watermark: int | None) -> Work:
+        """Write every subtask's state files; nothing is acknowledged yet."""
+        return {
+            task: manager.checkpoint(epoch, epoch, watermark)
+            for task, manager in self.managers.items()
+        }
+
+    def attempt(
+        self, task: Task, parallelism: int, generation: Generation
+    ) -> TableEnvironment:
+        """Return a new attempt of a subtask: what it writes meets no older attempt's files."""
+        self._attempts += 1
+        operator, index = task
+        return an_attempt(
+            self._store,
+            TaskInfo(self._job, OperatorId(operator), Subtask(index, parallelism)),
+            generation=generation,
+            token=Token(f"{generation:08x}{self._attempts:024x}"),
+            cache=self._cache,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The result of one compaction, to be swapped in by epoch `due`."""
+
+    operator: str
+    tables: Mapping[str, state_pb2.TableCheckpointMetadata]
+    due: int
+    is_urgent: bool
+
+
+class Compactions:
+    """What was merged and waits. Known to the driver only: a new one starts without."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Compacted] = []
+
+    def run(
+        self,
+        operator: str,
+        specs: Sequence[TableSpec],
+        environment: TableEnvironment,
+        config: CompactionConfig,
+        metadata: Mapping[int, Metadata],
+        *,
+        due: int,
+        is_urgent: bool = False,
+    ) -> bool:
+        """Merge what is due in one subtask; tell whether anything was."""
+        done = compact_subtask(specs, environment, config, metadata)
+        if done:
+            self._waiting.append(Compacted(operator, done, due, is_urgent))
+        return bool(done)
+
+    def swap(
+        self, metadata: dict[str, dict[int, Metadata]], epoch: Epoch, rules: ProtocolRules
+    ) -> set[Task]:
+        """Swap in what is due, urgent ones first; return the subtasks whose metadata changed."""
+        swapped: set[Task] = set()
+        due = [one for one in self._waiting if one.due == epoch]
+        for one in sorted(due, key=lambda one: not one.is_urgent):
+            parts = metadata[one.operator]
+            changed = apply_compaction(parts, one.tables, epoch=epoch, rules=rules)
+            parts.update(changed)
+            swapped |= {(one.operator, index) for index in changed}
+        return swapped
+
 
 RULES = ProtocolRules(waypoint_stride=4, adoption_window=2)
 """Small, so that a handful of epochs leaves the adoption window."""

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 import penstock as ps
-from tests.builders.folded_changes import fold
+from tests.builders.aggregated_rows import fold
 
 JOB = "pipeline-v1"
 SECOND = 1_000_000

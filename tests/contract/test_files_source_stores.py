@@ -10,7 +10,7 @@ from penstock.connectors.files.connector import files
 from penstock.core.clock import new_token
 from penstock.state.storage.urls import open_store
 from penstock.testing import SourceHarness
-from tests.builders.source_files import some_rows, to_bytes
+from tests.builders.files_job import some_rows, to_bytes
 from tests.contract.object_stores.s3_server import BUCKET, s3_server
 
 

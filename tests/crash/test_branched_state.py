@@ -7,9 +7,7 @@ from penstock.state.protocol.collection import CollectionDone
 from penstock.state.protocol.retention import Epochs
 from penstock.testing import assert_job_is_whole
 from tests.builders.kept_epochs import load_epoch
-from tests.builders.shop_epoch import ShopEpoch, check_contents
-from tests.builders.shop_model import ShopModel
-from tests.builders.shop_tables import SHOP, shop_specs
+from tests.builders.shop import SHOP, ShopEpoch, ShopModel, check_contents, shop_specs
 from tests.builders.state_job import StateJob
 
 KEYS = "abcdefgh"

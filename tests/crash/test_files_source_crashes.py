@@ -11,7 +11,7 @@ from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.in_process import Chaos
 from penstock.state.storage.urls import open_store
 from penstock.testing import Fault, FaultMode, LocalJob
-from tests.builders.source_files import some_rows, to_bytes
+from tests.builders.files_job import some_rows, to_bytes
 
 SETTINGS = DriverSettings(budget=SourceBudget(rows=15))
 

@@ -15,11 +15,8 @@ from penstock.state.storage.urls import open_store
 from penstock.state.tables.specs import keyed_table
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import TableManager
-from tests.builders.kept_epochs import an_attempt, load_epoch
-from tests.builders.shop_epoch import ShopEpoch, check_contents
-from tests.builders.shop_model import ShopModel
-from tests.builders.shop_tables import SHOP, shop_specs
-from tests.builders.small_disks import remount, small_disk
+from tests.builders.kept_epochs import an_attempt, load_epoch, remount, small_disk
+from tests.builders.shop import SHOP, ShopEpoch, ShopModel, check_contents, shop_specs
 from tests.builders.state_job import StateJob
 from tests.unit.state.tables.table_builders import an_environment
 

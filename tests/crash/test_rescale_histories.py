@@ -11,9 +11,15 @@ import pytest
 
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.kept_epochs import files_of, load_epoch
-from tests.builders.shop_epoch import Operation, ShopEpoch, check_contents
-from tests.builders.shop_model import ShopModel
-from tests.builders.shop_tables import SHOP, owner_of_key, shop_specs
+from tests.builders.shop import (
+    SHOP,
+    Operation,
+    ShopEpoch,
+    ShopModel,
+    check_contents,
+    owner_of_key,
+    shop_specs,
+)
 from tests.builders.state_job import StateJob
 
 KEYS = [f"key {number}" for number in range(24)]

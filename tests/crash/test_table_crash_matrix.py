@@ -15,9 +15,14 @@ from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import CrashError, Fault, FaultMode, FaultyStore, Lands, sweep
 from tests.builders.kept_epochs import load_epoch
-from tests.builders.shop_epoch import Operation, ShopEpoch, check_contents
-from tests.builders.shop_model import ShopModel
-from tests.builders.shop_tables import SHOP, shop_specs
+from tests.builders.shop import (
+    SHOP,
+    Operation,
+    ShopEpoch,
+    ShopModel,
+    check_contents,
+    shop_specs,
+)
 from tests.builders.state_job import Committed, StateJob
 
 BEFORE, AFTER = 3, 4

@@ -20,9 +20,7 @@ from penstock.state.tables.specs import (
 )
 from penstock.state.tables.table_manager import TableManager
 from penstock.testing import assert_job_is_whole, assert_nothing_was_changed
-from tests.builders.shop_epoch import ShopEpoch
-from tests.builders.shop_model import ShopModel
-from tests.builders.shop_tables import (
+from tests.builders.shop import (
     KEY,
     NUMBER,
     SHOP,
@@ -31,6 +29,8 @@ from tests.builders.shop_tables import (
     RowV1,
     RowV2,
     RowV3,
+    ShopEpoch,
+    ShopModel,
     shop_specs,
 )
 from tests.builders.state_job import StateJob

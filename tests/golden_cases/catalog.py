@@ -3,8 +3,7 @@
 import polars as pl
 
 import penstock as ps
-from tests.builders.golden_case import GoldenCase
-from tests.builders.golden_data import GoldenInputs
+from tests.builders.golden_job import GoldenCase, GoldenInputs
 from tests.golden_cases.changelog_operators import LatestOrders
 from tests.golden_cases.windows import WINDOW_CASES
 

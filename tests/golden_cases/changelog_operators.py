@@ -8,7 +8,7 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.state.tables.specs import TableSpec
-from tests.builders.golden_data import ORDER
+from tests.builders.golden_job import ORDER
 from tests.builders.pipeline_operators import schema_of
 
 MICROS_PER_SECOND = 1_000_000

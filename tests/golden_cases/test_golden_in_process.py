@@ -14,9 +14,7 @@ from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import Fault, FaultMode
-from tests.builders.golden_case import GoldenCase
-from tests.builders.golden_data import golden_data
-from tests.builders.golden_job import MODES, GoldenJob
+from tests.builders.golden_job import MODES, GoldenCase, GoldenJob, golden_data
 from tests.golden_cases.catalog import CASES
 
 pytestmark = pytest.mark.slow

@@ -3,8 +3,7 @@
 import polars as pl
 
 import penstock as ps
-from tests.builders.golden_case import GoldenCase
-from tests.builders.golden_data import GoldenInputs
+from tests.builders.golden_job import GoldenCase, GoldenInputs
 
 
 def hourly_by_event_type(inputs: GoldenInputs) -> ps.Stream:

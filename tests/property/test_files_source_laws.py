@@ -14,7 +14,7 @@ from penstock.operators.splits import SourceBudget
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import SourceHarness
-from tests.builders.source_files import SCHEMA, to_bytes
+from tests.builders.files_job import SCHEMA, to_bytes
 
 LINES = ('{"n": 1}', "", "bad", '{"n": "x"}', "{}{}", "{", "}", '{"n": {}', "}, {}")
 FORMATS = ("parquet", "jsonl", "csv")

@@ -24,8 +24,7 @@ from penstock.runtime.in_process import Chaos, Mischief
 from penstock.testing import stored_objects
 from tests.builders.pipeline_graphs import SHAPES, Shape, counting, some_rows, windows
 from tests.builders.pipeline_job import PipelineJob, small_settings
-from tests.builders.pipeline_operators import ROWS, SECOND, WindowCount
-from tests.builders.pipeline_sinks import BookSink
+from tests.builders.pipeline_operators import ROWS, SECOND, BookSink, WindowCount
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
 RUNS = {50: 8, 150: 14}.get(settings().max_examples, 400)

@@ -38,8 +38,7 @@ from penstock.runtime.task.wire import (
     encode_batch,
     encode_header,
 )
-from tests.builders.graphs import CLICKS
-from tests.builders.random_graphs import sound_graphs
+from tests.builders.graphs import CLICKS, sound_graphs
 
 OWN_TOKEN = Token("0" * 32)
 LAWS = settings(

@@ -25,9 +25,14 @@ from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.compaction import exceeds_run_limit
 from penstock.testing import assert_job_is_whole, assert_no_restore_is_left_pinned
 from tests.builders.kept_epochs import files_of, load_epoch, manifest_of, read_metadata
-from tests.builders.shop_epoch import Operation, ShopEpoch, check_contents
-from tests.builders.shop_model import ShopModel
-from tests.builders.shop_tables import SHOP, shop_specs
+from tests.builders.shop import (
+    SHOP,
+    Operation,
+    ShopEpoch,
+    ShopModel,
+    check_contents,
+    shop_specs,
+)
 from tests.builders.state_job import RULES, StateJob
 from tests.unit.state.tables.table_builders import NO_CACHE
 

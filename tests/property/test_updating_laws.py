@@ -17,8 +17,7 @@ from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
-from tests.builders.aggregated_rows import agrees
-from tests.builders.folded_changes import Row, fold
+from tests.builders.aggregated_rows import Row, agrees, fold
 
 JOBS = {50: 20, 150: 40}.get(settings().max_examples, 300)
 """How many whole jobs the property runs, by profile."""

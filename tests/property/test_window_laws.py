@@ -19,7 +19,7 @@ from penstock.operators.windows.assignment import WindowGrid
 from penstock.operators.windows.panes import pane_window_specs
 from penstock.operators.windows.sessions import session_window_spec
 from penstock.testing import Amnesia, OperatorHarness
-from tests.builders.window_model import Result, Row, SessionModel, WindowModel
+from tests.builders.windows import Result, Row, SessionModel, WindowModel
 
 ROWS = StreamSchema(
     pa.schema([("key", pa.int64()), ("at", pa.timestamp("us")), ("value", pa.int64())]),

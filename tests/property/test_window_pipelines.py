@@ -14,8 +14,14 @@ from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.in_process import Chaos
 from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
-from tests.builders.window_jobs import SECOND, WindowJob
-from tests.builders.window_model import Result, Row, SessionModel, batch_windows
+from tests.builders.windows import (
+    SECOND,
+    Result,
+    Row,
+    SessionModel,
+    WindowJob,
+    batch_windows,
+)
 
 RUNS = {50: 8, 150: 20}.get(settings().max_examples, 400)
 """How many whole jobs a property runs, by profile."""

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from tests.builders.spark_program import orders, say
+from tests.builders.spark_session import orders, say
 
 SCHEMA = "number BIGINT"
 

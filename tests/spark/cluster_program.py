@@ -31,20 +31,17 @@ from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.session import adopt_session, open_session
 from penstock.runtime.spark.task import WorkerSpec
 from penstock.state.files.cache import FileCache
-from tests.builders.marks import claim, wait_for_mark
 from tests.builders.spark_counting import (
     SETTINGS,
     CountingJob,
-    NumberRows,
-    SpreadNumberRows,
-)
-from tests.builders.spark_harm import (
     Harm,
     KillsItsExecutor,
+    NumberRows,
+    SpreadNumberRows,
     Straggles,
     WaitsForItsDeath,
 )
-from tests.builders.spark_program import orders, say
+from tests.builders.spark_session import claim, orders, say, wait_for_mark
 
 EXECUTORS = 2
 SLOWNESS = "spark.speculation.multiplier"

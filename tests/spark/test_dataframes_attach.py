@@ -8,15 +8,15 @@ import pytest
 from pyspark.sql import DataFrame
 
 import penstock as ps
-from tests.builders.spark_frames import (
+from tests.builders.spark_session import (
     NUMBERS,
     CrashError,
     Ledger,
     as_query,
     attached_pipeline,
     numbers,
+    shared_session,
 )
-from tests.builders.spark_session import shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

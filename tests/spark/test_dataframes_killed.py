@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.spark_program import SparkProgram
-from tests.builders.spark_session import shared_session
+from tests.builders.spark_session import SparkProgram, shared_session
 from tests.spark.attach_program import a_pipeline, attach, open_stream, write_epoch
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

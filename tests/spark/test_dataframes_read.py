@@ -10,8 +10,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 import penstock as ps
-from tests.builders.spark_frames import NUMBERS, CrashError, Ledger, numbers, start
-from tests.builders.spark_session import last_job, shared_session
+from tests.builders.spark_session import (
+    NUMBERS,
+    CrashError,
+    Ledger,
+    last_job,
+    numbers,
+    shared_session,
+    start,
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

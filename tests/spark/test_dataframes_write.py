@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 import penstock as ps
-from tests.builders.spark_frames import CrashError, Ledger, start
+from tests.builders.spark_session import CrashError, Ledger, start
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders.marks import marks_in
 from tests.builders.spark_counting import CountingJob
-from tests.builders.spark_program import SparkProgram
+from tests.builders.spark_session import SparkProgram, marks_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

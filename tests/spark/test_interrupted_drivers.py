@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders.marks import claim, wait_for_mark
 from tests.builders.spark_counting import CountingJob
-from tests.builders.spark_program import SparkProgram
+from tests.builders.spark_session import SparkProgram, claim, wait_for_mark
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

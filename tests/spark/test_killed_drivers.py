@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.spark_counting import CountingJob
-from tests.builders.spark_program import SparkProgram
+from tests.builders.spark_session import SparkProgram
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

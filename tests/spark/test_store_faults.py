@@ -10,10 +10,9 @@ from penstock.core.settings import CompactionSettings
 from penstock.errors import ExternalError, StorageError
 from penstock.runtime.driver.environment import RestartPolicy
 from penstock.testing import Call, Fault, FaultMode, FaultyStore, Lands
-from tests.builders.marks import claim, marks_in
-from tests.builders.small_disks import remount, small_disk
+from tests.builders.kept_epochs import remount, small_disk
 from tests.builders.spark_counting import SETTINGS, CountingJob
-from tests.builders.spark_session import shared_session
+from tests.builders.spark_session import claim, marks_in, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

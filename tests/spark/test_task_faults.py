@@ -11,10 +11,13 @@ from penstock.errors import ErrorCode, UserCodeError
 from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.spark.running import run_on_spark
-from tests.builders.marks import marks_in
-from tests.builders.spark_counting import CountingJob
-from tests.builders.spark_harm import DiesHalfWay, DiesOnce, FailsOncePerSubtask
-from tests.builders.spark_session import shared_session
+from tests.builders.spark_counting import (
+    CountingJob,
+    DiesHalfWay,
+    DiesOnce,
+    FailsOncePerSubtask,
+)
+from tests.builders.spark_session import marks_in, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -14,8 +14,7 @@ import pytest
 import penstock as ps
 from penstock.operators.splits import SourceBudget
 from tests.builders.spark_counting import SETTINGS, CountingJob
-from tests.builders.spark_program import SparkProgram
-from tests.builders.spark_session import shared_session
+from tests.builders.spark_session import SparkProgram, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

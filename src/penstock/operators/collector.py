@@ -60,7 +60,7 @@ class ArrowCollector:
         """Emit rows: a record batch, an Arrow table or a Polars frame of the output's schema.
 
         Layouts such as large strings are converted; other differences are an error. Rows for
-        an output that nobody reads are counted and dropped. No rows are no error.
+        an output without a reader are counted and dropped. No rows are no error.
         """
         self._emit(self._conform(rows, output), output)
 

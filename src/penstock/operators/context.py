@@ -192,4 +192,4 @@ class CommitContext:
     store: ObjectStore
     """The store of the checkpoints, for sinks that stage beside them."""
     identity: str = ""
-    """What tells the job from another of the same name, on another store or after its end."""
+    """It differs from that of another job of the same name, elsewhere or after this one's end."""

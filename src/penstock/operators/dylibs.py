@@ -82,7 +82,7 @@ def _folder_in(cache_root: Path | None) -> Path:
     if cache_root is None and configured is not None:
         cache_root = Path(configured)
     if cache_root is None:
-        # Others may write to the temporary folder too: ours must be nobody else's.
+        # Other users may write to the temporary folder, too: this one must belong to this user.
         folder = Path(tempfile.gettempdir()) / f"penstock-{_FOLDER}-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():

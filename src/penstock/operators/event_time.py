@@ -1,42 +1,38 @@
-"""The watermark generator: event time from the rows of a stream, per partition.
+"""Watermarks from event times: those of a source's splits, and the watermark generator.
 
-A stream may be made of partitions, named by a column, that are each in order but for some
-lateness: then each has its own watermark, and the stream's is the lowest. Without such a
-column the rows that one subtask gets are one partition.
+| a split that | has the watermark |
+|---|---|
+| has rows up to T | `T - lateness`: no row before that instant follows |
+| has had no row yet | none: the watermark of all stays unknown |
+| has had no row for the idle timeout | idle: it is left out |
+| has ended | none: it is ignored, except in the epoch where the last split ends: then its last watermark is sent |
 
-**Who speaks for a partition.** The table holds, per value of the column, its latest event
-time, when that was, and the subtask that saw it. A partition is spoken for by the subtask
-that was last fed it, modulo the parallelism:
+Time without rows counts by the processing time of epochs, from the epoch in which the split
+was first known. The watermark of all splits is the merged one (see `core.watermark`). It may
+fall when an idle split wakes up: the operator that sends it on must not send less than before.
 
-    fed by 2 of 3 ── rescale to 2 ──> 0 of 2 repeats its watermark ── rows come to 1 ──> 1 of 2
+**The generator.** A stream may be made of partitions, named by a column, that are each in order
+but for some lateness: then each has its own watermark, and the stream's is the lowest. Without
+such a column the rows that one subtask gets are one partition. A table holds, per value of the
+column, the latest event time, when that was, and the subtask that saw it. The subtask that got
+the last rows of a partition, modulo the parallelism, sends the partition's watermark:
 
-So after a rescale, or when a partition moves, somebody holds the watermark at what the
-partition had reached until its rows are seen again, wherever that is; in that epoch both
-speak, from the next one on only the new subtask. The watermark can neither run ahead of a
-partition nor wait for a subtask that will never get it. A subtask that speaks for no
-partition is idle. A partition that goes silent for good holds the watermark for good, unless
-there is an idle timeout.
+    rows at 2 of 3 ── rescale to 2 ──> 0 of 2 repeats its watermark ── rows at 1 ──> 1 of 2
+
+So after a rescale, or when a partition moves, one subtask holds the watermark at what the
+partition had reached until its rows are seen again, at whichever subtask; in that epoch both
+send it, from the next one on only the new subtask. The watermark can neither run ahead of a
+partition nor wait for a subtask that will never get it. A subtask without a partition is idle.
+A partition that goes silent for good holds the watermark for good, unless there is an idle
+timeout.
 
 Without a column the subtasks' inputs are different partitions, which a rescale ends: the new
 subtasks begin without a row. One that never had a row is idle at once, or after the idle
 timeout if there is one.
 
-**Backwards.** A subtask may say less than before: when an idle partition wakes up, or one
-comes from another subtask. It must not say more than is true of the partitions it speaks
-for; later operators keep the highest that all subtasks have said together.
-
-Event time of splits: from the rows seen to a watermark. Pure.
-
-| a split that | says |
-|---|---|
-| has rows up to T | `T - lateness`: no row before that instant follows |
-| has had no row yet | nothing: it keeps the watermark unknown |
-| has had no row for the idle timeout | idle: it is left out |
-| has ended | it is left out; unless nobody else is there to speak in that very epoch, then as if it had not |
-
-Time without rows counts by the processing time of epochs, from the epoch in which the split
-was first known. The watermark of all splits is the merged one (see `watermarks`). It may
-fall when an idle split wakes up: whoever sends it on must not send less than before.
+A subtask may send a lower watermark than before: when an idle partition wakes up, or one comes
+from another subtask. It must not send more than is true of its partitions; later operators
+keep the highest that all subtasks have sent together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,7 +71,7 @@ def watermark_of_splits(
     spec: WatermarkSpec,
     now_micros: int,
 ) -> Watermark | None:
-    """Return the watermark of all splits together: None while one has not spoken.
+    """Return the watermark of all splits together: None while one has none yet.
 
     Without a split that has not ended it is idle; the end of all data is for the caller
     to know.
@@ -198,7 +194,7 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
 
     @override
     def generates_watermarks(self) -> bool:
-        """Return True: it speaks although its input may never do."""
+        """Return True: its watermarks come from rows, whether its input has any or not."""
         return True
 
     @override
@@ -245,7 +241,7 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark | None:
-        """Say how far the partitions that this subtask speaks for have come."""
+        """Return how far the partitions of this subtask have come."""
         said = self._advance(ctx)
         return MAX_EVENT_TIME if watermark == MAX_EVENT_TIME else said
 

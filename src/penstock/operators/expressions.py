@@ -129,7 +129,7 @@ def _makes_polars_panic(data_type: Any) -> bool:
 
 
 def _find_row_problems(expression: pl.Expr) -> Iterator[str]:
-    """Say which parts of an expression look at other rows, as far as Polars tells."""
+    """Say which parts of an expression look at other rows, as far as Polars knows."""
     for part in _parts_of(expression):
         meta = part.meta
         try:
@@ -268,7 +268,7 @@ class Project(Configured[SelectConfig], ArrowOperator):
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Derive the columns; time and key keep their role if their columns survive.
 
-        A key column that is computed anew is no longer the key: rows were brought to their
+        A key column that is computed is not the key of the output: rows were brought to their
         subtask by its old value.
         """
         plan = self._planned(inputs[0].schema)

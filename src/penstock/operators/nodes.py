@@ -60,7 +60,7 @@ class EpochTerms:
     previous_processing_time_micros: int | None = None
     """That of the epoch run before; None before the first."""
     is_stop: bool = False
-    """Tell operators to close: the job stops after this epoch and goes on another time."""
+    """Operators are closed: the job stops after this epoch and goes on another time."""
     parent: Epoch | None = None
     """The epoch that this one builds on: the one before it, but after a restore an older one."""
 
@@ -125,7 +125,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
 
     @property
     def instance(self) -> InstanceT:
-        """The user's operator; built anew if it was forgotten."""
+        """The user's operator; it is built again if it was forgotten."""
         if self._instance is None:
             self._instance = self._construct()
         return self._instance
@@ -309,9 +309,9 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             failure = self.fail(error, "process_batch", batch)
             raise failure from failure.__cause__
 
-    def advance(self, spoken: Sequence[Watermark | None]) -> Watermark | None:
-        """Tell the operator how far event time has come; return what it passes on."""
-        self._advance = advance(self._previous, spoken)
+    def advance(self, watermarks: Sequence[Watermark | None]) -> Watermark | None:
+        """Give the operator the watermarks of its inputs; return what it passes on."""
+        self._advance = advance(self._previous, watermarks)
         watermark = self._advance.watermark
         self.context.watermark = self._advance.event_time
         if watermark is None and not self.instance.generates_watermarks():
@@ -324,9 +324,9 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         )
         return MAX_EVENT_TIME if self._advance.has_ended else self._checked(answer)
 
-    def rest(self, spoken: Sequence[Watermark | None]) -> None:
+    def rest(self, watermarks: Sequence[Watermark | None]) -> None:
         """Pass an epoch after the operator was closed for good: nothing is called."""
-        self._advance = advance(self._previous, spoken)
+        self._advance = advance(self._previous, watermarks)
         self.context.watermark = self._advance.event_time
 
     def fire_timers(self, terms: EpochTerms) -> None:

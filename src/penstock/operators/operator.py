@@ -16,7 +16,7 @@ Only `name` and `process_batch` are required. In every epoch each subtask's oper
 in this order. What a hook emits reaches the next operators before any of their later hooks,
 so rows emitted in `handle_checkpoint` are part of the same epoch everywhere.
 
-An operator may be forgotten between any two epochs and built anew elsewhere. What must
+An operator may be forgotten between any two epochs and built again elsewhere. What must
 survive is in a table; attributes are for what can be derived from config and from its own
 keyed tables. What other subtasks write to a global table is seen by reading it again. An
 epoch may run more than once before it counts, so no hook but `handle_commit` may have an
@@ -76,7 +76,7 @@ class ArrowOperator(ABC):
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return further streams by name, such as `LATE` or `BAD`.
 
-        Rows for a side output that nobody reads are counted and dropped.
+        Rows for a side output without a reader are counted and dropped.
         """
         del inputs
         return {}
@@ -142,7 +142,7 @@ class ArrowOperator(ABC):
         """Note how far event time has come; return what is true of the output.
 
         Called once per epoch behind all its rows, also when nothing moved; not before every
-        input has spoken, unless it `generates_watermarks`. `ctx.previous_watermark` is the
+        input has a watermark, unless it `generates_watermarks`. `ctx.previous_watermark` is the
         value of the epoch before. Return less to hold later operators back, None to say
         nothing new. Returning less than in an earlier epoch is an error.
         """

@@ -112,10 +112,8 @@ def _fields_of(config_type: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the types of the fields that a config fills, and which of them it must fill."""
     parameters = inspect.signature(config_type).parameters
     hints = typing.get_type_hints(config_type, include_extras=True)
-    types = {name: hints[name] for name in parameters}
-    required = [
-        n for n, parameter in parameters.items() if parameter.default is parameter.empty
-    ]
+    types = {name: hints.get(name, Any) for name in parameters}
+    required = (name for name, each in parameters.items() if each.default is each.empty)
     return types, tuple(required)
 
 

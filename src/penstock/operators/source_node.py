@@ -97,7 +97,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
                 self._changed[name] = state
 
     def watermark(self) -> Watermark | None:
-        """Return what is true of the splits this subtask speaks for."""
+        """Return the watermark of the splits of this subtask."""
         if self._assignment.phase is not SourcePhase.READING:
             return MAX_EVENT_TIME
         states, spec = self.context.split_states, self.node.watermark

@@ -53,7 +53,7 @@ class SourceBudget:
     overrun_micros: int = 60_000_000
     """How long past its wall time a source may be busy; see `Deadline`."""
     subtasks: int = 1
-    """How many subtasks have as much each; told to `plan_splits`, which deals to all of them."""
+    """How many subtasks have as much each; `plan_splits` plans for all of them."""
 
 
 FED_BUDGET = SourceBudget(rows=1 << 50, size_bytes=1 << 50, wall_micros=1 << 50)
@@ -87,7 +87,7 @@ class BudgetMeter:
 
     @property
     def is_spent(self) -> bool:
-        """Tell whether the source should come back now."""
+        """Tell whether the source should return now."""
         return (
             self.rows_read >= self.budget.rows
             or self.bytes_read >= self.budget.size_bytes
@@ -134,7 +134,7 @@ class Deadline:
 def deal_splits(
     splits: Sequence[SplitPlan], parallelism: int
 ) -> tuple[tuple[SplitPlan, ...], ...]:
-    """Deal splits to subtasks, heaviest first to whoever has least. Deterministic."""
+    """Deal splits to subtasks, heaviest first to the one that has least. Deterministic."""
     dealt: list[list[SplitPlan]] = [[] for _ in range(parallelism)]
     loads = [0] * parallelism
     for split in sorted(splits, key=lambda split: (-split.weight, split.name)):
@@ -149,9 +149,9 @@ class SourcePhase(Enum):
 
     READING = "reading"
     ENDING = "ending"
-    """All splits have ended: this epoch tells everybody."""
+    """All splits have ended: in this epoch the last watermark is sent."""
     ENDED = "ended"
-    """Everybody was told in an earlier epoch."""
+    """The last watermark was sent in an earlier epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class SourceAssignment:
     splits: tuple[SplitPlan, ...] = ()
     """To be read."""
     resting: tuple[str, ...] = ()
-    """Not to be read in this epoch, but this subtask speaks for their watermarks."""
+    """Not to be read in this epoch, but their watermarks count for this subtask."""
     budget: SourceBudget = field(default_factory=SourceBudget)
     fed: str | None = None
     """What the executor brings the rows from, as the plan names it; None: the source reads."""

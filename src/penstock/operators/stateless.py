@@ -125,7 +125,7 @@ class FlatMap(MapBatches):
     ) -> None:
         """Emit the function's results as they come."""
         results = self.call(batch)
-        # Batches and frames are iterable too: column by column, which nobody means.
+        # Batches and frames are iterable, too: column by column, which is never meant.
         is_single = isinstance(results, pa.RecordBatch | pa.Table | pl.DataFrame)
         if is_single or not isinstance(results, Iterable):
             raise UserError(

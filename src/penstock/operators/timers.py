@@ -14,9 +14,7 @@ If the clock did not move, a fired timer has not expired; a cancelling row stops
 again. Timers set before the first watermark wait for it. After the last one, the end of
 data, a timer can be set but no clock will reach it.
 
-Timer rows: how timers are kept in a table, and which of several rows of a timer counts.
-
-Pure. A row is a key, an instant, and whether the timer is set or cancelled; of several rows
+Timer rows are pure. A row is a key, an instant, and whether the timer is set or cancelled; of several rows
 of one key and instant the last one counts. `fires_at` is `due`, or for a timer that was set
 too late for its own instant, the next instant of the clock. A row expires with it: rows are
 never deleted, the clock passes them.

@@ -1,12 +1,11 @@
-"""User functions ↔ bytes: the only module that pickles.
+"""User functions ↔ bytes, user operators in a graph, and the errors of user code.
 
-Functions and operator objects of users travel inside the graph to the workers. State never
-does: it is Parquet. A function that a worker can import is pickled by its name; anything
-else, such as a lambda or what a notebook defines, by value.
+This is the only module that pickles. Functions and operator objects of users travel inside the
+graph to the workers; state never does: it is Parquet. A function that a worker can import is
+pickled by its name; anything else, such as a lambda or what a notebook defines, by value.
 
-User operators and sources in a graph: the kinds "process" and "source".
-
-An exception of user code becomes an error that says where it was raised and on what.
+The kinds "process" and "source" are operators and sources that users have written. An exception
+of user code becomes an error that says where it was raised and on what.
 """
 
 import inspect

@@ -28,7 +28,6 @@ from penstock.runtime.driver.session import JobSession
 from penstock.runtime.plan.reports import from_error_part
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import Fault, FaultMode, FaultyStore
-from tests.builders.pipeline_epochs import EpochRunner
 from tests.builders.pipeline_graphs import (
     JOB,
     SHAPES,
@@ -38,8 +37,8 @@ from tests.builders.pipeline_graphs import (
     counting,
     some_rows,
 )
-from tests.builders.pipeline_operators import ROWS, RunningCount
-from tests.builders.pipeline_sinks import BookSink, open_book
+from tests.builders.pipeline_job import EpochRunner
+from tests.builders.pipeline_operators import ROWS, BookSink, RunningCount, open_book
 from tests.contract.executors.conftest import MakeExecutor, MakeOnSpark
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]

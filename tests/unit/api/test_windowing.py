@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, SchemaError, UserError
-from tests.builders.window_jobs import ROWS
+from tests.builders.windows import ROWS
 
 
 def rows(**options: Any) -> ps.Stream:

@@ -5,7 +5,7 @@ import pytest
 
 from penstock.connectors.files.connector import files
 from penstock.errors import ErrorCode, SchemaError, UserError
-from tests.builders.source_files import SCHEMA
+from tests.builders.files_job import SCHEMA
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from penstock.connectors.files.jsonl import (
     from_json_lines,
     to_json_lines,
 )
-from tests.builders.files_output import a_schema
+from tests.builders.files_job import a_schema
 
 FORMS: dict[str, tuple[Any, Any, Any]] = {
     "bool": (pa.bool_(), True, True),

@@ -12,7 +12,7 @@ from penstock.connectors.files.jsonl import (
     to_json_lines,
 )
 from penstock.errors import ErrorCode, UserError
-from tests.builders.files_output import a_schema
+from tests.builders.files_job import a_schema
 
 FIRST = -62_167_219_200
 END = 253_402_300_800

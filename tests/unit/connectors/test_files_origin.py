@@ -14,7 +14,7 @@ from penstock.operators.splits import SourceBudget
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import LocalJob
 from tests.builders.driven_operators import DrivenSource
-from tests.builders.source_files import SCHEMA, some_rows, write_file
+from tests.builders.files_job import SCHEMA, some_rows, write_file
 
 SOME = SourceBudget(rows=10)
 discovering = pytest.mark.parametrize("discover", [False, True])

@@ -12,7 +12,7 @@ from penstock.connectors.files.names import (
     split_rows,
 )
 from penstock.errors import ErrorCode, UserError
-from tests.builders.files_output import a_schema
+from tests.builders.files_job import a_schema
 
 YEAR_10000 = 253_402_300_800
 

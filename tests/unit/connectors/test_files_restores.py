@@ -18,8 +18,7 @@ from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import CUT, EOF, LocalJob, ScriptedSource
-from tests.builders.files_job import ROUNDS, FilesJob
-from tests.builders.files_output import parts_in, paths_in
+from tests.builders.files_job import ROUNDS, FilesJob, parts_in, paths_in
 
 
 def a_list(

@@ -18,7 +18,7 @@ from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import Call, FaultyStore, OperatorHarness
-from tests.builders.files_output import (
+from tests.builders.files_job import (
     a_schema,
     an_output,
     numbers,

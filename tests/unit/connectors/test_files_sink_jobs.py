@@ -11,7 +11,7 @@ from penstock.graph.logical import OperatorSpec
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import ABORT, CUT, LocalJob, ScriptedSource
-from tests.builders.files_output import KIND
+from tests.builders.files_job import KIND
 
 
 def numbers_in(out: str) -> list[int]:

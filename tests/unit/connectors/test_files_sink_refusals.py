@@ -11,7 +11,7 @@ import penstock as ps
 from penstock.connectors.files.connector import files
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.testing import LocalJob, OperatorHarness
-from tests.builders.files_output import a_schema, an_output
+from tests.builders.files_job import a_schema, an_output
 
 LONG = "x" * 260
 FAR = pa.array([253_402_300_800], pa.int64()).view(pa.timestamp("s"))

@@ -18,7 +18,7 @@ from penstock.graph.logical import OperatorSpec
 from penstock.operators.splits import SourceBudget
 from penstock.testing import SourceHarness
 from tests.builders.driven_operators import DrivenSource, a_source
-from tests.builders.source_files import SCHEMA, some_rows, write_file
+from tests.builders.files_job import SCHEMA, some_rows, write_file
 
 FORMATS = ("parquet", "jsonl", "csv")
 

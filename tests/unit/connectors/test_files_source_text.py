@@ -20,7 +20,7 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import SourceHarness
-from tests.builders.source_files import SCHEMA
+from tests.builders.files_job import SCHEMA
 
 
 def read(

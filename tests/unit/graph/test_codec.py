@@ -25,8 +25,7 @@ from penstock.graph.logical import (
     UserFunction,
     WatermarkSpec,
 )
-from tests.builders.graphs import BY_USER, CLICKS, a_graph, an_edge
-from tests.builders.random_graphs import sound_graphs
+from tests.builders.graphs import BY_USER, CLICKS, a_graph, an_edge, sound_graphs
 
 functions = st.builds(UserFunction, st.text(max_size=8), st.binary(max_size=8))
 plain_values: st.SearchStrategy[Plain] = st.recursive(

@@ -3,8 +3,7 @@
 from hypothesis import given
 
 from penstock.graph.logical import LogicalGraph, find_cycles, topological_order
-from tests.builders.graphs import a_graph, an_edge, with_edges
-from tests.builders.random_graphs import sound_graphs
+from tests.builders.graphs import a_graph, an_edge, sound_graphs, with_edges
 
 
 @given(sound_graphs())

@@ -17,8 +17,14 @@ from penstock.graph.logical import (
     UserFunction,
 )
 from penstock.graph.render import RenderedEdge, render, to_json, to_mermaid
-from tests.builders.graphs import BY_USER, CLICKS, a_graph, an_edge, with_edges
-from tests.builders.random_graphs import sound_graphs
+from tests.builders.graphs import (
+    BY_USER,
+    CLICKS,
+    a_graph,
+    an_edge,
+    sound_graphs,
+    with_edges,
+)
 
 
 def shop() -> LogicalGraph:

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import UserError
 from penstock.state.tables.specs import global_table
-from tests.builders.chain_rig import ChainRig
+from tests.builders.driven_operators import ChainRig
 from tests.builders.scripted import PLAIN, Log, Parts, Scripted, link, rows
 
 

@@ -13,7 +13,7 @@ from penstock.errors import ErrorCode, ExternalError, UserCodeError, UserError
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.state.tables.specs import TimeDomain, global_table
-from tests.builders.chain_rig import ChainRig
+from tests.builders.driven_operators import ChainRig
 from tests.builders.scripted import BY_USER, PLAIN, Log, Parts, Scripted, link, rows
 
 A0 = ("a", 0)

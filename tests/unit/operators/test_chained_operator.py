@@ -14,7 +14,7 @@ from penstock.errors import ErrorCode, UserCodeError, UserError
 from penstock.operators.context import OperatorContext
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import TimeDomain
-from tests.builders.chain_rig import ChainRig
+from tests.builders.driven_operators import ChainRig
 from tests.builders.scripted import BY_USER, PLAIN, Log, Parts, Scripted, rows
 
 A0 = ("a", 0)

@@ -24,8 +24,8 @@ from penstock.operators.splits import (
 )
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.testing import LocalJob
-from tests.builders.chain_rig import ChainRig, Ran
-from tests.builders.local_jobs import a_list, numbered, numbers_in
+from tests.builders.driven_operators import ChainRig, Ran
+from tests.builders.pipelines import a_list, numbered, numbers_in
 from tests.builders.scripted import PLAIN, Parts, Scripted, ScriptedSource, link, rows
 
 TOO_LONG = 0.04

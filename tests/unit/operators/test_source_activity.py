@@ -6,7 +6,7 @@ from penstock.core.watermark import EventTime
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.testing import LocalJob, SourceHarness
-from tests.builders.local_jobs import SECOND, CountLate, a_list, a_row, numbers_in
+from tests.builders.pipelines import SECOND, CountLate, a_list, a_row, numbers_in
 
 IN_STEP = [a_row(n, n // 2) for n in range(12)]
 """Rows of two splits, none of them out of order."""

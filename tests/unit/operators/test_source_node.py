@@ -12,7 +12,7 @@ from penstock.operators.collector import SourceCollector
 from penstock.operators.context import SourceContext
 from penstock.operators.source import SourceFinishType
 from penstock.operators.splits import SourceAssignment, SourceBudget, SourcePhase, SplitPlan
-from tests.builders.chain_rig import ChainRig, Ran
+from tests.builders.driven_operators import ChainRig, Ran
 from tests.builders.scripted import Log, Parts, ScriptedSource, rows
 
 LATE_BY_TWO = WatermarkSpec(lateness_micros=2)

@@ -17,8 +17,7 @@ from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.runtime.driver.decide import JobPhase
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import CUT, EOF, LocalJob, ScriptedSource
-from tests.builders.local_jobs import NUMBERED, a_list, numbered, numbers_in
-from tests.builders.pipelines import Pass
+from tests.builders.pipelines import NUMBERED, Pass, a_list, numbered, numbers_in
 
 
 class Files(SourceOperator):

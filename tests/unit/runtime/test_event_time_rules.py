@@ -19,15 +19,15 @@ from penstock.runtime.driver.decide import JobPhase
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.specs import TableSpec, TimeDomain, time_keyed_table
 from penstock.testing import CUT, PAUSE, LocalJob, ScriptedSource
-from tests.builders.local_jobs import (
+from tests.builders.pipelines import (
     TIMED,
     CountLate,
+    Pass,
     a_list,
     a_row,
     instants_of,
     numbers_in,
 )
-from tests.builders.pipelines import Pass
 
 
 class Keep(ArrowOperator):

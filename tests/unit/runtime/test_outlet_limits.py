@@ -19,7 +19,7 @@ from penstock.graph.logical import MAIN
 from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
 from penstock.runtime.task.exchange import Attempt, Mailbox, Outlet, outlets_of
 from penstock.runtime.task.wire import Header, RecordKind, decode_batch
-from tests.builders.local_jobs import a_list
+from tests.builders.pipelines import a_list
 
 BLOBS = StreamSchema(pa.schema({"blob": pa.binary()}))
 MIB = 1 << 20

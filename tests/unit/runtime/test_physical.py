@@ -9,8 +9,7 @@ from penstock.core.ids import JobId, Subtask
 from penstock.errors import GraphError
 from penstock.graph.logical import Exchange, LogicalGraph
 from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
-from tests.builders.graphs import BY_USER, a_graph
-from tests.builders.random_graphs import sound_graphs
+from tests.builders.graphs import BY_USER, a_graph, sound_graphs
 
 
 def chain_of(plan: PhysicalPlan, operator: str) -> int:

@@ -15,7 +15,7 @@ from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.state.tables.specs import TableSpec, global_table
 from penstock.testing import CUT, EOF, Fault, FaultMode, LocalJob, ScriptedSource
-from tests.builders.local_jobs import NUMBERED, a_list, numbered
+from tests.builders.pipelines import NUMBERED, a_list, numbered
 
 SHORT = DriverSettings(budget=SourceBudget(wall_micros=10_000, overrun_micros=10_000))
 

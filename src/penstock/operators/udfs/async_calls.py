@@ -225,7 +225,7 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int
     """Its place among the calls that its subtask first kept in that epoch."""
     position: int
-    """A key hash: says who owns the call after a rescale."""
+    """A key hash: the subtask that owns it owns the call, also after a rescale."""
     row: bytes
     """The whole input row as an Arrow IPC stream."""
     hold_micros: int | None = None

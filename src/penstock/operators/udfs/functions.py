@@ -1,11 +1,9 @@
 """The operator that adds a column computed by a synchronous function. Stateless.
 
-What functions give back, checked against what was declared.
-
-A result of another type or length is a mistake in the declaration or in the function, never
-in a row: it fails the epoch even where rows that raise are sent aside.
-
-How a Python function is called on a batch: row by row, or with whole columns. Stateless.
+A Python function is called row by row, or with whole columns. What it gives back is checked
+against what was declared: a result of another type or length is a mistake in the declaration
+or in the function, never in a row, so it fails the epoch even where rows that raise are sent
+aside.
 """
 
 import inspect

@@ -87,7 +87,7 @@ def check_symbols(spec: NativeUdfSpec, path: Path) -> None:
 
 
 def find_functions(library: bytes) -> list[str]:
-    """Return the plug-in functions a library's bytes speak of; for messages."""
+    """Return the plug-in functions that a library's bytes name; for messages."""
     names = {name.decode() for name in _OFFERED.findall(library)}
     return sorted(name for name in names if f"field_{name}" in names)
 

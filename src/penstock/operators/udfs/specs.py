@@ -183,13 +183,8 @@ def udf(
     is called again on halves of a batch that failed, to find the rows that are to blame.
     """
     packed = pickle_function(function, name)
-    return UdfSpec(
-        **_column(packed.name, inputs, output, returns),
-        function=packed,
-        mode=mode,
-        nulls=nulls,
-        on_error=on_error,
-    )
+    column = _column(packed.name, inputs, output, returns)
+    return UdfSpec(**column, function=packed, mode=mode, nulls=nulls, on_error=on_error)
 
 
 def async_udf(

@@ -12,7 +12,7 @@ from penstock.core.ids import JobId
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.testing import OperatorHarness
-from tests.builders.folded_changes import fold
+from tests.builders.aggregated_rows import fold
 
 MINUTE = 60_000_000
 _COLUMNS: dict[str, Any] = {"user": pa.string(), "n": pa.int64(), "at": pa.timestamp("us")}

@@ -15,7 +15,7 @@ from penstock.operators.windows.assignment import (
     WindowGrid,
     find_grid_problems,
 )
-from tests.builders.window_model import WindowModel
+from tests.builders.windows import WindowModel
 
 grids = st.builds(WindowGrid, st.integers(1, 40), st.integers(1, 40), st.integers(0, 50))
 times = st.lists(st.integers(-200, 200), min_size=1, max_size=30)

@@ -17,9 +17,8 @@ from penstock.operators.windows.aggregation import WindowAggregation
 from penstock.operators.windows.assignment import WindowGrid
 from penstock.operators.windows.panes import BUFFERED_ROWS, pane_window_specs
 from penstock.testing import OperatorHarness, run_pipeline
-from tests.builders.local_jobs import a_list
-from tests.builders.window_jobs import ROWS, SECOND, WindowJob
-from tests.builders.window_model import batch_windows
+from tests.builders.pipelines import a_list
+from tests.builders.windows import ROWS, SECOND, WindowJob, batch_windows
 
 WINDOWS = [ps.tumbling("10s"), ps.sliding("10s", "4s"), ps.session("3s")]
 NOON = time(12)

@@ -12,7 +12,7 @@ from penstock.connectors.files.commit import StagedParts, schema_of
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import OperatorHarness
-from tests.builders.files_output import a_schema
+from tests.builders.files_job import a_schema
 
 TOO_FAR = {
     "seconds": pa.timestamp("s"),

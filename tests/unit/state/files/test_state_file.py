@@ -10,7 +10,7 @@ from penstock.state.files.state_file import (
     merge_lists,
     restrict,
 )
-from tests.builders.file_runs import count_runs
+from tests.builders.kept_epochs import count_runs
 from tests.unit.state.files.file_builders import a_state_file
 
 LOW, HIGH = KeyRange(0, 1 << 63), KeyRange(1 << 63, 1 << 64)

@@ -16,7 +16,7 @@ from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import StateFileWriter, write_state_file
 from penstock.state.storage.memory import MemoryStore
-from tests.builders.file_runs import count_runs
+from tests.builders.kept_epochs import count_runs
 from tests.unit.state.files.file_builders import a_description, hashed_rows
 from tests.unit.state.files.stores import CountingStore, LostAnswerStore
 

@@ -12,8 +12,7 @@ from penstock.state.protocol.steps import Steps
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing.pipelines import assert_job_is_whole
-from tests.builders.interleaving import Sleeper, creating
-from tests.builders.protocol import JOB, OTHER_JOB, a_claim, an_actor
+from tests.builders.protocol import JOB, OTHER_JOB, Sleeper, a_claim, an_actor, creating
 from tests.builders.small_driver import SmallDriver, a_driver, checkpoints_in
 
 TWIG = JobId("twig")

@@ -16,8 +16,7 @@ from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore, sweep
 from penstock.testing.pipelines import assert_job_is_whole, assert_nothing_was_changed
-from tests.builders.interleaving import Sleeper, creating, deleting
-from tests.builders.protocol import JOB, a_ref, an_actor
+from tests.builders.protocol import JOB, Sleeper, a_ref, an_actor, creating, deleting
 from tests.builders.small_driver import QUIET, SmallDriver, a_driver, checkpoints_in
 
 

@@ -15,13 +15,14 @@ from penstock.state.protocol.retention import (
 )
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
-from tests.builders.interleaving import Sleeper, creating
 from tests.builders.protocol import (
     JOB,
     OTHER_JOB,
+    Sleeper,
     a_pin,
     a_retention,
     an_actor,
+    creating,
 )
 from tests.builders.small_driver import a_driver
 

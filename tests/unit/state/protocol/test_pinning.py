@@ -8,8 +8,7 @@ from penstock.state.protocol.retention import Epochs, pin_epoch, unpin
 from penstock.state.protocol.steps import Steps
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
-from tests.builders.interleaving import Sleeper, creating
-from tests.builders.protocol import an_actor
+from tests.builders.protocol import Sleeper, an_actor, creating
 from tests.builders.small_driver import SmallDriver, a_driver, checkpoints_in
 
 MINE, OTHER = SavepointName("mine"), SavepointName("other")

@@ -18,10 +18,10 @@ from penstock.state.protocol.records import Committing, Fenced, Ready, Unacknowl
 from penstock.state.protocol.steps import Steps
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
-from tests.builders.interleaving import Sleeper
 from tests.builders.protocol import (
     JOB,
     OTHER_JOB,
+    Sleeper,
     a_claim,
     a_manifest,
     a_marker,

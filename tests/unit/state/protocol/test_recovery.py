@@ -25,8 +25,16 @@ from penstock.state.protocol.takeover import (
 )
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
-from tests.builders.interleaving import Sleeper, creating
-from tests.builders.protocol import JOB, a_claim, a_manifest, a_record, a_ref, an_actor
+from tests.builders.protocol import (
+    JOB,
+    Sleeper,
+    a_claim,
+    a_manifest,
+    a_record,
+    a_ref,
+    an_actor,
+    creating,
+)
 
 CLAIM = a_claim(4)
 RECORD = a_record(9, generation=3)

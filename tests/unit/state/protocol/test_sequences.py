@@ -8,7 +8,7 @@ from penstock.state.protocol.steps import find_newest, may_thin, waypoint_after
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import FaultyStore
-from tests.builders.interleaving import Sleeper, asking
+from tests.builders.protocol import Sleeper, asking
 
 
 def named(number: int) -> str:

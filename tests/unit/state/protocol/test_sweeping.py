@@ -17,8 +17,17 @@ from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import Fault, FaultMode, FaultyStore
 from penstock.testing.pipelines import assert_job_is_whole
-from tests.builders.interleaving import Sleeper, deleting
-from tests.builders.protocol import JOB, OPERATOR, RULES, TABLE, a_ref, a_token, an_actor
+from tests.builders.protocol import (
+    JOB,
+    OPERATOR,
+    RULES,
+    TABLE,
+    Sleeper,
+    a_ref,
+    a_token,
+    an_actor,
+    deleting,
+)
 from tests.builders.small_driver import SmallDriver, a_driver, checkpoints_in
 
 

@@ -21,8 +21,7 @@ from penstock.state.protocol.takeover import (
 )
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
-from tests.builders.interleaving import Sleeper, asking, creating
-from tests.builders.protocol import JOB, a_ref, an_actor
+from tests.builders.protocol import JOB, Sleeper, a_ref, an_actor, asking, creating
 from tests.builders.small_driver import (
     FencedOffError,
     Sink,

@@ -11,7 +11,7 @@ from penstock.state.tables.specs import global_table, keyed_table, time_keyed_ta
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
 from penstock.testing import FaultyStore
-from tests.builders.shop_tables import owner_of_key
+from tests.builders.shop import owner_of_key
 from tests.unit.state.tables.table_builders import an_environment
 
 COLUMNS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from penstock.state.tables.compaction import (
     exceeds_run_limit,
     plan_compaction,
 )
-from tests.builders.file_runs import count_runs
+from tests.builders.kept_epochs import count_runs
 from tests.unit.state.files.file_builders import a_state_file
 from tests.unit.state.tables.table_builders import a_compaction
 

@@ -19,7 +19,7 @@ from penstock.state.tables.table import (
     DataTuple,
     Frontier,
 )
-from tests.builders.file_runs import count_runs
+from tests.builders.kept_epochs import count_runs
 from tests.unit.state.files.stores import CountingStore
 from tests.unit.state.tables.keyed_harness import SIMPLE, KeyedHarness, a_schema
 

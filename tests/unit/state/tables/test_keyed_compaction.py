@@ -12,7 +12,7 @@ from penstock.state.files.parquet import ROW_GROUP_ROWS
 from penstock.state.tables.expiry import TimeToLive
 from penstock.state.tables.keyed import join_ranges
 from penstock.state.tables.table import Frontier
-from tests.builders.file_runs import count_runs
+from tests.builders.kept_epochs import count_runs
 from tests.unit.state.tables.keyed_harness import SIMPLE, KeyedHarness, a_schema
 
 EXPIRING = a_schema(

@@ -20,7 +20,7 @@ from penstock.state.tables.operator_tables import (
 from penstock.state.tables.specs import TableSpec, global_table, keyed_table
 from penstock.state.tables.table import CompactionConfig, Frontier
 from tests.builders.kept_epochs import Metadata, files_of
-from tests.builders.shop_tables import owned
+from tests.builders.shop import owned
 from tests.builders.state_job import StateJob
 
 COLUMNS: dict[str, Any] = {"key": pa.string(), "value": pa.int64()}

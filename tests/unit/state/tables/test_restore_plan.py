@@ -25,7 +25,7 @@ from penstock.state.tables.specs import (
 )
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import TableManager
-from tests.builders.shop_tables import SHOP, RowV1, RowV2, RowV3, shop_rows, shop_specs
+from tests.builders.shop import SHOP, RowV1, RowV2, RowV3, shop_rows, shop_specs
 from tests.unit.state.tables.table_builders import an_environment
 
 Metadata = state_pb2.OperatorCheckpointMetadata

@@ -8,7 +8,7 @@ from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import TableManager
-from tests.builders.shop_tables import owner_of_key
+from tests.builders.shop import owner_of_key
 from tests.builders.state_job import StateJob
 from tests.unit.state.tables.manager_builders import (
     SPECS,
