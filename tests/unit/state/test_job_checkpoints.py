@@ -9,7 +9,7 @@ from penstock.state.protocol.records import Committing, PinKind, Ready
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import FaultyStore
-from tests.builders.protocol import JOB, a_ref
+from tests.builders.protocol import JOB, a_manifest, a_ref
 from tests.builders.small_driver import a_driver, checkpoints_in
 
 
@@ -118,3 +118,22 @@ def test_every_actor_of_the_ledger_has_a_token_of_its_own() -> None:
         driver.checkpoints.pin(SavepointName(name), Epochs())
     records = [data for path, data in store.contents().items() if "/retention/" in path]
     assert len({data[-60:] for data in records}) == 2
+
+
+def test_a_job_is_to_be_restored_until_an_epoch_after_the_request_is_published() -> None:
+    store = MemoryStore()
+    driver = a_driver(store, epochs=3)
+    newest = driver.checkpoints.newest()
+    assert newest is not None
+    assert not driver.checkpoints.is_to_be_restored(newest)
+    restored = a_driver(store, restore=driver.acknowledged[1])
+    assert restored.checkpoints.is_to_be_restored(newest)
+    restored.run_epoch()
+    newest = restored.checkpoints.newest()
+    assert newest is not None
+    assert not restored.checkpoints.is_to_be_restored(newest)
+
+
+def test_a_job_that_does_not_exist_is_not_to_be_restored() -> None:
+    checkpoints = checkpoints_in(MemoryStore())
+    assert not checkpoints.is_to_be_restored(a_manifest())

@@ -39,6 +39,7 @@ from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.plan.physical import CompiledJob, compile_graph
+from penstock.state.checkpoints import BackingStore, ParquetBackend
 from penstock.state.files.cache import FileCache
 from penstock.state.protocol.records import RULES, ProtocolRules
 from penstock.state.storage.object_store import ObjectStore
@@ -177,6 +178,11 @@ class JobEnvironment:
     def job(self) -> CompiledJob:
         """The compiled graph; compiling validates it."""
         return CompiledJob(compile_graph(self.graph), fingerprint_of(self.graph))
+
+    @property
+    def backend(self) -> BackingStore:
+        """Where the metadata of subtasks is kept: beside the state files."""
+        return ParquetBackend(self.store)
 
     def check_graph(self) -> None:
         """Raise what is wrong with the graph: `GraphError`, or how it keeps its state."""

@@ -25,7 +25,7 @@ from penstock.runtime.driver.compactions import JobState, PendingCompactions
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.plan.epoch_plan import EpochPlan, known_inputs, label_inputs
 from penstock.runtime.plan.reports import Reports
-from penstock.state.checkpoints import JobCheckpoints, Metadata, ParquetBackend
+from penstock.state.checkpoints import JobCheckpoints, Metadata
 from penstock.state.protocol.publication import (
     CommitPermit,
     CommitRequired,
@@ -126,7 +126,7 @@ class EpochPublisher:
 
         The writes are made side by side, because on an object store each takes its time.
         """
-        backend = ParquetBackend(self.environment.store)
+        backend = self.environment.backend
         tasks = sorted(changed & {(name, i) for name in metadata for i in metadata[name]})
         calls = [
             partial(backend.write_operator_checkpoint_metadata, ref, metadata[name][index])
@@ -187,7 +187,7 @@ class CommittingSinks:
         Raises at the first failure: the epoch stays open, and the next start commits all
         sinks of it again.
         """
-        backend = ParquetBackend(self._environment.store)
+        backend = self._environment.backend
         for entry in permit.manifest.operators:
             if metadata is None:
                 parts = [

@@ -23,7 +23,7 @@ from penstock.graph.logical import LogicalGraph
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.plan.epoch_plan import known_inputs
-from penstock.state.checkpoints import JobCheckpoints, Metadata, ParquetBackend
+from penstock.state.checkpoints import JobCheckpoints, Metadata
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.records import (
     CheckpointManifest,
@@ -256,7 +256,7 @@ def read_metadata(
 
 
 def _read_entry(environment: JobEnvironment, entry: OperatorEntry) -> dict[int, Metadata]:
-    read = ParquetBackend(environment.store).read_operator_checkpoint_metadata
+    read = environment.backend.read_operator_checkpoint_metadata
     return {index: read(ref) for index, ref in enumerate(entry.subtasks)}
 
 

@@ -236,8 +236,11 @@ class ObstoreStore:
             with _request(call, AlreadyExistsError, PreconditionError, is_write=True):
                 obstore.put(self._client, path, data, mode="create")
         except (AlreadyExistsError, PreconditionError) as error:
-            if not self._was_there(path, error):
-                raise call.unanswered(read_failure(error).reason) from error
+            # 412 proves that there is an object. But S3 also answers 409 while another request
+            # for the name is in progress, and obstore calls that "already exists" too.
+            failure = read_failure(error)
+            if failure.status != 412 and not self._is_there(path):
+                raise call.unanswered(failure.reason) from error
             return False
         return True
 
@@ -289,25 +292,18 @@ class ObstoreStore:
     def __reduce__(self) -> tuple[Any, ...]:
         return ObstoreStore, (self.url, self._options)
 
+    def _is_there(self, path: str) -> bool:
+        try:
+            return self.size(path) is not None
+        except StorageError:
+            return False
+
     def _read(self, path: str, request: Callable[[], _Result]) -> _Result | None:
         """Return what the request returns, or None where there is no object."""
         call = StorageCall("read", check_path(path), self.url)
         with suppress(FileNotFoundError), _request(call, FileNotFoundError, is_write=False):
             return request()
         return None
-
-    def _was_there(self, path: str, error: Exception) -> bool:
-        """Tell whether a refused `create` proves that there is an object.
-
-        412 proves it. But S3 also answers 409 while another request for the name is in
-        progress, and obstore calls that "already exists" too: then it is looked up.
-        """
-        if read_failure(error).status == 412:
-            return True
-        try:
-            return self.size(path) is not None
-        except StorageError:
-            return False
 
 
 @contextmanager

@@ -53,7 +53,14 @@ def open_store(url: str, **options: Any) -> ObjectStore:
     match scheme.lower():
         case "memory":
             _refuse_options("a memory: store", options)
-            return _open_memory(rest.removeprefix("//").rstrip("/"))
+            name = rest.removeprefix("//").rstrip("/")
+            if _MEMORY.fullmatch(name) is None:
+                raise UserError(
+                    f"{name!r} cannot name a memory: store: use letters, digits, '_', '.' "
+                    "and '-'",
+                    code=ErrorCode.INVALID_URL,
+                )
+            return shared_memory_store(name) if name else MemoryStore()
         case "s3" | "gs" | "az" as bucket:
             # obstore starts threads of its own, which a job without buckets does not need.
             from penstock.state.storage.obstore import ObstoreStore
@@ -98,15 +105,6 @@ def _folder_path(url: str) -> Path | None:
     if not path or "\0" in path:
         raise UserError(f"{path!r} names no store: {_ALLOWED}", code=ErrorCode.INVALID_URL)
     return Path(path).expanduser()
-
-
-def _open_memory(name: str) -> MemoryStore:
-    if _MEMORY.fullmatch(name) is None:
-        raise UserError(
-            f"{name!r} cannot name a memory: store: use letters, digits, '_', '.' and '-'",
-            code=ErrorCode.INVALID_URL,
-        )
-    return shared_memory_store(name) if name else MemoryStore()
 
 
 def _refuse_options(what: str, options: dict[str, Any]) -> None:
