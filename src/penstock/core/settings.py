@@ -40,6 +40,8 @@ _Bytes: TypeAlias = Annotated[int, Meta(le=(1 << 63) - 1)]
 """A size. Its name ends in `_bytes`, and text is read with its unit."""
 _Directory: TypeAlias = str | None
 """An absolute directory. Its name ends in `_root`."""
+_Generations: TypeAlias = tuple[Annotated[int, Meta(ge=0, le=1_000)], ...] | None
+"""Numbers of generations, in a variable with commas. Its name ends in `_generations`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,9 @@ class CompactionSettings:
     """The hard limit of sorted runs per table and subtask: above it an epoch waits."""
     target_file_bytes: Annotated[_Bytes, Meta(ge=1 << 16)] = 128 << 20
     """A merge starts a new file at about this size."""
+    compact_generations: _Generations = None
+    """Only files that were merged this often take part in a merge, but for one that an epoch
+    waits for; None for all files. A file of an epoch is of generation 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +213,10 @@ def _values_of(settings: Settings) -> dict[str, Any]:
 
 
 def _parse(key: str, raw: object) -> object:
-    """Return the number that a text stands for, if it does; anything else as it is."""
+    """Return the numbers that a text or list stands for, if it does; anything else as it is."""
+    if key.endswith("_generations") and isinstance(raw, str | list):
+        parts = raw.split(",") if isinstance(raw, str) else raw
+        return tuple(int(part) if str(part).strip().isdigit() else part for part in parts)
     match = _SIZE.fullmatch(raw.strip()) if isinstance(raw, str) else None
     if match is None or key not in _KINDS or not hasattr(_KINDS[key], "__metadata__"):
         return raw
@@ -242,6 +250,8 @@ def _problem(key: str, raw: object, place: str = "") -> str:
     if key not in _KINDS:
         known = map(_variable_of, _KINDS) if key.startswith(_PREFIX) else _KINDS
         return f"{start} there is no such setting{did_you_mean(key, known)}"
+    if key.endswith("_generations"):
+        return f"{start} expected whole numbers from 0 to 1,000, such as [0, 1]"
     kind = msgspec.inspect.type_info(_KINDS[key])
     if not isinstance(kind, msgspec.inspect.IntType):
         choices = " or ".join(map(repr, get_args(_KINDS[key])))

@@ -38,6 +38,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "PENSTOCK_COMPACTION_MIN_EXPIRING_FILES": "6",
             "PENSTOCK_COMPACTION_MAX_RUNS": "20",
             "PENSTOCK_COMPACTION_TARGET_FILE_BYTES": "1048576",
+            "PENSTOCK_COMPACTION_COMPACT_GENERATIONS": "0, 2",
             "PATH": "/bin",
         }
     )
@@ -52,7 +53,11 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
         exchange_compression="lz4",
         epoch_deadline_seconds=90,
         compaction=CompactionSettings(
-            min_files=5, min_expiring_files=6, max_runs=20, target_file_bytes=1 << 20
+            min_files=5,
+            min_expiring_files=6,
+            max_runs=20,
+            target_file_bytes=1 << 20,
+            compact_generations=(0, 2),
         ),
     )
 
@@ -74,6 +79,7 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         min_expiring_files = 6
         max_runs = 20
         target_file_bytes = "1MiB"
+        compact_generations = [0, 2]
         """,
     )
 
@@ -87,7 +93,11 @@ def test_every_setting_can_come_from_the_file(tmp_path: Path) -> None:
         exchange_compression="lz4",
         epoch_deadline_seconds=90,
         compaction=CompactionSettings(
-            min_files=5, min_expiring_files=6, max_runs=20, target_file_bytes=1 << 20
+            min_files=5,
+            min_expiring_files=6,
+            max_runs=20,
+            target_file_bytes=1 << 20,
+            compact_generations=(0, 2),
         ),
     )
 
@@ -263,6 +273,10 @@ def test_a_file_that_is_not_toml_is_told_with_its_path(
         ({"cache_limit_bytes": "10GB"}, "cache_limit_bytes"),
         ({"cache_root": ""}, "cache_root"),
         ({"compaction": CompactionSettings(min_files=1)}, "compaction.min_files"),
+        (
+            {"compaction": CompactionSettings(compact_generations=(-1,))},
+            r"such as \[0, 1\]",
+        ),
     ],
 )
 def test_settings_made_in_code_are_checked_too(wrong: dict[str, Any], key: str) -> None:

@@ -16,6 +16,7 @@ from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile
+from penstock.state.tables.operator_tables import is_overfull
 from penstock.state.tables.specs import TableSpec, global_table, keyed_table
 from penstock.state.tables.table import files_of
 from tests.builders.driven_job import DrivenJob
@@ -68,6 +69,23 @@ def test_files_are_merged_and_swapped_in_by_a_later_epoch() -> None:
     swapped = [ran.progress.compactions for ran in run(session, 8)]
     assert swapped[0] == 0
     assert sum(swapped) > 0
+
+
+def test_only_the_generations_that_are_set_are_merged() -> None:
+    session = a_job(min_files=2, compact_generations=(0,)).session()
+    run(session, 9)
+    assert {file.level for file in listed_files(session, "keep")} <= {0, 1}
+    session = a_job(min_files=2).session()
+    run(session, 9)
+    assert max(file.level for file in listed_files(session, "keep")) > 1
+
+
+def test_a_merge_that_an_epoch_waits_for_takes_any_generation() -> None:
+    session = a_job(min_files=2, max_runs=2, compact_generations=(7,)).session()
+    outcomes = run(session, 9)
+    assert any(ran.progress.waited_for_compaction for ran in outcomes)
+    for part in session.state.metadata[OperatorId("keep")].values():
+        assert not is_overfull(part, 3)
 
 
 def test_a_job_without_compactions_holds_the_same() -> None:

@@ -103,7 +103,9 @@ class PendingCompactions:
         if manifest is None:
             return
         settings = self._environment.settings.compaction
-        least = _ONLY_TOO_MANY if only_overfull else settings.min_files
+        least, levels = settings.min_files, settings.compact_generations
+        if only_overfull:  # The limit of runs holds whatever else is set.
+            least, levels = _ONLY_TOO_MANY, None
         for node in self._environment.graph.nodes:
             specs = self._environment.tables[node.operator]
             parts = state.metadata.get(node.operator, {})
@@ -113,6 +115,7 @@ class PendingCompactions:
             config = CompactionConfig(
                 state.next_epoch,
                 frontier_of(manifest, node.operator),
+                compact_generations=None if levels is None else frozenset(levels),
                 min_compaction_epochs=least,
                 min_expiring_epochs=max(least, settings.min_expiring_files),
                 max_runs=settings.max_runs,
