@@ -6,7 +6,6 @@ A file that fails is left as it is.
 """
 
 import io
-from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -103,7 +102,7 @@ class StateFileReader:
         self._keep(index, batch)
         return batch
 
-    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+    def read(self) -> pa.Table:
         """Return the rows the list entry sees, all of them, in file order.
 
         Only overlapping row groups are read. Where that is the whole file and little of
@@ -121,8 +120,7 @@ class StateFileReader:
             else rows_in_range(rows, self.file.visible)
             for rows, segment in zip(batches, self.visible_segments, strict=True)
         ]
-        table = pa.Table.from_batches(parts, schema=self._open().schema)
-        return table if columns is None else table.select(list(columns))
+        return pa.Table.from_batches(parts, schema=self._open().schema)
 
     def _is_read_whole(self) -> bool:
         """Tell whether one request for the whole file costs less than its row groups do."""

@@ -124,12 +124,6 @@ def test_a_file_that_is_hardly_cached_is_fetched_whole(tmp_path: Path) -> None:
     assert store.reads == [("j/x.parquet", None, None)]
 
 
-def test_only_the_named_columns_come_back() -> None:
-    store, table = MemoryStore(), hashed_rows(100)
-    reader = StateFileReader(store, None, a_written_file(store, table))
-    assert reader.read(["text", "number"]).equals(table.select(["text", "number"]))
-
-
 def test_rows_without_a_key_hash_are_all_visible() -> None:
     store = MemoryStore()
     table = pa.table({"key": [b"a", b"b"], "value": [b"1", None]})
