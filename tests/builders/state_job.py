@@ -35,12 +35,12 @@ from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered, ReplayCommit, TakenOver
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.tables.operator_tables import apply_compaction, compact_subtask
+from penstock.state.tables.operator_tables import apply_compaction
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
 from tests.builders.kept_epochs import Metadata, an_attempt, frontier_of, read_metadata
-from tests.unit.state.tables.table_builders import NO_CACHE
+from tests.unit.state.tables.table_builders import NO_CACHE, compact_subtask
 
 JOB = JobId("job")
 Specs = Mapping[str, Sequence[TableSpec]]

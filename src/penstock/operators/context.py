@@ -19,7 +19,7 @@ from penstock.errors import ErrorCode, UserError
 from penstock.operators.splits import BudgetMeter, Deadline, SplitPlan, SplitState
 from penstock.operators.timers import Timers
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.tables.global_keyed_view import GlobalKeyedView
+from penstock.state.tables.global_keyed import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.specs import TimeDomain
 from penstock.state.tables.table_manager import TableManager

@@ -12,11 +12,11 @@ from penstock.core.schema import StreamSchema
 from penstock.operators.timers import Timers, timer_tables
 from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
-from penstock.state.tables.operator_tables import apply_compaction, compact_subtask
+from penstock.state.tables.operator_tables import apply_compaction
 from penstock.state.tables.specs import TimeDomain
 from penstock.state.tables.table import CompactionConfig, Frontier
 from penstock.state.tables.table_manager import TableManager
-from tests.unit.state.tables.table_builders import an_environment
+from tests.unit.state.tables.table_builders import an_environment, compact_subtask
 
 _COLUMNS: dict[str, Any] = {"user": pa.string(), "n": pa.int64()}
 INPUT = StreamSchema(pa.schema(_COLUMNS), key_columns=("user",))

@@ -11,7 +11,7 @@ mean: how a library encodes a schema, the order of columns and their memory layo
 count, because tables read each as the other.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -23,10 +23,9 @@ from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import plan_migration, resolve_chain
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import domain_of
-from penstock.state.tables.global_keyed_view import KeyValueTypes
 from penstock.state.tables.operator_tables import TABLE_KINDS, tables_by_name
-from penstock.state.tables.specs import TableSpec
-from penstock.state.tables.table import checked_proto_decode, files_of
+from penstock.state.tables.specs import KeyValueTypes, TableSpec
+from penstock.state.tables.table import decode_config, files_of, kind_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | 
     if stored.table_type != spec.table_type or stored.table_type not in TABLE_KINDS:
         return Mismatch(
             ErrorCode.TABLE_TYPE_MISMATCH,
-            f"it was a {_kind(stored.table_type)} and is declared a {_kind(spec.table_type)}",
+            f"it was a {_kind_name(stored.table_type)} and is declared a "
+            f"{_kind_name(spec.table_type)}",
         )
     if stored.state_version > spec.state_version:
         return Mismatch(
@@ -54,35 +54,27 @@ def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | 
     if kind.is_shared:
         return None
     before, after = (
-        checked_proto_decode(
-            kind.config_message,
-            config.config,
-            expected=kind.table_type,
-            found=config.table_type,
-            table=spec.name,
-        )
+        decode_config(kind, config, table=spec.name)
         for config in (stored, spec.to_config())
     )
-    problem = (
-        _find_other_keys(before, after)
-        or _find_other_columns(spec, stored.state_version, before, after)
-        or _find_other_clock(before, after)
-        or _find_other_meaning(before, after)
+    problems = (
+        *_key_problems(before, after),
+        *_column_problems(spec, stored.state_version, before, after),
+        *_clock_problems(before, after),
     )
-    return None if problem is None else Mismatch(ErrorCode.SCHEMA_MISMATCH, problem)
+    return Mismatch(ErrorCode.SCHEMA_MISMATCH, problems[0]) if problems else None
 
 
-def _find_other_keys(before: Any, after: Any) -> str | None:
+def _key_problems(before: Any, after: Any) -> Iterator[str]:
+    where = "decide where state lives and cannot change"
     old, new = list(before.key_columns), list(after.key_columns)
     if old != new:
-        return (
-            f"its key columns were {old} and are declared {new}; keys decide where state lives "
-            "and cannot change"
-        )
+        yield f"its key columns were {old} and are declared {new}; keys {where}"
+        return
     if isinstance(before, state_pb2.KeyedTableConfig):
         was_routed, is_routed = list(before.routing_columns), list(after.routing_columns)
         if was_routed != is_routed:
-            return (
+            yield (
                 f"its rows were routed by {was_routed or old} and are declared to be routed by "
                 f"{is_routed or new}; that decides where state lives and cannot change"
             )
@@ -90,104 +82,79 @@ def _find_other_keys(before: Any, after: Any) -> str | None:
     for name in old:
         was, becomes = columns_before.field(name).type, columns_after.field(name).type
         if not have_same_values(was, becomes):
-            return (
-                f"its key column {name!r} was {was} and is declared {becomes}; keys decide where "
-                "state lives and cannot change"
-            )
-    return None
+            yield f"its key column {name!r} was {was} and is declared {becomes}; keys {where}"
 
 
-def _find_other_columns(
+def _column_problems(
     spec: TableSpec, version: int, before: Any, after: Any
-) -> str | None:
+) -> Iterator[str]:
     """Compare the stored columns with what the program says that version has."""
-    stored = _schema_of(before)
     if version == spec.state_version:
-        changes = _describe_changes(stored, _schema_of(after))
-        if changes:
-            return f"its columns changed without a new state version and a migration: {changes}"
-        return None
-    chain = resolve_chain(spec.state_type)
-    if version < chain.oldest_version:
-        return (
-            None  # whether any file still has that version is not for declarations to say
-        )
-    state_type = chain.types[version - chain.oldest_version]
-    changes = _describe_changes(stored, state_type.SCHEMA)
-    if changes:
-        return (
+        declared = _schema_of(after)
+        start = "its columns changed without a new state version and a migration"
+    else:
+        chain = resolve_chain(spec.state_type)
+        if version < chain.oldest_version:
+            return  # whether any file still has that version is not for declarations to say
+        state_type = chain.types[version - chain.oldest_version]
+        declared = state_type.SCHEMA
+        start = (
             f"{state_type.__name__} is version {version}, but state of that version was written "
-            f"with other columns: {changes}"
+            "with other columns"
         )
-    return None
+    changes = _describe_changes(_schema_of(before), declared)
+    if changes:
+        yield f"{start}: {changes}"
 
 
 def _describe_changes(before: pa.Schema, after: pa.Schema) -> str:
     """Say which columns differ in more than order and layout; empty if none does."""
     changes = [f"{name!r} is gone" for name in before.names if name not in after.names]
     changes += [f"{name!r} is new" for name in after.names if name not in before.names]
-    for name in before.names:
-        if name in after.names:
-            was, becomes = before.field(name), after.field(name)
+    for was in before:
+        if was.name in after.names:
+            becomes = after.field(was.name)
             if not have_same_values(was.type, becomes.type):
-                changes.append(f"{name!r} was {was.type} and is {becomes.type}")
+                changes.append(f"{was.name!r} was {was.type} and is {becomes.type}")
             elif was.nullable and not becomes.nullable:
-                changes.append(f"{name!r} may hold nulls and is declared without")
+                changes.append(f"{was.name!r} may hold nulls and is declared without")
     return ", ".join(changes)
 
 
-def _find_other_clock(before: Any, after: Any) -> str | None:
-    """Compare by which clock rows expire; a new time to live only concerns new rows."""
+def _clock_problems(before: Any, after: Any) -> Iterator[str]:
+    """Compare by which clock rows expire, and what they mean.
+
+    A new time to live only concerns new rows. Old checkpoints do not say what rows mean.
+    """
+    names = state_pb2.TimeDomain.Name
     if isinstance(before, state_pb2.TimeKeyedTableConfig):
-        return _find_other_domain(before, after)
-    if not isinstance(before, state_pb2.KeyedTableConfig) or not before.HasField(
-        "ttl_micros"
-    ):
-        return None
-    if before.ttl_domain == after.ttl_domain:
-        return None
-    names = state_pb2.TimeDomain.Name
-    becomes = names(after.ttl_domain) if after.HasField("ttl_micros") else "none"
-    return (
-        f"its time to live counted by {names(before.ttl_domain)} and is declared {becomes}: rows "
-        "keep the expiry they were put with, so keep that clock; a very long time to live "
-        "stands for none"
-    )
+        was, becomes = names(domain_of(before)), names(domain_of(after))
+        if was != becomes:
+            yield (
+                f"its rows expired by {was} and are declared to expire by {becomes}: rows keep "
+                "the expiry they were inserted with, so keep that clock"
+            )
+        if before.meaning not in ("", after.meaning):
+            yield (
+                f"its rows are {before.meaning} and are declared to be {after.meaning}: one "
+                "cannot go on from the other"
+            )
+    elif before.HasField("ttl_micros") and before.ttl_domain != after.ttl_domain:
+        becomes = names(after.ttl_domain) if after.HasField("ttl_micros") else "none"
+        yield (
+            f"its time to live counted by {names(before.ttl_domain)} and is declared {becomes}: "
+            "rows keep the expiry they were put with, so keep that clock; a very long time to "
+            "live stands for none"
+        )
 
 
-def _find_other_domain(
-    before: state_pb2.TimeKeyedTableConfig, after: state_pb2.TimeKeyedTableConfig
-) -> str | None:
-    was, becomes = domain_of(before), domain_of(after)
-    if was == becomes:
-        return None
-    names = state_pb2.TimeDomain.Name
-    return (
-        f"its rows expired by {names(was)} and are declared to expire by {names(becomes)}: rows "
-        "keep the expiry they were inserted with, so keep that clock"
-    )
-
-
-def _find_other_meaning(before: Any, after: Any) -> str | None:
-    if not isinstance(before, state_pb2.TimeKeyedTableConfig):
-        return None
-    # Checkpoints of earlier versions do not say.
-    if before.meaning in ("", after.meaning):
-        return None
-    return (
-        f"its rows are {before.meaning} and are declared to be {after.meaning}: one cannot go "
-        "on from the other"
-    )
+def _kind_name(table_type: state_pb2.TableEnum) -> str:
+    unknown = f"kind {int(table_type)}, which only a newer Penstock knows,"
+    return kind_name(table_type) if table_type in TABLE_KINDS else unknown
 
 
 def _schema_of(config: Any) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
-
-
-def _kind(table_type: state_pb2.TableEnum) -> str:
-    names = {value: name for name, value in state_pb2.TableEnum.items()}
-    unknown = f"kind {int(table_type)}, which only a newer Penstock knows,"
-    return names.get(table_type, unknown)
 
 
 class TableFate(Enum):
@@ -275,15 +242,15 @@ def _plan_stored(
         if part is not None:
             files = files_of(part, table=spec.name, expected=spec.table_type)
             versions.update((file.path, file.state_version) for file in files)
-    return _plan_versions(spec, versions)
-
-
-def _plan_versions(spec: TableSpec, versions: Mapping[str, int]) -> TablePlan:
+    state_type = spec.state_type
+    migrated_type = (
+        state_type.value_type if isinstance(state_type, KeyValueTypes) else state_type
+    )
     steps: dict[str, None] = {}
     migrated = []
     for path, version in sorted(versions.items()):
         try:
-            needed = plan_migration(version, _migrated_type(spec), table=spec.name)
+            needed = plan_migration(version, migrated_type, table=spec.name)
         except StateError as error:
             return _refused(spec, str(error), error.code)
         if needed:
@@ -297,9 +264,3 @@ def _plan_versions(spec: TableSpec, versions: Mapping[str, int]) -> TablePlan:
 
 def _refused(spec: TableSpec, detail: str, code: ErrorCode) -> TablePlan:
     return TablePlan(spec.name, TableFate.INCOMPATIBLE, detail, code=code)
-
-
-def _migrated_type(spec: TableSpec) -> Any:
-    if isinstance(spec.state_type, KeyValueTypes):
-        return spec.state_type.value_type
-    return spec.state_type

@@ -9,28 +9,29 @@ over *all* subtasks' files, because any subtask may write any key and the last w
 For the same reason compaction merges whole epochs from the oldest on: merging the files of
 one subtask alone, say of epochs 3 and 7, would carry its version of epoch 3 past what another
 subtask wrote in epoch 5, or its version of 7 before it.
+
+What a subtask sees in epoch n: everything that any subtask wrote up to epoch n - 1, folded
+in order of epoch, then subtask, and its own writes of epoch n on top. Warm or cold is the
+same, because a warm view keeps its own writes apart until it catches up and then folds
+them in the place that they have among the others'.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 from google.protobuf.message import Message
 from typing_extensions import override
 
 from penstock.core.ids import Epoch, TaskInfo
-from penstock.errors import ErrorCode, StateError
+from penstock.errors import ErrorCode, InternalError, StateError
+from penstock.state.files.migration import MigrationStep, migrate_value, plan_migration
+from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile, apply_swap, merge_lists
 from penstock.state.files.writer import FileDescription, StateFileWriter, write_state_file
 from penstock.state.proto import state_pb2
 from penstock.state.tables.compaction import CompactionPlan
-from penstock.state.tables.global_keyed_view import (
-    GLOBAL_KEY_VALUE_SCHEMA,
-    GlobalFileReader,
-    GlobalKeyedView,
-    KeyValueTypes,
-    ValueCodec,
-)
+from penstock.state.tables.specs import KeyValueTypes, ValueCodec
 from penstock.state.tables.table import (
     BlindDataTuple,
     CommitData,
@@ -41,14 +42,24 @@ from penstock.state.tables.table import (
     Frontier,
     Table,
     TableData,
+    TableEnvironment,
     TableEpochCheckpointer,
+    View,
     swap_groups,
 )
 
+GLOBAL_KEY_VALUE_SCHEMA = pa.schema(
+    [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())]
+)
+"""msgpack of key and value; a null value is a tombstone."""
 _CHEAP_SHARE = 4
 """Deltas are merged once they hold the base's bytes divided by this, …"""
 _EPOCH_LIMIT = 16
 """… or once there are this many epochs of them."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
@@ -58,23 +69,77 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     config_message: ClassVar[type[Message]] = state_pb2.GlobalKeyedTableConfig
     is_shared = True
 
-    @property
-    def types(self) -> KeyValueTypes:
-        """What keys and values are decoded as."""
-        if isinstance(self.state_type, KeyValueTypes):
-            return self.state_type
-        is_known = self.state_type is not None
-        return KeyValueTypes(value_type=self.state_type) if is_known else KeyValueTypes()
-
-    @property
-    def reader(self) -> GlobalFileReader:
-        """What views and compaction read files with."""
-        name = self.config.table_name
-        return GlobalFileReader(name, self.environment, self.types, self.state_version)
+    def __init__(
+        self,
+        config: state_pb2.GlobalKeyedTableConfig,
+        environment: TableEnvironment,
+        files: Sequence[StateFile],
+        state_version: int,
+        state_type: Any = None,
+    ) -> None:
+        """`state_type` is a pair of types, that of values alone, or None for anything."""
+        super().__init__(config, environment, files, state_version, state_type)
+        types = state_type
+        if not isinstance(types, KeyValueTypes):
+            types = KeyValueTypes(value_type=Any if state_type is None else state_type)
+        self.types = types
+        self.table_name = config.table_name
 
     @override
-    def view(self, frontier: Frontier | None = None) -> GlobalKeyedView[Any, Any]:
-        return GlobalKeyedView(self.reader, self.files)
+    def view(self, frontier: Frontier | None = None) -> "GlobalKeyedView[Any, Any]":
+        return GlobalKeyedView(self)
+
+    def fold(
+        self,
+        files: Sequence[StateFile],
+        base: Mapping[bytes, bytes] | None = None,
+        *,
+        known: Mapping[str, Mapping[bytes, bytes | None]] | None = None,
+    ) -> dict[bytes, bytes]:
+        """Fold files in order on top of `base`: the last write of a key counts.
+
+        `known` holds, by path, the contents of files that need not be read.
+        """
+        folded = dict(base or {})
+        for file in files:
+            written = (known or {}).get(file.path)
+            rows = self.load_with_version(file) if written is None else written.items()
+            for key, value in rows:
+                if value is None:
+                    folded.pop(key, None)
+                else:
+                    folded[key] = value
+        return folded
+
+    def load_with_version(self, file: StateFile) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield keys and values of one file at the current version, tombstones as None.
+
+        A file of an older version is migrated value by value; keys never change.
+        """
+        rows = StateFileReader(self.environment.store, self.environment.cache, file).read()
+        if not rows.schema.equals(GLOBAL_KEY_VALUE_SCHEMA):
+            raise StateError(
+                f"{file.path} does not hold the state of a global table: its columns are "
+                f"{rows.schema.names}. Table {self.table_name!r} cannot be read from it",
+                code=ErrorCode.WRONG_TABLE_KIND,
+                table=self.table_name,
+                path=file.path,
+            )
+        names = {"table": self.table_name, "path": file.path}
+        value_type = self.types.value_type
+        steps: tuple[MigrationStep, ...] = ()
+        if file.state_version != self.state_version:
+            steps = plan_migration(file.state_version, value_type, table=self.table_name)
+        what = f"value of table {self.table_name!r}"
+        old = ValueCodec(steps[0].from_type, what=what) if steps else None
+        new = ValueCodec(value_type, what=what) if steps else None
+        keys: list[Any] = rows.column("key").to_pylist()
+        values: list[Any] = rows.column("value").to_pylist()
+        for key, value in zip(keys, values, strict=True):
+            if old is None or new is None or value is None:
+                yield key, value
+            else:
+                yield key, new.encode(migrate_value(old.decode(value), steps, **names))
 
     @override
     def epoch_checkpointer(
@@ -135,7 +200,7 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
             target_bytes=config.target_file_bytes,
             cut_anywhere=True,
         )
-        writer.write(_to_rows({**self.reader.fold(plan.inputs)}))
+        writer.write(_to_rows({**self.fold(plan.inputs)}))
         return writer.finish()
 
     @classmethod
@@ -172,7 +237,7 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
     @override
     def insert_data(self, data: TableData) -> None:
         """Take one changed key, the last one counting, or the epoch's data for the sink's commit."""
-        name = self.table.config.table_name
+        name = self.table.table_name
         match data:
             case BlindDataTuple(key=key, value=value, operation=operation):
                 self._changes[key] = None if operation is DataOperation.TOMBSTONE else value
@@ -209,7 +274,7 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
         return (written,)
 
     def _encoded(self, data: DataTuple) -> BlindDataTuple:
-        name, types = self.table.config.table_name, self.table.types
+        name, types = self.table.table_name, self.table.types
         key = ValueCodec(types.key_type, what=f"key of table {name!r}")
         value = ValueCodec(types.value_type, what=f"value of table {name!r}")
         is_removed = data.operation is DataOperation.TOMBSTONE
@@ -221,7 +286,7 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
         )
 
     def _take_commit_data(self, data: bytes) -> None:
-        name = self.table.config.table_name
+        name = self.table.table_name
         if not self.table.config.uses_two_phase_commit:
             raise StateError(
                 f"table {name!r} was given commit data but is not declared with "
@@ -246,3 +311,117 @@ def _to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:
     values = [changes[key] for key in keys]
     columns: list[Any] = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
     return pa.table(columns, schema=GLOBAL_KEY_VALUE_SCHEMA)
+
+
+class GlobalKeyedView(View, Generic[K, V]):
+    """Key → value state. Values are decoded anew at each read: changing one changes no state.
+
+    Two keys are the same if they encode alike, so 1 and 1.0 are one key of a float table,
+    and 0.0 and -0.0 are two. To change a value, insert it again. Inserting what is already
+    there is no change, and is not written.
+    """
+
+    def __init__(self, table: GlobalKeyedTable) -> None:
+        """Fold the table's files, which are those of all subtasks."""
+        self.table_name = name = table.table_name
+        self.files: Files = table.files
+        self._table = table
+        self._keys = ValueCodec(table.types.key_type, what=f"key of table {name!r}")
+        self._values = ValueCodec(table.types.value_type, what=f"value of table {name!r}")
+        self._folded = table.fold(table.files)
+        self._unmerged: dict[bytes, bytes | None] = {}
+        """Own writes of earlier epochs that are in files which this view has not folded yet."""
+        self._written: dict[str, dict[bytes, bytes | None]] = {}
+        """The same writes by file, so that catching up does not read them back."""
+        self._changes: dict[bytes, bytes | None] = {}
+        """Own writes of this epoch; None for a removed key."""
+        self._is_released = False
+
+    def get(self, key: K, default: V | None = None) -> V | None:
+        """Return a new copy of the key's value, or `default`."""
+        data = self._find(self._keys.encode_key(key))
+        return default if data is None else self._values.decode(data)
+
+    def insert(self, key: K, value: V) -> None:
+        """Set the key's value, whoever wrote it before."""
+        self._change(self._keys.encode_key(key), self._values.encode(value))
+
+    def remove(self, key: K) -> V | None:
+        """Remove the key, whoever wrote it, and return the value it had."""
+        encoded = self._keys.encode_key(key)
+        data = self._find(encoded)
+        if data is None:
+            return None
+        self._change(encoded, None)
+        return self._values.decode(data)  # type: ignore[no-any-return]  # decoded by type
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Yield keys and new copies of their values, in an order that depends on the keys only."""
+        for key in sorted(self._known_keys()):
+            data = self._find(key)
+            if data is not None:
+                yield self._keys.decode(key), self._values.decode(data)
+
+    def __contains__(self, key: K) -> bool:
+        return self._find(self._keys.encode_key(key)) is not None
+
+    def __len__(self) -> int:
+        return sum(self._find(key) is not None for key in self._known_keys())
+
+    @override
+    def advance(self, frontier: Frontier) -> None:
+        """Start an epoch; nothing in a global table expires."""
+
+    @override
+    def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
+        """Hand over the keys whose value this epoch changed."""
+        for key, value in self._changes.items():
+            operation = DataOperation.TOMBSTONE if value is None else DataOperation.UPSERT
+            checkpointer.insert_data(BlindDataTuple(None, key, value, operation))
+
+    @override
+    def checkpointed(self, files: Sequence[StateFile]) -> None:
+        """Note that the writes are durable; the files stay unfolded until `catch_up`."""
+        if self._changes and files:
+            # An epoch's changes are one file, the newest of the subtask's own list.
+            self._written[files[-1].path] = self._changes
+        self._unmerged.update(self._changes)
+        self._changes = {}
+
+    @override
+    def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
+        """Fold what all subtasks, this one included, have written since."""
+        if self._changes:
+            raise InternalError(
+                f"table {self.table_name!r} was to catch up with other writes while its own are "
+                "not checkpointed"
+            )
+        self._folded = self._table.fold(missing, self._folded, known=self._written)
+        self._unmerged, self._written = {}, {}
+        self.files = tuple(files)
+
+    @override
+    def release(self) -> None:
+        self._folded, self._unmerged, self._changes, self._written = {}, {}, {}, {}
+        self._is_released = True
+
+    def _known_keys(self) -> set[bytes]:
+        self._check_usable()
+        return {*self._folded, *self._unmerged, *self._changes}
+
+    def _find(self, key: bytes, *, before: bool = False) -> bytes | None:
+        """Return what the key has, or had `before` the epoch started."""
+        self._check_usable()
+        if not before and key in self._changes:
+            return self._changes[key]
+        return self._unmerged[key] if key in self._unmerged else self._folded.get(key)
+
+    def _change(self, key: bytes, value: bytes | None) -> None:
+        if value == self._find(key, before=True):
+            self._changes.pop(key, None)
+        else:
+            self._changes[key] = value
+
+    def _check_usable(self) -> None:
+        if self._is_released:
+            raise InternalError(f"table {self.table_name!r} was used after it was released")

@@ -20,10 +20,10 @@ from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import KeyedSchema
 from penstock.state.tables.expiry import Flags, expiry_of_deletions, expiry_of_rows
 from penstock.state.tables.keyed_lookup import Matches, Probes, look_up
-from penstock.state.tables.keyed_pending import PendingRows
 from penstock.state.tables.keyed_runs import (
     FileRun,
     OpenSegments,
+    PendingRows,
     Run,
     live_only,
     merge_runs,

@@ -20,16 +20,15 @@ from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.records import RULES, ProtocolRules
 from penstock.state.tables.compaction import CompactionPlan, exceeds_run_limit
 from penstock.state.tables.global_keyed import GlobalKeyedTable
-from penstock.state.tables.global_keyed_view import KeyValueTypes
 from penstock.state.tables.keyed import KeyedTable
-from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.specs import KeyValueTypes, TableSpec
 from penstock.state.tables.table import (
     CompactionConfig,
     Files,
     Table,
     TableEnvironment,
     View,
-    checked_proto_decode,
+    decode_config,
     encode_list,
     files_of,
     kind_name,
@@ -68,13 +67,7 @@ def open_table(
 ) -> Table[Any]:
     """Bind a declared table to those of a whole table's files that its subtask folds."""
     kind = table_kind_of(config, table=name)
-    message = checked_proto_decode(
-        kind.config_message,
-        config.config,
-        expected=kind.table_type,
-        found=config.table_type,
-        table=name,
-    )
+    message = decode_config(kind, config, table=name)
     if state_type is not None:
         is_pair = isinstance(state_type, KeyValueTypes)
         version = state_version_of(state_type.value_type if is_pair else state_type)
@@ -171,17 +164,6 @@ def run_compactions(
             data=encode_list(table.compact_data(due.plan, config)),
         )
     return compacted
-
-
-def compact_subtask(
-    specs: Iterable[TableSpec],
-    environment: TableEnvironment,
-    config: CompactionConfig,
-    metadata: Mapping[int, Metadata],
-) -> dict[str, state_pb2.TableCheckpointMetadata]:
-    """Plan and run the compactions that are due for one subtask; return the new files by table."""
-    planned = plan_compactions(specs, environment.task, config, metadata)
-    return run_compactions(planned, environment, config)
 
 
 def is_overfull(metadata: Metadata, max_runs: int) -> bool:

@@ -84,6 +84,19 @@ def checked_proto_decode(
     return message
 
 
+def decode_config(
+    kind: "type[Table[Any]]", config: state_pb2.TableConfig, *, table: str
+) -> Any:
+    """Decode the declaration of a table, which must be of a kind."""
+    return checked_proto_decode(
+        kind.config_message,
+        config.config,
+        expected=kind.table_type,
+        found=config.table_type,
+        table=table,
+    )
+
+
 def kind_name(table_type: state_pb2.TableEnum) -> str:
     """Return the durable name of a kind; its number if only a newer Penstock knows it."""
     names = {value: name for name, value in state_pb2.TableEnum.items()}

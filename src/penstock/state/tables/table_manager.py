@@ -22,7 +22,7 @@ from penstock.state.files.reader import drop_cached
 from penstock.state.files.state_file import StateFile, derive_missing
 from penstock.state.proto import state_pb2
 from penstock.state.tables.fit import check_restorable, plan_table_restore
-from penstock.state.tables.global_keyed_view import GlobalKeyedView
+from penstock.state.tables.global_keyed import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.operator_tables import (
     OpenTable,

@@ -1,11 +1,15 @@
 """Builders of table environments for tests."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo, Token
 from penstock.state.files.cache import FileCache
+from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
+from penstock.state.tables.operator_tables import plan_compactions, run_compactions
+from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import (
     CheckpointMessage,
     CompactionConfig,
@@ -54,3 +58,14 @@ def a_compaction(
         min_compaction_epochs=min_compaction_epochs,
         target_file_bytes=target_file_bytes,
     )
+
+
+def compact_subtask(
+    specs: Iterable[TableSpec],
+    environment: TableEnvironment,
+    config: CompactionConfig,
+    metadata: Mapping[int, state_pb2.OperatorCheckpointMetadata],
+) -> dict[str, state_pb2.TableCheckpointMetadata]:
+    """Plan and run the compactions that are due for one subtask; the new files by table."""
+    planned = plan_compactions(specs, environment.task, config, metadata)
+    return run_compactions(planned, environment, config)

@@ -6,7 +6,6 @@ from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.codec import files_to_keep
 from penstock.state.tables.global_keyed import GlobalKeyedTable
-from penstock.state.tables.global_keyed_view import KeyValueTypes
 from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.operator_tables import (
     TABLE_KINDS,
@@ -15,7 +14,7 @@ from penstock.state.tables.operator_tables import (
     set_list,
     table_kind_of,
 )
-from penstock.state.tables.specs import global_table
+from penstock.state.tables.specs import KeyValueTypes, global_table
 from penstock.state.tables.table import checked_proto_decode, encode_list, files_of
 from penstock.state.tables.time_keyed import TimeKeyedTable
 from tests.unit.state.tables.table_builders import an_environment

@@ -11,7 +11,7 @@ from penstock.errors import ErrorCode, InternalError, StateError
 from penstock.state.files.cache import FileCache
 from penstock.state.files.migration import MigratableState
 from penstock.state.files.reader import StateFileReader
-from penstock.state.tables.global_keyed_view import GlobalKeyedView
+from penstock.state.tables.global_keyed import GlobalKeyedView
 from penstock.state.tables.specs import global_table
 from tests.unit.state.tables.table_cluster import TableCluster, Write
 

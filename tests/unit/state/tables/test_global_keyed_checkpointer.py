@@ -6,7 +6,7 @@ import pytest
 from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.writer import FileDescription, write_state_file
-from penstock.state.tables.global_keyed_view import GlobalFileReader, KeyValueTypes
+from penstock.state.tables.global_keyed import GlobalKeyedTable
 from penstock.state.tables.specs import global_table
 from penstock.state.tables.table import BlindDataTuple, CommitData, DataOperation, DataTuple
 from tests.unit.state.tables.table_builders import a_barrier
@@ -62,8 +62,7 @@ def test_files_of_another_kind_are_not_taken_for_values() -> None:
     written = write_state_file(
         cluster.store, f"{file.path}-other", rows, FileDescription(Epoch(1), 0, 0)
     )
-    reader = GlobalFileReader(
-        "counts", cluster.environment(0), KeyValueTypes(str, int), state_version=0
-    )
+    table = cluster.table(0)
+    assert isinstance(table, GlobalKeyedTable)
     with pytest.raises(StateError, match="does not hold the state of a global table"):
-        reader.fold([written])
+        table.fold([written])

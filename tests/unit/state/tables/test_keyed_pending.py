@@ -7,12 +7,14 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ErrorCode, StorageError
-from penstock.state.tables.keyed_pending import SPILL_SEGMENT_BYTES, PendingRows, SpilledRun
 from penstock.state.tables.keyed_runs import (
+    SPILL_SEGMENT_BYTES,
     MemoryRun,
     OpenSegments,
+    PendingRows,
     Run,
     Segment,
+    SpilledRun,
     merge_runs,
 )
 from penstock.state.tables.sorted_rows import hashes_of

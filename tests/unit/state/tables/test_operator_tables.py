@@ -13,7 +13,6 @@ from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.operator_tables import (
     TABLE_KINDS,
     apply_compaction,
-    compact_subtask,
     merge_table,
     tables_by_name,
 )
@@ -22,6 +21,7 @@ from penstock.state.tables.table import CompactionConfig, Frontier
 from tests.builders.kept_epochs import Metadata, files_of
 from tests.builders.shop import owned
 from tests.builders.state_job import StateJob
+from tests.unit.state.tables.table_builders import compact_subtask
 
 COLUMNS: dict[str, Any] = {"key": pa.string(), "value": pa.int64()}
 ROWS = pa.schema(COLUMNS)

@@ -10,12 +10,11 @@ from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.columns import domain_of
 from penstock.state.tables.expiry import clock_after_epoch, clock_within_epoch
-from penstock.state.tables.operator_tables import compact_subtask
 from penstock.state.tables.specs import TimeDomain, time_keyed_table
 from penstock.state.tables.table import CompactionConfig, Frontier
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
 from tests.builders.kept_epochs import files_of
-from tests.unit.state.tables.table_builders import an_environment
+from tests.unit.state.tables.table_builders import an_environment, compact_subtask
 from tests.unit.state.tables.time_rows import COLUMNS, PANES, a_batch, rows_in
 
 BY_CLOCK = time_keyed_table(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.errors import ErrorCode, StateError, UserError
-from penstock.state.tables.global_keyed_view import ValueCodec
+from penstock.state.tables.specs import ValueCodec
 
 
 class Colour(enum.Enum):
