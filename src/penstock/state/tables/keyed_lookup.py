@@ -10,14 +10,13 @@ the order of the probes at the end.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
-from penstock.state.tables.expiry import live_rows
+from penstock.state.tables.expiry import Flags, live_rows
 from penstock.state.tables.keyed_runs import Run, Segment
 from penstock.state.tables.sorted_rows import (
     Positions,
@@ -28,8 +27,6 @@ from penstock.state.tables.sorted_rows import (
     take_rows,
 )
 from penstock.state.tables.table import DataOperation
-
-Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +64,16 @@ class Matches:
         """Return one row of the named stored columns per key, null where it has none."""
         fields = [stored.field(name).with_nullable(nullable=True) for name in names]
         if not self.pieces:
-            columns = [_nulls(len(self.row_of), field) for field in fields]
+            columns: list[Any] = [pa.nulls(len(self.row_of), f.type) for f in fields]
         else:
             found = self.found
             picked = pa.array(self.row_of, pa.int64(), mask=None if found.all() else ~found)
             rows = pa.Table.from_batches(self.pieces)
-            columns = [_joined(rows.column(name).take(picked)) for name in names]
+            found_columns = (rows.column(name).take(picked) for name in names)
+            columns = [
+                column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+                for column in found_columns
+            ]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
@@ -161,31 +162,15 @@ class _Search:
         if len(probes) == 0:
             return
         self._is_settled[probes] = True
-        is_live = self._live(segment, positions)
-        if is_live is not None:
-            probes, positions = probes[is_live], positions[is_live]
+        if segment.operations is not None:
+            is_put = segment.operations[positions] == DataOperation.UPSERT.value
+            probes, positions = probes[is_put], positions[is_put]
+        if segment.expires_at is not None and self._instant is not None:
+            (expires_at,) = take_columns([segment.expires_at], positions)
+            is_live = live_rows(expires_at, self._instant)
+            if is_live is not None:
+                probes, positions = probes[is_live], positions[is_live]
         self.row_of[probes] = np.arange(self._row_count, self._row_count + len(probes))
         self._row_count += len(probes)
         if self._columns and len(probes):
             self.pieces.append(take_rows(segment.rows.select(self._columns), positions))
-
-    def _live(self, segment: Segment, positions: Positions) -> Flags | None:
-        """Tell which rows are neither tombstones nor expired; None when all are live."""
-        is_live: Flags | None = None
-        if segment.operations is not None:
-            is_live = segment.operations[positions] == DataOperation.UPSERT.value
-        if segment.expires_at is not None and self._instant is not None:
-            (expires_at,) = take_columns([segment.expires_at], positions)
-            alive = live_rows(expires_at, self._instant)
-            if alive is not None:
-                is_live = alive if is_live is None else is_live & alive
-        return is_live
-
-
-def _joined(column: "pa.ChunkedArray[Any]") -> Any:
-    """Return a column as one array."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _nulls(count: int, field: Any) -> Any:
-    return pa.nulls(count, field.type)

@@ -19,18 +19,16 @@ is left behind however the process ends; durable are only the files that a check
 import mmap
 import os
 import tempfile
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from typing_extensions import override
 
 from penstock.core.hash_kernels import Hashes
 from penstock.errors import CorruptStateError, ErrorCode, StorageError
@@ -67,57 +65,34 @@ class Segment:
         """When each row expires; None when none ever does."""
 
 
-class Run(ABC):
+class Run(Protocol):
     """Immutable sorted rows, in segments."""
 
     @property
-    @abstractmethod
     def first_hashes(self) -> Hashes:
         """The lowest key hash of each segment, ascending."""
 
     @property
-    @abstractmethod
     def last_hashes(self) -> Hashes:
         """The highest key hash of each segment, ascending."""
 
-    @abstractmethod
     def read_segment(self, index: int) -> Segment:
         """Return one segment with the rows that belong to the run."""
 
 
-class MemoryRun(Run):
-    """A run of one segment that is held in memory."""
+class MemoryRun:
+    """A run of one segment that is held in memory; of none if there are no rows."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         """Take sorted stored rows, one per key."""
         self._segment = Segment(rows)
-        hashes = self._segment.hashes
-        self._first, self._last = hashes[:1], hashes[-1:]
+        self.rows = rows
+        self.size_bytes = self._segment.size_bytes
+        self.first_hashes = self._segment.hashes[:1]
+        self.last_hashes = self._segment.hashes[-1:]
 
-    @property
-    def rows(self) -> pa.RecordBatch:
-        """All rows."""
-        return self._segment.rows
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory the rows take."""
-        return self._segment.size_bytes
-
-    @property
-    @override
-    def first_hashes(self) -> Hashes:
-        """The lowest hash, or nothing if there are no rows."""
-        return self._first
-
-    @property
-    @override
-    def last_hashes(self) -> Hashes:
-        """The highest hash, or nothing if there are no rows."""
-        return self._last
-
-    @override
-    def read_segment(self, index: int) -> Segment:
+    def read_segment(self, _index: int) -> Segment:
+        """Return all rows."""
         return self._segment
 
 
@@ -163,7 +138,7 @@ class OpenSegments:
         self.size_bytes = 0
 
 
-class FileRun(Run):
+class FileRun:
     """One entry of a table's file list. Opens lazily and keeps only the footer."""
 
     def __init__(
@@ -212,7 +187,6 @@ class FileRun(Run):
         lowest = max(file.min_key_hash, file.visible.start)
         return lowest <= last and first <= min(file.max_key_hash, file.visible.end - 1)
 
-    @override
     def read_segment(self, index: int) -> Segment:
         """Return the visible rows of one row group at the current version."""
         key = (self.identity, index)
@@ -276,7 +250,7 @@ def live_only(rows: pa.RecordBatch, instant: int | None) -> pa.RecordBatch:
     return rows if is_live.all() else rows.filter(pa.array(is_live))
 
 
-class SpilledRun(Run):
+class SpilledRun:
     """A run in an unnamed local file, mapped a segment at a time."""
 
     def __init__(
@@ -304,21 +278,11 @@ class SpilledRun(Run):
                 code=ErrorCode.STORAGE_FULL,
                 folder=str(folder),
             ) from error
-        self._first = np.array([first for first, _ in bounds], np.uint64)
-        self._last = np.array([last for _, last in bounds], np.uint64)
+        self.first_hashes = np.array([first for first, _ in bounds], np.uint64)
+        self.last_hashes = np.array([last for _, last in bounds], np.uint64)
 
-    @property
-    @override
-    def first_hashes(self) -> Hashes:
-        return self._first
-
-    @property
-    @override
-    def last_hashes(self) -> Hashes:
-        return self._last
-
-    @override
     def read_segment(self, index: int) -> Segment:
+        """Map one segment."""
         start, size = self._extents[index]
         mapping = mmap.mmap(
             self._file.fileno(), size, access=mmap.ACCESS_READ, offset=start

@@ -1,18 +1,12 @@
-"""Sorted rows of a keyed table: order by key hash, and one row per key.
+"""Sorted rows of a typed table: their order by key hash, equal keys, and one row per key.
 
-Pure. Rows of equal hash may have different keys, so keys are told apart by their columns.
-"Newest" always means last: of a batch its last row, of several batches the last one's.
-
-Key equality: which rows of two batches hold the same key.
-
-Pure. The exact counterpart of the key hash: null equals null, every NaN equals every NaN,
--0.0 equals 0.0, and nested values are equal when their parts are. A hash only finds
-candidates; this decides.
-
-The order of rows by the hash of their key. Pure.
+Pure. Rows of equal hash may have different keys, so keys are told apart by their columns: a
+hash only finds candidates. Key equality is the exact counterpart of the key hash: null equals
+null, every NaN equals every NaN, -0.0 equals 0.0, and nested values are equal when their parts
+are. "Newest" always means last: of a batch its last row, of several batches the last one's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,38 +55,45 @@ def _equal_values(left: Any, right: Any) -> Flags:
     """Compare two arrays of one type value by value; two nulls are equal."""
     if len(left) == 0:
         return np.ones(0, dtype=np.bool_)
-    if _is_wrapped(left.type):
-        return _equal_values(_unwrapped(left), _unwrapped(right))
-    compare = _comparison_of(left.type)
+    # A dictionary may hold null as one of its values, so it is decoded before nulls are seen.
+    if pa.types.is_dictionary(left.type):
+        return _equal_values(left.dictionary_decode(), right.dictionary_decode())
+    if isinstance(left.type, pa.BaseExtensionType):
+        return _equal_values(left.storage, right.storage)
     if left.null_count == 0 and right.null_count == 0:
-        return compare(left, right)
-    left_is_valid, right_is_valid = _is_valid(left), _is_valid(right)
+        return _equal_valid(left, right)
+    left_is_valid, right_is_valid = (
+        np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+        for array in (left, right)
+    )
     same: Flags = left_is_valid == right_is_valid
     rows = np.flatnonzero(left_is_valid & right_is_valid)
-    same[rows] = compare(_pick(left, rows), _pick(right, rows))
+    same[rows] = _equal_valid(_pick(left, rows), _pick(right, rows))
     return same
 
 
-def _is_valid(array: Any) -> Flags:
-    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def _compare_nothing(left: Any, _right: Any) -> Flags:
-    return np.ones(len(left), dtype=np.bool_)
-
-
-def _compare_numbers(left: Any, right: Any) -> Flags:
-    return np.asarray(left.to_numpy() == right.to_numpy())
-
-
-def _compare_floats(left: Any, right: Any) -> Flags:
-    ours, theirs = left.to_numpy(), right.to_numpy()
-    return np.asarray((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
-
-
-def _compare_fixed_width(left: Any, right: Any) -> Flags:
-    """Compare values that are equal exactly when their bytes are."""
-    return np.asarray((_raw_bytes(left) == _raw_bytes(right)).all(axis=1))
+def _equal_valid(left: Any, right: Any) -> Flags:
+    """Compare two arrays of one type without nulls value by value."""
+    types, kind = pa.types, left.type
+    if types.is_integer(kind) or types.is_floating(kind):
+        ours, theirs = left.to_numpy(), right.to_numpy()
+        equal = np.asarray(ours == theirs)
+        if types.is_floating(kind):
+            equal |= np.isnan(ours) & np.isnan(theirs)
+        return equal
+    if types.is_null(kind):
+        return np.ones(len(left), dtype=np.bool_)
+    if types.is_interval(kind):
+        # Intervals are equal exactly when their bytes are.
+        return np.asarray((_raw_bytes(left) == _raw_bytes(right)).all(axis=1))
+    if types.is_struct(kind):
+        same = np.ones(len(left), dtype=np.bool_)
+        for index in range(kind.num_fields):
+            same &= _equal_values(left.field(index), right.field(index))
+        return same
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _equal_lists(left, right)
+    return np.asarray(pc.equal(left, right).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def _raw_bytes(array: Any) -> npt.NDArray[np.uint8]:
@@ -106,18 +107,7 @@ def _raw_bytes(array: Any) -> npt.NDArray[np.uint8]:
     return values.reshape(len(array), width)
 
 
-def _compare_natively(left: Any, right: Any) -> Flags:
-    return np.asarray(pc.equal(left, right).to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def _compare_structs(left: Any, right: Any) -> Flags:
-    same = np.ones(len(left), dtype=np.bool_)
-    for index in range(left.type.num_fields):
-        same &= _equal_values(left.field(index), right.field(index))
-    return same
-
-
-def _compare_lists(left: Any, right: Any) -> Flags:
+def _equal_lists(left: Any, right: Any) -> Flags:
     """Compare the lengths, then the elements of those rows whose lengths are equal."""
     lengths = pc.list_value_length(left).to_numpy()
     same = np.asarray(lengths == pc.list_value_length(right).to_numpy())
@@ -131,47 +121,6 @@ def _compare_lists(left: Any, right: Any) -> Flags:
     np.cumsum(lengths[rows][:-1], out=starts[1:])
     same[rows] = np.logical_and.reduceat(elements, starts)
     return same
-
-
-def _is_list(data_type: pa.DataType) -> bool:
-    return (
-        pa.types.is_list(data_type)
-        or pa.types.is_large_list(data_type)
-        or pa.types.is_fixed_size_list(data_type)
-    )
-
-
-def _is_wrapped(data_type: pa.DataType) -> bool:
-    return pa.types.is_dictionary(data_type) or isinstance(data_type, pa.BaseExtensionType)
-
-
-def _unwrapped(array: Any) -> Any:
-    """Return what a dictionary or extension array stands for, before nulls are looked at.
-
-    A dictionary may hold null as one of its values.
-    """
-    return (
-        array.dictionary_decode() if pa.types.is_dictionary(array.type) else array.storage
-    )
-
-
-_COMPARISONS: tuple[
-    tuple[Callable[[pa.DataType], bool], Callable[[Any, Any], Flags]], ...
-] = (
-    (pa.types.is_integer, _compare_numbers),
-    (pa.types.is_floating, _compare_floats),
-    (pa.types.is_null, _compare_nothing),
-    (pa.types.is_interval, _compare_fixed_width),
-    (pa.types.is_struct, _compare_structs),
-    (_is_list, _compare_lists),
-)
-
-
-def _comparison_of(data_type: pa.DataType) -> Callable[[Any, Any], Flags]:
-    for is_kind, compare in _COMPARISONS:
-        if is_kind(data_type):
-            return compare
-    return _compare_natively
 
 
 def stable_order(hashes: Hashes) -> Positions:
@@ -250,12 +199,19 @@ def newest_per_key(hashes: Hashes, keys: Sequence[Any], order: Positions) -> Pos
     do not.
     """
     ordered = hashes[order]
-    contested = _rows_with_neighbours(ordered)
-    if len(contested) == 0:
+    is_like_next = ordered[1:] == ordered[:-1]
+    if not is_like_next.any():
         return order
+    is_shared = np.zeros(len(ordered), dtype=np.bool_)
+    is_shared[:-1] |= is_like_next
+    is_shared[1:] |= is_like_next
+    contested = np.flatnonzero(is_shared)
     is_newest = np.ones(len(order), dtype=np.bool_)
     while len(contested) > 1:
-        leaders = _last_of_each_hash(ordered, contested)
+        # Each row's leader is the last of the contested rows with its hash.
+        values = ordered[contested]
+        ends = np.flatnonzero(np.append(values[1:] != values[:-1], np.True_))
+        leaders = contested[np.repeat(ends, np.diff(ends, prepend=-1))]
         same = equal_keys(keys, order[contested], keys, order[leaders])
         is_newest[contested[same & (contested != leaders)]] = False
         contested = contested[~same]
@@ -276,21 +232,3 @@ def _arrange(
         for column in rows.columns
     ]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
-
-
-def _rows_with_neighbours(hashes: Hashes) -> Positions:
-    """Return the rows that share their hash with another row; `hashes` ascend."""
-    is_like_next = hashes[1:] == hashes[:-1]
-    if not is_like_next.any():
-        return np.empty(0, dtype=np.int64)
-    shared = np.zeros(len(hashes), dtype=np.bool_)
-    shared[:-1] |= is_like_next
-    shared[1:] |= is_like_next
-    return np.flatnonzero(shared)
-
-
-def _last_of_each_hash(hashes: Hashes, rows: Positions) -> Positions:
-    """Return for each of `rows`, ascending, the last of them with the same hash."""
-    values = hashes[rows]
-    ends = np.flatnonzero(np.append(values[1:] != values[:-1], np.True_))
-    return rows[np.repeat(ends, np.diff(ends, prepend=-1))]

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, InternalError, StateError
 from penstock.state.files.reader import drop_cached
-from penstock.state.files.state_file import StateFile, derive_missing
+from penstock.state.files.state_file import derive_missing
 from penstock.state.proto import state_pb2
 from penstock.state.tables.fit import check_restorable, plan_table_restore
 from penstock.state.tables.global_keyed import GlobalKeyedView
@@ -66,7 +66,8 @@ class TableManager:
         tables: Mapping[str, OpenTable],
         parent: Metadata | None,
     ) -> None:
-        self._environment = environment
+        self.environment = environment
+        """Whose tables they are, and of which attempt."""
         self._tables = dict(tables)
         self._parent = parent
         self._frontier: Frontier | None = None
@@ -104,60 +105,55 @@ class TableManager:
         """Go on with open views after an epoch was published, reading only what is new.
 
         `environment` carries the new attempt's token. A view that the checkpoint does not
-        extend, or of another subtask, is dropped and folded anew when it is next used.
+        extend, or of another subtask, is dropped and folded again when it is next used.
         """
         self._check_usable()
         self._is_usable = False
         check_complete(environment.task.operator, restored)
         specs = {name: table.spec for name, table in self._tables.items()}
         opened = open_tables(environment, specs, restored)
-        same_task = environment.task == self._environment.task
         for name, table in opened.items():
             view = self._tables[name].view
             if view is None:
                 continue
-            if same_task:
-                known = (*self._tables[name].table.files, *view.files)
-                _drop_unlisted(environment, known, table.table.files)
-            missing = derive_missing(view.files, table.table.files) if same_task else None
+            missing = None
+            wanted = table.table.files
+            if environment.task == self.environment.task:
+                missing = derive_missing(view.files, wanted)
+                # Files that expired or were merged into others leave the cache.
+                known = {f.checksum for f in (*self._tables[name].table.files, *view.files)}
+                for checksum in known - {file.checksum for file in wanted}:
+                    drop_cached(environment.cache, checksum)
             if missing is None:
                 view.release()
             else:
-                view.catch_up(missing, table.table.files)
+                view.catch_up(missing, wanted)
                 table.view = view
         self._tables = opened
-        self._environment = environment
+        self.environment = environment
         self._parent = parent_of(environment.task, restored)
         self._frontier = None
         self._newest_epoch = newest_epoch(opened)
         self._is_usable = True
 
-    @property
-    def environment(self) -> TableEnvironment:
-        """Whose tables they are, and of which attempt."""
-        return self._environment
-
     def begin_epoch(self, frontier: Frontier) -> None:
         """Fix the time that expiry is judged by until the next epoch.
 
         After a restore time may be earlier than it was. Views have let expired rows go that
-        are live again then, so they are folded anew.
+        are live again then, so they are folded again.
         """
         self._check_usable()
         if self._latest.is_after(frontier):
-            self._forget_views(frontier)
+            if self._frontier is not None:
+                raise InternalError(
+                    f"time goes back from {self._frontier} to {frontier} within an epoch of "
+                    f"operator {self._operator!r}"
+                )
+            self._release_views()
         self._frontier = self._latest = frontier
         for table in self._tables.values():
             if table.view is not None:
                 table.view.advance(frontier)
-
-    def _forget_views(self, frontier: Frontier) -> None:
-        if self._frontier is not None:
-            raise InternalError(
-                f"time goes back from {self._frontier} to {frontier} within an epoch of operator "
-                f"{self._environment.task.operator!r}"
-            )
-        self._release_views()
 
     def get_global_keyed_state(self, name: str) -> GlobalKeyedView[Any, Any]:
         """Return the view of a global table."""
@@ -181,14 +177,14 @@ class TableManager:
         table = self._table(name)
         if not getattr(table.table.config, "uses_two_phase_commit", False):
             raise StateError(
-                f"table {name!r} of operator {self._environment.task.operator!r} cannot hold "
+                f"table {name!r} of operator {self._operator!r} cannot hold "
                 "commit data: declare a global table with uses_two_phase_commit=True for it",
                 code=ErrorCode.WRONG_TABLE_KIND,
                 table=name,
             )
         if table.commit_data is not None:
             raise StateError(
-                f"table {name!r} of operator {self._environment.task.operator!r} already has "
+                f"table {name!r} of operator {self._operator!r} already has "
                 "commit data for this epoch; put everything into one value",
                 code=ErrorCode.COMMIT_DATA_ALREADY_SET,
                 table=name,
@@ -209,11 +205,16 @@ class TableManager:
         lists. With `then_stop` the views are released.
         """
         begun = self._begun()
-        self._check_number(epoch)
+        if epoch <= self._newest_epoch:
+            raise InternalError(
+                f"epoch {epoch} of operator {self._operator!r} cannot be built on files of epoch "
+                f"{self._newest_epoch}: epoch numbers only grow",
+                code=ErrorCode.PROTOCOL_VIOLATION,
+            )
         self._is_usable = False
         frontier = begun.at_end(watermark)
         message = CheckpointMessage(epoch, frontier, min_epoch, then_stop)
-        task = self._environment.task
+        task = self.environment.task
         metadata = Metadata(
             operator_metadata=state_pb2.OperatorMetadata(
                 job_id=task.job,
@@ -238,6 +239,10 @@ class TableManager:
         """Release every view; the manager is not used again."""
         self._is_usable = False
         self._release_views()
+
+    @property
+    def _operator(self) -> str:
+        return self.environment.task.operator
 
     def _release_views(self) -> None:
         for table in self._tables.values():
@@ -267,15 +272,13 @@ class TableManager:
 
     def _differs(self, metadata: Metadata) -> bool:
         """Tell whether the parent's metadata object would restore something else."""
-        parent = self._parent
-        self._parent = metadata
+        parent, self._parent = self._parent, metadata
         if parent is None or metadata.commit_data or parent.commit_data:
             return True
-        tables = dict(metadata.table_checkpoint_metadata)
-        configs = dict(metadata.table_configs)
-        return tables != dict(parent.table_checkpoint_metadata) or configs != dict(
-            parent.table_configs
-        )
+        lists = dict(metadata.table_checkpoint_metadata)
+        return lists != dict(parent.table_checkpoint_metadata) or dict(
+            metadata.table_configs
+        ) != dict(parent.table_configs)
 
     def _view(self, name: str, kind: type[ViewT]) -> ViewT:
         frontier = self._begun()
@@ -284,7 +287,7 @@ class TableManager:
             table.view = table.table.view(frontier)
         if not isinstance(table.view, kind):
             raise StateError(
-                f"table {name!r} of operator {self._environment.task.operator!r} is a "
+                f"table {name!r} of operator {self._operator!r} is a "
                 f"{type(table.table).__name__}; ask for that kind of state",
                 code=ErrorCode.WRONG_TABLE_KIND,
                 table=name,
@@ -296,7 +299,7 @@ class TableManager:
         if table is None:
             known = ", ".join(sorted(self._tables)) or "none"
             raise StateError(
-                f"operator {self._environment.task.operator!r} declares no table {name!r}; it "
+                f"operator {self._operator!r} declares no table {name!r}; it "
                 f"declares: {known}. Add it to tables()",
                 code=ErrorCode.NO_REGISTERED_TABLE,
                 table=name,
@@ -308,32 +311,14 @@ class TableManager:
         self._check_usable()
         if self._frontier is None:
             raise InternalError(
-                f"the tables of {self._environment.task.operator!r} were used before begin_epoch "
+                f"the tables of {self._operator!r} were used before begin_epoch "
                 "said by which time their rows are judged"
             )
         return self._frontier
 
-    def _check_number(self, epoch: Epoch) -> None:
-        """Refuse an epoch that lists, which are in order of epoch, would not end with."""
-        if epoch <= self._newest_epoch:
-            raise InternalError(
-                f"epoch {epoch} of operator {self._environment.task.operator!r} cannot be built "
-                f"on files of epoch {self._newest_epoch}: epoch numbers only grow",
-                code=ErrorCode.PROTOCOL_VIOLATION,
-            )
-
     def _check_usable(self) -> None:
         if not self._is_usable:
             raise InternalError(
-                f"the tables of {self._environment.task.operator!r} were used after they were "
+                f"the tables of {self._operator!r} were used after they were "
                 "closed, or after an error in them: load them anew"
             )
-
-
-def _drop_unlisted(
-    environment: TableEnvironment, known: Iterable[StateFile], listed: Iterable[StateFile]
-) -> None:
-    """Take files that expired or were merged into others out of the cache."""
-    gone = {file.checksum for file in known} - {file.checksum for file in listed}
-    for checksum in gone:
-        drop_cached(environment.cache, checksum)

@@ -3,9 +3,8 @@
 A chunk is a record batch of stored rows, from a file (mapped, sorted by hash) or written in
 this epoch. What it knows about itself (times, orders) is computed once, when asked.
 
-Chunks that are asked often cost what they answer, not what they hold: their bounds tell most
-questions off, and one that keeps being searched for a part of its time is put in order of
-time. Chunks of own writes are joined so that their number grows with the logarithm of the
+Time bounds skip most chunks. After 16 scans a chunk is sorted by time, so that a range costs
+only its result. Chunks of own writes are joined so that their number grows with the logarithm of the
 epochs; mapped ones stay where they are.
 """
 
@@ -22,7 +21,7 @@ from penstock.core.arrow_types import Micros
 from penstock.core.hash_kernels import Hashes
 from penstock.state.files.parquet import KEY_HASH
 from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
-from penstock.state.tables.expiry import Flags, live_rows, micros_of
+from penstock.state.tables.expiry import live_rows, micros_of
 from penstock.state.tables.sorted_rows import equal_keys, is_in_order, stable_order
 
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -42,15 +41,25 @@ class TimeRange:
     start: int | None = None
     end: int | None = None
 
-    def picks(self, times: Micros) -> Flags | None:
-        """Tell which times lie in the range; None when all of them do."""
-        picked = None
-        if self.start is not None:
-            picked = times >= self.start
+    def positions(self, times: Micros) -> Positions:
+        """Return which of some times lie in the range."""
+        picked = None if self.start is None else times >= self.start
         if self.end is not None:
             before = times < self.end
             picked = before if picked is None else picked & before
-        return picked
+        return np.arange(len(times)) if picked is None else np.flatnonzero(picked)
+
+    def misses(self, low: int, high: int) -> bool:
+        """Tell whether no instant from `low` to `high` lies in the range."""
+        return (self.end is not None and low >= self.end) or (
+            self.start is not None and high < self.start
+        )
+
+    def covers(self, low: int, high: int) -> bool:
+        """Tell whether every instant from `low` to `high` lies in the range."""
+        return (self.start is None or low >= self.start) and (
+            self.end is None or high < self.end
+        )
 
 
 class Chunk:
@@ -117,11 +126,14 @@ class Chunk:
 
     def live(self, clock_micros: int | None, times: TimeRange) -> pa.RecordBatch:
         """Return the live rows whose time lies in a range."""
-        if self._misses(times):
+        if times.misses(*self.time_bounds):
             return self.rows.slice(0, 0)
         rows = self.rows
-        if not self._lies_in(times):
-            rows = rows.take(pa.array(self._positions_in(times), pa.int64()))
+        if not times.covers(*self.time_bounds):
+            positions = self._positions_in(times)
+            if self._is_sorted:  # back to the order in which they are held
+                positions = np.sort(positions)
+            rows = rows.take(pa.array(positions, pa.int64()))
         picked = live_rows(rows.column(EXPIRES_AT), clock_micros)
         return rows if picked is None else rows.filter(pa.array(picked))
 
@@ -130,7 +142,7 @@ class Chunk:
 
         The clock must not be behind that of the last call.
         """
-        if self._misses(TimeRange(start)):
+        if TimeRange(start).misses(*self.time_bounds):
             return None
         if self._earliest is None or not self._earliest.holds(clock_micros, start):
             self._earliest = self._find_earliest(clock_micros, start)
@@ -158,7 +170,7 @@ class Chunk:
         self, clock_micros: int | None, start: int | None
     ) -> "_Earliest | None":
         """Walk the rows in order of time, as far as the first that is live."""
-        places = self._positions_by_time(start)
+        places = self._positions_in(TimeRange(start))
         step = _WALKED_ROWS if self._is_sorted else len(places)
         for first in range(0, len(places), max(1, step)):
             positions = places[first : first + step]
@@ -173,31 +185,20 @@ class Chunk:
                 return _Earliest(start, int(self.times[place]), until)
         return None
 
-    def _positions_by_time(self, start: int | None) -> Positions:
-        """Return the rows at `start` or later, in order of time if that is at hand."""
-        if not self._may_sort():
-            picked = TimeRange(start).picks(self.times)
-            return np.arange(len(self.times)) if picked is None else np.flatnonzero(picked)
-        first = 0 if start is None else int(np.searchsorted(self._sorted_times, start))
-        return self._time_order[first:]
-
     def _positions_in(self, times: TimeRange) -> Positions:
-        """Return the rows whose time lies in a range, in the order they are held."""
-        if not self._may_sort():
-            picked = times.picks(self.times)
-            return np.arange(len(self.times)) if picked is None else np.flatnonzero(picked)
-        first = 0
+        """Return the rows whose time lies in a range, in order of time if that is at hand.
+
+        Scans are counted: after enough of them, an order by time has paid for itself.
+        """
+        self._scans += 1
+        if not self._is_sorted:
+            return times.positions(self.times)
+        first, end = 0, len(self.times)
         if times.start is not None:
             first = int(np.searchsorted(self._sorted_times, times.start))
-        end = len(self.times)
         if times.end is not None:
             end = int(np.searchsorted(self._sorted_times, times.end))
-        return np.sort(self._time_order[first:end])
-
-    def _may_sort(self) -> bool:
-        """Count a scan; tell whether there have been enough to pay for an order by time."""
-        self._scans += 1
-        return self._is_sorted
+        return self._time_order[first:end]
 
     @property
     def _is_sorted(self) -> bool:
@@ -210,18 +211,6 @@ class Chunk:
     @cached_property
     def _sorted_times(self) -> Micros:
         return self.times[self._time_order]
-
-    def _misses(self, times: TimeRange) -> bool:
-        low, high = self.time_bounds
-        return (times.end is not None and low >= times.end) or (
-            times.start is not None and high < times.start
-        )
-
-    def _lies_in(self, times: TimeRange) -> bool:
-        low, high = self.time_bounds
-        return (times.start is None or low >= times.start) and (
-            times.end is None or high < times.end
-        )
 
 
 @dataclass(frozen=True, slots=True)
