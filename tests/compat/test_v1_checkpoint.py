@@ -119,7 +119,7 @@ def check_types(managers: Sequence[TableManager], epoch: int) -> None:
         (owner,) = [
             manager
             for manager in managers
-            if [*own(probe, manager._environment.task.subtask)]
+            if [*own(probe, manager.environment.task.subtask)]
         ]
         answer = owner.get_keyed_state("types").get(probe)
         assert answer.found.tolist() == [key in contents]
