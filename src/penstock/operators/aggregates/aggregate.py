@@ -172,7 +172,7 @@ class _Compiler:
         return None if by_part is None else tuple(by_part[part] for part in parts)
 
     def _column(self, part: str) -> str:
-        """Return a column of partials; the name tells whose it is when somebody reads the state."""
+        """Return the column of a partial: readers of the state find it by the result's name."""
         return f"{self._result}.{part}"
 
     def _call(self, method: str, columns: Mapping[str, pl.Expr]) -> Any:

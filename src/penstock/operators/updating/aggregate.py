@@ -1,18 +1,15 @@
 """UpdatingAggregate: keeps the partials of every key, and emits results that have changed.
 
 The partials of an epoch are gathered; then the state of all their keys is looked up, merged
-with them and put back, each once. A change is emitted per key and epoch, none if its results
-are as before.
+with them and put back, each once. The operator emits one change per key and epoch, and none
+if the results are as before.
 
-With a time to live a timer is set when a key is new. When it fires, the key is deleted or,
-if rows came meanwhile, the timer is set again. By event time the rows of an epoch come before
+With a time to live, a key expires that long after its last row. By event time the last row
+is the latest one, kept as a partial like any aggregate; by processing time it is the epoch
+that brought rows. A timer is set when a key is new. When it fires, the key is deleted or, if
+rows came meanwhile, the timer is set again. By event time the rows of an epoch come before
 its watermark and may keep a key alive; by processing time they come at the epoch's instant,
-when the key is gone already, and start anew.
-
-When the state of a key expires: a time to live after the last row of the key.
-
-By event time the last row is the latest one, kept as a partial like any aggregate; by
-processing time it is the epoch that brought rows. Pure.
+when the key is deleted already, and begin a new life of the key.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +45,7 @@ from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table
 RESULT = "ttl"
 """The aggregate that keeps the latest event time; no result of a user can have this name."""
 LAST_SEEN = f"{RESULT}.value"
-"""The column of the state that tells when a key was last seen."""
+"""The column of the state that holds when a key was last seen."""
 
 
 @dataclass(frozen=True, slots=True)

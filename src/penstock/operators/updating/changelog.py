@@ -1,14 +1,11 @@
-"""Changelogs: streams of changes of a table, a row per change.
+"""Changelogs: streams of changes of a table, a row per change; and Debezium's form of them.
 
     key columns …, op ("insert" | "update" | "delete"), before {…} or null, after {…} or null
 
 `before` and `after` hold the values of the row of that key; folding a changelog by key gives
-the table. Pure.
-
-to_debezium: a changelog in the form of Debezium's records {before, after, op}.
-
-Key columns move into `before` and `after`; `op` becomes c, u or d. Written as JSON lines the
-records are what readers of Debezium JSON expect.
+the table. `to_debezium` turns the rows into records {before, after, op}: key columns move
+into `before` and `after`, and `op` becomes c, u or d. Written as JSON lines these records are
+what readers of Debezium JSON expect.
 """
 
 from collections.abc import Sequence

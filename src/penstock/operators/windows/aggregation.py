@@ -1,4 +1,8 @@
-"""What a window step computes: keys, aggregates, and the columns of partials and results."""
+"""What a window step computes: keys, aggregates, and the columns of partials and results.
+
+`WindowAggregation` binds aggregates to a stream; `WindowConfig` is what the configs of all
+window operators share.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

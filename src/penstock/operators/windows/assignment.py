@@ -1,4 +1,4 @@
-"""Which windows and panes hold an instant: the arithmetic of tumbling and sliding windows. Pure.
+"""Which windows and panes hold an instant, and which rows are late or in no window. Pure.
 
 Windows are `[start, end)` with `start = offset + k * slide` and `end = start + width`, so
 they are aligned to 1970-01-01 UTC. Time is cut into **panes** at every start and every end
@@ -15,12 +15,8 @@ If windows do not overlap, a pane is a window; where the slide exceeds the width
 rows in no window. All instants are whole microseconds. Those of `FIRST_MICROS <= t <
 END_MICROS` can be placed without overflow, whatever the window.
 
-Event times of rows, and which rows have none that a window could hold. Pure.
-
-Placing rows: which are in an open window, which are late, which are in no window. Pure.
-
-Every row is exactly one of: bad, outside of all windows, late, kept. A row is late iff all
-its windows had closed when the epoch began.
+Every row is exactly one of: bad (its event time is null or outside of these years), outside
+of all windows, late, kept. A row is late if all its windows had closed when the epoch began.
 """
 
 from collections.abc import Mapping

@@ -1,26 +1,20 @@
-"""PaneWindows: tumbling and sliding windows, merged from panes when they close.
+"""PaneCombiner and PaneWindows: tumbling and sliding windows, merged from panes when they close.
 
-Partials come in per key and pane. What windows of later epochs need is appended to a table
-by time and never changed; it expires when the last window that it serves has closed. A
-window closes in the epoch where
+The combiner runs where the rows are and keeps no state. It buffers the columns that are
+needed and groups them into partials per key and pane, once per epoch or whenever the buffer
+is full. It also decides which rows are late, because partials cannot be taken apart again:
+by the watermark that the window operator has reached, which decides what is still open there.
+
+The window operator appends what windows of later epochs need to a table by time. It never
+changes a row of it; a row expires when the last window that it serves has closed. A window
+closes in the epoch where
 
     watermark of the epoch before  <  end  <=  watermark of this epoch
 
 and is merged from the panes in `[start, end)`, those kept and those of the epoch itself. So
-an epoch costs what came in and what goes out, whatever is kept.
-
-PaneCombiner: turns rows into partials per key and pane before they are exchanged.
-
-It keeps no state. It runs where the rows are, buffers the columns that are needed, and once
-per epoch (or whenever the buffer is full) groups them. It also decides which rows are late,
-because partials cannot be taken apart again: by the watermark that the window operator has
-reached, which is the one that decides what it still has open.
-
-Closing windows: which ones have panes at all, in blocks, and how panes become windows.
-
-A watermark may pass many windows at once: after a pause, in a backfill, at the end of data.
-They are closed in blocks, earliest first, so that memory is bounded by a block and not by
-what is kept. Time without panes is skipped, never walked through.
+an epoch costs what came in and what goes out, whatever is kept. A watermark may pass many
+windows at once: after a pause, in a backfill, at the end of data. They are closed in blocks,
+earliest first, so that memory is bounded by a block; time without panes is skipped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -206,7 +200,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
             placed = pl.DataFrame([*frame.get_columns(), starts])
             yield from group_by_instant(placed, _PANE, keys, compute)
             return
-        # Panes that lie side by side are told apart without a division per row.
+        # Rows of few adjacent panes are separated by comparisons, without a division per row.
         for start, end in panes:
             inside = pl.Series((times >= start) & (times < end))
             rows = frame if len(panes) == 1 else frame.filter(inside)
@@ -317,7 +311,7 @@ def _repeat(
 ) -> pl.DataFrame:
     """Return each row once per window that it is in, with the start of that window."""
     places = np.repeat(np.arange(len(counts)), counts)
-    # Position among the windows of a row: a ramp that starts anew at every row.
+    # Position among the windows of a row: a ramp that restarts at every row.
     ramp = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = first[places] + ramp * slide
     return rows[places].with_columns(pl.Series(PANE, starts))

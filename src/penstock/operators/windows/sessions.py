@@ -156,7 +156,7 @@ def _reached(key: Micros, last: Micros) -> Micros:
     """Return the latest instant among each row and those of its key before it; sorted by key."""
     ranked = np.sort(last)
     rank = np.searchsorted(ranked, last)
-    # Ranks of a later key are above those of an earlier one, so no key hears of another.
+    # Ranks of a later key are above those of an earlier one, so keys do not mix.
     highest = np.maximum.accumulate(key * len(key) + rank)
     return ranked[highest - key * len(key)]
 
