@@ -162,9 +162,14 @@ def impulse(
             f"an impulse source cannot count so: {'; '.join(problems)}",
             code=ErrorCode.INVALID_NUMBER,
         )
+    config = ImpulseConfig(count, rate, splits, micros_of(start), step_micros)
+    return config.to_operator_spec()
+
+
+def micros_of(start: datetime) -> int:
+    """Return an instant in microseconds; one without a zone is in UTC."""
     zoned = start if start.tzinfo else start.replace(tzinfo=UTC)
-    start_micros = (zoned - _EPOCH) // timedelta(microseconds=1)
-    return ImpulseConfig(count, rate, splits, start_micros, step_micros).to_operator_spec()
+    return (zoned - _EPOCH) // timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from penstock.connectors.files.formats import (
     Reach,
     SourceFile,
 )
+from penstock.core.arrow_types import is_bytes, is_text
 from penstock.errors import ErrorCode, UserError
 
 _FOOTER_BYTES = 64 << 10
@@ -117,14 +118,11 @@ def infer_parquet(file: SourceFile) -> pa.Schema:
 
 def _to_plain_layout(kind: Any) -> pa.DataType:
     """Return the usual layout of a type: writers choose others for the same values."""
-    types = pa.types
-    if types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind):
         return _to_plain_layout(kind.value_type)
-    if types.is_large_string(kind) or types.is_string_view(kind):
+    if is_text(kind):
         return pa.string()
-    if types.is_large_binary(kind) or types.is_binary_view(kind):
-        return pa.binary()
-    return kind  # type: ignore[no-any-return]
+    return pa.binary() if is_bytes(kind) else kind
 
 
 @contextmanager

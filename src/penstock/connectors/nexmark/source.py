@@ -9,13 +9,13 @@ run again and splits read anywhere. `rows` says what is in them.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from math import isfinite
 
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.impulse import CountedSource
+from penstock.connectors.impulse import CountedSource, micros_of
 from penstock.connectors.nexmark.draws import EventKind
 from penstock.connectors.nexmark.rows import (
     SCHEMAS,
@@ -31,7 +31,6 @@ from penstock.graph.logical import OperatorSpec
 from penstock.operators.operator import DisplayableOperator
 
 KIND = "nexmark"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _START = datetime(2015, 7, 15, tzinfo=UTC)
 """When the benchmark's auctions have always begun."""
 _GAP_NANOS = 100_000
@@ -87,7 +86,6 @@ def nexmark(
     ... )
     """
     problems: list[str] = []
-    zoned = start if start.tzinfo else start.replace(tzinfo=UTC)
     gap_nanos = round(1_000_000_000 / rate) if rate and rate > 0 else _GAP_NANOS
     if gap is not None:
         gap_nanos = _read_micros(gap, "gap", problems) * 1_000
@@ -97,7 +95,7 @@ def nexmark(
         seed=seed,
         kind=str(kind),
         splits=splits,
-        start_micros=(zoned - _EPOCH) // timedelta(microseconds=1),
+        start_micros=micros_of(start),
         gap_nanos=gap_nanos,
         disorder_micros=_read_micros(disorder, "disorder", problems),
         proportions=tuple(proportions),
