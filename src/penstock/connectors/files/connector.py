@@ -8,20 +8,21 @@ What is read and how is in `source`, what is written and how in `sink`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pyarrow as pa
 
+from penstock.connectors.files.discovery import find_moved_root, parse_pattern
+from penstock.connectors.files.formats import FormatName
+from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, FilesSinkConfig
+from penstock.connectors.files.source import FilesSourceConfig, check_types, infer_schema
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec, Plain
 from penstock.state.storage.urls import absolute_url
 
-if TYPE_CHECKING:
-    from penstock.connectors.files.formats import FormatName
-
-_ENDINGS: Mapping[str, "FormatName"] = {
+_ENDINGS: Mapping[str, FormatName] = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".jsonl": "jsonl",
@@ -35,7 +36,7 @@ _MIN_DISCOVER_MICROS = 1_000
 
 def files(
     path: str,
-    format: "FormatName | None" = None,  # noqa: A002 (what users call it everywhere)
+    format: FormatName | None = None,  # noqa: A002 (what users call it everywhere)
     *,
     schema: StreamSchema | pa.Schema | None = None,
     discover: bool | DurationLike = False,
@@ -109,7 +110,7 @@ class FilesSpec:
     """Files of a graph, not yet looked at. Made by `files`; see there."""
 
     path: str
-    format: "FormatName | None"
+    format: FormatName | None
     """None if it is not known: an error only if they are read."""
     schema: StreamSchema | pa.Schema | None = None
     discover_micros: int | None = None
@@ -123,13 +124,6 @@ class FilesSpec:
 
     def source_spec(self) -> OperatorSpec:
         """Return what reads them; looks at the first file if there is no schema."""
-        from penstock.connectors.files.discovery import find_moved_root, parse_pattern
-        from penstock.connectors.files.source import (
-            FilesSourceConfig,
-            check_types,
-            infer_schema,
-        )
-
         if self.format is None:
             raise UserError(
                 f"the format of {self.path!r} is not known: pass format=, one of "
@@ -161,8 +155,6 @@ class FilesSpec:
 
     def sink_spec(self) -> OperatorSpec:
         """Return what writes them, exactly once."""
-        from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, FilesSinkConfig
-
         if self.format == "csv":
             raise UserError(
                 f"CSV is only read, so {self.path!r} cannot be written: use 'parquet' or "

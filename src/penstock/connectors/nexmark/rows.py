@@ -305,30 +305,27 @@ _NAMES_OF_KINDS = {
 """What the columns of the mixed stream hold, in the order of `event_type`."""
 
 
-def _stream_of(kind: EventKind) -> StreamSchema:
-    if kind is not EventKind.ALL:
-        fields = [pa.field(n, t, nullable=False) for n, (t, _) in _COLUMNS[kind].items()]
-        return StreamSchema(pa.schema(fields), TIME_COLUMN)
-    # The fields of a struct are null where the struct is: they must be nullable.
-    structs = {
-        name: pa.struct(
-            [(column, kind_of) for column, (kind_of, _) in _COLUMNS[kind].items()]
-        )
+def _fields_of(kind: EventKind, *, nullable: bool) -> "list[pa.Field[Any]]":
+    columns = _COLUMNS[kind].items()
+    return [pa.field(name, column, nullable=nullable) for name, (column, _) in columns]
+
+
+_EVENT = [
+    pa.field("event_type", pa.int32(), nullable=False),
+    # The fields of a struct are null where the struct is, so they must be nullable.
+    *(
+        pa.field(name, pa.struct(_fields_of(kind, nullable=True)))
         for name, kind in _NAMES_OF_KINDS.items()
-    }
-    return StreamSchema(
-        pa.schema(
-            [
-                pa.field("event_type", pa.int32(), nullable=False),
-                *(pa.field(name, struct) for name, struct in structs.items()),
-                pa.field(TIME_COLUMN, _INSTANT, nullable=False),
-            ]
-        ),
-        TIME_COLUMN,
-    )
-
-
-SCHEMAS = {kind: _stream_of(kind) for kind in EventKind}
+    ),
+    pa.field(TIME_COLUMN, _INSTANT, nullable=False),
+]
+SCHEMAS = {
+    EventKind.ALL: StreamSchema(pa.schema(_EVENT), TIME_COLUMN),
+    **{
+        kind: StreamSchema(pa.schema(_fields_of(kind, nullable=False)), TIME_COLUMN)
+        for kind in _COLUMNS
+    },
+}
 """What is emitted. `event_type` is 0 for a person, 1 for an auction, 2 for a bid, as in the
 benchmark's SQL; of the columns person, auction and bid two are null."""
 
