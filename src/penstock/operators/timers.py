@@ -92,16 +92,6 @@ def to_rows(
     return newest_rows(join_rows(rows)) if rows else named.slice(0, 0)
 
 
-def fire_later(rows: pa.RecordBatch, floor_micros: int | None) -> pa.RecordBatch:
-    """Return the rows with instants that the clock has passed moved behind `floor_micros`."""
-    if floor_micros is None:
-        return rows
-    moved = np.maximum(micros_in(rows, DUE), next_instant(floor_micros))
-    index = rows.schema.get_field_index(FIRES_AT)
-    column = pa.array(moved).view(pa.timestamp("us"))
-    return rows.set_column(index, rows.schema.field(index), column)
-
-
 def newest_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the last row of each key and instant, in the order they were written."""
     if rows.num_rows < 2:
@@ -285,10 +275,8 @@ class Timers:
         # from firing again.
         ahead = rows.filter(pa.array(micros_in(rows, FIRES_AT) > now))
         if ahead.num_rows:
-            index = ahead.schema.get_field_index(IS_SET)
-            gone = pa.array([False] * ahead.num_rows)
-            ahead = ahead.set_column(index, ahead.schema.field(index), gone)
-            self._view().insert(ahead, ahead.column(FIRES_AT))
+            gone = _with_column(ahead, IS_SET, pa.array([False] * ahead.num_rows))
+            self._view().insert(gone, gone.column(FIRES_AT))
         due: Any = rows.column(DUE)
         return DueTimers(self.domain, keys_of(rows, self._keyed), due.view(pa.int64()))
 
@@ -320,10 +308,13 @@ class Timers:
         rows = to_rows(given, due_micros, self._keyed, is_set=is_set)
         if rows.num_rows == 0:
             return
-        placed = fire_later(rows, self._floor)
-        self._view().insert(placed, placed.column(FIRES_AT))
+        if self._floor is not None:
+            # Instants that the clock has passed fire at its next one.
+            moved = np.maximum(micros_in(rows, DUE), next_instant(self._floor))
+            rows = _with_column(rows, FIRES_AT, pa.array(moved).view(pa.timestamp("us")))
+        self._view().insert(rows, rows.column(FIRES_AT))
         if self._now is not None:
-            self._recent.append(placed)
+            self._recent.append(rows)
 
     def _rows_to_fire(self, now: int) -> pa.RecordBatch | None:
         """Return the timers set for `now` or earlier, in order; None if there is none."""
@@ -344,6 +335,11 @@ class Timers:
 
     def _view(self) -> TimeKeyedView:
         return self._tables.get_time_keyed_state(_TABLES[self.domain])
+
+
+def _with_column(rows: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch:
+    index = rows.schema.get_field_index(name)
+    return rows.set_column(index, rows.schema.field(index), column)
 
 
 def _in_one_batch(rows: pa.Table) -> pa.RecordBatch:

@@ -94,10 +94,7 @@ def _culprit_of(obj: Any) -> str | None:
     path: list[str] = []
     part = obj
     for _ in range(_SEARCH_DEPTH):
-        found = next(
-            ((where, value) for where, value in _parts_of(part) if not _pickles(value)),
-            None,
-        )
+        found = next((found for found in _parts_of(part) if not _pickles(found[1])), None)
         if found is None:
             break
         where, part = found
@@ -112,34 +109,32 @@ def _parts_of(obj: Any) -> Iterator[tuple[str, Any]]:
     if inspect.ismethod(obj):
         yield from _parts_of(obj.__func__)
         yield "its object", obj.__self__
-    elif inspect.isfunction(obj):
+        return
+    parts: dict[str, Mapping[Any, Any]]
+    if inspect.isfunction(obj):
         captured = inspect.getclosurevars(obj)
-        yield from _named("closure variable", captured.nonlocals)
-        yield from _named("global variable", captured.globals)
-        for index, value in enumerate(obj.__defaults__ or ()):
-            yield f"default value {index}", value
-        yield from _named("default value of", obj.__kwdefaults__ or {})
+        parts = {
+            "closure variable": captured.nonlocals,
+            "global variable": captured.globals,
+            "default value": dict(enumerate(obj.__defaults__ or ())),
+            "default value of": obj.__kwdefaults__ or {},
+        }
     elif isinstance(obj, Mapping):
-        yield from _named("item", obj)
+        parts = {"item": obj}
     elif isinstance(obj, list | tuple | set | frozenset):
-        for index, value in enumerate(obj):
-            yield f"item {index}", value
+        parts = {"item": dict(enumerate(obj))}
     else:
-        yield from _named("attribute", getattr(obj, "__dict__", {}))
         slots = [name for kind in type(obj).__mro__ for name in _slots_of(kind)]
-        yield from _named(
-            "attribute", {name: getattr(obj, name) for name in slots if hasattr(obj, name)}
-        )
+        in_slots = {name: getattr(obj, name) for name in slots if hasattr(obj, name)}
+        parts = {"attribute": {**getattr(obj, "__dict__", {}), **in_slots}}
+    for what, values in parts.items():
+        for name, value in values.items():
+            yield f"{what} {name!r}", value
 
 
 def _slots_of(kind: type) -> tuple[str, ...]:
     slots = kind.__dict__.get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _named(what: str, values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        yield f"{what} {name!r}", value
 
 
 def _pickles(value: Any) -> bool:
