@@ -29,7 +29,7 @@ from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.protocol.records import FIRST_GENERATION
 from penstock.state.storage.memory import MemoryStore

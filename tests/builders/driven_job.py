@@ -20,7 +20,7 @@ from penstock.runtime.driver.environment import (
 )
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore

@@ -28,9 +28,8 @@ from penstock.runtime.driver.environment import (
 from penstock.runtime.driver.outcomes import Agreed, find_agreement
 from penstock.runtime.in_process import Chaos, InProcessExecutor
 from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
-from penstock.runtime.plan.executor import Executor
-from penstock.runtime.plan.reports import TaskReport
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.plan.executor import Executor, TaskReport
+from penstock.runtime.task.task import Worker
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.files.cache import FileCache
 from penstock.state.protocol.records import ProtocolRules

@@ -9,7 +9,7 @@ import penstock as ps
 from penstock.core.clock import new_token
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.executor import Executor
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from penstock.core.ids import Token
 from penstock.core.watermark import EventTime
 from penstock.runtime.driver.outcomes import Agreed, Failed, TaskKey, Torn, find_agreement
+from penstock.runtime.plan.executor import ErrorPart, Receipt, TaskReport
 from penstock.runtime.plan.physical import (
     PhysicalPlan,
     compile_graph,
     peers_of,
 )
-from penstock.runtime.plan.reports import ErrorPart, Receipt, TaskReport
 from penstock.runtime.task.exchange import Attempt, ExchangeInput, Mailbox, TornInputError
 from penstock.runtime.task.wire import (
     BarrierPayload,

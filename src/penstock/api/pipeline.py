@@ -25,7 +25,7 @@ from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.physical import compile_graph, describe_plan
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.object_store import ObjectStore
 

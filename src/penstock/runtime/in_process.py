@@ -20,12 +20,15 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from penstock.runtime.plan.epoch_plan import EpochPlan
-from penstock.runtime.plan.executor import CompactionOrder, CompactionResult
+from penstock.runtime.plan.executor import (
+    CompactionOrder,
+    CompactionResult,
+    TaskReport,
+    decode_report,
+)
 from penstock.runtime.plan.physical import CompiledJob
-from penstock.runtime.plan.reports import TaskReport, decode_report
-from penstock.runtime.task.task import run_task
+from penstock.runtime.task.task import Worker, run_task
 from penstock.runtime.task.wire import Record
-from penstock.runtime.task.worker import Worker
 from penstock.state.protocol.records import CheckpointManifest
 
 RunTask: TypeAlias = Callable[[int], list[Record]]

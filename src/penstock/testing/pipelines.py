@@ -28,7 +28,7 @@ from penstock.runtime.driver.driver import JobDriver, ManualPacer
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.in_process import NO_CHAOS, InProcessExecutor
 from penstock.runtime.in_process import Chaos as Chaos
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker
 from penstock.state.checkpoints import EpochStatus, JobCheckpoints, ParquetBackend
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.reading import read_epoch_record, read_identity

@@ -51,18 +51,17 @@ from penstock.operators.timers import (
     set_rows,
     timer_tables,
 )
-from penstock.runtime.driver.compactions import frontier_of
 from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
-from penstock.runtime.driver.publish import CommittingSinks
+from penstock.runtime.driver.publish import CommittingSinks, frontier_of
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.driver.start import checkpoints_of
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.epoch_plan import EpochPlan
+from penstock.runtime.plan.executor import TaskReport
 from penstock.runtime.plan.physical import CompiledJob
-from penstock.runtime.plan.reports import TaskReport
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker
 from penstock.state.checkpoints import Metadata
 from penstock.state.files.cache import FileCache
 from penstock.state.proto import state_pb2

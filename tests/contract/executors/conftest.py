@@ -10,7 +10,7 @@ from penstock.core.clock import Clock, new_token
 from penstock.core.settings import current
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.executor import Executor
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore

@@ -25,7 +25,7 @@ from penstock.runtime.driver.driver import JobDriver, ManualPacer
 from penstock.runtime.driver.environment import is_transient
 from penstock.runtime.driver.outcomes import EpochRan, Failed, find_agreement
 from penstock.runtime.driver.session import JobSession
-from penstock.runtime.plan.reports import from_error_part
+from penstock.runtime.plan.executor import from_error_part
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import Fault, FaultMode, FaultyStore
 from tests.builders.pipeline_graphs import (

@@ -19,10 +19,9 @@ from penstock.operators.nodes import EpochTerms
 from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import FED_BUDGET, SourceBudget, SplitPlan, SplitState
 from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
+from penstock.runtime.plan.executor import decode_report
 from penstock.runtime.plan.physical import CompiledJob, compile_graph
-from penstock.runtime.plan.reports import decode_report
-from penstock.runtime.task.task import run_task
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker, run_task
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 

@@ -15,7 +15,7 @@ from penstock.operators.context import OperatorContext
 from penstock.operators.nodes import EpochTerms
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.epoch_plan import EpochPlan
-from penstock.runtime.plan.reports import TaskReport, decode_report
+from penstock.runtime.plan.executor import TaskReport, decode_report
 from penstock.runtime.task.exchange import JOINED_ROWS, Attempt, Mailbox, outlets_of
 from penstock.runtime.task.task import run_task
 from penstock.runtime.task.wire import Record, RecordKind, decode_barrier, decode_header

@@ -5,7 +5,7 @@ import pyarrow as pa
 from penstock.graph.logical import Exchange
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import PLAIN, NumberedSource, Scripted, link
 from tests.unit.state.tables.table_builders import NO_CACHE

@@ -5,8 +5,8 @@ import pytest
 
 from penstock.errors import UserCodeError
 from penstock.runtime.driver.outcomes import Agreed, Failed, TaskKey, Torn, find_agreement
+from penstock.runtime.plan.executor import Receipt, TaskReport, to_error_part
 from penstock.runtime.plan.physical import PhysicalPlan, compile_graph, peers_of
-from penstock.runtime.plan.reports import Receipt, TaskReport, to_error_part
 from tests.builders.graphs import a_graph
 
 PLAN = compile_graph(

@@ -7,7 +7,7 @@ from penstock.errors import ErrorCode, ExternalError, InternalError, PenstockErr
 from penstock.operators.nodes import OperatorReport
 from penstock.operators.source import SourceFinishType
 from penstock.operators.splits import SplitState
-from penstock.runtime.plan.reports import (
+from penstock.runtime.plan.executor import (
     Receipt,
     TaskReport,
     decode_report,

@@ -20,7 +20,7 @@ from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.task.worker import Worker
+from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 

@@ -16,8 +16,8 @@ from penstock.errors import ErrorCode, PenstockError, StorageError
 from penstock.operators.source import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.plan.epoch_plan import ReadingPlan
+from penstock.runtime.plan.executor import ErrorPart, Reports, TaskReport, from_error_part
 from penstock.runtime.plan.physical import PhysicalPlan, peers_of
-from penstock.runtime.plan.reports import ErrorPart, Reports, TaskReport, from_error_part
 from penstock.state.protocol.records import CheckpointRef
 from penstock.state.storage.watched import NO_USAGE, StoreUsage
 

@@ -18,7 +18,6 @@ from penstock.errors import StorageError, UnknownOutcomeError
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.source import SPLITS_TABLE, SourceFinishType, splits_table
 from penstock.operators.splits import SplitState
-from penstock.runtime.driver.compactions import JobState, PendingCompactions
 from penstock.runtime.driver.decide import EpochProgress, StopMode
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import (
@@ -31,7 +30,12 @@ from penstock.runtime.driver.outcomes import (
     find_agreement,
     finish_of,
 )
-from penstock.runtime.driver.publish import CommittingSinks, EpochPublisher
+from penstock.runtime.driver.publish import (
+    CommittingSinks,
+    EpochPublisher,
+    JobState,
+    PendingCompactions,
+)
 from penstock.runtime.driver.start import (
     checkpoints_of,
     damage_while_owned,

@@ -50,9 +50,13 @@ from penstock.errors import (
 )
 from penstock.graph.codec import encode_graph
 from penstock.runtime.plan.epoch_plan import EpochPlan
-from penstock.runtime.plan.executor import CompactionOrder, CompactionResult
+from penstock.runtime.plan.executor import (
+    CompactionOrder,
+    CompactionResult,
+    TaskReport,
+    decode_report,
+)
 from penstock.runtime.plan.physical import Chain, CompiledJob, PhysicalPlan
-from penstock.runtime.plan.reports import TaskReport, decode_report
 from penstock.runtime.spark.frame_source import fed_frame
 from penstock.runtime.spark.session import COMPACTIONS, EPOCHS, cancel_jobs, job_thread
 from penstock.runtime.spark.task import (

@@ -46,9 +46,8 @@ from penstock.operators.user_functions import pickle_function, unpickle_function
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.physical import CompiledJob, compile_graph
 from penstock.runtime.spark.session import context_of
-from penstock.runtime.task.task import run_task
+from penstock.runtime.task.task import Worker, run_task
 from penstock.runtime.task.wire import Record
-from penstock.runtime.task.worker import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.object_store import ObjectStore
 
