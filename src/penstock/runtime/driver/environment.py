@@ -184,10 +184,6 @@ class JobEnvironment:
         """Where the metadata of subtasks is kept: beside the state files."""
         return ParquetBackend(self.store)
 
-    def check_graph(self) -> None:
-        """Raise what is wrong with the graph: `GraphError`, or how it keeps its state."""
-        _ = self.job, self.tables
-
     @cached_property
     def tables(self) -> dict[OperatorId, tuple[TableSpec, ...]]:
         """Every operator's tables."""

@@ -44,7 +44,7 @@ def check_start(
     environment: JobEnvironment, checkpoints: JobCheckpoints, restore: CheckpointRef | None
 ) -> None:
     """Refuse a graph that does not fit, before the claim fences a driver whose graph does."""
-    environment.check_graph()
+    _ = environment.job, environment.tables  # raise what is wrong with the graph itself
     manifest = checkpoints.newest() if restore is None else checkpoints.manifest(restore)
     while manifest is not None:
         try:

@@ -77,7 +77,12 @@ class StatusKeeper:
         for node in self._environment.graph.nodes:
             inputs = known[node.operator]
             watermark = event_time_of(inputs)
-            files = _state_files(session, node.operator)
+            files = {
+                file.path: file.size_bytes
+                for metadata in session.state.metadata.get(node.operator, {}).values()
+                for name, table in metadata.table_checkpoint_metadata.items()
+                for file in files_of(table, table=name)
+            }
             found.append(
                 OperatorStatus(
                     str(node.operator),
@@ -94,12 +99,3 @@ class StatusKeeper:
                 )
             )
         return tuple(found)
-
-
-def _state_files(session: JobSession, operator: OperatorId) -> dict[str, int]:
-    """Return the size of every state file of an operator, by path."""
-    sizes: dict[str, int] = {}
-    for metadata in session.state.metadata.get(operator, {}).values():
-        for name, table in metadata.table_checkpoint_metadata.items():
-            sizes.update((f.path, f.size_bytes) for f in files_of(table, table=name))
-    return sizes

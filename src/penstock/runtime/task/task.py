@@ -114,10 +114,6 @@ class Worker:
         requests = self.watched.requests + self._records.requests
         return StoreUsage(requests, cached.hits, cached.misses)
 
-    def take_chain(self, key: ChainKey) -> KeptChain | None:
-        """Take a chain out, so that only the task that changes it can find it."""
-        return self.chains.pop(key, None)
-
     def keep_chain(self, key: ChainKey, kept: KeptChain) -> None:
         """Put a chain back after its checkpoint; chains of earlier generations go."""
         stale = [
@@ -142,23 +138,24 @@ class Worker:
         self, manifest: CheckpointManifest | None, operator: OperatorId
     ) -> dict[int, Metadata]:
         """Return the metadata of all subtasks of an operator, read once while in use."""
+        backend = ParquetBackend(self._records)
+        restored: dict[int, Metadata] = {}
         for entry in () if manifest is None else manifest.operators:
-            if entry.operator == operator:
-                return {i: self._read(ref) for i, ref in enumerate(entry.subtasks)}
-        return {}
+            if entry.operator != operator:
+                continue
+            for index, ref in enumerate(entry.subtasks):
+                found = self.metadata.get(ref)
+                if found is None:
+                    found = backend.read_operator_checkpoint_metadata(ref)
+                    self.metadata.put(ref, found)
+                restored[index] = found
+        return restored
 
     def forget(self) -> None:
         """Lose every chain, as if the process had been replaced."""
         for kept in self.chains.values():
             kept.chain.close()
         self.chains.clear()
-
-    def _read(self, ref: ObjectRef) -> Metadata:
-        found = self.metadata.get(ref)
-        if found is None:
-            found = ParquetBackend(self._records).read_operator_checkpoint_metadata(ref)
-            self.metadata.put(ref, found)
-        return found
 
 
 Outlets: TypeAlias = dict[OperatorId, dict[str, list[Outlet]]]
@@ -281,7 +278,8 @@ class _TaskWork:
 
     def _open(self) -> AssembledChain:
         """Return the chain on the epoch's parent: remembered, caught up, or built."""
-        kept = self.worker.take_chain(self._key())
+        # Taken out, so that no other task can find it while it changes.
+        kept = self.worker.chains.pop(self._key(), None)
         if kept is None:
             graph, worker = self.job.graph, self.worker
             setting = ChainSetting(
