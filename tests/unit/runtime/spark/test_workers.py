@@ -1,0 +1,32 @@
+"""A process that runs tasks has one worker, and with it one store and one cache, per driver."""
+
+import pickle
+from pathlib import Path
+
+from penstock.core.settings import current
+from penstock.operators.user_functions import pickle_function
+from penstock.runtime.spark.task import WorkerSpec, worker_of
+from penstock.state.storage.local_disk import LocalStore
+from tests.builders.pipeline_job import REGISTRY
+
+
+def a_spec(name: str, folder: Path) -> WorkerSpec:
+    store = LocalStore(folder / "store")
+    registry = pickle_function(REGISTRY, "registry")
+    return WorkerSpec(name, store, str(folder / "cache"), current(), registry)
+
+
+def test_tasks_of_one_driver_share_the_worker_that_the_first_of_them_made(
+    tmp_path: Path,
+) -> None:
+    spec = a_spec("one", tmp_path)
+    first = worker_of(spec)
+    # Every task is sent a copy of the spec, and with it of the store.
+    second = worker_of(pickle.loads(pickle.dumps(spec)))
+    assert second is first
+    assert second.store is first.store is spec.store
+
+
+def test_tasks_of_another_driver_have_a_worker_of_their_own(tmp_path: Path) -> None:
+    first, other = (worker_of(a_spec(name, tmp_path)) for name in ("two", "three"))
+    assert other is not first
