@@ -1,4 +1,4 @@
-"""Starting a job: does the graph fit, whose is the job, where does it go on, is it over?
+"""Starting a job: whether the graph fits, whose the job is, and where it goes on or is over.
 
 **Fitness** is checked before the job is claimed, so that nothing is damaged. State is kept
 under the operator's name. An operator that is gone, a table that changed its kind, or a state
