@@ -52,9 +52,8 @@ class KeyRange:
 
     def intersection(self, other: "KeyRange") -> "KeyRange | None":
         """Return what both hold, or None when they share nothing."""
-        if not self.overlaps(other):
-            return None
-        return KeyRange(max(self.start, other.start), min(self.end, other.end))
+        start, end = max(self.start, other.start), min(self.end, other.end)
+        return KeyRange(start, end) if start < end else None
 
 
 FULL_RANGE = KeyRange(0, HASH_SPACE)
@@ -220,7 +219,7 @@ class TaskInfo:
     @property
     def key_range(self) -> KeyRange:
         """The key hashes this task owns."""
-        return self.subtask.key_range
+        return range_of(self.subtask.index, self.subtask.parallelism)
 
 
 Readable: TypeAlias = bytes | bytearray | memoryview

@@ -64,7 +64,27 @@ class StreamSchema:
             raise SchemaError(
                 "the stream has no event time: name its timestamp column as the time column"
             )
-        return _event_times_in(_column(rows, self.time_column), self.time_column)
+        name = self.time_column
+        column = _column(rows, name)
+        if not pa.types.is_timestamp(column.type):
+            problem = (
+                f"the event times in column {name!r} have the type {column.type}: they must be "
+                "timestamps"
+            )
+        elif column.null_count:
+            first = column.is_null().index(True).as_py()
+            problem = (
+                f"{column.null_count} of {len(column)} rows have no event time: column "
+                f"{name!r} is null, first in row {first}. Fill it or filter such rows out before"
+            )
+        elif (micros := to_micros(column)) is None:
+            problem = (
+                f"column {name!r} holds an instant further from 1970 than 2**63 microseconds, "
+                "about 292,000 years: filter such rows out before"
+            )
+        else:
+            return micros
+        raise SchemaError(problem, column=name)
 
     def to_bytes(self) -> bytes:
         """Return the schema in Arrow's IPC form, the roles in its metadata."""
@@ -150,25 +170,3 @@ def _column(rows: Rows, name: str) -> Any:
             column=name,
         )
     return rows.column(name)
-
-
-def _event_times_in(column: Any, name: str) -> Micros:
-    if not pa.types.is_timestamp(column.type):
-        problem = (
-            f"the event times in column {name!r} have the type {column.type}: they must be "
-            "timestamps"
-        )
-    elif column.null_count:
-        first = column.is_null().index(True).as_py()
-        problem = (
-            f"{column.null_count} of {len(column)} rows have no event time: column {name!r} is "
-            f"null, first in row {first}. Fill it or filter such rows out before"
-        )
-    elif (micros := to_micros(column)) is None:
-        problem = (
-            f"column {name!r} holds an instant further from 1970 than 2**63 microseconds, "
-            "about 292,000 years: filter such rows out before"
-        )
-    else:
-        return micros
-    raise SchemaError(problem, column=name)

@@ -36,15 +36,6 @@ MIN_MICROS = -(1 << 63)
 MAX_MICROS = (1 << 63) - 1
 
 
-def _check_micros(micros: int) -> None:
-    if not MIN_MICROS <= micros <= MAX_MICROS:
-        raise UserError(
-            f"{micros} microseconds are no instant: need -2**63 <= microseconds < 2**63",
-            code=ErrorCode.INVALID_NUMBER,
-            micros=micros,
-        )
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class EventTime:
     """A watermark: no row with an earlier event time will follow."""
@@ -52,7 +43,12 @@ class EventTime:
     micros: int
 
     def __post_init__(self) -> None:
-        _check_micros(self.micros)
+        if not MIN_MICROS <= self.micros <= MAX_MICROS:
+            raise UserError(
+                f"{self.micros} microseconds are no instant: need -2**63 <= microseconds < 2**63",
+                code=ErrorCode.INVALID_NUMBER,
+                micros=self.micros,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,7 @@ class CheckpointBarrier:
     """Stop after this checkpoint, without flushing windows."""
 
     def __post_init__(self) -> None:
-        _check_micros(self.timestamp_micros)
+        EventTime(self.timestamp_micros)  # refuses what is no instant
         if self.min_epoch > self.epoch:
             raise UserError(
                 f"a barrier of epoch {self.epoch} cannot retain epochs from "
@@ -163,7 +159,7 @@ def advance(
     """
     inputs = [_advance_input(old, new) for old, new in zip(previous, spoken, strict=True)]
     watermark = merge(_current(known) for known in inputs)
-    return Advance(tuple(_raise_all_idle(inputs, watermark)), watermark)
+    return Advance(_raise_idle(inputs, watermark), watermark)
 
 
 def merge_subtasks(
@@ -181,7 +177,7 @@ def merge_subtasks(
         _merge_input(column, watermark, is_silent=is_silent)
         for column, watermark in zip(columns, merged, strict=True)
     ]
-    return tuple(_raise_all_idle(inputs, merge(merged)))
+    return _raise_idle(inputs, merge(merged))
 
 
 def event_time_of(inputs: Sequence[InputWatermark]) -> EventTime | None:
@@ -220,19 +216,19 @@ def _current(known: InputWatermark) -> Watermark | None:
     return EventTime(known.event_time_micros)
 
 
-def _raise_all_idle(
+def _raise_idle(
     inputs: list[InputWatermark], watermark: Watermark | None
-) -> list[InputWatermark]:
-    if not isinstance(watermark, EventTime):
-        return inputs
-    return [_raise_idle(known, watermark.micros) for known in inputs]
-
-
-def _raise_idle(known: InputWatermark, micros: int) -> InputWatermark:
-    if not known.idle:
-        return known
-    before = known.event_time_micros
-    return InputWatermark(micros if before is None else max(before, micros), idle=True)
+) -> tuple[InputWatermark, ...]:
+    """Bring idle inputs to the watermark of their operator; those further ahead stay there."""
+    raised = []
+    for known in inputs:
+        before = known.event_time_micros
+        if known.idle and isinstance(watermark, EventTime):
+            micros = watermark.micros if before is None else max(before, watermark.micros)
+            raised.append(InputWatermark(micros, idle=True))
+        else:
+            raised.append(known)
+    return tuple(raised)
 
 
 def _merge_input(
