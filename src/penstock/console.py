@@ -6,9 +6,7 @@ On a terminal one block is redrawn a few times a second. Elsewhere, as in a log 
 is written every few seconds and whenever the job starts, ends or gets into trouble. Both go
 to standard error: standard output belongs to the data.
 
-The figures of a job's progress, and how people read them. Pure.
-
-Programs that run jobs: errors become a message and an exit code that tells their kind.
+`main` runs a program: an error becomes a message and an exit code that tells its kind.
 
 | code | kind of error | starting again |
 |---|---|---|
@@ -141,7 +139,7 @@ def show_elapsed(micros: int) -> str:
 
 
 _LAST = frozenset({JobPhase.STOPPED, JobPhase.FINISHED, JobPhase.FAILED, JobPhase.FENCED})
-"""Phases after which a driver says nothing more."""
+"""Phases after which no other status follows."""
 _QUIET = frozenset({JobPhase.RUNNING, JobPhase.WAITING})
 """Phases that come and go with every epoch."""
 _COLOURS = {

@@ -21,7 +21,7 @@ Leaf detail is an append-only `ErrorCode`, not another class. A message says wha
 where, and what to do next; `context` carries the same facts for programs. All of them
 pickle, because an error raised on a worker must reach the driver whole.
 
-Suggestions: what somebody who wrote an unknown name probably meant.
+`did_you_mean` suggests what was probably meant by an unknown name.
 """
 
 from collections.abc import Iterable

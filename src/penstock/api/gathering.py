@@ -109,7 +109,7 @@ def step(
     """Make a method a step: its mistakes are gathered, and it then returns what `instead` makes.
 
     `instead` is given the object whose method it is, and must return what the method does.
-    `is_named` says that the first argument is the name of the step, which nobody may forget.
+    `is_named` says that the first argument is the name of the step, which must be given.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -2,8 +2,7 @@
 
 Every step is built once through the registry when it is added: what it emits is known for
 the next one. A step that cannot work raises here; `penstock.api.gathering` keeps its error.
-
-What users write for an expression: a Polars expression, the name of a column, or a value.
+Users write expressions as Polars expressions, names of columns, or values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ class Port:
 
 
 class BrokenPort(Port):
-    """A stream whose step cannot work: it travels on, but nobody learns what its rows are."""
+    """A stream whose step cannot work: it travels on, but what its rows are is unknown."""
 
     __slots__ = ()
 
@@ -129,7 +128,7 @@ class GraphBuilder:
         self._names.add(name)
 
     def claim(self, name: str) -> OperatorId:
-        """Take a name for a step that `place` will add; raise if it can be nobody's name.
+        """Take a name for a step that `place` will add; raise if it cannot be a name.
 
         One that is taken is a mistake too, but what follows is checked under a free one.
         """
@@ -274,7 +273,7 @@ def _check_end(operator: str, stream: StreamSchema | None, *, is_sink: bool) -> 
 
 @contextmanager
 def _naming(operator: OperatorId) -> Iterator[None]:
-    """Say in an error of anybody's code which operator it was about."""
+    """Say in any error of the body which operator it was about."""
     try:
         yield
     except Exception as error:

@@ -4,7 +4,7 @@
 
 A window is a value without a name; the step that uses it has one, and its errors say which.
 
-How `key_by(…).aggregate(…)` becomes operators: rows are combined, sent by key and kept.
+`key_by(…).aggregate(…)` becomes two operators: rows are combined, sent by key and kept.
 """
 
 from collections.abc import Callable, Mapping
@@ -124,7 +124,7 @@ def _broken_result(windowed: "WindowedStream[StreamT]") -> StreamT:
 
 
 class WindowedStream(Generic[StreamT]):
-    """A stream cut into windows, waiting to be told what to compute. Made by `window`."""
+    """A stream cut into windows; `aggregate` says what to compute. Made by `window`."""
 
     def __init__(
         self,

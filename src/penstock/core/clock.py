@@ -1,10 +1,7 @@
-"""The clock: the only reader of wall time, and the instants the rest of Penstock uses.
+"""The clock: the only reader of wall time and of randomness, and durations as people write them.
 
-Instants are whole microseconds since 1970-01-01 UTC, negative before it.
-
-Tokens: the only randomness in Penstock, drawn once per task attempt or driver.
-
-Durations as people write them: "250ms", "10s", "1h30m" → microseconds. Pure.
+Instants are whole microseconds since 1970-01-01 UTC, negative before it. A token is drawn
+once per task attempt or driver. "250ms", "10s" and "1h30m" are read as microseconds.
 """
 
 import re
@@ -38,7 +35,7 @@ class SystemClock:
 
 @dataclass(slots=True)
 class ManualClock:
-    """A clock that moves only when told to: for tests and replays."""
+    """A clock that moves only by `advance`: for tests and replays."""
 
     micros: int = 0
 

@@ -3,12 +3,10 @@
 An id can be put into an object name without a second look: it holds no separator, is
 neither `.` nor `..`, is short, and so can never lead outside the job's prefix.
 
-Key ranges: which subtask owns which key hash.
-
-Pure. `owner_of` is the one rule, used for routing, restore and compaction alike, and
-`range_of` is its exact inverse. Intervals are `[start, end)` everywhere in Penstock.
-
-The checksum of durable bytes: XXH3 with 64 bits, the same on every machine.
+`owner_of` is the one rule that says which subtask owns which key hash, used for routing,
+restore and compaction alike, and `range_of` is its exact inverse. Intervals are
+`[start, end)` everywhere in Penstock. `checksum_of` is the checksum of durable bytes: XXH3
+with 64 bits, the same on every machine. Pure.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Signals: what travels between operators beside the rows.
+"""Signals: what travels between operators beside the rows, and how watermarks are merged.
 
 Event times are whole microseconds since 1970-01-01 UTC, negative before it, and fit a
 signed 64-bit integer.
@@ -11,11 +11,11 @@ signed 64-bit integer.
 | `Stop` | stop now, without flushing windows |
 | `EndOfData` | no row will ever follow |
 
-Watermarks: how several inputs agree on how far event time has come. Pure.
+Several inputs agree on how far event time has come by these rules. Pure.
 
 | rule | |
 |---|---|
-| an input that has not spoken keeps the result unknown | nothing may be closed |
+| an input without a watermark yet keeps the result unknown | nothing may be closed |
 | an idle input is left out | it must not hold the others back |
 | all idle is idle | repeating the last instant would close what a waking input could fill |
 | an ended input is left out, too | only when all have ended is this the end |
@@ -65,7 +65,7 @@ Watermark: TypeAlias = EventTime | Idle
 
 @dataclass(frozen=True, slots=True)
 class InputWatermark:
-    """How far one input of an operator has come; neither set means it has not spoken yet."""
+    """How far one input of an operator has come; neither set means it has sent nothing yet."""
 
     event_time_micros: int | None = None
     idle: bool = False
@@ -75,7 +75,7 @@ class InputWatermark:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """The end of an epoch's rows: whoever has seen it on every input writes its state."""
+    """The end of an epoch's rows: an operator that has it from every input writes its state."""
 
     epoch: Epoch
     min_epoch: Epoch
@@ -136,7 +136,7 @@ class Advance:
     inputs: tuple[InputWatermark, ...]
     """To be remembered per input."""
     watermark: Watermark | None
-    """What `handle_watermark` is told; None: nothing."""
+    """What `handle_watermark` is called with; it is not called for None."""
 
     @property
     def event_time(self) -> EventTime | None:
@@ -181,7 +181,7 @@ def merge_subtasks(
 
 
 def event_time_of(inputs: Sequence[InputWatermark]) -> EventTime | None:
-    """Return how far an operator's event time has come; None before all inputs spoke."""
+    """Return how far an operator's event time has come; None before all inputs have sent one."""
     times = [known.event_time_micros for known in inputs]
     known_times = [micros for micros in times if micros is not None]
     if not times or len(known_times) < len(times):
@@ -197,7 +197,7 @@ def has_ended(inputs: Sequence[InputWatermark]) -> bool:
 def _advance_input(previous: InputWatermark, spoken: Watermark | None) -> InputWatermark:
     match spoken:
         case None:
-            # Silent is not idle: who has not spoken may still have rows of any time.
+            # Silent is not idle: an input without a watermark may still have rows of any time.
             return InputWatermark(previous.event_time_micros)
         case Idle() if previous.event_time_micros == MAX_EVENT_TIME.micros:
             return previous

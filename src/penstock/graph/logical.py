@@ -10,10 +10,9 @@
 An input of a node takes exactly one edge; a union has several inputs. An output may feed
 any number of edges, or none.
 
-The order of a graph's operators: producers first, and the cycles that make it impossible. Pure.
-
-Ties are broken by the graph's own order of nodes, so equal graphs are ordered equally. Edges
-that name an unknown operator are left out: `validate` reports them.
+`topological_order` puts producers first, and `find_cycles` says why it cannot. Ties are broken
+by the graph's own order of nodes, so equal graphs are ordered equally. Edges that name an
+unknown operator are left out: `validate` reports them.
 """
 
 import heapq

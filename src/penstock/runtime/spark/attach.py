@@ -130,7 +130,7 @@ class Handoff:
             self._wake_job, self._end = wake_job, None
 
     def close(self, end: PenstockError) -> None:
-        """Let nobody wait any more: the job has ended, and this is why."""
+        """End every wait with this error: the job has ended."""
         with self._changed:
             self._wake_job, self._end = None, end
             self._changed.notify_all()
@@ -323,7 +323,7 @@ class AttachedJob:
         if self._error is not None:
             raise self._error
         if self._status is None:
-            raise InternalError(f"job {self._job!r} ended without a word")
+            raise InternalError(f"job {self._job!r} ended without a status")
         return self._status
 
     def __enter__(self) -> Self:
@@ -344,10 +344,10 @@ class AttachedJob:
             error.add_note(f"The job ended with: {own}")
 
     def _run(self) -> None:
-        """Drive the job; whatever ends it, nobody is left waiting."""
+        """Drive the job; however it ends, every wait for it ends too."""
         try:
             self._status = self._run_job()
-        except BaseException as error:  # noqa: BLE001 (it is raised to whoever waits)
+        except BaseException as error:  # noqa: BLE001 (it is raised again by `stop`)
             self._error = error
         finally:
             self._has_driver.set()
@@ -355,7 +355,7 @@ class AttachedJob:
             for handoff in self._handoffs.values():
                 handoff.close(end)
             if self._error is not None:
-                # Queries without data would go on for ever, and nobody would know.
+                # Queries without data would go on for ever, and the failure would stay unseen.
                 for query in list(self.queries.values()):
                     query.stop()
 

@@ -2,15 +2,11 @@
 
     range(tasks) ─ mapInArrow(level 0) ─ repartitionById(route) ─ mapInArrow(level 1) ─ … ─ collect
 
-Compactions are jobs of their own in a background thread; a failed one is logged and
-forgotten, because the next epochs order it again.
+Compactions are jobs of their own in a background thread, a task per subtask, and no epoch
+waits for them. A failure comes back as a value and is logged: Spark's attempts would take the
+cores from the epochs, and whatever is still due is ordered again after the next one.
 
-Compactions as Spark tasks: one per subtask, in a job of their own that no epoch waits for.
-
-A failure comes back as a value and is logged: Spark's attempts would take the cores from the
-epochs, and whatever is still due is ordered again after the next one.
-
-The first superstep as a DataFrame: a partition per task, in the tasks' order.
+The first superstep is a DataFrame with a partition per task, in the tasks' order.
 
     range(n) ─ mapInArrow(task)                  chains whose sources read by themselves
     rows.repartition(p) ─ mapInArrow(task)       chains that are fed a DataFrame in this epoch
@@ -18,17 +14,17 @@ The first superstep as a DataFrame: a partition per task, in the tasks' order.
 All of them are one union, so an epoch stays one job, and the number of a partition is that
 of its task over the whole union.
 
-What a failed Spark job means: a fix for the user, or something that may pass.
-
-User errors travel as values and never get here. What does is Spark itself: lost executors,
-a job given up after its retries, a package that is missing on the workers; and DataFrames
-of users that are read in an epoch and fail by themselves.
+A Spark job that failed becomes an error that says whether the user has to fix something or it
+may pass. User errors travel as values and never get here. What does is Spark itself: lost
+executors, a job given up after its retries, a package that is missing on the workers; and
+DataFrames of users that are read in an epoch and fail by themselves.
 """
 
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,19 +94,6 @@ class CompactionTask:
         result = _carry_out(self.orders[partition_number()], self.worker)
         data = msgspec.msgpack.encode(result)
         yield pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], schema=_ARROW)
-
-
-def read_results(table: pa.Table) -> Sequence[CompactionResult]:
-    """Return what the tasks gave back."""
-    column: list[Any] = table.column("result").to_pylist()
-    return _done(msgspec.msgpack.decode(data, type=_Result) for data in column)
-
-
-def compact_here(
-    orders: Sequence[CompactionOrder], spec: WorkerSpec
-) -> Sequence[CompactionResult]:
-    """Carry orders out in this process: for those smaller than the job that would do it."""
-    return _done(_carry_out(order, spec) for order in orders)
 
 
 def _carry_out(order: CompactionOrder, spec: WorkerSpec) -> _Result:
@@ -276,10 +259,10 @@ class SparkExecutor:
         del parent  # workers read it themselves: in each closure it would be P times P
         running = self._epochs.submit(self._run_epoch, job, epoch)
         limit = epoch.deadline_micros
-        _, late = wait([running], None if limit is None else limit / 1_000_000)
+        _, late = futures.wait([running], None if limit is None else limit / 1_000_000)
         if late:
             self.cancel()
-            wait(late)
+            futures.wait(late)
             raise _overran(job, epoch)
         return running.result()
 
@@ -310,7 +293,7 @@ class SparkExecutor:
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
         """Return, once, what was compacted; `wait` for all that is started."""
         if wait:
-            _wait_for(self._compacting)
+            futures.wait(self._compacting)
         done = [future for future in self._compacting if future.done()]
         # Not by asking again: one that ends just now would be in neither list.
         self._compacting = [future for future in self._compacting if future not in done]
@@ -323,7 +306,7 @@ class SparkExecutor:
         self._compacting = []
 
     def cancel(self) -> None:
-        """Cancel the jobs under way; for any thread. Whoever waits for one is told."""
+        """Cancel the jobs under way; for any thread. Waiting for one then raises."""
         cancel_jobs(self._session, self.tag)
 
     def close(self) -> None:
@@ -337,7 +320,7 @@ class SparkExecutor:
             return self._build(job, epoch, epoch)
         if self._standing is None or self._standing[0] != job.fingerprint:
             self._standing = (job.fingerprint, self._build(job, epoch, None))
-        # Under a new name it is planned and run anew; the same again would reuse its shuffle.
+        # Under a new name it is planned and run again; under the same it would reuse its shuffle.
         return self._standing[1].alias(_EPOCH)
 
     def _build(
@@ -359,20 +342,18 @@ class SparkExecutor:
     def _compact_here(
         self, orders: tuple[CompactionOrder, ...]
     ) -> Sequence[CompactionResult]:
-        return compact_here(orders, self._worker)
+        return _done(_carry_out(order, self._worker) for order in orders)
 
     def _compact(self, orders: tuple[CompactionOrder, ...]) -> Sequence[CompactionResult]:
         task, count = CompactionTask(orders, self._worker), len(orders)
         frame = self._session.range(0, count, 1, count).toDF("id")
         try:
-            return read_results(frame.mapInArrow(task, RESULT_SCHEMA).toArrow())
+            table = frame.mapInArrow(task, RESULT_SCHEMA).toArrow()
         except (PySparkException, Py4JError) as error:
             _log.warning("a job of compactions failed and is ordered again: %s", error)
             return ()
-
-
-def _wait_for(futures: Sequence[Future[Sequence[CompactionResult]]]) -> None:
-    wait(futures)
+        results: list[Any] = table.column("result").to_pylist()
+        return _done(msgspec.msgpack.decode(data, type=_Result) for data in results)
 
 
 def _overran(job: CompiledJob, epoch: EpochPlan) -> UserCodeError:

@@ -168,7 +168,7 @@ class _StagedRows:
     schema: pa.Schema
 
     def frame(self) -> DataFrame:
-        """Return the rows as a DataFrame, read anew by every action on it."""
+        """Return the rows as a DataFrame, read again by every action on it."""
         count = len(self.files)
         _, spark_schema = spark_form_of(self.schema)
         session = driving_session("for_each_epoch")

@@ -51,7 +51,7 @@ def fed_frame(name: str) -> DataFrame:
     frame = _FRAMES.get(name)
     if frame is None:
         raise InternalError(
-            f"an epoch is to read the DataFrame {name!r}, which nobody gave"
+            f"an epoch is to read the DataFrame {name!r}, which no source gave"
         )
     return frame
 

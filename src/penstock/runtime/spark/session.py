@@ -12,28 +12,20 @@
 | FAIR pools (own session) | a compaction must not hold an epoch up |
 | tasks wait for no particular executor (own session) | an epoch is shorter than the wait |
 | `local[*,4]` (own session) | plain `local[*]` never tries a task again |
-| Python workers keep freed memory for a while (own session) | each epoch would ask the system for it anew, a quarter of the CPU time |
+| Python workers keep freed memory for a while (own session) | each epoch would ask the system for it again, a quarter of the CPU time |
 | Java's fast compiler only (own, local) | the other takes a core from the tasks for minutes |
 | shuffles are not compressed (own, local) | they never leave the machine |
 | a temporary folder for the JVM (own session) | Spark leaves sockets behind, and Java does not heed TMPDIR |
 
-What must be there before Spark is started: a Java it can run on, a master that answers.
+Before Spark is started, a Java that it can run on and a master that answers must be there.
+Spark's own errors do not help: an old Java fails with a class file version, and a master that
+cannot be reached is tried for a minute. Both are checked here, in a few seconds at most, before
+anything is started or written.
 
-Spark itself tells of neither in a way that helps: an old Java fails with a class file version,
-and a master that cannot be reached is tried for a minute. Both are found out here, in less
-than a second or a few, before anything is started or written.
-
-What only a Spark in this process has: its context. Behind Spark Connect there is none.
-
-Pools, local properties and job tags of a context make epochs faster and are done without
-where it is missing; nothing else of Penstock may ask for one.
-
-Threads that start Spark jobs, each with a scheduling pool and a tag.
-
-Pools, tags and local properties belong to a thread. In threads of our own they never touch
-the jobs that the user starts beside an epoch.
-
-The Spark session of the job that this thread drives: what hooks on the driver work with.
+Only a Spark in this process has a context; behind Spark Connect there is none. Pools, local
+properties and job tags of a context make epochs faster and are left out where it is missing.
+They belong to a thread: in threads of our own they never touch the jobs that the user starts
+beside an epoch.
 """
 
 import atexit
@@ -69,7 +61,7 @@ _STANDALONE = "spark://"
 
 def check_can_start(master: str) -> None:
     """Raise `UserError` if Spark could not start with this master, saying why."""
-    # A JVM that somebody started for us, as spark-submit does, is past all of this.
+    # A JVM that was started for us, as spark-submit does, has passed all of this.
     if variable("PYSPARK_GATEWAY_PORT") is None:
         check_java()
     if master.startswith(_STANDALONE):
@@ -104,7 +96,7 @@ def check_java() -> None:
 
 
 def check_master(master: str) -> None:
-    """Ask a standalone master, or any of several, whether somebody listens there."""
+    """Ask a standalone master, or any of several, whether anything listens there."""
     reasons = []
     for place in master.removeprefix(_STANDALONE).split(","):
         host, _, port = place.rpartition(":")
@@ -152,7 +144,7 @@ def context_of(session: SparkSession) -> SparkContext | None:
 EPOCHS = "penstock-epochs"
 COMPACTIONS = "penstock-compactions"
 POOLS_FILE = Path(__file__).with_name("pools.xml")
-"""What the pools get, for a session that is told so when it starts."""
+"""What the pools get; a session is given this file when it starts."""
 
 
 def job_thread(session: SparkSession, pool: str, tag: str) -> ThreadPoolExecutor:
@@ -218,7 +210,7 @@ _WORTH_HAVING = (
     "spark.scheduler.mode",
     "spark.locality.wait",
 )
-"""Those of them whose lack on a Spark of the user's is told."""
+"""The log warns if a Spark of the user's lacks one of these."""
 _LONGEST_SOCKET_FOLDER = 55
 """Of the 104 bytes that a Unix socket's whole path may have; Spark's names take 42."""
 
@@ -332,7 +324,7 @@ def _folder_settings(*, is_local: bool) -> dict[str, str]:
     """Return settings that keep what the JVM writes in a folder that goes with this process.
 
     Where TMPDIR says, which Java does not heed. Spark leaves its sockets behind, and a JVM
-    its performance data in /tmp whatever it is told.
+    its performance data in /tmp in any case.
     """
     folder = tempfile.mkdtemp(prefix="penstock-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -3,20 +3,14 @@
 Small whatever the job's size: the checkpoint is named, not contained. A process keeps its
 worker, and with it the chains it remembers, for as long as Spark reuses it.
 
-The wire schema as Spark sees it: records in Arrow batches of four columns, and back.
+On the wire, records are Arrow batches of four columns. A Spark row is a whole batch of rows,
+not one of them, so a shuffle moves few large rows and never looks at the user's schema.
 
-A Spark row is a whole batch of rows, not one of them, so a shuffle moves few large rows and
-never looks at the user's schema.
-
-What tasks spend their time on: one file of cProfile statistics per task, if asked for.
-
-How the plan of an epoch reaches its tasks: beside the job, or inside of it.
-
-A DataFrame whose tasks hold no plan is the same in every epoch: built once, it only runs
+The plan of an epoch reaches its tasks beside the job, or inside of it. A DataFrame whose tasks hold no plan is the same in every epoch: built once, it only runs
 again, which saves a third of a small epoch. The plan then travels as a local property of the
 job, which Spark sends along with every task. One that is too large for that, because it
 would be sent as often as there are tasks, goes into the tasks' closure, which executors
-fetch once; the DataFrame is then built anew. So it is behind Spark Connect, too, which has
+fetch once; the DataFrame is then built again. So it is behind Spark Connect, too, which has
 no local properties.
 """
 
