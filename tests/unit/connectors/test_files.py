@@ -3,8 +3,15 @@ from typing import Literal
 import pyarrow as pa
 import pytest
 
+from penstock.api.pipeline import Pipeline
+from penstock.catalog import default_registry
 from penstock.connectors.files.connector import files
+from penstock.connectors.files.source import FilesSource, FilesSourceConfig
+from penstock.connectors.memory import list_sink
 from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import OperatorSpec
+from penstock.state.storage.memory import MemoryStore
+from penstock.state.storage.object_store import ObjectStore
 from tests.builders.files_job import SCHEMA
 
 
@@ -53,3 +60,26 @@ def test_text_cannot_be_read_without_columns(format_: Literal["csv", "jsonl"]) -
 def test_nothing_is_looked_for_too_often() -> None:
     with pytest.raises(UserError, match="at least 1ms"):
         files("*.csv", discover=1)
+
+
+def test_the_driver_and_a_subtask_open_the_store_once_each_in_many_epochs() -> None:
+    store = MemoryStore({f"{n}.jsonl": b'{"n": %d}' % n for n in range(3)})
+    opened: list[str] = []
+
+    def open_files(url: str) -> ObjectStore:
+        opened.append(url)
+        return store
+
+    registry = default_registry(load_plugins=False)
+    registry.add("seen", FilesSourceConfig, lambda config: FilesSource(config, open_files))
+    config = files("memory:unused/*.jsonl", schema=SCHEMA).source_spec().config
+    pipeline = Pipeline("often", registry=registry)
+    out = list_sink("opened-once")
+    pipeline.read("files", OperatorSpec("seen", config)).write("out", out)
+
+    status = pipeline.run_in_process("memory:")
+
+    assert sorted(row["n"] for row in out.rows()) == [0, 1, 2]
+    assert status.epoch is not None
+    assert status.epoch > 1
+    assert opened == ["memory:unused"] * 2

@@ -125,7 +125,6 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
     ) -> None:
         super().__init__(config)
         self._open_output = open_output
-        """Tests give one that fails."""
         self._opened: ObjectStore | None = None
         self._parts: EpochParts | None = None
 

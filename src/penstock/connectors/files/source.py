@@ -13,7 +13,7 @@ the user says that files are in order of time. Root and pattern are kept in the 
 with discovery too; see `discovery`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -171,8 +171,11 @@ def check_types(schema: pa.Schema, format_: FormatName) -> None:
 class FilesSource(Configured[FilesSourceConfig], SourceOperator):
     """Reads the files of a pattern. Opens its store once, when it first needs it."""
 
-    def __init__(self, config: FilesSourceConfig) -> None:
+    def __init__(
+        self, config: FilesSourceConfig, open_files: Callable[..., ObjectStore] = open_store
+    ) -> None:
         super().__init__(config)
+        self._open_files = open_files
         self._files = config.files
         self._stream = StreamSchema.from_bytes(config.schema)
         self._format: FileFormat = _FORMATS[config.format](
@@ -303,7 +306,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
     @property
     def _store(self) -> ObjectStore:
         if self._opened is None:
-            self._opened = open_store(self.config.root, **self.config.store_options)
+            self._opened = self._open_files(self.config.root, **self.config.store_options)
         return self._opened
 
     def _list(self) -> dict[str, int]:
