@@ -32,12 +32,11 @@ from penstock.core.watermark import (
     Stop,
     Watermark,
 )
-from penstock.errors import ErrorCode, ExternalError, PenstockError
+from penstock.errors import ErrorCode, ExternalError
 from penstock.operators.collector import ArrowCollector
 from penstock.operators.context import OperatorContext
 from penstock.operators.udfs.async_calls import (
     CALLS_TABLE,
-    AsyncCall,
     CallPool,
     CallTimeoutError,
     RowCall,
@@ -193,27 +192,25 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
     def _take_answers(self, ctx: OperatorContext) -> None:
         """Note the answers that came; raise the first one that fails the epoch."""
         for call in self._pool.take_finished():
-            if call.error is None or not isinstance(call, RowCall):
+            error = call.error
+            if error is None or not isinstance(call, RowCall):
                 continue
-            if not is_row_fault(call.error, self.config):
-                self._pool.cancel_all()
-                raise self._failure_of(call, call.error, ctx) from call.error
-            call.reason = describe_error(call.error)
-
-    def _failure_of(
-        self, call: AsyncCall, error: BaseException, ctx: OperatorContext
-    ) -> PenstockError:
-        operator = ctx.task.operator
-        if not isinstance(error, CallTimeoutError):
-            return call_failed(error, self.config, operator, call.arguments)
-        return ExternalError(
-            f"UDF {self.config.name!r} of operator {operator!r} gave {error} when called with "
-            f"{call.arguments!r:.200}, {call.failures} times. See to the service it calls, "
-            'raise timeout_seconds or retries, or send such rows aside with on_error="bad"',
-            code=ErrorCode.UDF_TIMED_OUT,
-            operator=operator,
-            udf=self.config.name,
-        )
+            if is_row_fault(error, self.config):
+                call.reason = describe_error(error)
+                continue
+            self._pool.cancel_all()
+            spec, operator = self.config, ctx.task.operator
+            if not isinstance(error, CallTimeoutError):
+                failure = call_failed(error, spec, operator, call.arguments)
+                raise failure from failure.__cause__
+            raise ExternalError(
+                f"UDF {spec.name!r} of operator {operator!r} gave {error} when called with "
+                f"{call.arguments!r:.200}, {call.failures} times. See to the service it calls, "
+                'raise timeout_seconds or retries, or send such rows aside with on_error="bad"',
+                code=ErrorCode.UDF_TIMED_OUT,
+                operator=operator,
+                udf=spec.name,
+            ) from error
 
     def _emit(self, ctx: OperatorContext, collector: ArrowCollector) -> None:
         """Emit the rows whose turn it is, and forget those that were in state."""

@@ -107,10 +107,7 @@ def conform_result(
 def call_failed(
     error: BaseException, spec: ResultSpec, operator: str, arguments: Any
 ) -> PenstockError:
-    """Return the error to raise for a call that failed and must fail the epoch.
-
-    Errors that are Penstock's own, such as `ExternalError`, keep their class.
-    """
+    """Return the error to raise for a call that failed and must fail the epoch."""
     who = f"UDF {spec.name!r} of operator {operator!r}"
     shown = _show(arguments)
     return to_failure(
@@ -295,9 +292,10 @@ def evaluate_rows(
         if not (skips_nulls and has_null(arguments)):
             try:
                 value = function(*arguments)
-            except Exception as error:  # functions of users raise anything
+            except Exception as error:  # noqa: BLE001 (the boundary to user code)
                 if not is_row_fault(error, spec):
-                    raise call_failed(error, spec, operator, arguments) from error
+                    failure = call_failed(error, spec, operator, arguments)
+                    raise failure from failure.__cause__
                 errors[index] = describe_error(error)
                 continue
         values.append(value)
@@ -337,10 +335,11 @@ def evaluate_columns(
     """
     try:
         result = call(batch)
-    except Exception as error:  # functions of users raise anything
+    except Exception as error:  # noqa: BLE001 (the boundary to user code)
         if not is_row_fault(error, spec):
             sample = batch.select(list(spec.inputs)).slice(0, 1).to_pylist()
-            raise call_failed(error, spec, operator, sample) from error
+            failure = call_failed(error, spec, operator, sample)
+            raise failure from failure.__cause__
         if batch.num_rows == 1:
             nothing = pa.nulls(0, type=spec.return_type)
             return Evaluation(nothing, {0: describe_error(error)})
