@@ -35,8 +35,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -164,7 +164,16 @@ class FileCache:
         try:
             self._write(target, batch)
         except OSError as error:
-            self._degrade(error)
+            with self._guard:
+                self._puts_to_skip = _RETRY_AFTER_PUTS
+                warned, self._warned = self._warned, True
+            if not warned:
+                _LOGGER.warning(
+                    "the state cache at %s cannot be written (%s); going on without caching. "
+                    "Free space there or set another cache folder to get its speed back",
+                    self.root,
+                    error,
+                )
 
     def remove(self, key: CacheKey) -> bool:
         """Remove an entry that nobody is likely to need again; tell whether there was one."""
@@ -194,7 +203,10 @@ class FileCache:
 
     def _publish(self, temporary: Path, target: Path, size: int) -> None:
         """Make room, count the bytes, then let the entry appear: in this order, under the lock."""
-        with self._lock() as lock:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        lock = os.open(self.root / "lock", flags, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             raw = os.pread(lock, _USAGE.size, 0)
             used = int(_USAGE.unpack(raw)[0]) if len(raw) == _USAGE.size else None
             if used is None or used + size > self.limit_bytes:
@@ -205,17 +217,9 @@ class FileCache:
                 return
             os.pwrite(lock, _USAGE.pack(used + size), 0)
             temporary.rename(target)
-        self._count(written_bytes=size)
-
-    @contextmanager
-    def _lock(self) -> Iterator[int]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.root / "lock", flags, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield descriptor
         finally:
-            os.close(descriptor)
+            os.close(lock)
+        self._count(written_bytes=size)
 
     def _evict(self, target_bytes: int) -> int:
         """Remove the longest untouched entries until at most `target_bytes` stay; return what stays."""
@@ -238,18 +242,6 @@ class FileCache:
                 used -= size
                 self._count(evicted_entries=1)
         return used
-
-    def _degrade(self, error: OSError) -> None:
-        with self._guard:
-            self._puts_to_skip = _RETRY_AFTER_PUTS
-            warned, self._warned = self._warned, True
-        if not warned:
-            _LOGGER.warning(
-                "the state cache at %s cannot be written (%s); going on without caching. Free "
-                "space there or set another cache folder to get its speed back",
-                self.root,
-                error,
-            )
 
     def _count(self, **amounts: int) -> None:
         with self._guard:
