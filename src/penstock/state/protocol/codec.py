@@ -12,7 +12,8 @@ one that nothing needs.
 """
 
 from functools import lru_cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
@@ -68,7 +69,6 @@ _MESSAGES: dict[Any, type[Message]] = {
     InputWatermark: pb.InputWatermark,
     Pin: pb.Pin,
 }
-_FIELDS = {record: get_type_hints(record) for record in _MESSAGES}
 _STORED_AS = {
     "job": "job_id",
     "owner": "owner_token",
@@ -77,6 +77,34 @@ _STORED_AS = {
     "holder": "holder_job_id",
 }
 """Fields that messages name otherwise. Whatever is renamed in a record needs an entry here."""
+
+
+class _Field(NamedTuple):
+    """One field of a record, as its declaration and its message have it."""
+
+    name: str
+    stored_as: str
+    kind: Any
+    """The type of the value, or of the items of a list."""
+    is_list: bool
+    is_optional: bool
+
+
+def _fields_of(record_type: type) -> tuple[_Field, ...]:
+    # A field is declared as a type, as a tuple of a type, or as a type or None.
+    return tuple(
+        _Field(
+            name=name,
+            stored_as=_STORED_AS.get(name, name),
+            kind=next(iter(get_args(hint)), hint),
+            is_list=get_origin(hint) is tuple,
+            is_optional=isinstance(hint, UnionType),
+        )
+        for name, hint in get_type_hints(record_type).items()
+    )
+
+
+_FIELDS = {record_type: _fields_of(record_type) for record_type in _MESSAGES}
 
 
 def seal(kind: str, message: Message) -> bytes:
@@ -138,24 +166,23 @@ def _corrupt(path: str, what: str, code: ErrorCode) -> CorruptStateError:
 
 def encode(record: Record) -> bytes:
     """Encode a record in its envelope; equal records give equal bytes."""
-    return seal(_KINDS[type(record)], _to_stored(record))
+    return seal(_KINDS[type(record)], _to_message(record))
 
 
-def _to_stored(value: Any) -> Any:
-    """Return what a message holds for a value of a record."""
-    if isinstance(value, tuple):
-        return [_to_stored(item) for item in value]
-    if isinstance(value, PinKind):
-        return _PIN_KINDS[value]
-    if type(value) not in _MESSAGES:
-        return value
-    stored = {
-        _STORED_AS.get(name, name): _to_stored(getattr(value, name))
-        for name in _FIELDS[type(value)]
-    }
-    if isinstance(value, OperatorEntry):
-        stored["parallelism"] = value.parallelism
-    return _MESSAGES[type(value)](**stored)
+def _to_message(record: Any) -> Message:
+    stored = {}
+    for field in _FIELDS[type(record)]:
+        value = getattr(record, field.name)
+        if field.is_list:
+            value = [_to_message(item) for item in value]
+        elif type(value) in _MESSAGES:
+            value = _to_message(value)
+        elif field.kind is PinKind:
+            value = _PIN_KINDS[value]
+        stored[field.stored_as] = value
+    if isinstance(record, OperatorEntry):
+        stored["parallelism"] = record.parallelism
+    return _MESSAGES[type(record)](**stored)
 
 
 def decode(record_type: type[RecordT], data: bytes, path: str) -> RecordT:
@@ -169,7 +196,7 @@ def _decode(kind: str, data: bytes, path: str) -> Any:
     record_type = _RECORDS[kind]
     message = unseal(kind, _MESSAGES[record_type], data, path)
     try:
-        record = _from_stored(record_type, message)
+        record = _from_message(record_type, message)
     except UserError as error:
         raise _corrupt(
             path, f"holds an invalid value ({error})", ErrorCode.UNDECODABLE
@@ -182,29 +209,33 @@ def _decode(kind: str, data: bytes, path: str) -> Any:
     return record
 
 
-def _from_stored(kind: Any, stored: Any) -> Any:
-    """Return the value of a type that a message holds; `UserError` if it is none."""
-    if kind is PinKind:
-        found = [member for member, number in _PIN_KINDS.items() if number == stored]
-        if not found:
-            raise UserError(f"a pin of unknown kind {stored}")
-        return found[0]
-    if kind not in _MESSAGES:
-        return kind(stored)
-    present = {descriptor.name for descriptor, _ in stored.ListFields()}
+def _from_message(record_type: Any, message: Message) -> Any:
+    """Return the record of a message; a value that it cannot have is a `UserError`."""
     values: dict[str, Any] = {}
-    for name, hint in _FIELDS[kind].items():
-        stored_name = _STORED_AS.get(name, name)
-        value = getattr(stored, stored_name)
-        # The hint of a field is a type, a tuple of a type, or a type or None.
-        item_type = next(iter(get_args(hint)), hint)
-        if get_origin(hint) is tuple:
-            values[name] = tuple(_from_stored(item_type, item) for item in value)
-        elif item_type is not hint and stored_name not in present:
-            values[name] = None
+    for field in _FIELDS[record_type]:
+        stored = getattr(message, field.stored_as)
+        if field.is_list:
+            values[field.name] = tuple(_from_message(field.kind, item) for item in stored)
+        elif field.is_optional and not _is_present(message, field.stored_as):
+            values[field.name] = None
+        elif field.kind in _MESSAGES:
+            values[field.name] = _from_message(field.kind, stored)
+        elif field.kind is PinKind:
+            values[field.name] = _pin_kind(stored)
         else:
-            values[name] = _from_stored(item_type, value)
-    return kind(**values)
+            values[field.name] = field.kind(stored)
+    return record_type(**values)
+
+
+def _is_present(message: Message, name: str) -> bool:
+    return any(descriptor.name == name for descriptor, _ in message.ListFields())
+
+
+def _pin_kind(stored: int) -> PinKind:
+    for kind, number in _PIN_KINDS.items():
+        if number == stored:
+            return kind
+    raise UserError(f"a pin of unknown kind {stored}")
 
 
 _KIND = "operator-metadata"
