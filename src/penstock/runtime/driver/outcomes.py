@@ -1,24 +1,36 @@
-"""Agreement: whether the reports of an epoch belong together, and what it came to. Pure.
+"""Agreement: whether the reports of an epoch belong together, and what the epoch came to.
 
 The driver publishes only if, from the last level down to the first, every task is named by
 one token: the one its consumers hold receipts for, or for a task without consumers the only
 one that reported. That attempt's report must have arrived and be whole, and it must itself
 hold a receipt for every producer it reads. Otherwise the epoch is torn and runs again.
 
-A run of an epoch counts, was torn, or was lost to another driver.
+A run of an epoch counts, was torn, or was lost to another driver. Most of the protocol says
+`Fenced` by itself. But a replaced driver may notice it first by what is gone: its successor
+collects checkpoints that it was about to read. Missing objects are damage only as long as no
+newer driver owns the job.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.errors import ErrorCode, PenstockError, StorageError
+from penstock.core.ids import JobId
+from penstock.errors import (
+    CorruptStateError,
+    ErrorCode,
+    FencedError,
+    PenstockError,
+    StorageError,
+)
 from penstock.operators.source import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.plan.epoch_plan import ReadingPlan
 from penstock.runtime.plan.executor import ErrorPart, Reports, TaskReport, from_error_part
 from penstock.runtime.plan.physical import PhysicalPlan, peers_of
-from penstock.state.protocol.records import CheckpointRef
+from penstock.state.checkpoints import JobCheckpoints
+from penstock.state.protocol.records import CheckpointRef, ClaimRecord, Fenced
 from penstock.state.storage.watched import NO_USAGE, StoreUsage
 
 TaskKey: TypeAlias = tuple[int, int]
@@ -178,10 +190,25 @@ def combined_error(failed: Failed) -> PenstockError:
     return first
 
 
-def finish_of(reports: Reports) -> SourceFinishType | None:
-    """Return the most urgent wish of any source subtask; an end concerns only the source."""
-    wishes = {report.finish for report in reports.values()}
-    for wish in (SourceFinishType.IMMEDIATE, SourceFinishType.GRACEFUL):
-        if wish in wishes:
-            return wish
-    return None
+def fenced_error(job: JobId, fenced: Fenced) -> FencedError:
+    """Return the error of a driver that was replaced."""
+    return FencedError(
+        f"generation {fenced.generation} of job {job!r} was replaced: a newer driver has "
+        "claimed the job. This one stops for good and changes nothing more",
+        job=str(job),
+        generation=int(fenced.generation),
+    )
+
+
+@contextmanager
+def damage_while_owned(checkpoints: JobCheckpoints, claim: ClaimRecord) -> Iterator[None]:
+    """Turn CorruptStateError into FencedError if a newer driver owns the job.
+
+    It may have collected the objects that are missing.
+    """
+    try:
+        yield
+    except CorruptStateError as error:
+        if checkpoints.is_fenced(claim):
+            raise fenced_error(claim.job, Fenced(claim.generation)) from error
+        raise

@@ -27,8 +27,9 @@ from penstock.runtime.driver.outcomes import (
     Failed,
     Torn,
     combined_error,
+    damage_while_owned,
+    fenced_error,
     find_agreement,
-    finish_of,
 )
 from penstock.runtime.driver.publish import (
     CommittingSinks,
@@ -38,8 +39,6 @@ from penstock.runtime.driver.publish import (
 )
 from penstock.runtime.driver.start import (
     checkpoints_of,
-    damage_while_owned,
-    fenced_error,
     has_finished,
     read_metadata,
     take_over_job,
@@ -156,7 +155,10 @@ class JobSession:
         if isinstance(agreement, Failed):
             raise combined_error(agreement)
         reports = agreement.by_operator(environment.job.plan)
-        finish = finish_of(reports)
+        # The most urgent wish of any source counts; an end concerns only the source.
+        wishes = {report.finish for report in reports.values()}
+        stopping = (SourceFinishType.IMMEDIATE, SourceFinishType.GRACEFUL)
+        finish = next((wish for wish in stopping if wish in wishes), None)
         is_published = False
         if finish is not SourceFinishType.IMMEDIATE:
             outcome = self.publisher.publish(self.state, plan, reports)

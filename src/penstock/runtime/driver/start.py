@@ -5,22 +5,18 @@ under the operator's name. An operator that is gone, a table that changed its ki
 version that cannot be read would lose state silently: it is refused, all problems at once,
 unless dropping is allowed explicitly.
 
-**Ownership.** Most of the protocol says `Fenced` by itself. But a replaced driver may notice
-it first by what is gone: its successor collects checkpoints that it was about to read.
-Missing objects are damage only as long as no newer driver owns the job.
-
 A restore cannot take back the output of the epochs that it abandons; a warning names them.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
-from penstock.core.ids import JobId, OperatorId
+from penstock.core.ids import OperatorId
 from penstock.core.watermark import has_ended
-from penstock.errors import CorruptStateError, ErrorCode, FencedError, StateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.graph.logical import LogicalGraph
 from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.driver.outcomes import damage_while_owned, fenced_error
 from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.plan.epoch_plan import known_inputs
 from penstock.state.checkpoints import JobCheckpoints, Metadata
@@ -147,30 +143,6 @@ def _find_sinks(environment: JobEnvironment) -> list[OperatorId]:
             for spec in tables
         )
     ]
-
-
-def fenced_error(job: JobId, fenced: Fenced) -> FencedError:
-    """Return the error of a driver that was replaced."""
-    return FencedError(
-        f"generation {fenced.generation} of job {job!r} was replaced: a newer driver has "
-        "claimed the job. This one stops for good and changes nothing more",
-        job=str(job),
-        generation=int(fenced.generation),
-    )
-
-
-@contextmanager
-def damage_while_owned(checkpoints: JobCheckpoints, claim: ClaimRecord) -> Iterator[None]:
-    """Turn CorruptStateError into FencedError if a newer driver owns the job.
-
-    It may have collected the objects that are missing.
-    """
-    try:
-        yield
-    except CorruptStateError as error:
-        if checkpoints.is_fenced(claim):
-            raise fenced_error(claim.job, Fenced(claim.generation)) from error
-        raise
 
 
 def take_over_job(
