@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from typing_extensions import override
 
 from penstock.core.ids import Epoch, TaskInfo
-from penstock.errors import ErrorCode, InternalError, StateError
+from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import MigrationStep, migrate_value, plan_migration
 from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile, apply_swap, merge_lists
@@ -335,7 +335,6 @@ class GlobalKeyedView(View, Generic[K, V]):
         """The same writes by file, so that catching up does not read them back."""
         self._changes: dict[bytes, bytes | None] = {}
         """Own writes of this epoch; None for a removed key."""
-        self._is_released = False
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """Return a new copy of the key's value, or `default`."""
@@ -391,11 +390,7 @@ class GlobalKeyedView(View, Generic[K, V]):
     @override
     def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
         """Fold what all subtasks, this one included, have written since."""
-        if self._changes:
-            raise InternalError(
-                f"table {self.table_name!r} was to catch up with other writes while its own are "
-                "not checkpointed"
-            )
+        self.check_settled(has_writes=bool(self._changes))
         self._folded = self._table.fold(missing, self._folded, known=self._written)
         self._unmerged, self._written = {}, {}
         self.files = tuple(files)
@@ -403,15 +398,15 @@ class GlobalKeyedView(View, Generic[K, V]):
     @override
     def release(self) -> None:
         self._folded, self._unmerged, self._changes, self._written = {}, {}, {}, {}
-        self._is_released = True
+        self.is_released = True
 
     def _known_keys(self) -> set[bytes]:
-        self._check_usable()
+        self.check_usable()
         return {*self._folded, *self._unmerged, *self._changes}
 
     def _find(self, key: bytes, *, before: bool = False) -> bytes | None:
         """Return what the key has, or had `before` the epoch started."""
-        self._check_usable()
+        self.check_usable()
         if not before and key in self._changes:
             return self._changes[key]
         return self._unmerged[key] if key in self._unmerged else self._folded.get(key)
@@ -421,7 +416,3 @@ class GlobalKeyedView(View, Generic[K, V]):
             self._changes.pop(key, None)
         else:
             self._changes[key] = value
-
-    def _check_usable(self) -> None:
-        if self._is_released:
-            raise InternalError(f"table {self.table_name!r} was used after it was released")

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from penstock.core.batch import RowsLike, to_batch
 from penstock.core.hash_kernels import Hashes
-from penstock.errors import InternalError, SchemaError
+from penstock.errors import SchemaError
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import KeyedSchema
 from penstock.state.tables.expiry import Flags, expiry_of_deletions, expiry_of_rows
@@ -61,10 +61,10 @@ class KeyedView(View):
 
     def __init__(self, table: TypedTable[Any, KeyedSchema], frontier: Frontier) -> None:
         self.schema = table.schema
+        self.table_name = table.schema.table_name
         self.files: Files = ()
         self._table = table
         self._frontier = frontier
-        self._is_released = False
         budget = table.environment.memory_budget_bytes
         self._open_segments = OpenSegments(budget // _OPEN_SHARE)
         self._pending = PendingRows(
@@ -133,14 +133,14 @@ class KeyedView(View):
 
         Sees the writes made before it started, and judges expiry by the frontier of then.
         """
-        self._check_usable()
+        self.check_usable()
         runs: list[Run] = [*self._runs, *self._pending.runs()]
         instant = self.schema.clock_after_epoch(self._frontier)
         return self._live_batches(runs, instant)
 
     def load(self) -> int:
         """Fetch, verify and cache every row now instead of when it is looked up; count them."""
-        self._check_usable()
+        self.check_usable()
         return sum(
             run.read_segment(index).rows.num_rows
             for run in self._runs
@@ -150,7 +150,7 @@ class KeyedView(View):
     @override
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
         """Hand over the epoch's writes in order of key hash, one row per key."""
-        self._check_usable()
+        self.check_usable()
         for rows in merge_runs(self._pending.runs(), self.schema.key_columns):
             checkpointer.insert_data(rows)
 
@@ -163,11 +163,7 @@ class KeyedView(View):
     @override
     def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
         """Become the fold of `files`. Nothing is read until it is looked up."""
-        if self._pending:
-            raise InternalError(
-                f"table {self.schema.table_name!r} was to catch up with other writes while its "
-                "own are not checkpointed"
-            )
+        self.check_settled(has_writes=bool(self._pending))
         self._adopt(files)
 
     @override
@@ -176,7 +172,7 @@ class KeyedView(View):
         self._pending.clear()
         self._open_segments.clear()
         self._runs = ()
-        self._is_released = True
+        self.is_released = True
 
     def _live_batches(
         self, runs: Sequence[Run], instant: int | None
@@ -222,7 +218,7 @@ class KeyedView(View):
 
     def _owned_hashes(self, keys: Sequence[Any], count: int) -> Hashes:
         """Hash keys; one that another subtask owns got here by mistake and is refused."""
-        self._check_usable()
+        self.check_usable()
         return self.schema.owned_hashes(keys, count, self._table.environment.task)
 
     def _runs_for(self, hashes: Hashes) -> Iterator[Run]:
@@ -249,9 +245,3 @@ class KeyedView(View):
         for identity in known:
             self._open_segments.close(identity)
         self.files = tuple(files)
-
-    def _check_usable(self) -> None:
-        if self._is_released:
-            raise InternalError(
-                f"table {self.schema.table_name!r} was used after it was released"
-            )

@@ -43,44 +43,40 @@ TABLE_KINDS: Mapping[state_pb2.TableEnum, type[Table[Any]]] = {
 """The kind of table behind each durable type number."""
 
 
-def table_kind_of(config: state_pb2.TableConfig, *, table: str) -> type[Table[Any]]:
+def table_kind_of(table_type: state_pb2.TableEnum, *, table: str) -> type[Table[Any]]:
     """Return the kind that a table is declared as."""
-    kind = TABLE_KINDS.get(config.table_type)
+    kind = TABLE_KINDS.get(table_type)
     if kind is None:
         raise StateError(
-            f"table {table!r} is of the unknown kind {kind_name(config.table_type)}: a newer "
-            "Penstock wrote it; upgrade",
+            f"table {table!r} is of the unknown kind {kind_name(table_type)}: a newer Penstock "
+            "wrote it; upgrade",
             code=ErrorCode.TABLE_TYPE_MISMATCH,
             table=table,
-            found=kind_name(config.table_type),
+            found=kind_name(table_type),
         )
     return kind
 
 
 def open_table(
-    name: str,
-    config: state_pb2.TableConfig,
-    environment: TableEnvironment,
-    files: Files = (),
-    *,
-    state_type: Any = None,
+    spec: TableSpec, environment: TableEnvironment, files: Files = ()
 ) -> Table[Any]:
     """Bind a declared table to those of a whole table's files that its subtask folds."""
-    kind = table_kind_of(config, table=name)
-    message = decode_config(kind, config, table=name)
+    kind = table_kind_of(spec.table_type, table=spec.name)
+    config = decode_config(kind, spec.to_config(), table=spec.name)
+    state_type, declared = spec.state_type, spec.state_version
     if state_type is not None:
         is_pair = isinstance(state_type, KeyValueTypes)
         version = state_version_of(state_type.value_type if is_pair else state_type)
-        if version != config.state_version:
+        if version != declared:
             raise StateError(
-                f"table {name!r} is declared with state version {config.state_version}, but its "
-                f"state class has version {version}: build the config from the table's spec",
+                f"table {spec.name!r} is declared with state version {declared}, but its state "
+                f"class has version {version}: build the config from the table's spec",
                 code=ErrorCode.UNSUPPORTED_STATE_VERSION,
-                table=name,
+                table=spec.name,
                 found=version,
-                expected=config.state_version,
+                expected=declared,
             )
-    return kind.from_config(message, environment, files, config.state_version, state_type)
+    return kind.from_config(config, environment, files, declared, state_type)
 
 
 def tables_by_name(specs: Iterable[TableSpec]) -> dict[str, TableSpec]:
@@ -111,7 +107,7 @@ def _needed_list(
     spec: TableSpec, task: TaskInfo, metadata: Mapping[int, Metadata]
 ) -> Files:
     """Return the list that a subtask's table is a part of, merged from as few as possible."""
-    kind = table_kind_of(spec.to_config(), table=spec.name)
+    kind = table_kind_of(spec.table_type, table=spec.name)
     own = parent_of(task, metadata)
     if own is None or kind.is_shared:
         return merge_table(spec.name, kind, metadata.values())
@@ -134,8 +130,8 @@ def plan_compactions(
 ) -> tuple[TableCompaction, ...]:
     """Plan the merges that are due in one subtask's tables. A shared table is subtask 0's."""
     planned = []
-    for spec in tables_by_name(specs).values():
-        kind = table_kind_of(spec.to_config(), table=spec.name)
+    for spec in specs:
+        kind = table_kind_of(spec.table_type, table=spec.name)
         if kind.is_shared and task.subtask.index != 0:
             continue
         files = _needed_list(spec, task, metadata)
@@ -156,9 +152,7 @@ def run_compactions(
     compacted = {}
     for due in planned:
         spec = due.spec
-        table = open_table(
-            spec.name, spec.to_config(), environment, state_type=spec.state_type
-        )
+        table = open_table(spec, environment)
         compacted[str(spec.name)] = state_pb2.TableCheckpointMetadata(
             table_type=spec.table_type,
             data=encode_list(table.compact_data(due.plan, config)),
@@ -174,7 +168,7 @@ def is_overfull(metadata: Metadata, max_runs: int) -> bool:
     return any(
         exceeds_run_limit(files_of(part, table=name), max_runs)
         for name, part in metadata.table_checkpoint_metadata.items()
-        if not table_kind_of(metadata.table_configs[name], table=name).is_shared
+        if not table_kind_of(metadata.table_configs[name].table_type, table=name).is_shared
     )
 
 
@@ -200,7 +194,7 @@ def apply_compaction(
         config = next(configs, None)
         if config is None:
             continue
-        kind = table_kind_of(config, table=name)
+        kind = table_kind_of(config.table_type, table=name)
         outputs = files_of(message, table=name, expected=kind.table_type)
         slots = [slot_of(file.path) for file in outputs]
         if not all(slot and rules.may_adopt(slot.ref.epoch, epoch) for slot in slots):
@@ -253,9 +247,7 @@ def open_tables(
     tables = {}
     for name, spec in specs.items():
         whole = _needed_list(spec, environment.task, restored)
-        table = open_table(
-            name, spec.to_config(), environment, whole, state_type=spec.state_type
-        )
+        table = open_table(spec, environment, whole)
         carried = table.subtask_metadata_from_table(whole, environment.task)
         tables[name] = OpenTable(spec, table, carried)
     return tables

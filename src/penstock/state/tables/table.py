@@ -24,7 +24,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError, Message
 
 from penstock.core.ids import Epoch, Generation, TableName, TaskInfo, Token
-from penstock.errors import CorruptStateError, ErrorCode, StateError
+from penstock.errors import CorruptStateError, ErrorCode, InternalError, StateError
 from penstock.state.files.cache import FileCache, Recent
 from penstock.state.files.state_file import StateFile, apply_swap, merge_lists, restrict
 from penstock.state.proto import state_pb2
@@ -180,22 +180,17 @@ class Frontier:
 
     def is_after(self, other: "Frontier") -> bool:
         """Tell whether time would go back, by either clock, on the way to `other`."""
-        return (
-            self.processing_time_micros > other.processing_time_micros
-            or _is_later(self.watermark_micros, other.watermark_micros)
-            or _is_later(
-                self.previous_processing_time_micros, other.previous_processing_time_micros
-            )
+        clocks = (
+            (self.processing_time_micros, other.processing_time_micros),
+            (self.watermark_micros, other.watermark_micros),
+            (self.previous_processing_time_micros, other.previous_processing_time_micros),
         )
+        return any(mine is not None and (its is None or mine > its) for mine, its in clocks)
 
     def at_end(self, watermark_micros: int | None) -> "Frontier":
         """Return how far time has come when an epoch begun here ends: its now has passed."""
         now, previous = self.processing_time_micros, self.previous_processing_time_micros
         return Frontier(watermark_micros, now, None if previous is None else now)
-
-
-def _is_later(instant: int | None, other: int | None) -> bool:
-    return instant is not None and (other is None or instant > other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +286,23 @@ class TableEpochCheckpointer(ABC, Generic[TableT]):
 class View(ABC):
     """A table as an operator uses it: the fold of `files` plus this epoch's own writes."""
 
+    table_name: str
     files: Files
     """The list that `derive_missing` compares with the one wanted in the next epoch."""
+    is_released = False
+
+    def check_usable(self) -> None:
+        """Refuse to be used after `release`."""
+        if self.is_released:
+            raise InternalError(f"table {self.table_name!r} was used after it was released")
+
+    def check_settled(self, *, has_writes: bool) -> None:
+        """Refuse to catch up before own writes are checkpointed."""
+        if has_writes:
+            raise InternalError(
+                f"table {self.table_name!r} was to catch up with other writes while its own are "
+                "not checkpointed"
+            )
 
     @abstractmethod
     def advance(self, frontier: Frontier) -> None:

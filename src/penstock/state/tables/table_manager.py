@@ -227,7 +227,21 @@ class TableManager:
         )
         for name, table in self._tables.items():
             metadata.table_configs[name].CopyFrom(table.spec.to_config())
-            metadata.bytes_written += self._checkpoint_table(table, message, metadata)
+            checkpointer = table.table.epoch_checkpointer(epoch, table.carried)
+            if table.view is not None:
+                table.view.flush(checkpointer)
+            if table.commit_data is not None:
+                checkpointer.insert_data(CommitData(table.commit_data))
+            finished = checkpointer.finish(message)
+            table.carried, written = finished or ((), 0)
+            metadata.bytes_written += written
+            if checkpointer.commit_data is not None:
+                metadata.commit_data[name] = checkpointer.commit_data
+                table.commit_data = None
+            if finished is not None:
+                set_list(metadata, name, table.spec.table_type, table.carried)
+            if table.view is not None:
+                table.view.checkpointed(table.carried)
         self._newest_epoch = epoch
         self._latest = self._latest if self._latest.is_after(frontier) else frontier
         self._is_usable = True
@@ -249,26 +263,6 @@ class TableManager:
             if table.view is not None:
                 table.view.release()
                 table.view = None
-
-    def _checkpoint_table(
-        self, table: OpenTable, message: CheckpointMessage, metadata: Metadata
-    ) -> int:
-        name = table.spec.name
-        checkpointer = table.table.epoch_checkpointer(message.epoch, table.carried)
-        if table.view is not None:
-            table.view.flush(checkpointer)
-        if table.commit_data is not None:
-            checkpointer.insert_data(CommitData(table.commit_data))
-        finished = checkpointer.finish(message)
-        if checkpointer.commit_data is not None:
-            metadata.commit_data[name] = checkpointer.commit_data
-            table.commit_data = None
-        table.carried, written = finished or ((), 0)
-        if finished is not None:
-            set_list(metadata, name, table.spec.table_type, table.carried)
-        if table.view is not None:
-            table.view.checkpointed(table.carried)
-        return written
 
     def _differs(self, metadata: Metadata) -> bool:
         """Tell whether the parent's metadata object would restore something else."""

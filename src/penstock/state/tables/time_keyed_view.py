@@ -13,7 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.batch import RowsLike, to_batch
-from penstock.errors import InternalError, SchemaError
+from penstock.errors import SchemaError
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import TimeKeyedSchema
 from penstock.state.tables.expiry import (
@@ -58,12 +58,13 @@ class TimeKeyedView(View):
     def __init__(self, table: TypedTable[Any, TimeKeyedSchema], frontier: Frontier) -> None:
         """Fold the files, whose rows are mapped from the cache where they can be."""
         self.schema = table.schema
+        self.table_name = table.schema.table_name
         self.files: Files = table.files
         self._table = table
         self._frontier = frontier
+        self._clock_micros = clock_within_epoch(self.schema.domain, frontier)
         self._chunks = self._read_chunks(table.files)
         self._pending: list[Chunk] = []
-        self._is_released = False
 
     def insert(self, rows: RowsLike, expires_at: ExpiresAt) -> None:
         """Add rows that live until the clock reaches `expires_at`: one instant, or one each.
@@ -71,7 +72,7 @@ class TimeKeyedView(View):
         A row that is expired already is not kept. A row whose key belongs to another subtask
         is refused: after a restore nobody would see it.
         """
-        self._check_usable()
+        self.check_usable()
         rows = to_batch(rows, self.schema.declared)
         columns = self.schema.columns_of(rows)
         if rows.num_rows == 0:
@@ -157,6 +158,7 @@ class TimeKeyedView(View):
     def advance(self, frontier: Frontier) -> None:
         """Start an epoch: rows are judged by its clock, which never goes back."""
         self._frontier = frontier
+        self._clock_micros = clock_within_epoch(self.schema.domain, frontier)
         self._chunks = [
             chunk for chunk in self._chunks if not chunk.is_dead(self._clock_micros)
         ]
@@ -180,31 +182,17 @@ class TimeKeyedView(View):
 
     @override
     def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
-        if self._pending:
-            raise InternalError(
-                f"table {self.schema.table_name!r} was to catch up with other writes while its "
-                "own are not checkpointed"
-            )
+        self.check_settled(has_writes=bool(self._pending))
         self._chunks += self._read_chunks(missing)
         self.files = tuple(files)
 
     @override
     def release(self) -> None:
         self._chunks, self._pending = [], []
-        self._is_released = True
-
-    def _check_usable(self) -> None:
-        if self._is_released:
-            raise InternalError(
-                f"table {self.schema.table_name!r} was used after it was released"
-            )
-
-    @property
-    def _clock_micros(self) -> int | None:
-        return clock_within_epoch(self.schema.domain, self._frontier)
+        self.is_released = True
 
     def _all_chunks(self) -> list[Chunk]:
-        self._check_usable()
+        self.check_usable()
         return [*self._chunks, *self._pending]
 
     def _live_chunks(

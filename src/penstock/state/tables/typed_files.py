@@ -33,7 +33,6 @@ from penstock.state.tables.table import (
     DataOperation,
     Table,
     TableData,
-    TableEnvironment,
 )
 
 SchemaT = TypeVar("SchemaT", bound=TypedSchema)
@@ -52,9 +51,7 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
 
     def open_file(self, file: StateFile) -> "TypedFile":
         """Bind one of the table's files; a version that cannot be migrated is refused here."""
-        return TypedFile(
-            file, self.schema, self.environment, self.state_version, self.state_type
-        )
+        return TypedFile(file, self)
 
     def describe_delta(self, epoch: Epoch) -> FileDescription:
         """Describe the files that this subtask writes in an epoch."""
@@ -109,23 +106,16 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
 class TypedFile:
     """One list entry of a typed table, whose rows are brought to the current version."""
 
-    def __init__(
-        self,
-        file: StateFile,
-        schema: TypedSchema,
-        environment: TableEnvironment,
-        state_version: int,
-        state_type: Any = None,
-    ) -> None:
+    def __init__(self, file: StateFile, table: TypedTable[Any, Any]) -> None:
+        store, cache = table.environment.store, table.environment.cache
         self.file = file
-        self.reader = StateFileReader(environment.store, environment.cache, file)
+        self.reader = StateFileReader(store, cache, file)
         self.steps: tuple[MigrationStep, ...] = ()
         """What migrates the rows; none if the file is of the current version."""
-        self._schema = schema
-        if file.state_version != state_version:
-            self.steps = plan_migration(
-                file.state_version, state_type, table=schema.table_name
-            )
+        self._schema: TypedSchema = table.schema
+        if file.state_version != table.state_version:
+            name = table.schema.table_name
+            self.steps = plan_migration(file.state_version, table.state_type, table=name)
 
     def current(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the file as the current version stores them."""

@@ -46,7 +46,7 @@ class TableCluster:
 
     @property
     def kind(self) -> type[Table[Any]]:
-        return table_kind_of(self.spec.to_config(), table=self.spec.name)
+        return table_kind_of(self.spec.table_type, table=self.spec.name)
 
     def files(self, index: int = 0) -> tuple[StateFile, ...]:
         """The list of one subtask."""
@@ -56,13 +56,7 @@ class TableCluster:
         return self.kind.merge_checkpoint_metadata(self.parts.values()) or None
 
     def table(self, index: int) -> Table[Any]:
-        return open_table(
-            self.spec.name,
-            self.spec.to_config(),
-            self.environment(index),
-            self.merged() or (),
-            state_type=self.spec.state_type,
-        )
+        return open_table(self.spec, self.environment(index), self.merged() or ())
 
     def environment(self, index: int) -> TableEnvironment:
         self._attempts += 1

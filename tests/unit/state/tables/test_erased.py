@@ -1,5 +1,7 @@
 """Tables by their durable kind: any of them opens by protobuf, and nothing of another kind."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.errors import CorruptStateError, ErrorCode, StateError
@@ -14,7 +16,7 @@ from penstock.state.tables.operator_tables import (
     set_list,
     table_kind_of,
 )
-from penstock.state.tables.specs import KeyValueTypes, global_table
+from penstock.state.tables.specs import global_table
 from penstock.state.tables.table import checked_proto_decode, encode_list, files_of
 from penstock.state.tables.time_keyed import TimeKeyedTable
 from tests.unit.state.tables.table_builders import an_environment
@@ -61,9 +63,8 @@ def test_subtask_metadata_of_another_kind_is_refused() -> None:
 
 @pytest.mark.parametrize("table_type", [0, 99])
 def test_an_unknown_kind_is_refused(table_type: int) -> None:
-    config = state_pb2.TableConfig(table_type=table_type)  # type: ignore[arg-type]  # an unknown number on the wire
     with pytest.raises(StateError, match="unknown kind") as raised:
-        table_kind_of(config, table="counts")
+        table_kind_of(table_type, table="counts")  # type: ignore[arg-type]  # an unknown number on the wire
     assert raised.value.code is ErrorCode.TABLE_TYPE_MISMATCH
 
 
@@ -79,19 +80,16 @@ def test_bytes_that_are_no_message_are_corrupt() -> None:
 
 
 def test_a_config_and_a_state_class_of_other_versions_are_refused() -> None:
-    config = COUNTS.to_config()
-    config.state_version = 7
     with pytest.raises(StateError, match="version 7") as raised:
-        open_table("counts", config, an_environment(), state_type=KeyValueTypes(str, int))
+        open_table(replace(COUNTS, state_version=7), an_environment())
     assert raised.value.code is ErrorCode.UNSUPPORTED_STATE_VERSION
 
 
 def test_a_table_opens_without_its_state_class() -> None:
     cluster = TableCluster(COUNTS)
     cluster.run_epoch(lambda _, view: view.insert("a", 1))
-    table = open_table(
-        "counts", COUNTS.to_config(), an_environment(cluster.store), cluster.merged() or ()
-    )
+    untyped = replace(COUNTS, state_type=None)
+    table = open_table(untyped, an_environment(cluster.store), cluster.merged() or ())
     view = table.view()
     assert dict(view.items()) == {"a": 1}  # type: ignore[attr-defined]  # a global view
 

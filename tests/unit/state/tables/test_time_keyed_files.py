@@ -245,11 +245,8 @@ def test_an_epoch_beyond_the_memory_budget_is_written_as_several_files(
     spec: TableSpec,
 ) -> None:
     cluster = TableCluster(spec)
-    table = open_table(
-        spec.name,
-        spec.to_config(),
-        replace(cluster.environment(0), memory_budget_bytes=20_000),
-    )
+    environment = replace(cluster.environment(0), memory_budget_bytes=20_000)
+    table = open_table(replace(spec, state_type=None), environment)
     rows: list[Row] = [(f"u{n}", n, n * 7919 % 10_007) for n in range(3 * ROW_GROUP_ROWS)]
     view, checkpointer = table.view(), table.epoch_checkpointer(Epoch(1), ())
     assert isinstance(view, TimeKeyedView)
