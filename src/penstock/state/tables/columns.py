@@ -167,17 +167,14 @@ class KeyedSchema(TypedSchema):
     def __post_init__(self) -> None:
         object.__setattr__(self, "declared", self.declared.remove_metadata())
         names = self.declared.names
+        keys, routed = self.key_columns, self.routing_columns
         problems = [
             *(f"column {n!r} has a reserved name" for n in names if n in RESERVED_COLUMNS),
-            *(
-                f"key column {n!r} is not in the schema"
-                for n in self.key_columns
-                if n not in names
-            ),
+            *(f"key column {n!r} is not in the schema" for n in keys if n not in names),
             *(
                 f"rows are routed by {n!r}, which is no key column"
-                for n in self.routing_columns
-                if n not in self.key_columns
+                for n in routed
+                if n not in keys
             ),
         ]
         if len(set(self.key_columns)) != len(self.key_columns):

@@ -54,7 +54,7 @@ class CompactionPlan:
 
     @property
     def subtask_index(self) -> int:
-        """The subtask of the output: its newest input's, whoever writes it."""
+        """The subtask of the output: its newest input's, whichever subtask writes it."""
         return self.inputs[-1].subtask_index
 
     @property

@@ -314,7 +314,7 @@ def _to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:
 
 
 class GlobalKeyedView(View, Generic[K, V]):
-    """Key → value state. Values are decoded anew at each read: changing one changes no state.
+    """Key → value state. Each read decodes a new value: changing it changes no state.
 
     Two keys are the same if they encode alike, so 1 and 1.0 are one key of a float table,
     and 0.0 and -0.0 are two. To change a value, insert it again. Inserting what is already
@@ -342,11 +342,11 @@ class GlobalKeyedView(View, Generic[K, V]):
         return default if data is None else self._values.decode(data)
 
     def insert(self, key: K, value: V) -> None:
-        """Set the key's value, whoever wrote it before."""
+        """Set the key's value, whichever subtask wrote it before."""
         self._change(self._keys.encode_key(key), self._values.encode(value))
 
     def remove(self, key: K) -> V | None:
-        """Remove the key, whoever wrote it, and return the value it had."""
+        """Remove the key, whichever subtask wrote it, and return the value it had."""
         encoded = self._keys.encode_key(key)
         data = self._find(encoded)
         if data is None:

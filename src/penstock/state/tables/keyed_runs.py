@@ -292,7 +292,7 @@ class SpilledRun:
 
     def __del__(self) -> None:
         # The last reader to let go gives the disk space back; a scan may outlive its epoch.
-        # On a full disk closing tries once more to write what is buffered: nobody needs it.
+        # On a full disk closing tries once more to write what is buffered, which is not needed.
         if hasattr(self, "_file"):
             with suppress(OSError):
                 self._file.close()

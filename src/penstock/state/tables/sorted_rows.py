@@ -1,6 +1,6 @@
 """Sorted rows of a typed table: their order by key hash, equal keys, and one row per key.
 
-Pure. Rows of equal hash may have different keys, so keys are told apart by their columns: a
+Pure. Rows of equal hash may have different keys, so keys are compared by their columns: a
 hash only finds candidates. Key equality is the exact counterpart of the key hash: null equals
 null, every NaN equals every NaN, -0.0 equals 0.0, and nested values are equal when their parts
 are. "Newest" always means last: of a batch its last row, of several batches the last one's.
@@ -224,7 +224,7 @@ def _arrange(
     """Copy the newest row of each key, in `order`."""
     keys = [rows.column(name) for name in key_columns]
     kept = pa.array(newest_per_key(hashes_of(rows), keys, order), pa.int64())
-    # Columns of nulls are made anew: without a time to live that is every expiry.
+    # Columns of nulls are made, not copied: without a time to live that is every expiry.
     columns: list[Any] = [
         pa.nulls(len(kept), column.type)
         if column.null_count == len(column)

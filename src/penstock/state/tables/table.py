@@ -139,7 +139,7 @@ class DataOperation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DataTuple:
-    """One decoded keyed change: what a checkpointer is told about one key."""
+    """One decoded keyed change: what happened to one key."""
 
     timestamp_micros: int | None
     key: Any

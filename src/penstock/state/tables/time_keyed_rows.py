@@ -4,8 +4,8 @@ A chunk is a record batch of stored rows, from a file (mapped, sorted by hash) o
 this epoch. What it knows about itself (times, orders) is computed once, when asked.
 
 Time bounds skip most chunks. After 16 scans a chunk is sorted by time, so that a range costs
-only its result. Chunks of own writes are joined so that their number grows with the logarithm of the
-epochs; mapped ones stay where they are.
+only its result. Chunks of own writes are joined so that their number grows with the logarithm
+of the epochs; mapped ones stay where they are.
 """
 
 from collections.abc import Sequence
@@ -155,7 +155,7 @@ class Chunk:
         first = np.searchsorted(self._sorted_hashes, hashes, "left")
         counts = np.searchsorted(self._sorted_hashes, hashes, "right") - first
         probes = np.repeat(np.arange(len(hashes)), counts)
-        # Position inside each probe's stretch: a ramp that starts anew at every probe.
+        # Position inside each probe's stretch: a ramp that starts at 0 for every probe.
         ramp = np.arange(len(probes)) - np.repeat(np.cumsum(counts) - counts, counts)
         places = np.repeat(first, counts) + ramp
         rows = places if self._order is None else self._order[places]

@@ -70,7 +70,7 @@ class TimeKeyedView(View):
         """Add rows that live until the clock reaches `expires_at`: one instant, or one each.
 
         A row that is expired already is not kept. A row whose key belongs to another subtask
-        is refused: after a restore nobody would see it.
+        is refused: after a restore no subtask would see it.
         """
         self.check_usable()
         rows = to_batch(rows, self.schema.declared)

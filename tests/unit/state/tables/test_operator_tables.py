@@ -14,10 +14,13 @@ from penstock.state.tables.operator_tables import (
     TABLE_KINDS,
     apply_compaction,
     merge_table,
+    plan_compactions,
+    run_compactions,
     tables_by_name,
 )
 from penstock.state.tables.specs import TableSpec, global_table, keyed_table
 from penstock.state.tables.table import CompactionConfig, Frontier
+from penstock.state.tables.table import files_of as listed_files
 from tests.builders.kept_epochs import Metadata, files_of
 from tests.builders.shop import owned
 from tests.builders.state_job import StateJob
@@ -92,6 +95,22 @@ def test_a_compaction_merges_only_what_its_own_subtask_sees() -> None:
     assert sorted(changed) == [1]
     assert len(paths(changed[1], "totals")) == 1
     assert "compacted" in paths(changed[1], "totals")[0]
+
+
+def test_a_merge_is_planned_once_and_run_as_it_was_planned() -> None:
+    job = a_job()
+    environment = job.attempt(("op", 0))
+    config = CompactionConfig(job.epoch, Frontier(), min_compaction_epochs=2)
+    metadata = dict(job.metadata["op"])
+    planned = plan_compactions(SPECS, environment.task, config, metadata)
+    assert [str(due.spec.name) for due in planned] == ["counts", "totals"]
+    inputs = files_of(metadata[0], "totals")
+    assert planned[1].plan.inputs == inputs
+    assert planned[1].plan.size_bytes == sum(file.size_bytes for file in inputs)
+    run_epoch(job, 9)
+    done = run_compactions(planned, environment, config)
+    (output,) = listed_files(done["totals"], table="totals")
+    assert output.replaces == tuple(file.identity for file in inputs)
 
 
 def test_a_global_table_is_swapped_in_all_subtasks_at_once() -> None:

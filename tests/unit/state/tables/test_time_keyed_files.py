@@ -15,7 +15,7 @@ from penstock.state.files.parquet import ROW_GROUP_ROWS
 from penstock.state.files.reader import StateFileReader
 from penstock.state.tables.operator_tables import open_table
 from penstock.state.tables.specs import TableSpec, time_keyed_table
-from penstock.state.tables.table import CommitData
+from penstock.state.tables.table import CommitData, Frontier
 from penstock.state.tables.time_keyed_view import TimeKeyedView
 from tests.unit.state.files.file_builders import a_schema
 from tests.unit.state.files.stores import CountingStore
@@ -55,6 +55,19 @@ def test_expired_files_leave_the_list_without_being_read() -> None:
     assert finished is not None
     assert [file.epoch for file in finished[0]] == [2, 3]
     assert (finished[1], store.reads) == (0, [])
+
+
+def test_a_restored_view_does_not_read_files_whose_rows_have_all_expired() -> None:
+    store = CountingStore()
+    cluster = TableCluster(PANES, store=store)
+    cluster.run_epoch(inserting(("a", 1, 1), expires_at=10))
+    cluster.run_epoch(inserting(("a", 2, 2)))
+    table = cluster.table(0)
+    store.reads.clear()
+    view = table.view(Frontier(10))
+    assert isinstance(view, TimeKeyedView)
+    assert rows_in(view.rows()) == [("a", 2, 2)]
+    assert {path for path, *_ in store.reads} == {cluster.files()[1].path}
 
 
 def test_a_table_whose_rows_have_all_expired_has_nothing_to_restore() -> None:
