@@ -138,28 +138,27 @@ class Advance:
     watermark: Watermark | None
     """What `handle_watermark` is called with; it is not called for None."""
 
-    @property
-    def event_time(self) -> EventTime | None:
-        """How far event time has come, also while all inputs are idle."""
-        return event_time_of(self.inputs)
+    event_time: EventTime | None = None
+    """How far event time has come, also while all inputs are idle."""
 
     @property
     def has_ended(self) -> bool:
         """Tell whether no row will ever come."""
-        return has_ended(self.inputs)
+        return self.event_time == MAX_EVENT_TIME
 
 
 def advance(
-    previous: Sequence[InputWatermark], spoken: Sequence[Watermark | None]
+    previous: Sequence[InputWatermark], sent: Sequence[Watermark | None]
 ) -> Advance:
-    """Merge what the inputs said in this epoch into what was known before.
+    """Merge what the inputs sent in this epoch into what was known before.
 
     An input that was left out while idle comes back at the operator's watermark: it may not
     take back what the others were promised.
     """
-    inputs = [_advance_input(old, new) for old, new in zip(previous, spoken, strict=True)]
-    watermark = merge(_current(known) for known in inputs)
-    return Advance(_raise_idle(inputs, watermark), watermark)
+    known = [_advance_input(old, new) for old, new in zip(previous, sent, strict=True)]
+    watermark = merge(map(_current, known))
+    inputs = _raise_idle(known, watermark)
+    return Advance(inputs, watermark, event_time_of(inputs))
 
 
 def merge_subtasks(
@@ -194,8 +193,8 @@ def has_ended(inputs: Sequence[InputWatermark]) -> bool:
     return event_time_of(inputs) == MAX_EVENT_TIME
 
 
-def _advance_input(previous: InputWatermark, spoken: Watermark | None) -> InputWatermark:
-    match spoken:
+def _advance_input(previous: InputWatermark, sent: Watermark | None) -> InputWatermark:
+    match sent:
         case None:
             # Silent is not idle: an input without a watermark may still have rows of any time.
             return InputWatermark(previous.event_time_micros)
