@@ -10,7 +10,7 @@ Keys that are whole numbers close together, as ids mostly are, need no hashing: 
 indexes an array by key, which takes a third of the time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -68,7 +68,7 @@ def reduce_by_place(
     reduced = {
         result: counts
         if name is None or kind == "count"
-        else _REDUCERS[kind](values[name], places, span)
+        else _reduce(kind, values[name], places, span)
         for result, (kind, name) in reductions.items()
     }
     return pl.DataFrame(
@@ -79,42 +79,22 @@ def reduce_by_place(
     )
 
 
-def _sum(values: _Array, places: _Array, span: int) -> _Array:
-    wide: Any = {"i": np.int64, "u": np.uint64, "f": np.float64}[values.dtype.kind]
+def _reduce(kind: Kind, values: _Array, places: _Array, span: int) -> _Array:
+    """Return the reduction of the values at each place; places without values are undefined."""
+    if kind in ("min", "max"):
+        lowest, highest = -np.inf, np.inf
+        if values.dtype.kind != "f":
+            lowest, highest = np.iinfo(values.dtype).min, np.iinfo(values.dtype).max
+        pick, start = (np.minimum, highest) if kind == "min" else (np.maximum, lowest)
+        extreme: _Array = np.full(span, start, values.dtype)
+        pick.at(extreme, places, values)
+        return extreme
+    wide: Any = np.float64
+    if kind == "sum":
+        wide = {"i": np.int64, "u": np.uint64, "f": np.float64}[values.dtype.kind]
     totals: _Array = np.zeros(span, wide)
     np.add.at(totals, places, values.astype(wide, copy=False))
     return totals
-
-
-def _float_sum(values: _Array, places: _Array, span: int) -> _Array:
-    return _sum(values.astype(np.float64, copy=False), places, span)
-
-
-def _min(values: _Array, places: _Array, span: int) -> _Array:
-    least: _Array = np.full(span, _limits(values.dtype)[1], values.dtype)
-    np.minimum.at(least, places, values)
-    return least
-
-
-def _max(values: _Array, places: _Array, span: int) -> _Array:
-    greatest: _Array = np.full(span, _limits(values.dtype)[0], values.dtype)
-    np.maximum.at(greatest, places, values)
-    return greatest
-
-
-_REDUCERS: dict[str, Callable[[_Array, _Array, int], _Array]] = {
-    "sum": _sum,
-    "float_sum": _float_sum,
-    "min": _min,
-    "max": _max,
-}
-
-
-def _limits(dtype: "np.dtype[Any]") -> tuple[Any, Any]:
-    if dtype.kind == "f":
-        return -np.inf, np.inf
-    limits = np.iinfo(dtype)
-    return limits.min, limits.max
 
 
 def _is_whole(column: pl.Series) -> bool:

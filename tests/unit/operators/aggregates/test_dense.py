@@ -116,6 +116,14 @@ def plan(**aggregates: ps.Aggregate) -> AggregatePlan:
     return compile_aggregates("step", aggregates, stream)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("-inf")])
+def test_a_group_of_infinities_has_that_extreme(value: float) -> None:
+    rows = pl.DataFrame({"key": [1, 1], "value": [value, value]})
+    reduced = reduce_by_place(rows, "key", EVERY)
+    assert reduced is not None
+    assert (reduced["least"].item(), reduced["most"].item()) == (value, value)
+
+
 def test_a_kind_that_is_not_there_is_refused() -> None:
     config: Any = dict(combine_spec(plan(n=ps.count()), ["key"]).config)
     (aggregate,) = config["aggregates"]
