@@ -2,32 +2,71 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
-
-import pytest
 
 from tests.architecture.project import ROOT, SOURCE, name_of, python_files, tracked_files
 
-LARGEST_FILE_LINES = 450
+MOST_LINES = 450
+FEWEST_LINES = 100
+"""In the source tree: a file does one whole job."""
+SMALL = {
+    "src/penstock/catalog.py": "the list of all built-in kinds, above every package it names",
+}
+"""Files of the source tree that are whole jobs although they are small, and why."""
+MOST_FILES = 20
+"""In a folder of the source tree."""
 HOMELESS = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 FILES = python_files()
+MODULES = [
+    path for path in FILES if path.is_relative_to(SOURCE) and path.name != "__init__.py"
+]
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_file_stays_readable_in_one_sitting(path: Path) -> None:
-    count = len(path.read_text(encoding="utf-8").splitlines())
-    assert count <= LARGEST_FILE_LINES, "split it: a second job is hiding in it"
+def test_files_are_whole_jobs_and_stay_readable_in_one_sitting() -> None:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    offenders = [
+        f"{name_of(path)} has {count} lines, more than {MOST_LINES}: split it, a second job "
+        "is hiding in it"
+        for path, count in lines.items()
+        if count > MOST_LINES
+    ]
+    for path in MODULES:
+        name, is_small = name_of(path), lines[path] < FEWEST_LINES
+        if is_small and name not in SMALL:
+            offenders.append(
+                f"{name} has {lines[path]} lines, less than {FEWEST_LINES}: bring it to the "
+                "file whose job it is part of"
+            )
+        if name in SMALL and not is_small:
+            offenders.append(f"{name} is not small: take it off the list of exceptions")
+    gone = SMALL.keys() - {name_of(path) for path in MODULES}
+    offenders += [f"{name} does not exist: take it off the list" for name in sorted(gone)]
+    assert not offenders, "\n".join(["", *offenders])
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if not path.name.startswith("test_")], ids=name_of
-)
-def test_a_file_says_its_one_job_in_the_first_line(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert docstring, "the first line of a file says the one thing it decides"
-    first, _, rest = docstring.partition("\n")
-    assert 15 <= len(first) <= 100
-    assert first[-1] in ".:" or not rest.strip(), f"the first line is a sentence: {first!r}"
+def test_folders_of_the_source_tree_can_be_surveyed() -> None:
+    folders = Counter(path.parent for path in FILES if path.is_relative_to(SOURCE))
+    offenders = [
+        f"{name_of(folder)} has {count} files, more than {MOST_FILES}"
+        for folder, count in folders.items()
+        if count > MOST_FILES
+    ]
+    assert offenders == []
+
+
+def test_a_file_says_its_one_job_in_the_first_line() -> None:
+    offenders = []
+    for path in FILES:
+        if path.name.startswith("test_"):
+            continue
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        first, _, rest = docstring.partition("\n")
+        is_sentence = first[-1:] in {".", ":"} or not rest.strip()
+        if not 15 <= len(first) <= 100 or not is_sentence:
+            offenders.append(f"{name_of(path)}: {first!r}")
+    rule = "the first line of a file says its job in a sentence of 15 to 100 characters"
+    assert not offenders, "\n".join([rule, *offenders])
 
 
 def test_no_module_is_named_after_its_homelessness() -> None:

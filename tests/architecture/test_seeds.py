@@ -1,8 +1,16 @@
 """Every name of the specification is found in docs/seeds.md, and leads to code that exists."""
 
-import pytest
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 
-from tests.architecture.project import ROOT, resolve, table_rows
+from tests.architecture.project import (
+    ROOT,
+    SOURCE,
+    python_files,
+    resolve,
+    table_rows,
+)
 
 NAMES = {
     "000": """
@@ -66,7 +74,8 @@ ROWS = table_rows(
     (ROOT / "docs" / "seeds.md").read_text(encoding="utf-8"),
     ("Seed name", "Seed", "Where", "Note"),
 )
-LATER = "later: "
+CONTRACT_ONLY = "contract only: "
+"""Begins the note of a name that the package itself has no use for, and says why it stays."""
 
 
 def name_in(row: dict[str, str]) -> str:
@@ -79,25 +88,59 @@ def test_every_name_of_the_seeds_is_in_the_table_once_per_seed() -> None:
     assert listed == wanted
 
 
-@pytest.mark.parametrize(
-    "row", ROWS, ids=lambda row: f"{row['Seed']}-{name_in(row).replace('/', '.')}"
-)
-def test_a_seed_name_leads_to_code(row: dict[str, str]) -> None:
-    where = row["Where"].strip("`")
-    if where.startswith(LATER):
-        assert row["Seed"] == "004", "only operators are still to come"
-        assert where.removeprefix(LATER).startswith(
-            ("penstock.operators", "penstock.runtime")
-        )
-    else:
-        resolve(where)
+def test_a_seed_name_leads_to_code() -> None:
+    offenders = []
+    for row in ROWS:
+        where = row["Where"].strip("`")
+        try:
+            resolve(where)
+        except (ImportError, AttributeError) as error:
+            offenders.append(f"{name_in(row)} → {where}: {error}")
+    assert offenders == []
 
 
-@pytest.mark.parametrize(
-    "row", ROWS, ids=lambda row: f"{row['Seed']}-{name_in(row).replace('/', '.')}"
-)
-def test_a_rename_gives_its_reason(row: dict[str, str]) -> None:
-    last = name_in(row).rpartition("::")[2]
-    where = row["Where"].strip("`").removeprefix(LATER)
-    is_same_name = where.replace(":", ".").rpartition(".")[2] == last
-    assert is_same_name or row["Note"], f"{name_in(row)} became {where}: say why"
+def test_a_rename_gives_its_reason() -> None:
+    offenders = []
+    for row in ROWS:
+        where = row["Where"].strip("`")
+        last = name_in(row).rpartition("::")[2]
+        is_same_name = where.replace(":", ".").rpartition(".")[2] == last
+        if not is_same_name and not row["Note"]:
+            offenders.append(f"{name_in(row)} became {where}: say why")
+    assert offenders == []
+
+
+def uses_in(path: Path) -> Iterator[str]:
+    """Yield every name that a module uses outside of the definition of that name.
+
+    Importing and defining a name are no uses; a module counts as used by importing from it.
+    """
+    pending: list[tuple[ast.AST, frozenset[str]]] = [
+        (ast.parse(path.read_text(encoding="utf-8")), frozenset())
+    ]
+    while pending:
+        node, inside = pending.pop()
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                inside |= {name}
+            case ast.ImportFrom(module=str(module)):
+                yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
+                if name not in inside:
+                    yield name
+            case ast.Constant(value=str(text)) if text.isidentifier():
+                yield text  # a hook that is called by name, an annotation in quotes
+        pending += [(child, inside) for child in ast.iter_child_nodes(node)]
+
+
+def test_a_seed_name_has_a_caller_or_says_why_it_has_none() -> None:
+    files = [path for path in python_files() if path.is_relative_to(SOURCE)]
+    used = {name for path in files for name in uses_in(path)}
+    offenders = []
+    for row in ROWS:
+        where = row["Where"].strip("`")
+        last = where if where in used else where.replace(":", ".").rpartition(".")[2]
+        if last not in used and not row["Note"].startswith(CONTRACT_ONLY):
+            offenders.append(f"{name_in(row)} → {where}")
+    rule = f"use each name in the package, or begin its note with {CONTRACT_ONLY!r} and say why"
+    assert not offenders, "\n".join([rule, *offenders])

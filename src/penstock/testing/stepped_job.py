@@ -7,6 +7,7 @@ are noted instead of carried out; and whatever leaves the operators under test i
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from enum import Enum
 from functools import cached_property
@@ -22,6 +23,7 @@ from penstock.core.ids import OperatorId, Subtask, TaskInfo
 from penstock.core.settings import CompactionSettings
 from penstock.core.watermark import (
     IDLE,
+    MAX_EVENT_TIME,
     EventTime,
     InputWatermark,
     Watermark,
@@ -40,17 +42,7 @@ from penstock.graph.logical import MAIN, Edge, LogicalGraph, Node, OperatorSpec
 from penstock.operators.nodes import declared_tables
 from penstock.operators.registry import ConstructedOperator, Registry
 from penstock.operators.source import SourceFinishType
-from penstock.operators.timers import (
-    DUE,
-    FIRES_AT,
-    in_firing_order,
-    keys_of,
-    micros_in,
-    newest_rows,
-    next_instant,
-    set_rows,
-    timer_tables,
-)
+from penstock.operators.timers import Timers, timer_tables
 from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
@@ -68,7 +60,6 @@ from penstock.state.proto import state_pb2
 from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.tables.sorted_rows import join_rows
 from penstock.state.tables.specs import TableSpec, TimeDomain
 from penstock.state.tables.table import Frontier, TableEnvironment
 from penstock.state.tables.table_manager import TableManager
@@ -237,16 +228,13 @@ class SteppedJob:
         parallelism = self.graph.node(operator).parallelism
         # One subtask of one owns all keys: it sees the state of all the others.
         seen_by = Subtask(0, 1) if subtask is None else Subtask(subtask, parallelism)
-        manager = self._open_tables(operator, seen_by)
-        try:
+        with closing(self._open_tables(operator, seen_by)) as manager:
             if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE:
                 return dict(manager.get_global_keyed_state(spec.name).items())
             if spec.table_type == state_pb2.TIME_KEYED_TABLE:
                 return manager.get_time_keyed_state(spec.name).rows()
             view = manager.get_keyed_state(spec.name)
             return pa.Table.from_batches(list(view.scan()), view.schema.declared)
-        finally:
-            manager.close()
 
     def read_timers(self, domain: TimeDomain) -> list[dict[str, Any]]:
         """Return the timers that no clock has reached yet, of all operators, earliest first."""
@@ -256,9 +244,20 @@ class SteppedJob:
             if not node.inputs or not node.inputs[0].key_columns:
                 continue
             table = timer_tables([domain], node.inputs[0])[0].name
-            if any(spec.name == table for spec in self.tables.get(node.operator, ())):
-                is_declared = True
-                found += self._timers(node, domain, table)
+            if all(spec.name != table for spec in self.tables.get(node.operator, ())):
+                continue
+            is_declared = True
+            frontier = self._frontier(node.operator)
+            clock = frontier.previous_processing_time_micros
+            if domain is TimeDomain.EVENT_TIME:
+                clock = frontier.watermark_micros
+            with closing(self._open_tables(node.operator, Subtask(0, 1))) as manager:
+                timers = Timers(domain, manager, node.inputs[0])
+                timers.begin_epoch(clock)
+                due = timers.take_due(MAX_EVENT_TIME.micros)
+            if due is not None:
+                rows = zip(due.keys.to_pylist(), due.due_micros.to_pylist(), strict=True)
+                found += [{**key, "due_micros": micros} for key, micros in rows]
         if not is_declared:
             raise UserError(
                 f"no operator under test sets timers by {domain.value}: return "
@@ -299,28 +298,6 @@ class SteppedJob:
             return Frontier()
         known = frontier_of(manifest, operator)
         return replace(known, previous_processing_time_micros=known.processing_time_micros)
-
-    def _timers(self, node: Node, domain: TimeDomain, table: str) -> list[dict[str, Any]]:
-        rows: pa.Table = self.read_table(table)
-        batches = [batch for batch in rows.to_batches() if batch.num_rows]
-        if not batches:
-            return []
-        joined = join_rows(batches)
-        frontier = self._frontier(node.operator)
-        clock = frontier.previous_processing_time_micros
-        if domain is TimeDomain.EVENT_TIME:
-            clock = frontier.watermark_micros
-        if clock is not None:
-            ahead = micros_in(joined, FIRES_AT) >= next_instant(clock)
-            joined = joined.filter(pa.array(ahead))
-        timers = in_firing_order(set_rows(newest_rows(joined)))
-        due = micros_in(timers, DUE).tolist()
-        return [
-            {**key, "due_micros": micros}
-            for key, micros in zip(
-                keys_of(timers, node.inputs[0]).to_pylist(), due, strict=True
-            )
-        ]
 
     def _output(self, ran: EpochRan) -> EpochOutput:
         """Return what users see of an epoch."""
