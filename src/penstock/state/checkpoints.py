@@ -72,7 +72,7 @@ class EpochStatus:
     canonical: bool | None
     """Whether the newest epoch descends from it; False for one that a restore abandoned.
 
-    None where that cannot be told: for a savepoint older than epochs that are given up.
+    None where that is not known: for a savepoint older than epochs that are given up.
     """
     savepoints: tuple[SavepointName, ...]
 

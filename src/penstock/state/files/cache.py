@@ -176,7 +176,7 @@ class FileCache:
                 )
 
     def remove(self, key: CacheKey) -> bool:
-        """Remove an entry that nobody is likely to need again; tell whether there was one."""
+        """Remove an entry that is hardly needed again; tell whether there was one."""
         path = self.root / key.file_name
         return _exists(path) and _remove(path)
 

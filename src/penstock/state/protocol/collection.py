@@ -8,7 +8,7 @@ The order is what makes it safe against a driver that sleeps at any point:
 2. Read everything that is going to be kept. What of it cannot be read stops the
    collection before anything is given up: an older epoch may be needed in its place.
 3. Check the fence, then append the next ledger record right after the one read. From
-   then on the epochs given up can be neither pinned nor restored, whoever deletes them.
+   then on the epochs given up can be neither pinned nor restored, whichever driver deletes them.
 4. Check the fence again, then delete: files before the metadata that names them, manifests
    last and oldest first, so that an interrupted collection finds the rest again.
 
@@ -331,7 +331,7 @@ def _missing(path: str, needed_by: str) -> CorruptStateError:
 def _objects_left(ref: CheckpointRef) -> Steps[frozenset[str]]:
     """Return what an interrupted collection of this checkpoint may have left to delete.
 
-    What nobody needs does not have to be readable: files that only a damaged object names
+    What no epoch needs does not have to be readable: files that only a damaged object names
     are left to the sweep, which finds them by their place.
     """
     objects: set[str] = set()

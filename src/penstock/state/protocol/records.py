@@ -125,8 +125,8 @@ class Pin:
 class RetentionRecord:
     """The whole state of pins and collection after `sequence` changes; the newest one counts.
 
-    Pins and collections are ordered by these records alone: whoever creates the next
-    number first wins, the other reads it and decides anew.
+    Pins and collections are ordered by these records alone: the first
+    creator of the next number wins, the other reads it and decides again.
     """
 
     job: JobId
@@ -150,12 +150,12 @@ RecordT = TypeVar(
 
 @dataclass(frozen=True, slots=True)
 class Invisible:
-    """No manifest: to everybody but its writer this checkpoint does not exist."""
+    """No manifest: for all but its writer this checkpoint does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unacknowledged:
-    """A manifest, but no record of its epoch: nobody may build on it or commit it."""
+    """A manifest, but no record of its epoch: it must be neither built on nor committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class ProtocolRules:
 
     A delta lies in its own epoch's slot; a compacted file in the slot of the epoch after
     the one it was planned from, and is void when it comes later than this. So an object
-    nobody refers to in a slot this far below the newest epoch can never be referred to
+    that nothing refers to in a slot this far below the newest epoch can never be referred to
     again, even by a driver that slept: the epoch it would publish is already taken.
     """
 

@@ -129,7 +129,7 @@ def decide_collection(
 
     `below_floor` are the acknowledged checkpoints from the old floor up to the new one;
     `deleted` those of `state.collecting` this driver has itself deleted in full. Others
-    stay listed, because whoever gave them up may have died before deleting.
+    stay listed, because the driver that gave them up may have died before deleting.
     """
     going = tuple(
         ref

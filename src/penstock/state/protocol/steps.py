@@ -98,7 +98,7 @@ def list_paths(prefix: str) -> Steps[list[str]]:
 
 
 def create_once(path: str, data: bytes) -> Steps[bytes | None]:
-    """Create an object; return None if it is now ours, else the bytes of whoever was first.
+    """Create an object; return None if it is now ours, else the bytes that were there first.
 
     `data` must identify its writer. Then equal bytes read back prove that an earlier try of
     ours landed, whatever answer got lost; anything else found is another writer's. An

@@ -5,7 +5,7 @@ exact. Explorers make millions of calls, so a call costs a few hundred nanosecon
 
     MemoryStore()          private: only who holds the value sees its objects
     open_store("memory:")  the same, by URL
-    open_store("memory:x") shared: everybody in this process who opens that name
+    open_store("memory:x") shared by all of this process that opens that name
 
 Nothing here outlives the process or leaves it: a private store refuses to be pickled, and
 a shared one refuses to be loaded in another process, where it would silently be empty.

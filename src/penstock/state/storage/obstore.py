@@ -2,7 +2,7 @@
 
 An object is created by one conditional PUT, because a multipart upload is not conditional
 on S3; so `create` takes at most 5 GiB. `put` uploads large objects in parts (an upload
-that is cut short leaves parts nobody sees: give the bucket a rule that expires them).
+that is cut short leaves parts that no request shows: give the bucket a rule that expires them).
 
 obstore repeats a request by itself when the store answers 5xx or drops the connection. So
 a `create` may meet its own object and say False, as the contract allows.
