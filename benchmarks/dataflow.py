@@ -19,11 +19,14 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node, OperatorSpec
 from penstock.operators.chain import AssembledChain, ChainSetting
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
+from penstock.operators.context import (
+    ArrowCollector,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
 from penstock.operators.nodes import ChainedOperator, EpochTerms
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import SourceFinishType, SourceOperator
+from penstock.operators.operator import ArrowOperator, SourceFinishType, SourceOperator
 from penstock.operators.user_functions import pickle_function
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan

@@ -21,11 +21,20 @@ from penstock.operators.chain import (
     ChainSetting,
     chain_processing,
 )
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import CommitContext, OperatorContext, SourceContext
+from penstock.operators.context import (
+    ArrowCollector,
+    CommitContext,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
 from penstock.operators.nodes import EpochTerms, OperatorReport
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import SourceOperator, SourcePlan, splits_table
+from penstock.operators.operator import (
+    ArrowOperator,
+    SourceOperator,
+    SourcePlan,
+    splits_table,
+)
 from penstock.operators.splits import (
     BudgetMeter,
     SourceAssignment,

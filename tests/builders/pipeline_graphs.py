@@ -21,8 +21,7 @@ import pyarrow as pa
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
 from penstock.graph.logical import BAD, LATE, LogicalGraph
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from tests.builders.pipeline_operators import (
     LATE_BY_MICROS,

@@ -20,10 +20,14 @@ from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop
 from penstock.graph.logical import BAD, LATE
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import CommitContext, OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.context import (
+    ArrowCollector,
+    CommitContext,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
+from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import (

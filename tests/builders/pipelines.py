@@ -16,8 +16,12 @@ from penstock.connectors.memory import ListSinkSpec, list_sink
 from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import BAD, LATE, OperatorSpec
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
+from penstock.operators.context import (
+    ArrowCollector,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
 from penstock.operators.expressions import (
     Filter,
     FilterConfig,
@@ -25,9 +29,8 @@ from penstock.operators.expressions import (
     SelectConfig,
     WithColumnsConfig,
 )
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import ArrowOperator, SourceFinishType, SourceOperator
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
-from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.stateless import (
     FlatMap,
     FlatMapConfig,

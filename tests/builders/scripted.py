@@ -11,11 +11,20 @@ from penstock.core.ids import Epoch, OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop, Watermark
 from penstock.graph.logical import MAIN, Edge, Exchange, Node, OperatorSpec, WatermarkSpec
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import CommitContext, OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.context import (
+    ArrowCollector,
+    CommitContext,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
+from penstock.operators.operator import (
+    ArrowOperator,
+    SourceFinishType,
+    SourceOperator,
+    SourcePlan,
+)
 from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
-from penstock.operators.source import SourceFinishType, SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import TableSpec, TimeDomain

@@ -11,8 +11,7 @@ from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop
 from penstock.graph.logical import LATE
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import CommitContext, OperatorContext
+from penstock.operators.context import ArrowCollector, CommitContext, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import TableSpec, TimeDomain, global_table, keyed_table

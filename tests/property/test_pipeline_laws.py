@@ -15,8 +15,7 @@ from penstock.connectors.memory import list_source
 from penstock.core.watermark import EventTime, Watermark
 from penstock.errors import UserError
 from penstock.graph.logical import Exchange, LogicalGraph
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase, StopMode

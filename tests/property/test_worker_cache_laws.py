@@ -15,8 +15,7 @@ from penstock.connectors.memory import list_source
 from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import LogicalGraph
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.runtime.in_process import Chaos, Mischief
 from penstock.state.tables.specs import TableSpec, global_table

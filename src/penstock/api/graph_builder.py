@@ -27,9 +27,8 @@ from penstock.graph.logical import (
     WatermarkSpec,
 )
 from penstock.graph.validate import find_problems, validate
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
+from penstock.operators.operator import ArrowOperator, DisplayableOperator, SourceOperator
 from penstock.operators.registry import Registry
-from penstock.operators.source import SourceOperator
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from penstock.core.settings import current
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import LogicalGraph, OperatorSpec, Readable, WatermarkSpec
 from penstock.graph.render import render, to_json, to_mermaid
+from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Registry
-from penstock.operators.source import SourceOperator
 from penstock.operators.user_functions import source_spec
 from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.driver.driver import RunOptions

@@ -24,10 +24,9 @@ from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 
 _BATCH_ROWS = 65_536

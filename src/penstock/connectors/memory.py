@@ -29,11 +29,15 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import CommitContext, OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.context import (
+    ArrowCollector,
+    CommitContext,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
+from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.state.tables.specs import TableSpec, global_table
 

@@ -20,8 +20,7 @@ from penstock.connectors.memory import StagingSink, staged_tables
 from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import CommitContext, OperatorContext
+from penstock.operators.context import ArrowCollector, CommitContext, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 

@@ -26,7 +26,7 @@ from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import MAX_EVENT_TIME, InputWatermark, Watermark
 from penstock.errors import PenstockError
 from penstock.graph.logical import Edge, Node
-from penstock.operators.collector import ArrowCollector, SourceCollector, Target
+from penstock.operators.context import ArrowCollector, SourceCollector, Target
 from penstock.operators.nodes import (
     ChainedOperator,
     EpochTerms,
@@ -36,9 +36,8 @@ from penstock.operators.nodes import (
     Outlets,
     declared_tables,
 )
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import Registry
-from penstock.operators.source import SourceOperator
 from penstock.operators.source_node import SourceNode
 from penstock.operators.splits import SourceAssignment
 from penstock.state.tables.specs import TableSpec

@@ -58,8 +58,7 @@ from penstock.core.watermark import (
 )
 from penstock.errors import SchemaError, did_you_mean
 from penstock.graph.logical import WatermarkSpec
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.splits import SplitState

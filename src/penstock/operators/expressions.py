@@ -22,8 +22,7 @@ from typing_extensions import override
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 

@@ -33,10 +33,13 @@ from penstock.core.watermark import (
 )
 from penstock.errors import ErrorCode, InternalError, PenstockError, StateError, UserError
 from penstock.graph.logical import Node
-from penstock.operators.collector import ArrowCollector, Target
-from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import SourceFinishType, SourceOperator, splits_table
+from penstock.operators.context import ArrowCollector, OperatorContext, Target
+from penstock.operators.operator import (
+    ArrowOperator,
+    SourceFinishType,
+    SourceOperator,
+    splits_table,
+)
 from penstock.operators.splits import SplitState
 from penstock.operators.timers import Timers, timer_tables
 from penstock.operators.user_functions import describe_failure

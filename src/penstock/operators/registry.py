@@ -37,8 +37,7 @@ from typing_extensions import override
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec, Plain, UserFunction
 from penstock.operators.dylibs import load_dylib
-from penstock.operators.operator import ArrowOperator, DisplayableOperator
-from penstock.operators.source import SourceOperator
+from penstock.operators.operator import ArrowOperator, DisplayableOperator, SourceOperator
 
 ConfigT = TypeVar("ConfigT")
 

@@ -9,8 +9,7 @@ from typing_extensions import override
 from penstock.core.clock import Clock
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, UserCodeError, UserError
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
+from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.event_time import (
     last_watermark,
     next_idle_micros,
@@ -23,7 +22,7 @@ from penstock.operators.nodes import (
     OperatorReport,
     Outlets,
 )
-from penstock.operators.source import SPLITS_TABLE, SourceFinishType, SourceOperator
+from penstock.operators.operator import SPLITS_TABLE, SourceFinishType, SourceOperator
 from penstock.operators.splits import (
     BudgetMeter,
     Deadline,

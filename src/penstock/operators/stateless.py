@@ -13,8 +13,7 @@ from penstock.core.batch import RowsLike, find_differences
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.user_functions import pickle_function, unpickle_function

@@ -22,9 +22,8 @@ from penstock.core.batch import describe_sample
 from penstock.errors import ErrorCode, PenstockError, UserCodeError, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.context import OperatorContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import OperatorConfig
-from penstock.operators.source import SourceOperator
 
 _SEARCH_DEPTH = 4
 """How deep inside an object the part that cannot be pickled is looked for."""

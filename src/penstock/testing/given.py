@@ -27,9 +27,8 @@ from penstock.graph.logical import (
     OperatorSpec,
     WatermarkSpec,
 )
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import ArrowOperator, SourceFinishType, SourceOperator
 from penstock.operators.registry import Registry
-from penstock.operators.source import SourceFinishType, SourceOperator
 from penstock.operators.user_functions import process_spec
 
 GivenRows: TypeAlias = Any

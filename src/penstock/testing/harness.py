@@ -42,8 +42,8 @@ from penstock.graph.logical import (
     OperatorSpec,
     WatermarkSpec,
 )
+from penstock.operators.operator import SPLITS_TABLE, SourceOperator
 from penstock.operators.registry import Registry
-from penstock.operators.source import SPLITS_TABLE, SourceOperator
 from penstock.operators.splits import SourceAssignment, SourceBudget, SplitState
 from penstock.operators.user_functions import source_spec
 from penstock.runtime.driver.decide import StopMode

@@ -38,11 +38,15 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, InternalError, UserError
 from penstock.graph.logical import MAIN, Edge, Exchange, Node, OperatorSpec
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import (
+from penstock.operators.context import (
+    ArrowCollector,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
+from penstock.operators.operator import (
     ONLY_SPLIT,
+    ArrowOperator,
     SourceFinishType,
     SourceOperator,
     SourcePlan,

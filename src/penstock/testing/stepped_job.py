@@ -40,8 +40,8 @@ from penstock.errors import (
 )
 from penstock.graph.logical import MAIN, Edge, LogicalGraph, Node, OperatorSpec
 from penstock.operators.nodes import declared_tables
+from penstock.operators.operator import SourceFinishType
 from penstock.operators.registry import ConstructedOperator, Registry
-from penstock.operators.source import SourceFinishType
 from penstock.operators.timers import Timers, timer_tables
 from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment

@@ -17,8 +17,7 @@ from penstock.core.key_hash import owners_of
 from penstock.core.schema import StreamSchema
 from penstock.errors import ExternalError, StorageError, UserCodeError
 from penstock.graph.logical import LogicalGraph
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.runtime.driver.decide import JobPhase
 from penstock.runtime.driver.driver import JobDriver, ManualPacer

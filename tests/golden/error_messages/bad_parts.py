@@ -12,10 +12,13 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_EVENT_TIME, EventTime
 from penstock.errors import ExternalError
 from penstock.graph.logical import WatermarkSpec
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.context import (
+    ArrowCollector,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
+from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
 from penstock.operators.splits import SplitPlan
 from penstock.state.tables.specs import TimeDomain, global_table, keyed_table
 from tests.builders.scripted import (

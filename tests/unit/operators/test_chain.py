@@ -10,8 +10,7 @@ import pytest
 
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import ErrorCode, ExternalError, UserCodeError, UserError
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.state.tables.specs import TimeDomain, global_table
 from tests.builders.driven_operators import ChainRig
 from tests.builders.scripted import BY_USER, PLAIN, Log, Parts, Scripted, link, rows

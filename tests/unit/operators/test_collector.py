@@ -5,7 +5,7 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.operators.collector import ArrowCollector, SourceCollector
+from penstock.operators.context import ArrowCollector, SourceCollector
 from penstock.operators.splits import BudgetMeter, SourceBudget
 from tests.builders.driven_operators import Kept
 from tests.builders.scripted import PLAIN, SCHEMA, rows

@@ -8,8 +8,7 @@ from penstock.connectors.memory import list_sink, list_source
 from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS, EventTime, Watermark
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.event_time import WatermarkConfig
 from penstock.operators.operator import ArrowOperator
 from penstock.state.storage.memory import MemoryStore

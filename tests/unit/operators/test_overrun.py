@@ -11,10 +11,13 @@ import pytest
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
 from penstock.errors import ErrorCode, UserCodeError
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import SourceFinishType
+from penstock.operators.context import (
+    ArrowCollector,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
+from penstock.operators.operator import ArrowOperator, SourceFinishType
 from penstock.operators.splits import (
     Deadline,
     SourceAssignment,

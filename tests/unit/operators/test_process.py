@@ -4,10 +4,13 @@ import pytest
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import SourceOperator
+from penstock.operators.context import (
+    ArrowCollector,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
+from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.user_functions import pickle_function, process_spec, source_spec
 from tests.builders.driven_operators import a_source, an_operator
 

@@ -11,9 +11,13 @@ import pytest
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec, Plain, UserFunction
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.context import (
+    ArrowCollector,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
+from penstock.operators.operator import ArrowOperator, SourceFinishType, SourceOperator
 from penstock.operators.registry import (
     Configured,
     ConstructedOperator,
@@ -21,7 +25,6 @@ from penstock.operators.registry import (
     OperatorConstructor,
     Registry,
 )
-from penstock.operators.source import SourceFinishType, SourceOperator
 
 
 @dataclass(frozen=True)

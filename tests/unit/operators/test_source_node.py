@@ -8,9 +8,8 @@ import pytest
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import WatermarkSpec
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
-from penstock.operators.source import SourceFinishType
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourceFinishType
 from penstock.operators.splits import SourceAssignment, SourceBudget, SourcePhase, SplitPlan
 from tests.builders.driven_operators import ChainRig, Ran
 from tests.builders.scripted import Log, Parts, ScriptedSource, rows

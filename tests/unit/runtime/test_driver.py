@@ -18,9 +18,8 @@ from penstock.errors import (
     UserError,
 )
 from penstock.graph.logical import Exchange, OperatorSpec
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
-from penstock.operators.source import SourceFinishType
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import RestartPolicy

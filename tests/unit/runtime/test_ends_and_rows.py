@@ -10,9 +10,8 @@ from penstock.connectors.memory import ListSinkSpec, list_source
 from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, StateError, UserError
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
-from penstock.operators.source import SourceFinishType, SourceOperator, SourcePlan
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourceFinishType, SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.runtime.driver.decide import JobPhase
 from penstock.state.storage.memory import MemoryStore

@@ -9,11 +9,14 @@ from penstock.api.pipeline import Pipeline
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, EventTime, InputWatermark, Watermark, advance
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
+from penstock.operators.context import (
+    ArrowCollector,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
 from penstock.operators.event_time import WatermarkConfig
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.runtime.driver.decide import JobPhase
 from penstock.state.storage.memory import MemoryStore

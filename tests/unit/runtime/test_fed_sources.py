@@ -13,10 +13,9 @@ from penstock.core.ids import Epoch, Generation
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.codec import fingerprint_of
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
+from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.nodes import EpochTerms
-from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.splits import FED_BUDGET, SourceBudget, SplitPlan, SplitState
 from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
 from penstock.runtime.plan.executor import decode_report

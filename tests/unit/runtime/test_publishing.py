@@ -6,8 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.graph.logical import Exchange, WatermarkSpec
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
+from penstock.operators.context import OperatorContext, SourceCollector, SourceContext
 from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.session import JobSession

@@ -5,7 +5,7 @@ from penstock.core.ids import OperatorId
 from penstock.core.watermark import InputWatermark
 from penstock.errors import ErrorCode, ExternalError, InternalError, PenstockError
 from penstock.operators.nodes import OperatorReport
-from penstock.operators.source import SourceFinishType
+from penstock.operators.operator import SourceFinishType
 from penstock.operators.splits import SplitState
 from penstock.runtime.plan.executor import (
     Receipt,

@@ -9,9 +9,8 @@ from penstock.core.ids import Epoch, SavepointName
 from penstock.core.watermark import EndOfData
 from penstock.errors import PenstockError
 from penstock.graph.logical import Exchange, WatermarkSpec
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
-from penstock.operators.source import SourcePlan
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourcePlan
 from penstock.operators.splits import SplitPlan, SplitState
 from penstock.runtime.driver.decide import JobPhase
 from penstock.runtime.driver.outcomes import EpochRan, Torn

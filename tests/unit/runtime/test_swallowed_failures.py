@@ -7,10 +7,13 @@ from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import ListSinkSpec
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserCodeError
-from penstock.operators.collector import ArrowCollector, SourceCollector
-from penstock.operators.context import OperatorContext, SourceContext
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.source import SourceFinishType, SourceOperator
+from penstock.operators.context import (
+    ArrowCollector,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+)
+from penstock.operators.operator import ArrowOperator, SourceFinishType, SourceOperator
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.state.tables.specs import TableSpec, global_table

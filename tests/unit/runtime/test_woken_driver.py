@@ -11,9 +11,8 @@ from penstock.catalog import default_registry
 from penstock.connectors.stdout import blackhole
 from penstock.core.clock import ManualClock
 from penstock.core.schema import StreamSchema
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
-from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitState
 from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.driver import JobDriver

@@ -7,7 +7,7 @@ import pytest
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import ListSinkSpec, list_sink
 from penstock.errors import UserError
-from penstock.operators.source import SourceOperator
+from penstock.operators.operator import SourceOperator
 from penstock.runtime.driver.decide import JobPhase
 from penstock.runtime.in_process import Chaos
 from penstock.testing.faults import CrashError, Fault, FaultMode

@@ -5,9 +5,8 @@ from penstock.connectors.memory import list_sink, list_source
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import UserError
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
-from penstock.operators.source import SourceFinishType, SourceOperator
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourceFinishType, SourceOperator
 from penstock.operators.splits import SourcePhase
 from penstock.testing.harness import SourceHarness
 from penstock.testing.parts import CUT, EOF, PAUSE, ScriptedSource

@@ -52,8 +52,7 @@ from penstock.core.ids import Epoch, checksum_of
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import ErrorCode, SchemaError, StorageError, UserError
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import CommitContext, OperatorContext
+from penstock.operators.context import ArrowCollector, CommitContext, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.state.storage.create import create_own

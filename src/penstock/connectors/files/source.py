@@ -41,10 +41,9 @@ from penstock.connectors.files.parquet import ParquetFormat, infer_parquet
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import InternalError, SchemaError
-from penstock.operators.aggregates.aggregate import Aggregate
-from penstock.operators.aggregates.columns import (
+from penstock.operators.aggregates.aggregate import (
+    Aggregate,
     ColumnAggregate,
     check_arguments,
     find_where_problems,

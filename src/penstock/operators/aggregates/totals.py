@@ -9,7 +9,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
-from penstock.operators.aggregates.columns import ColumnAggregate, is_number
+from penstock.operators.aggregates.aggregate import ColumnAggregate, is_number
 from penstock.operators.aggregates.plan import Kind
 
 _LONG = pl.Int64()

@@ -33,8 +33,7 @@ from penstock.core.watermark import (
     Watermark,
 )
 from penstock.errors import ErrorCode, ExternalError
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.udfs.async_calls import (
     CALLS_TABLE,
     CallPool,

@@ -28,8 +28,7 @@ from penstock.errors import (
     did_you_mean,
 )
 from penstock.graph.logical import BAD, MAIN, UserFunction
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
 from penstock.operators.udfs.specs import ResultSpec, UdfSpec

@@ -17,9 +17,8 @@ from polars.plugins import register_plugin_function
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.dylibs import open_dylib
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import Registry
-from penstock.operators.source import SourceOperator
 from penstock.operators.udfs.functions import UdfOperator, conform_result, evaluate_columns
 from penstock.operators.udfs.specs import CallUdfSpec, NativeUdfSpec, ResultSpec
 

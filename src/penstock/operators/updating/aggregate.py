@@ -32,8 +32,7 @@ from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.frames import columns_to_frame, to_array, to_batch
 from penstock.operators.aggregates.functions import Max
 from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.timers import DueTimers, Timers

@@ -18,8 +18,7 @@ from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.aggregates.frames import check_groupable, columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 

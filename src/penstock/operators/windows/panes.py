@@ -36,8 +36,7 @@ from penstock.operators.aggregates.frames import (
     to_frame,
     to_table,
 )
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
 from penstock.operators.windows.aggregation import (

@@ -38,8 +38,7 @@ from penstock.core.watermark import MAX_MICROS, CheckpointBarrier
 from penstock.graph.logical import BAD, LATE, OperatorSpec
 from penstock.operators.aggregates.frames import to_frame, to_table
 from penstock.operators.aggregates.plan import AggregatePlan
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
 from penstock.operators.windows.aggregation import (

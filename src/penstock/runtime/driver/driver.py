@@ -23,7 +23,7 @@ from penstock.core.clock import Clock, ManualClock, SystemClock, new_token
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.core.settings import current
 from penstock.errors import FencedError, PenstockError
-from penstock.operators.source import SourceFinishType
+from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import (
     Action,
     Facts,

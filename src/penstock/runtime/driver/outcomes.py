@@ -24,7 +24,7 @@ from penstock.errors import (
     PenstockError,
     StorageError,
 )
-from penstock.operators.source import SourceFinishType
+from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.plan.epoch_plan import ReadingPlan
 from penstock.runtime.plan.executor import ErrorPart, Reports, TaskReport, from_error_part

@@ -16,7 +16,7 @@ from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import StorageError, UnknownOutcomeError
 from penstock.operators.nodes import EpochTerms
-from penstock.operators.source import SPLITS_TABLE, SourceFinishType, splits_table
+from penstock.operators.operator import SPLITS_TABLE, SourceFinishType, splits_table
 from penstock.operators.splits import SplitState
 from penstock.runtime.driver.decide import EpochProgress, StopMode
 from penstock.runtime.driver.environment import JobEnvironment

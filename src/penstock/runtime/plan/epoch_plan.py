@@ -28,8 +28,8 @@ from penstock.core.watermark import MAX_EVENT_TIME, InputWatermark, event_time_o
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import Edge, LogicalGraph, Node
 from penstock.operators.nodes import EpochTerms, OperatorReport
+from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.registry import Registry
-from penstock.operators.source import SourceOperator, SourcePlan
 from penstock.operators.splits import (
     FED_BUDGET,
     SourceAssignment,

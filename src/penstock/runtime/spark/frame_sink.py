@@ -33,8 +33,7 @@ from penstock.core.ids import Epoch, checksum_of
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import CommitContext, OperatorContext
+from penstock.operators.context import ArrowCollector, CommitContext, OperatorContext
 from penstock.operators.operator import ArrowOperator, DisplayableOperator
 from penstock.operators.user_functions import name_of
 from penstock.runtime.spark.row_schemas import spark_form_of

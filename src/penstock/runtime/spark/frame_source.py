@@ -29,10 +29,8 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EndOfData
 from penstock.errors import ErrorCode, InternalError, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.collector import SourceCollector
-from penstock.operators.context import SourceContext
-from penstock.operators.operator import DisplayableOperator
-from penstock.operators.source import SourceOperator, SourcePlan
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import DisplayableOperator, SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.operators.user_functions import name_of, source_spec
 from penstock.runtime.spark.row_schemas import (

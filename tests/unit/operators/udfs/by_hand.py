@@ -16,8 +16,7 @@ from penstock.core.watermark import (
     Watermark,
 )
 from penstock.graph.logical import BAD, MAIN
-from penstock.operators.collector import ArrowCollector
-from penstock.operators.context import OperatorContext
+from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore

@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EndOfData
 from penstock.errors import UserError
-from penstock.operators.source import SourcePlan
+from penstock.operators.operator import SourcePlan
 from penstock.operators.splits import SourceBudget, SplitState
 from penstock.runtime.spark.frame_source import (
     FrameSource,
