@@ -156,7 +156,7 @@ def advance(
     take back what the others were promised.
     """
     known = [_advance_input(old, new) for old, new in zip(previous, sent, strict=True)]
-    watermark = merge(map(_current, known))
+    watermark = merge(map(current, known))
     inputs = _raise_idle(known, watermark)
     return Advance(inputs, watermark, event_time_of(inputs))
 
@@ -170,7 +170,7 @@ def merge_subtasks(
     subtasks left out, exactly as if an exchange stood between.
     """
     columns = list(zip(*of_subtasks, strict=True))
-    merged = [merge(_current(known) for known in column) for column in columns]
+    merged = [merge(map(current, column)) for column in columns]
     is_silent = None in merged
     inputs = [
         _merge_input(column, watermark, is_silent=is_silent)
@@ -207,7 +207,8 @@ def _advance_input(previous: InputWatermark, sent: Watermark | None) -> InputWat
             return InputWatermark(micros if known is None else max(micros, known))
 
 
-def _current(known: InputWatermark) -> Watermark | None:
+def current(known: InputWatermark) -> Watermark | None:
+    """Return what an input says at present, or None while it is silent."""
     if known.idle:
         return IDLE
     if known.event_time_micros is None:

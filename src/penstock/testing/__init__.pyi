@@ -8,6 +8,7 @@ from .faults import FaultMode as FaultMode
 from .faults import FaultyStore as FaultyStore
 from .faults import Lands as Lands
 from .faults import Trial as Trial
+from .faults import stored_objects as stored_objects
 from .faults import sweep as sweep
 from .given import EpochOutput as EpochOutput
 from .harness import HarnessCheckpoint as HarnessCheckpoint
@@ -31,7 +32,6 @@ from .pipelines import assert_nothing_was_changed as assert_nothing_was_changed
 from .pipelines import list_sink as list_sink
 from .pipelines import list_source as list_source
 from .pipelines import run_pipeline as run_pipeline
-from .pipelines import stored_objects as stored_objects
 from .stepped_job import Amnesia as Amnesia
 
 __all__ = [

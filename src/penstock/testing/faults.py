@@ -1,8 +1,4 @@
-"""A store that misbehaves on purpose, at a call chosen beforehand.
-
-`fault_modes` says what can go wrong; this file makes it happen.
-
-What can go wrong with a storage call, and at which call it does.
+"""A store that misbehaves on purpose, at a call chosen beforehand, and sweeps over all calls.
 
 | mode                | the call is carried out      | the caller sees               |
 |---------------------|------------------------------|-------------------------------|
@@ -18,13 +14,15 @@ What can go wrong with a storage call, and at which call it does.
 
 A read that fails changes nothing, so it raises `StorageError` in every failing mode.
 
-Sweeps: one workflow, run once for every fault at every storage call it makes.
+A sweep runs one workflow once for every fault at every storage call that it makes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from fnmatch import fnmatchcase
+from itertools import count
+from math import inf
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -93,7 +91,7 @@ class Fault:
     hook: Callable[[Call], None] | None = field(default=None, compare=False)
     """For DELAY: runs while the request is under way; other actors' steps go in here."""
     when: Callable[[Call], bool] | None = field(default=None, compare=False)
-    """Asked last, whether such a call suffers: processes that share a store each count anew."""
+    """Asked last, whether such a call suffers: processes that share a store count each for itself."""
 
     def matches(self, call: Call) -> bool:
         """Tell whether the call is one this fault counts."""
@@ -127,24 +125,6 @@ class CrashError(BaseException):
     """The process is dead: no `except Exception` of the code under test may catch this."""
 
 
-@dataclass(slots=True, eq=False)
-class _Late:
-    """A write on its way to the store."""
-
-    due: int | None
-    """The number of the call before which it lands by itself."""
-    act: _Act[object]
-
-
-@dataclass(frozen=True, slots=True)
-class _Encounter:
-    """What one call meets."""
-
-    faults: Sequence[Fault]
-    due: Sequence[_Late]
-    """Late writes that land before it."""
-
-
 class FaultyStore(ForwardingStore):
     """An `ObjectStore` over another one that suffers the given faults and logs every call.
 
@@ -167,9 +147,11 @@ class FaultyStore(ForwardingStore):
         super().__init__(store)
         self._faults = faults
         self._met = [0] * len(faults)
-        self._fired = 0
+        self.has_fired = False
+        """Whether any fault has struck."""
         self._log: list[Call] = []
-        self._late: list[_Late] = []
+        self._late: list[tuple[float, _Act[object]]] = []
+        """Writes on their way, each with the number of the call before which it lands."""
         stale = {FaultMode.STALE_LIST, FaultMode.STALE_READ}
         self._wanted = {fault.as_of for fault in faults if fault.mode in stale}
         self._old: dict[int, ObjectStore] = {}
@@ -182,20 +164,13 @@ class FaultyStore(ForwardingStore):
         """Every call so far, in order; the ones that failed too."""
         return self._log.copy()
 
-    @property
-    def has_fired(self) -> bool:
-        """Whether any fault has struck."""
-        return self._fired > 0
-
     def deliver_late(self) -> None:
         """Let every write still on its way land now, in the order they were made.
 
         Works after a crash too: a dead process's request may still be in the network.
         """
         with self._lock:
-            late, self._late = self._late, []
-        for write in late:
-            write.act(self.store)
+            self._land(inf)
 
     @override
     def create(self, path: str, data: bytes) -> bool:
@@ -203,7 +178,9 @@ class FaultyStore(ForwardingStore):
             store.put(path, data)
             return True
 
-        return self._call("create", path, lambda store: store.create(path, data), overwrite)
+        return self._call(
+            Call("create", path), lambda store: store.create(path, data), overwrite
+        )
 
     def __repr__(self) -> str:
         return f"FaultyStore({self.store!r}, {len(self._faults)} faults)"
@@ -213,27 +190,13 @@ class FaultyStore(ForwardingStore):
         return FaultyStore, (self.store, *self._faults)
 
     @override
-    def _forward(
-        self, operation: str, path: str, act: Callable[[ObjectStore], _Answer]
-    ) -> _Answer:
-        return self._call(operation, path, act)
+    def _forward(self, operation: str, path: str, act: _Act[_Answer]) -> _Answer:
+        return self._call(Call(operation, path), act, act)
 
-    def _call(
-        self,
-        operation: str,
-        path: str,
-        act: _Act[_Answer],
-        careless: _Act[_Answer] | None = None,
-    ) -> _Answer:
+    def _call(self, call: Call, act: _Act[_Answer], careless: _Act[_Answer]) -> _Answer:
         """Carry out `act` as the faults allow; `careless` is it without its precondition."""
-        call = Call(operation, path)
-        met = self._enter(call)
-        if met is None:
-            return act(self.store)
-        for write in met.due:
-            write.act(self.store)
         struck: Fault | None = None
-        for fault in met.faults:
+        for fault in self._enter(call):
             if fault.mode is not FaultMode.DELAY:
                 struck = struck or fault
             elif fault.hook is not None:
@@ -241,17 +204,17 @@ class FaultyStore(ForwardingStore):
         if struck is None:
             return act(self.store)
         if struck.mode is FaultMode.IGNORE_PRECONDITION:
-            return (careless or act)(self.store)
+            return careless(self.store)
         return self._suffer(struck, call, act)
 
-    def _enter(self, call: Call) -> _Encounter | None:
-        """Log the call; find the faults it meets and the late writes that land before it."""
+    def _enter(self, call: Call) -> Sequence[Fault]:
+        """Log the call, let late writes land that are due, and return the faults it meets."""
         with self._lock:
             if self._dead:
                 raise CrashError(f"{call.operation} {call.path!r} after the crash")
             self._remember(len(self._log))
             self._log.append(call)
-            due = self._take_due(len(self._log)) if self._late else []
+            self._land(len(self._log))
             met = []
             for index, fault in enumerate(self._faults):
                 if fault.matches(call):
@@ -259,63 +222,54 @@ class FaultyStore(ForwardingStore):
                     is_chosen = fault.at is None or fault.at == self._met[index]
                     if is_chosen and (fault.when is None or fault.when(call)):
                         met.append(fault)
-            self._fired += len(met)
-            return _Encounter(met, due) if met or due else None
+            self.has_fired = self.has_fired or bool(met)
+            return met
 
-    def _take_due(self, number: int) -> Sequence[_Late]:
-        """Remove and return the late writes that land before the call of this number."""
-        due = [late for late in self._late if late.due is not None and late.due <= number]
-        self._late = [late for late in self._late if late not in due]
-        return due
+    def _land(self, number: float) -> None:
+        """Let the late writes land that are due before the call of this number."""
+        due = [act for lands_at, act in self._late if lands_at <= number]
+        self._late = [late for late in self._late if late[0] > number]
+        for act in due:
+            act(self.store)
 
     def _suffer(self, fault: Fault, call: Call, act: _Act[_Answer]) -> _Answer:
+        is_write = call.operation in _WRITES
         match fault.mode:
             case FaultMode.STALE_LIST | FaultMode.STALE_READ:
                 return act(self._old.get(fault.as_of, self.store))
-            case FaultMode.DELAY | FaultMode.IGNORE_PRECONDITION:
-                return act(self.store)
-            case FaultMode.FAIL_BEFORE:
-                raise self._error(fault, call, wrote=False)
-            case FaultMode.FAIL_AFTER:
-                act(self.store)
-                raise self._error(fault, call, wrote=call.operation in _WRITES)
-            case FaultMode.LOSE_RESPONSE:
-                self._send(fault, call, act)
-                raise self._error(fault, call, wrote=call.operation in _WRITES)
             case FaultMode.CRASH_BEFORE | FaultMode.CRASH_AFTER:
                 if fault.mode is FaultMode.CRASH_AFTER:
                     act(self.store)
                 with self._lock:
                     self._dead = True
                 raise CrashError(f"{fault.mode} {call.operation} {call.path!r}")
-
-    def _send(self, fault: Fault, call: Call, act: _Act[object]) -> None:
-        """Let the request reach the store now, later or never."""
-        match fault.lands:
-            case Lands.NOW:
+            case FaultMode.FAIL_AFTER:
                 act(self.store)
-            case Lands.LATER if call.operation in _WRITES:
-                calls = fault.late_calls
-                due = None if calls is None else len(self._log) + calls
+            case FaultMode.LOSE_RESPONSE if fault.lands is Lands.NOW:
+                act(self.store)
+            case FaultMode.LOSE_RESPONSE if fault.lands is Lands.LATER and is_write:
+                calls = inf if fault.late_calls is None else fault.late_calls
                 with self._lock:
-                    self._late.append(_Late(due, act))
+                    self._late.append((len(self._log) + calls, act))
             case _:
+                # The request never reaches the store.
                 pass
-
-    def _error(self, fault: Fault, call: Call, *, wrote: bool) -> PenstockError:
         about = StorageCall(call.operation, call.path, self.url)
         reason = f"injected fault {fault.mode}"
-        return about.unanswered(reason) if wrote else about.refused(reason)
+        if is_write and fault.mode is not FaultMode.FAIL_BEFORE:
+            raise about.unanswered(reason)
+        raise about.refused(reason)
 
     def _remember(self, number: int) -> None:
         """Copy the store if a fault will ask what it looked like after this many calls."""
         if number in self._wanted and number not in self._old:
-            objects = (
-                (info.path, self.store.read(info.path)) for info in self.store.list("")
-            )
-            self._old[number] = MemoryStore(
-                {p: data for p, data in objects if data is not None}
-            )
+            self._old[number] = MemoryStore(stored_objects(self.store))
+
+
+def stored_objects(store: ObjectStore) -> dict[str, bytes]:
+    """Return every object of a store by path."""
+    found = ((info.path, store.read(info.path)) for info in store.list(""))
+    return {path: data for path, data in found if data is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,18 +309,13 @@ def sweep(
     True
     """
     for fault in faults:
-        at = 1
-        while True:
-            trial = _run(run, replace(fault, at=at), make_store())
-            if not trial.store.has_fired:
+        for at in count(1):
+            chosen = replace(fault, at=at)
+            store = FaultyStore(make_store(), chosen)
+            try:
+                trial = Trial(chosen, store, run(store), None)
+            except (PenstockError, CrashError) as error:
+                trial = Trial(chosen, store, None, error)
+            if not store.has_fired:
                 break
             yield trial
-            at += 1
-
-
-def _run(run: Callable[[FaultyStore], object], fault: Fault, store: ObjectStore) -> Trial:
-    faulty = FaultyStore(store, fault)
-    try:
-        return Trial(fault, faulty, run(faulty), None)
-    except (PenstockError, CrashError) as error:
-        return Trial(fault, faulty, None, error)

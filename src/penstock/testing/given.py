@@ -10,19 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from penstock.catalog import default_registry
 from penstock.core.batch import to_batches
-from penstock.core.ids import OperatorId
+from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, Idle, Watermark
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import (
     MAIN,
     Edge,
+    LogicalGraph,
     Node,
     OperatorSpec,
     WatermarkSpec,
@@ -257,34 +259,28 @@ def to_streams(
 
 
 def chain_of(
+    job: JobId,
     operators: OperatorLike | Sequence[OperatorLike],
-    inputs: Sequence[StreamSchema],
+    inputs: tuple[StreamSchema, ...],
     parallelism: int,
     registry: Registry,
-) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
+) -> LogicalGraph:
     """Return a chain: the first operator takes `inputs`, every other one what comes before.
 
     One operator is named `operator`, those of a chain `operator-1`, `operator-2` and so on.
     """
-    listed = (
-        [operators]
-        if isinstance(operators, ArrowOperator | OperatorSpec)
-        else list(operators)
-    )
+    if isinstance(operators, ArrowOperator | OperatorSpec):
+        operators = [operators]
     nodes: list[Node] = []
-    edges: list[Edge] = []
-    streams = tuple(inputs)
-    for number, operator in enumerate(listed, start=1):
-        name = OperatorId("operator" if len(listed) == 1 else f"operator-{number}")
-        node = _node(name, operator, streams, parallelism, registry)
+    for number, operator in enumerate(operators, start=1):
+        name = OperatorId("operator" if len(operators) == 1 else f"operator-{number}")
         if nodes:
-            edges.append(Edge(nodes[-1].operator, name))
-        nodes.append(node)
-        if number < len(listed):
-            streams = (_main_of(node),)
+            inputs = (_main_of(nodes[-1]),)
+        nodes.append(_node(name, operator, inputs, parallelism, registry))
     if not nodes:
         raise UserError("there is no operator to test", code=ErrorCode.INVALID_GRAPH)
-    return tuple(nodes), tuple(edges)
+    edges = (Edge(before.operator, node.operator) for before, node in pairwise(nodes))
+    return LogicalGraph(job, tuple(nodes), tuple(edges))
 
 
 def _node(
@@ -303,13 +299,7 @@ def _node(
         )
     main = built.output_schema(inputs)
     outputs = {} if main is None else {MAIN: main}
-    return Node(
-        name,
-        spec,
-        parallelism=parallelism,
-        inputs=inputs,
-        outputs={**outputs, **built.side_outputs(inputs)},
-    )
+    return Node(name, spec, parallelism, inputs, outputs | dict(built.side_outputs(inputs)))
 
 
 def _main_of(node: Node) -> StreamSchema:

@@ -24,7 +24,6 @@ then gone. Commits wait until `commit` is called.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -35,10 +34,8 @@ from penstock.core.watermark import MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import (
     MAIN,
-    Edge,
     Exchange,
     LogicalGraph,
-    Node,
     OperatorSpec,
     WatermarkSpec,
 )
@@ -69,7 +66,7 @@ from penstock.testing.given import (
     to_watermark,
 )
 from penstock.testing.parts import GivenInput
-from penstock.testing.stepped_job import Amnesia, SteppedJob
+from penstock.testing.stepped_job import Amnesia, SteppedJob, rescaled
 
 _SOURCE = OperatorId("source")
 
@@ -99,12 +96,7 @@ class _Harness:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -119,10 +111,10 @@ class HarnessCheckpoint:
 
     epoch: int
     """The epoch it was made in; 0 before the first."""
-    job: JobId
-    nodes: tuple[Node, ...]
-    links: tuple[Edge, ...]
-    spoken: tuple[Watermark | None, ...]
+    graph: LogicalGraph
+    """The operators under test."""
+    watermarks: tuple[Watermark | None, ...]
+    """Of each input."""
     now_micros: int
     store: ObjectStore
     registry: Registry
@@ -163,12 +155,9 @@ class OperatorHarness(_Harness):
         """
         registry = registry or shared_registry()
         streams = to_streams(inputs, key, time_column)
-        nodes, links = chain_of(operator, streams, parallelism, registry)
         start = HarnessCheckpoint(
             0,
-            _job_in(store),
-            nodes,
-            links,
+            chain_of(_job_in(store), operator, streams, parallelism, registry),
             (None,) * len(streams),
             to_instant(now),
             MemoryStore() if store is None else store,
@@ -187,20 +176,19 @@ class OperatorHarness(_Harness):
         amnesia: bool | Amnesia = False,
     ) -> Self:
         """Go on from a checkpoint, as another process would; perhaps with a newer operator."""
-        nodes, links = checkpoint.nodes, checkpoint.links
-        parallelism = nodes[0].parallelism if parallelism is None else parallelism
+        graph = replace(checkpoint.graph, job=_job_in(checkpoint.store))
+        head = graph.nodes[0]
+        parallelism = head.parallelism if parallelism is None else parallelism
         if operator is not None:
-            nodes, links = chain_of(
-                operator, nodes[0].inputs, parallelism, checkpoint.registry
+            graph = chain_of(
+                graph.job, operator, head.inputs, parallelism, checkpoint.registry
             )
-        nodes = tuple(replace(node, parallelism=parallelism) for node in nodes)
-        job = _job_in(checkpoint.store)
         if checkpoint.epoch:
             clock = ManualClock(checkpoint.now_micros)
-            origin = JobCheckpoints(checkpoint.store, checkpoint.job, clock)
-            origin.branch(job, Epochs(Epoch(checkpoint.epoch)))
+            origin = JobCheckpoints(checkpoint.store, checkpoint.graph.job, clock)
+            origin.branch(graph.job, Epochs(Epoch(checkpoint.epoch)))
         restored = cls.__new__(cls)
-        moved = replace(checkpoint, job=job, nodes=nodes, links=links)
+        moved = replace(checkpoint, graph=rescaled(graph, parallelism))
         restored._open(moved, amnesia)  # noqa: SLF001 (of the same class)
         return restored
 
@@ -209,22 +197,19 @@ class OperatorHarness(_Harness):
             amnesia = Amnesia.OPERATORS if amnesia else Amnesia.NOTHING
         self._start = checkpoint
         self._pushed: list[tuple[int, pa.RecordBatch]] = []
-        self._uncommitted: set[int] = set()
         self.counters: dict[str, int] = {}
         """What `ctx.count` counted so far, over all operators and subtasks."""
         self.clock = ManualClock(checkpoint.now_micros)
-        head = checkpoint.nodes[0]
-        given = zip(head.inputs, checkpoint.spoken, strict=True)
-        self._inputs = [GivenInput(stream, watermark) for stream, watermark in given]
-        feeds = [
-            one.feed(number, head, self._exchange(number))
-            for number, one in enumerate(self._inputs)
+        head = checkpoint.graph.nodes[0]
+        self._inputs = [
+            GivenInput(stream, self._exchange(number), watermark)
+            for number, (stream, watermark) in enumerate(
+                zip(head.inputs, checkpoint.watermarks, strict=True)
+            )
         ]
-        nodes = (*(node for feed in feeds for node in feed.nodes), *checkpoint.nodes)
-        edges = (*(edge for feed in feeds for edge in feed.edges), *checkpoint.links)
         self._job = SteppedJob(
-            LogicalGraph(checkpoint.job, nodes, edges),
-            {name: build for feed in feeds for name, build in feed.parts.items()},
+            checkpoint.graph,
+            self._inputs,
             store=checkpoint.store,
             registry=checkpoint.registry,
             clock=self.clock,
@@ -303,27 +288,24 @@ class OperatorHarness(_Harness):
     @property
     def parallelism(self) -> int:
         """How many subtasks there are."""
-        return self._start.nodes[0].parallelism
+        return self._start.graph.nodes[0].parallelism
 
     # ---- commits
 
     @property
     def commits(self) -> Mapping[int, Mapping[str, Mapping[int, bytes]]]:
         """What the last operator gave `handle_commit` to do: by epoch, table and subtask."""
-        return self._job.staged(self._start.nodes[-1].operator)
+        last = self._start.graph.nodes[-1].operator
+        return {
+            epoch: data
+            for epoch, staged in self._job.commits.staged.items()
+            for task, (_, data) in staged.items()
+            if task.operator == last
+        }
 
     def commit(self, epoch: int | None = None) -> None:
         """Commit an epoch, again if it was; without a number all that are not committed yet."""
-        staged = self._job.commits.staged
-        if epoch is not None and epoch not in staged:
-            raise UserError(
-                f"epoch {epoch} staged nothing to commit; these did: "
-                f"{', '.join(map(str, staged)) or 'none'}",
-                code=ErrorCode.INVALID_NUMBER,
-            )
-        for number in sorted(self._uncommitted) if epoch is None else [epoch]:
-            self._job.commits.carry_out(number)
-            self._uncommitted.discard(number)
+        self._job.commits.carry_out(epoch)
 
     # ---- other processes
 
@@ -332,7 +314,7 @@ class OperatorHarness(_Harness):
         return replace(
             self._start,
             epoch=self.epoch,
-            spoken=tuple(given.watermark for given in self._inputs),
+            watermarks=tuple(given.watermark for given in self._inputs),
             now_micros=self.clock.micros,
         )
 
@@ -345,8 +327,6 @@ class OperatorHarness(_Harness):
         for number, given in enumerate(self._inputs):
             given.batches = [batch for index, batch in pushed if index == number]
         _, output = self._job.run(stop=stop, attempts=attempts)
-        if output.epoch in self._job.commits.staged:
-            self._uncommitted.add(output.epoch)
         for name, amount in output.counters.items():
             self.counters[name] = self.counters.get(name, 0) + amount
         return output
@@ -357,7 +337,7 @@ class OperatorHarness(_Harness):
             return Exchange.FORWARD
         if index in self._start.broadcast:
             return Exchange.BROADCAST
-        is_keyed = self._start.nodes[0].inputs[index].key_columns
+        is_keyed = self._start.graph.nodes[0].inputs[index].key_columns
         return Exchange.BY_KEY if is_keyed else Exchange.REBALANCE
 
     def _check_input(self, index: int) -> None:
@@ -398,8 +378,8 @@ class SourceHarness(_Harness):
         node = source_node(_SOURCE, spec, parallelism, watermark, registry)
         self._job = SteppedJob(
             LogicalGraph(_job_in(store), (node,)),
-            {},
-            store=MemoryStore() if store is None else store,
+            (),
+            store=store,
             registry=registry,
             clock=self.clock,
             amnesia=amnesia,

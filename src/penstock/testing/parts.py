@@ -19,7 +19,7 @@ the process that it kills, so a restart in the same process passes it. A split t
 an `EOF` rests until another run of the job starts, and when all splits rest there or have
 ended, the source asks for a graceful stop.
 
-A harness is fed by a `GivenInput` per input and its rows end in a `Kept`:
+A harness puts its operators between parts of its own, see `surround`:
 
     input-0 → given-0 → (operators under test) → output
 """
@@ -27,6 +27,8 @@ A harness is fed by a `GivenInput` per input and its rows end in a `Kept`:
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -37,7 +39,14 @@ from penstock.core.ids import OperatorId, Token
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, InternalError, UserError
-from penstock.graph.logical import MAIN, Edge, Exchange, Node, OperatorSpec
+from penstock.graph.logical import (
+    MAIN,
+    Edge,
+    Exchange,
+    LogicalGraph,
+    Node,
+    OperatorSpec,
+)
 from penstock.operators.context import (
     ArrowCollector,
     OperatorContext,
@@ -63,19 +72,15 @@ _ABORTED: set[tuple[Token, str, int]] = set()
 """The aborts that have struck in this process: source, split, step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Eof:
-    """End this run of the job gracefully; the next one goes on behind."""
+class Mark(Enum):
+    """What can be between the rows of a script, besides a pause."""
 
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Let the process die: a `CrashError` that nothing catches. Once per process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """End the epoch."""
+    EOF = "eof"
+    """This run of the job ends gracefully; the next one goes on behind."""
+    ABORT = "abort"
+    """The process dies of a `CrashError` that nothing catches, once per process."""
+    CUT = "cut"
+    """The epoch ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,7 @@ class Pause:
     micros: int
 
 
-EOF = Eof()
-ABORT = Abort()
-CUT = Cut()
+EOF, ABORT, CUT = Mark
 
 
 def PAUSE(duration: DurationLike) -> Pause:  # noqa: N802 (reads like the other steps)
@@ -95,7 +98,7 @@ def PAUSE(duration: DurationLike) -> Pause:  # noqa: N802 (reads like the other 
     return Pause(to_micros(duration, "pause"))
 
 
-Marker: TypeAlias = Eof | Abort | Cut | Pause
+Marker: TypeAlias = Mark | Pause
 Step: TypeAlias = pa.RecordBatch | Marker
 Script: TypeAlias = Iterable[GivenRows | Marker]
 
@@ -157,7 +160,7 @@ class ScriptedSource(SourceOperator):
             if until > now_micros:
                 waits.append(until - now_micros)
                 continue
-            if start < len(steps) and isinstance(steps[start], Eof):
+            if start < len(steps) and steps[start] is EOF:
                 if self._passed.get(name) != start:
                     at_eof.append(SplitPlan(name, start, _STOP))
                     continue
@@ -194,15 +197,10 @@ class ScriptedSource(SourceOperator):
             collector.collect(step, split=split)
         elif isinstance(step, Pause):
             offset = [number + 1, ctx.processing_time_micros + step.micros]
-        elif isinstance(step, Abort):
-            self._abort(split, number)
-        ctx.advance(split, offset)
-
-    def _abort(self, split: str, number: int) -> None:
-        abort = (self._token, split, number)
-        if abort not in _ABORTED:
-            _ABORTED.add(abort)
+        elif step is ABORT and (self._token, split, number) not in _ABORTED:
+            _ABORTED.add((self._token, split, number))
             raise CrashError(f"the script of split {split!r} aborts at step {number}")
+        ctx.advance(split, offset)
 
 
 def _offset(state: SplitState) -> tuple[int, int]:
@@ -221,9 +219,9 @@ def _end(steps: Sequence[Step], start: int, rows: int) -> int:
             rows -= step.num_rows
             if rows <= 0:
                 return number + 1
-        elif isinstance(step, Cut | Pause):
+        elif step is CUT or isinstance(step, Pause):
             return number + 1
-        elif isinstance(step, Eof):
+        elif step is EOF:
             return number
     return len(steps)
 
@@ -260,6 +258,9 @@ def _infer(scripts: Iterable[Sequence[Any]]) -> pa.Schema:
 
 
 Builder: TypeAlias = Callable[[], ArrowOperator | SourceOperator]
+Keep: TypeAlias = Callable[[str, pa.RecordBatch], None]
+"""Called with an output and what came out of it."""
+OUTPUT = OperatorId("output")
 
 
 @dataclass(slots=True)
@@ -267,45 +268,59 @@ class GivenInput:
     """What one input of an operator under test is given: rows of an epoch, and a watermark."""
 
     stream: StreamSchema
+    exchange: Exchange = Exchange.FORWARD
     watermark: Watermark | None = None
     batches: list[pa.RecordBatch] = field(default_factory=list)
     """Of the epoch that runs."""
 
-    def feed(self, number: int, to: Node, exchange: Exchange) -> "Feed":
-        """Return the nodes that bring all this to an input: a source, and what speaks for it.
 
-        A source alone could not: in the last epoch of a run sources do not read.
-        """
-        source, speaker = OperatorId(f"input-{number}"), OperatorId(f"given-{number}")
-        stream = self.stream.keyed_by()
-        return Feed(
-            (
-                Node(source, OperatorSpec(str(source), {}), outputs={MAIN: stream}),
-                Node(
-                    speaker,
-                    OperatorSpec(str(speaker), {}),
-                    inputs=(stream,),
-                    outputs={MAIN: stream},
-                ),
-            ),
-            (
-                Edge(source, speaker),
-                Edge(speaker, to.operator, MAIN, number, exchange),
-            ),
-            {source: lambda: _SilentSource(self), speaker: lambda: _Speaker(self)},
+def surround(
+    graph: LogicalGraph, inputs: Sequence[GivenInput], keep: Keep
+) -> tuple[LogicalGraph, dict[str, Builder]]:
+    """Put parts around what stands under test; return the graph and what builds them, by kind.
+
+    In front of an input are a source and an operator that emits for it: a source alone could
+    not, as sources do not read in the last epoch of a run. The outputs that nothing reads go
+    to a part that keeps their rows.
+    """
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    parts: dict[str, Builder] = {}
+    for number, given in enumerate(inputs):
+        source, feed = OperatorId(f"input-{number}"), OperatorId(f"given-{number}")
+        stream = given.stream.keyed_by()
+        nodes += [
+            Node(source, OperatorSpec(source), outputs={MAIN: stream}),
+            Node(feed, OperatorSpec(feed), inputs=(stream,), outputs={MAIN: stream}),
+        ]
+        edges += [
+            Edge(source, feed),
+            Edge(feed, graph.nodes[0].operator, MAIN, number, given.exchange),
+        ]
+        parts |= {source: partial(_InputSource, given), feed: partial(_InputRows, given)}
+    nodes += graph.nodes
+    edges += graph.edges
+    read = {(edge.source, edge.output) for edge in edges}
+    left = [
+        (node, output)
+        for node in graph.nodes
+        for output in node.outputs
+        if (node.operator, output) not in read
+    ]
+    if left:
+        parts[OUTPUT] = partial(_Kept, [output for _, output in left], keep)
+        streams = tuple(node.outputs[output] for node, output in left)
+        nodes.append(
+            Node(OUTPUT, OperatorSpec(OUTPUT), graph.nodes[-1].parallelism, streams)
         )
+        edges += [
+            Edge(node.operator, OUTPUT, output, index)
+            for index, (node, output) in enumerate(left)
+        ]
+    return LogicalGraph(graph.job, tuple(nodes), tuple(edges)), parts
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """The part of a graph in front of an input, and what builds its operators."""
-
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
-    parts: Mapping[str, Builder]
-
-
-class _SilentSource(SourceOperator):
+class _InputSource(SourceOperator):
     """A source without splits, which ends with its input."""
 
     def __init__(self, given: GivenInput) -> None:
@@ -330,7 +345,7 @@ class _SilentSource(SourceOperator):
         raise InternalError("a source without splits was run")
 
 
-class _Speaker(ArrowOperator):
+class _InputRows(ArrowOperator):
     """Emits the given rows of the epoch, then the given watermark."""
 
     def __init__(self, given: GivenInput) -> None:
@@ -359,12 +374,10 @@ class _Speaker(ArrowOperator):
         return self._given.watermark
 
 
-class Kept(ArrowOperator):
+class _Kept(ArrowOperator):
     """Keeps what leaves the operators under test: its inputs are their outputs."""
 
-    def __init__(
-        self, outputs: Sequence[str], keep: Callable[[str, pa.RecordBatch], None]
-    ) -> None:
+    def __init__(self, outputs: Sequence[str], keep: Keep) -> None:
         self._outputs = outputs
         self._keep = keep
 

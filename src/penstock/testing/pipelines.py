@@ -43,7 +43,7 @@ from penstock.state.protocol.retention import Epochs, is_kept
 from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
-from penstock.testing.faults import Call, CrashError, Fault, FaultyStore
+from penstock.testing.faults import Call, CrashError, Fault, FaultyStore, stored_objects
 from penstock.testing.given import START, InstantLike, shared_registry, to_instant
 from penstock.testing.stepped_job import NO_CACHE, rescaled
 
@@ -87,13 +87,12 @@ class LocalJob:
     ) -> JobStatus:
         """Run the job until its data ends, it stops, or it fails; return how it stands then.
 
-        With `epochs` it stops after so many, and one more to close. A `CrashError`, of a fault or an `ABORT`, comes
-        out as if the process had died there: run the job again to see what it recovers.
+        With `epochs` it stops after so many, and one more to close. A `CrashError`, of a
+        fault or an `ABORT`, comes out as if the process had died there: run the job again
+        to see what it recovers.
         `between_supersteps` is called with the level that was run, and may raise one too.
         """
-        graph = self.graph
-        if parallelism is not None:
-            graph = rescaled(graph, parallelism)
+        graph = self.graph if parallelism is None else rescaled(self.graph, parallelism)
         store = FaultyStore(self.store, *faults)
         executor = InProcessExecutor(
             Worker(store, NO_CACHE, self.registry, self.clock),
@@ -107,10 +106,21 @@ class LocalJob:
             NO_CACHE,
             executor,
             self.registry,
-            clock=self.clock,
-            settings=self._settings,
+            self.clock,
+            self._settings,
         )
-        return self._drive(environment, store, epochs, restore)
+
+        def stop_in_time(status: JobStatus) -> None:
+            if epochs is not None and status.epochs_run >= epochs:
+                driver.request_stop(StopMode.CHECKPOINT)
+
+        driver = JobDriver(
+            environment, pacer=ManualPacer(self.clock), on_status=stop_in_time
+        )
+        try:
+            return driver.run(restore=restore)
+        finally:
+            self.calls = store.calls
 
     def run_until_done(
         self, *faults: Fault, parallelism: int | None = None, max_starts: int = 10
@@ -130,24 +140,6 @@ class LocalJob:
     def checkpoints(self) -> JobCheckpoints:
         """The job's checkpoints, for `assert_job_is_whole` and other looks at them."""
         return JobCheckpoints(self.store, self.graph.job, self.clock, self._settings.rules)
-
-    def _drive(
-        self,
-        environment: JobEnvironment,
-        store: FaultyStore,
-        epochs: int | None,
-        restore: Epochs | None,
-    ) -> JobStatus:
-        def stop_in_time(status: JobStatus) -> None:
-            if epochs is not None and status.epochs_run >= epochs:
-                driver.request_stop(StopMode.CHECKPOINT)
-
-        pacer = ManualPacer(self.clock)
-        driver = JobDriver(environment, pacer=pacer, on_status=stop_in_time)
-        try:
-            return driver.run(restore=restore)
-        finally:
-            self.calls = store.calls
 
 
 def run_pipeline(
@@ -278,9 +270,3 @@ def assert_nothing_was_changed(before: Mapping[str, bytes], store: ObjectStore) 
             raise AssertionError(f"{path} was created")
         if before[path] != after[path]:
             raise AssertionError(f"{path} was overwritten")
-
-
-def stored_objects(store: ObjectStore) -> dict[str, bytes]:
-    """Return every object of a store by path."""
-    found = ((info.path, store.read(info.path)) for info in store.list(""))
-    return {path: data for path, data in found if data is not None}

@@ -22,11 +22,8 @@ from penstock.core.clock import ManualClock, new_token
 from penstock.core.ids import OperatorId, Subtask, TaskInfo
 from penstock.core.settings import CompactionSettings
 from penstock.core.watermark import (
-    IDLE,
     MAX_EVENT_TIME,
-    EventTime,
-    InputWatermark,
-    Watermark,
+    current,
     merge,
     merge_subtasks,
 )
@@ -38,7 +35,7 @@ from penstock.errors import (
     UserError,
     did_you_mean,
 )
-from penstock.graph.logical import MAIN, Edge, LogicalGraph, Node, OperatorSpec
+from penstock.graph.logical import MAIN, LogicalGraph, OperatorSpec
 from penstock.operators.nodes import declared_tables
 from penstock.operators.operator import SourceFinishType
 from penstock.operators.registry import ConstructedOperator, Registry
@@ -54,25 +51,29 @@ from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.executor import TaskReport
 from penstock.runtime.plan.physical import CompiledJob
 from penstock.runtime.task.task import Worker
-from penstock.state.checkpoints import Metadata
 from penstock.state.files.cache import FileCache
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TableSpec, TimeDomain
 from penstock.state.tables.table import Frontier, TableEnvironment
 from penstock.state.tables.table_manager import TableManager
 from penstock.testing.given import Emitted, EpochOutput
-from penstock.testing.parts import Builder, Kept
+from penstock.testing.parts import OUTPUT, Builder, GivenInput, surround
 
 NO_CACHE = FileCache(Path("/nonexistent"), 0)
 """A cache without room: everything is read from the store."""
-StagedMetadata: TypeAlias = Mapping[OperatorId, Mapping[int, Metadata]]
-_OUTPUT = OperatorId("output")
-_NEVER = 1 << 62
-_MERGED_FILES = 16
-"""Files are merged by so many, so that long tests stay fast."""
+CommitData: TypeAlias = Mapping[str, Mapping[int, bytes]]
+"""By table and subtask."""
+_SETTINGS = DriverSettings(
+    keep_epochs=1,
+    collect_every=1 << 62,
+    adapts_budget=False,
+    # Files are merged by so many, so that long tests stay fast.
+    compaction=CompactionSettings(min_files=16, min_expiring_files=16),
+)
 
 
 def rescaled(graph: LogicalGraph, parallelism: int) -> LogicalGraph:
@@ -94,68 +95,45 @@ class Amnesia(Enum):
 class SteppedJob:
     """A job that runs one epoch per call. What lasts between epochs is its store.
 
-    The graph is what stands under test, with `parts` around it: operators of the harness by
-    their names, which are their kinds too. An epoch that fails leaves no trace: the next one
-    starts from the checkpoint before it, in a new session.
+    An epoch that fails leaves no trace: the next one starts from the checkpoint before it,
+    in a new session.
     """
 
     def __init__(
         self,
         graph: LogicalGraph,
-        parts: Mapping[str, Builder],
+        inputs: Sequence[GivenInput],
         *,
-        store: ObjectStore,
+        store: ObjectStore | None,
         registry: Registry,
         clock: ManualClock,
         amnesia: Amnesia = Amnesia.NOTHING,
     ) -> None:
         """Make a job of a graph; every output that nothing reads is kept in `emitted`."""
-        self.store = store
-        self.registry = registry
+        self.store: ObjectStore = MemoryStore() if store is None else store
         self._clock = clock
         self._amnesia = amnesia
-        self._settings = DriverSettings(
-            keep_epochs=1,
-            collect_every=_NEVER,
-            adapts_budget=False,
-            compaction=CompactionSettings(
-                min_files=_MERGED_FILES, min_expiring_files=_MERGED_FILES
-            ),
-        )
-        read = {(edge.source, edge.output) for edge in graph.edges}
-        left = [
-            (node, output)
-            for node in graph.nodes
-            for output in node.outputs
-            if (node.operator, output) not in read
-        ]
-        self._outputs = {output: node.outputs[output] for node, output in left}
+        graph, self._parts = surround(graph, inputs, self._keep)
+        self._registry = _PartsRegistry(registry, self._parts)
+        self._outputs = {
+            edge.output: graph.node(edge.source).outputs[edge.output]
+            for edge in graph.edges_into(OUTPUT)
+        }
         self.emitted = Emitted(self._outputs)
         """The rows of all epochs so far."""
         self._of_epoch = Emitted(self._outputs)
-        self._names = [output for _, output in left]
-        self._parts = {**parts, _OUTPUT: lambda: Kept(self._names, self._keep)}
-        if left:
-            last = Node(
-                _OUTPUT,
-                OperatorSpec(str(_OUTPUT), {}),
-                graph.nodes[-1].parallelism,
-                tuple(node.outputs[output] for node, output in left),
-            )
-            edges = [
-                Edge(node.operator, _OUTPUT, output, index)
-                for index, (node, output) in enumerate(left)
-            ]
-            graph = LogicalGraph(graph.job, (*graph.nodes, last), (*graph.edges, *edges))
         self._open(graph)
 
     def _open(self, graph: LogicalGraph) -> None:
         self.graph = graph
         self._failures: list[PenstockError] = []
         self._session: JobSession | None = None
-        registry = _PartsRegistry(self.registry, self._parts)
         self._worker = Worker(
-            self.store, NO_CACHE, registry, self._clock, on_failure=self._failures.append
+            self.store,
+            NO_CACHE,
+            self._registry,
+            self._clock,
+            on_failure=self._failures.append,
         )
         self._executor = _SteppedExecutor(self._worker, self._begin_attempt)
         self._environment = _SteppedEnvironment(
@@ -163,17 +141,11 @@ class SteppedJob:
             self.store,
             NO_CACHE,
             self._executor,
-            registry,
-            clock=self._clock,
-            settings=self._settings,
+            self._registry,
+            self._clock,
+            _SETTINGS,
         )
         self.commits = _StagedCommits(self._environment)
-        self.tables: Mapping[OperatorId, tuple[TableSpec, ...]] = {
-            name: specs
-            for name, specs in self._environment.tables.items()
-            if name not in self._parts
-        }
-        """Those of the operators under test."""
 
     @property
     def session(self) -> JobSession:
@@ -208,15 +180,6 @@ class SteppedJob:
                 kept.chain.forget()
         return ran, output
 
-    def staged(self, operator: OperatorId) -> dict[int, dict[str, dict[int, bytes]]]:
-        """Return what an operator gave `handle_commit` to do, by epoch, table and subtask."""
-        found: dict[int, dict[str, dict[int, bytes]]] = {}
-        for epoch, (_, metadata) in self.commits.staged.items():
-            for index, part in sorted(metadata.get(operator, {}).items()):
-                for table, data in part.commit_data.items():
-                    found.setdefault(epoch, {}).setdefault(table, {})[index] = data
-        return found
-
     def rescale(self, parallelism: int) -> None:
         """Go on in another process with so many subtasks of every operator."""
         self.close()
@@ -244,7 +207,7 @@ class SteppedJob:
             if not node.inputs or not node.inputs[0].key_columns:
                 continue
             table = timer_tables([domain], node.inputs[0])[0].name
-            if all(spec.name != table for spec in self.tables.get(node.operator, ())):
+            if all(spec.name != table for spec in self._environment.tables[node.operator]):
                 continue
             is_declared = True
             frontier = self._frontier(node.operator)
@@ -288,7 +251,9 @@ class SteppedJob:
             NO_CACHE,
         )
         restored = session.state.metadata.get(operator, {})
-        manager = TableManager.load(environment, self.tables[operator], restored)
+        manager = TableManager.load(
+            environment, self._environment.tables[operator], restored
+        )
         manager.begin_epoch(self._frontier(operator))
         return manager
 
@@ -311,12 +276,14 @@ class SteppedJob:
         inputs = merge_subtasks(
             [ran.reports[last.operator, i].inputs for i in range(last.parallelism)]
         )
-        if MAIN in self._names:
-            inputs = (inputs[self._names.index(MAIN)],)
+        edges = self.graph.edges_into(last.operator)
+        main = [
+            known for edge, known in zip(edges, inputs, strict=True) if edge.output == MAIN
+        ]
         return EpochOutput(
             ran.progress.epoch,
             self._of_epoch,
-            merge(_watermark(known) for known in inputs),
+            merge(map(current, main or inputs)),
             dict(counters),
             min((micros for micros in wake_ups if micros is not None), default=None),
             next((report.finish for report in reports if report.finish), None),
@@ -324,7 +291,12 @@ class SteppedJob:
 
     def _find(self, table: str) -> tuple[OperatorId, TableSpec]:
         """Return the one operator under test that declares a table, and its declaration."""
-        known = [(name, spec) for name, specs in self.tables.items() for spec in specs]
+        known = [
+            (name, spec)
+            for name, specs in self._environment.tables.items()
+            if name not in self._parts
+            for spec in specs
+        ]
         found = [(operator, spec) for operator, spec in known if spec.name == table]
         if len(found) == 1:
             return found[0]
@@ -341,12 +313,6 @@ class SteppedJob:
 
     def _keep(self, output: str, batch: pa.RecordBatch) -> None:
         self._of_epoch.add(output, batch)
-
-
-def _watermark(known: InputWatermark) -> Watermark | None:
-    if known.idle:
-        return IDLE
-    return None if known.event_time_micros is None else EventTime(known.event_time_micros)
 
 
 class _SteppedEnvironment(JobEnvironment):
@@ -406,19 +372,31 @@ class _PartsRegistry(Registry):
 
 
 class _StagedCommits(CommittingSinks):
-    """Notes which epochs may be committed, and commits one only when it is asked to."""
+    """Notes what may be committed, and commits an epoch only when it is asked to."""
 
     def __init__(self, environment: JobEnvironment) -> None:
         super().__init__(environment, checkpoints_of(environment))
-        self.staged: dict[int, tuple[CommitPermit, StagedMetadata]] = {}
+        self.staged: dict[int, dict[TaskInfo, tuple[CommitPermit, CommitData]]] = {}
+        self._waiting: set[int] = set()
 
     @override
-    def commit(self, permit: CommitPermit, metadata: StagedMetadata | None = None) -> None:
-        self.staged[int(permit.ref.epoch)] = (permit, metadata or {})
+    def _commit(self, permit: CommitPermit, task: TaskInfo, data: CommitData) -> None:
+        epoch = int(permit.ref.epoch)
+        self.staged.setdefault(epoch, {})[task] = (permit, data)
+        self._waiting.add(epoch)
 
-    def carry_out(self, epoch: int) -> None:
-        """Commit an epoch on new instances of its sinks."""
-        try:
-            super().commit(*self.staged[epoch])
-        finally:
-            self.release()
+    def carry_out(self, epoch: int | None) -> None:
+        """Commit an epoch on new instances of its sinks, or all that never were."""
+        if epoch is not None and epoch not in self.staged:
+            raise UserError(
+                f"epoch {epoch} staged nothing to commit; these did: "
+                f"{', '.join(map(str, self.staged)) or 'none'}",
+                code=ErrorCode.INVALID_NUMBER,
+            )
+        for number in sorted(self._waiting) if epoch is None else [epoch]:
+            try:
+                for task, (permit, data) in self.staged[number].items():
+                    super()._commit(permit, task, data)
+            finally:
+                self.release()
+            self._waiting.discard(number)
