@@ -28,16 +28,19 @@ def to_batches(rows: RowsLike, schema: pa.Schema) -> list[pa.RecordBatch]:
     if isinstance(rows, pa.RecordBatch):
         if rows.schema is schema or rows.schema.equals(schema):
             return [rows] if rows.num_rows else []
-        return _conform(pa.Table.from_batches([rows]), schema)
-    if isinstance(rows, pa.Table):
-        return _conform(rows, schema)
-    to_arrow = getattr(rows, "to_arrow", None)
-    if to_arrow is None:
-        raise SchemaError(
-            f"expected a pyarrow.RecordBatch, a pyarrow.Table or a polars.DataFrame, got "
-            f"{type(rows).__name__}"
-        )
-    return _conform(to_arrow(), schema)
+        rows = pa.Table.from_batches([rows])
+    elif not isinstance(rows, pa.Table):
+        if not hasattr(rows, "to_arrow"):
+            raise SchemaError(
+                f"expected a pyarrow.RecordBatch, a pyarrow.Table or a polars.DataFrame, got "
+                f"{type(rows).__name__}"
+            )
+        rows = rows.to_arrow()
+    problems = find_differences(rows.schema, schema)
+    if problems:
+        raise SchemaError("; ".join(problems))
+    ordered = rows.select(schema.names).cast(schema)
+    return [batch for batch in ordered.combine_chunks().to_batches() if batch.num_rows]
 
 
 def to_batch(
@@ -61,14 +64,6 @@ def to_batch(
             "fewer at a time"
         )
     return batches[0] if batches else pa.RecordBatch.from_pylist([], wanted)
-
-
-def _conform(table: pa.Table, schema: pa.Schema) -> list[pa.RecordBatch]:
-    problems = find_differences(table.schema, schema)
-    if problems:
-        raise SchemaError("; ".join(problems))
-    ordered = table.select(schema.names).cast(schema)
-    return [batch for batch in ordered.combine_chunks().to_batches() if batch.num_rows]
 
 
 def find_differences(found: pa.Schema, expected: pa.Schema) -> list[str]:

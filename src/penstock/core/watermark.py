@@ -171,11 +171,20 @@ def merge_subtasks(
     """
     columns = list(zip(*of_subtasks, strict=True))
     merged = [merge(map(current, column)) for column in columns]
-    is_silent = None in merged
-    inputs = [
-        _merge_input(column, watermark, is_silent=is_silent)
-        for column, watermark in zip(columns, merged, strict=True)
-    ]
+    inputs = []
+    for column, watermark in zip(columns, merged, strict=True):
+        if watermark is None:
+            inputs.append(InputWatermark())
+        elif isinstance(watermark, EventTime):
+            inputs.append(InputWatermark(watermark.micros))
+        else:
+            times = [known.event_time_micros for known in column if known.idle]
+            raised = [micros for micros in times if micros is not None]
+            # While another input is silent, nothing was promised that it would have to come
+            # back at.
+            if None in merged and None in times:
+                raised = []
+            inputs.append(InputWatermark(min(raised, default=None), idle=True))
     return _raise_idle(inputs, merge(merged))
 
 
@@ -229,18 +238,3 @@ def _raise_idle(
         else:
             raised.append(known)
     return tuple(raised)
-
-
-def _merge_input(
-    subtasks: Sequence[InputWatermark], merged: Watermark | None, *, is_silent: bool
-) -> InputWatermark:
-    if merged is None:
-        return InputWatermark()
-    if isinstance(merged, EventTime):
-        return InputWatermark(merged.micros)
-    times = [known.event_time_micros for known in subtasks if known.idle]
-    raised = [micros for micros in times if micros is not None]
-    # While another input is silent, nothing was promised that it would have to come back at.
-    if is_silent and None in times:
-        raised = []
-    return InputWatermark(min(raised, default=None), idle=True)

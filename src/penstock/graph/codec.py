@@ -14,13 +14,7 @@ import pyarrow as pa
 
 from penstock.core.ids import checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, GraphError, PenstockError
-from penstock.graph.logical import (
-    LogicalGraph,
-    Node,
-    OperatorSpec,
-    Plain,
-    UserFunction,
-)
+from penstock.graph.logical import LogicalGraph, Node, OperatorSpec, Plain, UserFunction
 
 _FORMAT = 1
 _USER_FUNCTION = 1

@@ -29,7 +29,6 @@ from penstock.core.watermark import (
     Watermark,
     advance,
     event_time_of,
-    has_ended,
 )
 from penstock.errors import ErrorCode, InternalError, PenstockError, StateError, UserError
 from penstock.graph.logical import Node
@@ -280,7 +279,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             # Inputs of an operator that got more or fewer of them start where the operator
             # stood, so that its own watermark does not go back.
             self._previous = (InputWatermark(micros),) * self._total_inputs
-        self.had_ended = has_ended(self._previous)
+        self.had_ended = known == MAX_EVENT_TIME
         self.rows_taken = 0
         if self._last_output is not None and (known is None or known < self._last_output):
             # An epoch begins at what all subtasks have reached; this one was ahead of them.

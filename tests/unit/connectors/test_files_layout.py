@@ -21,7 +21,7 @@ NAMES = PartNames(TASK, Generation(3), Epoch(12), Token("0f" * 16), "parquet")
 
 
 def test_a_staged_name_tells_whose_it_is() -> None:
-    staged = NAMES.staged(4)
+    staged = NAMES.of_file(4, "")[0]
     assert staged == (
         f"_staging/shop/3/0000000012/{'0f' * 16}-hot-items.v2-007-004.parquet"
     )
@@ -31,18 +31,18 @@ def test_a_staged_name_tells_whose_it_is() -> None:
 
 def test_a_final_name_is_the_same_for_every_attempt() -> None:
     other = PartNames(TASK, Generation(4), Epoch(12), Token("ab" * 16), "parquet")
-    final = NAMES.final(4, "day=1")
+    final = NAMES.of_file(4, "day=1")[1]
     assert final == "day=1/part-0000000012-hot-items.v2-007-004.parquet"
-    assert other.final(4, "day=1") == final
-    assert NAMES.final(4, "") == "part-0000000012-hot-items.v2-007-004.parquet"
-    assert other.staged(4) != NAMES.staged(4)
+    assert other.of_file(4, "day=1")[1] == final
+    assert NAMES.of_file(4, "")[1] == "part-0000000012-hot-items.v2-007-004.parquet"
+    assert other.of_file(4, "")[0] != NAMES.of_file(4, "")[0]
 
 
 def test_other_objects_are_not_taken_for_ours() -> None:
-    assert read_staged_name(NAMES.final(0, "")) is None
+    assert read_staged_name(NAMES.of_file(0, "")[1]) is None
     assert read_staged_name("_staging/shop/notes.txt") is None
     assert read_record_name("_committed/notes.json") is None
-    assert read_record_name(NAMES.final(0, "")) is None
+    assert read_record_name(NAMES.of_file(0, "")[1]) is None
 
 
 @given(st.integers(1, Epoch.largest))
@@ -61,7 +61,7 @@ def test_every_value_makes_a_folder_that_tells_it(value: str) -> None:
 
 def name_problem(**values: str | None) -> str | None:
     columns, partition = list(values), tuple(values.values())
-    path = NAMES.final(0, partition_folder(columns, partition))
+    _, path = NAMES.of_file(0, partition_folder(columns, partition))
     return find_name_problem(columns, partition, path)
 
 

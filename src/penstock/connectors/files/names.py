@@ -53,19 +53,15 @@ class PartNames:
     token: Token
     extension: str
 
-    def staged(self, seq: int) -> str:
-        """Return where the attempt puts its file of this number."""
-        folder = f"{STAGING}/{self.task.job}/{self.generation}/{self.epoch:010}"
-        return f"{folder}/{self.token}-{self._who(seq)}"
-
-    def final(self, seq: int, folder: str) -> str:
-        """Return what the file is called once it is committed."""
-        name = f"part-{self.epoch:010}-{self._who(seq)}"
-        return f"{folder}/{name}" if folder else name
-
-    def _who(self, seq: int) -> str:
-        subtask = self.task.subtask.index
-        return f"{self.task.operator}-{subtask:03}-{seq:03}.{self.extension}"
+    def of_file(self, seq: int, folder: str) -> tuple[str, str]:
+        """Return where the attempt puts its file of this number, and its name once committed."""
+        epoch, subtask = f"{self.epoch:010}", self.task.subtask.index
+        who = f"{self.task.operator}-{subtask:03}-{seq:03}.{self.extension}"
+        staged = (
+            f"{staging_folder(self.task.job)}/{self.generation}/{epoch}/{self.token}-{who}"
+        )
+        final = f"part-{epoch}-{who}"
+        return staged, f"{folder}/{final}" if folder else final
 
 
 def staging_folder(job: JobId) -> str:

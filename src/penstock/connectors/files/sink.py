@@ -155,8 +155,8 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
     ) -> None:
         """Encode the rows, and upload files that are full."""
         # Rows of an attempt that was cut off must not get into the next one.
-        if self._parts is None or not self._parts.is_of(ctx):
-            self._parts = self._begin(ctx)
+        if self._parts is None or self._parts.attempt != ctx.attempt:
+            self._parts = EpochParts(self._store, ctx, ctx.inputs[0].schema, self.config)
         self._parts.add(batch)
 
     @override
@@ -165,11 +165,11 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
     ) -> None:
         """Upload the rest; then the epoch's files are durable, and named in the commit data."""
         parts, self._parts = self._parts, None
-        if parts is None or not parts.is_of(ctx):
+        if parts is None or parts.attempt != ctx.attempt:
             # An epoch after a restore has a list also without rows: readers learn of it there.
             if not follows_restore(ctx):
                 return
-            parts = self._begin(ctx)
+            parts = EpochParts(self._store, ctx, ctx.inputs[0].schema, self.config)
         staged = msgspec.structs.replace(parts.finish(), abandoned=find_abandoned(ctx))
         ctx.count("files_staged", len(staged.files))
         ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
@@ -191,17 +191,6 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
     def release(self) -> None:
         """Let go of the store and of what an unfinished epoch held."""
         self._parts = self._opened = None
-
-    def _begin(self, ctx: OperatorContext) -> "EpochParts":
-        config = self.config
-        return EpochParts(
-            self._store,
-            ctx,
-            ctx.inputs[0].schema,
-            form=config.format,
-            partition_by=config.partition_by,
-            target_bytes=config.target_bytes,
-        )
 
     @property
     def _store(self) -> ObjectStore:
@@ -255,16 +244,16 @@ class EpochParts:
         store: ObjectStore,
         ctx: OperatorContext,
         schema: pa.Schema,
-        *,
-        form: OutputFormat,
-        target_bytes: int,
-        partition_by: Sequence[str] = (),
+        config: FilesSinkConfig,
     ) -> None:
+        form, target_bytes = config.format, config.target_bytes
+        self.attempt = ctx.attempt
+        """Whose rows these are; no other attempt at any epoch has the same token."""
         self._names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, form)
         self._store = store
         self._schema = schema
         self._format: OutputFormat = form
-        self._partition_by = tuple(partition_by)
+        self._partition_by = tuple(config.partition_by)
         self._target_bytes = target_bytes
         # Text may be some times larger than its rows; a file should not exceed its size by much.
         self._group_bytes = min(ROW_GROUP_BYTES, max(1, target_bytes // 4))
@@ -273,10 +262,6 @@ class EpochParts:
         self._open: dict[Partition, _OpenPart] = {}
         self._files: list[StagedFile] = []
         self._held_bytes = 0
-
-    def is_of(self, ctx: OperatorContext) -> bool:
-        """Tell whether this is what the running attempt stages."""
-        return (self._names.token, self._names.epoch) == (ctx.attempt, ctx.epoch)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows; files that are full are uploaded on the way."""
@@ -323,8 +308,8 @@ class EpochParts:
     def _upload(self, partition: Partition) -> None:
         part = self._open.pop(partition)
         self._held_bytes -= part.held_bytes
-        seq = len(self._files)
-        final = self._names.final(seq, partition_folder(self._partition_by, partition))
+        folder = partition_folder(self._partition_by, partition)
+        staged, final = self._names.of_file(len(self._files), folder)
         problem = find_name_problem(self._partition_by, partition, final)
         # What cannot have its final name is refused here: a commit cannot go back.
         if problem is not None:
@@ -335,7 +320,6 @@ class EpochParts:
                 path=final,
             )
         data = part.encode().close()
-        staged = self._names.staged(seq)
         if create_own(self._store, staged, data) is not None:
             raise StorageError(
                 f"{staged!r} in {self._store.url} was to be created and holds something else: "

@@ -22,12 +22,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.files.csv import CsvFormat, infer_csv
-from penstock.connectors.files.discovery import (
-    LISTING,
-    ORIGIN,
-    FilePattern,
-    check_origin,
-)
+from penstock.connectors.files.discovery import LISTING, ORIGIN, FilePattern, check_origin
 from penstock.connectors.files.formats import (
     Allowance,
     BadRow,

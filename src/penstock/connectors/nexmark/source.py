@@ -17,12 +17,7 @@ from typing_extensions import override
 
 from penstock.connectors.impulse import CountedSource, micros_of
 from penstock.connectors.nexmark.draws import EventKind
-from penstock.connectors.nexmark.rows import (
-    SCHEMAS,
-    TIME_COLUMN,
-    NexmarkConfig,
-    make_batch,
-)
+from penstock.connectors.nexmark.rows import SCHEMAS, TIME_COLUMN, NexmarkConfig, make_batch
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS

@@ -108,20 +108,18 @@ def group_by_instant(
         return
     moments = frame[instant]
     if moments.min() == moments.max():
-        yield _at(compute(frame, keys), instant, moments.item(0))
+        moment = pl.lit(moments.item(0), pl.Int64).alias(instant)
+        yield compute(frame, keys).with_columns(moment)
         return
     if frame.height < ROWS_WORTH_A_PASS:
         yield compute(frame, [*keys, instant])
         return
     counts = moments.value_counts(name="rows")
     is_dense = pl.col("rows") >= ROWS_WORTH_A_PASS
-    for moment in counts.filter(is_dense)[instant].sort().to_list():
-        yield _at(compute(frame.filter(moments == moment), keys), instant, moment)
+    for micros in counts.filter(is_dense)[instant].sort().to_list():
+        moment = pl.lit(micros, pl.Int64).alias(instant)
+        yield compute(frame.filter(moments == micros), keys).with_columns(moment)
     scattered = counts.filter(~is_dense)[instant]
     if len(scattered):
         rest = frame.filter(moments.is_in(scattered.implode()))
         yield compute(rest, [*keys, instant])
-
-
-def _at(frame: pl.DataFrame, instant: str, moment: int) -> pl.DataFrame:
-    return frame.with_columns(pl.lit(moment, pl.Int64).alias(instant))

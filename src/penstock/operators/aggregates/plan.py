@@ -12,6 +12,8 @@ indexes an array by key, which takes a third of the time.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,10 +36,6 @@ class Reduction(NamedTuple):
     kind: Kind
     column: str | None
 
-    def of_partials(self, column: str) -> "Reduction":
-        """Return what becomes of the partials, kept in a column."""
-        return Reduction("sum" if self.kind == "count" else self.kind, column)
-
 
 def reduce_by_place(
     rows: pl.DataFrame, key: str, reductions: Mapping[str, Reduction]
@@ -54,12 +52,8 @@ def reduce_by_place(
     if span > PLACES_PER_ROW * rows.height:
         return None
     columns = {name: rows[name] for _, name in reductions.values() if name is not None}
-    if not all(map(_is_plain, columns.values())):
-        return None
-    if any(
-        kind == "sum" and name is not None and _may_overflow(columns[name])
-        for kind, name in reductions.values()
-    ):
+    summed = {name for kind, name in reductions.values() if kind == "sum"}
+    if not all(_is_plain(c, is_summed=name in summed) for name, c in columns.items()):
         return None
     places = keys.cast(pl.Int64).to_numpy() - first
     counts = np.bincount(places, minlength=span)
@@ -106,19 +100,18 @@ def _is_whole(column: pl.Series) -> bool:
     )
 
 
-def _is_plain(column: pl.Series) -> bool:
+def _is_plain(column: pl.Series, *, is_summed: bool) -> bool:
+    """Tell whether a column has numbers only, and a sum of them cannot overflow."""
     if column.null_count():
         return False
     if column.dtype in (pl.Float32, pl.Float64):
         return not column.is_nan().any()
-    return _is_whole(column)
-
-
-def _may_overflow(column: pl.Series) -> bool:
-    if column.dtype.is_float():
+    if not _is_whole(column):
         return False
+    if not is_summed:
+        return True
     least, greatest = _bounds(column)
-    return max(-least, greatest) * len(column) >= _LONGEST
+    return max(-least, greatest) * len(column) < _LONGEST
 
 
 def _bounds(column: pl.Series) -> tuple[int, int]:
@@ -173,20 +166,6 @@ class CompiledAggregate:
     reductions: tuple[Reduction, ...] | None = None
     """The same as `from_rows`, where each of them is a plain reduction of a column."""
 
-    def row_reductions(self) -> dict[str, Reduction] | None:
-        """Return what computes its partials from rows, by their columns."""
-        if self.reductions is None:
-            return None
-        names = (field.name for field in self.partials)
-        return dict(zip(names, self.reductions, strict=True))
-
-    def partial_reductions(self) -> dict[str, Reduction] | None:
-        """Return what merges its partials, by their columns."""
-        of_rows = self.row_reductions()
-        if of_rows is None:
-            return None
-        return {name: reduction.of_partials(name) for name, reduction in of_rows.items()}
-
     def to_config(self) -> AggregateConfig:
         """Return it as plain data: workers need neither the aggregate nor the stream's schema."""
         pair, reductions = self.from_pair, self.reductions
@@ -240,11 +219,31 @@ def other_column(name: str) -> str:
     return f"{name}|other"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AggregatePlan:
     """All aggregates of one step."""
 
     aggregates: tuple[CompiledAggregate, ...]
+
+    @cached_property
+    def _from_rows(self) -> dict[str, Reduction] | None:
+        """What computes the partials from rows, by column; None unless all are reductions."""
+        reductions = [a.reductions for a in self.aggregates if a.reductions is not None]
+        if len(reductions) < len(self.aggregates):
+            return None
+        names = (field.name for field in self.partials)
+        return dict(zip(names, chain.from_iterable(reductions), strict=True))
+
+    @cached_property
+    def _from_partials(self) -> dict[str, Reduction] | None:
+        """What merges partials, by column; counts are added."""
+        if self._from_rows is None:
+            return None
+        kinds = {name: reduction.kind for name, reduction in self._from_rows.items()}
+        return {
+            name: Reduction("sum" if kind == "count" else kind, name)
+            for name, kind in kinds.items()
+        }
 
     @classmethod
     def from_config(cls, configs: Sequence[AggregateConfig]) -> "AggregatePlan":
@@ -276,15 +275,13 @@ class AggregatePlan:
 
     def partials_of(self, rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         """Return one row per group, in no particular order: the columns `by`, then the partials."""
-        reductions = [a.row_reductions() for a in self.aggregates]
         made = [e for a in self.aggregates for e in a.from_rows]
-        return self._grouped(rows, by, made, reductions)
+        return self._grouped(rows, by, made, self._from_rows)
 
     def merge(self, partials: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         """Return one row per group of partials: the columns `by`, then their partials."""
         merged = [e for a in self.aggregates for e in a.from_partials]
-        reductions = [a.partial_reductions() for a in self.aggregates]
-        return self._grouped(partials, by, merged, reductions)
+        return self._grouped(partials, by, merged, self._from_partials)
 
     def merge_pairs(self, partials: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
         """Return one row per row: partials merged with those of the other frame's same row.
@@ -316,11 +313,10 @@ class AggregatePlan:
         frame: pl.DataFrame,
         by: Sequence[str],
         computed: Sequence[pl.Expr],
-        reductions: Sequence[dict[str, Reduction] | None],
+        reductions: Mapping[str, Reduction] | None,
     ) -> pl.DataFrame:
-        if len(by) == 1 and all(part is not None for part in reductions):
-            whole = {k: v for part in reductions if part for k, v in part.items()}
-            reduced = reduce_by_place(frame, by[0], whole)
+        if len(by) == 1 and reductions is not None:
+            reduced = reduce_by_place(frame, by[0], reductions)
             if reduced is not None:
                 return reduced
         engine: _Engine = "streaming" if frame.height >= _STREAMING_ROWS else "in-memory"
@@ -340,12 +336,9 @@ class AggregatePlan:
             reason = str(error).split("\n", maxsplit=1)[0]
             if not reason.startswith(("conversion from", "overflow")):
                 raise
-            raise self._overflow(reason) from error
-
-    def _overflow(self, reason: str) -> UserError:
-        return UserError(
-            f"an aggregate of ({self.display()}) has a value that does not fit its type: "
-            f"{reason}. Sums of whole numbers and durations have 64 bits, those of decimals 38 "
-            "digits: cast the column to a decimal or a float before",
-            code=ErrorCode.VALUE_OUT_OF_RANGE,
-        )
+            raise UserError(
+                f"an aggregate of ({self.display()}) has a value that does not fit its type: "
+                f"{reason}. Sums of whole numbers and durations have 64 bits, those of "
+                "decimals 38 digits: cast the column to a decimal or a float before",
+                code=ErrorCode.VALUE_OUT_OF_RANGE,
+            ) from error

@@ -68,11 +68,6 @@ class WindowGrid:
         """Tell whether windows do not overlap."""
         return self.slide_micros >= self.width_micros
 
-    @property
-    def windows_per_pane(self) -> int:
-        """How many windows share a pane, at most."""
-        return -(-self.width_micros // self.slide_micros)
-
     def pane_starts(self, times: Micros) -> Micros:
         """Return where the pane of each instant starts."""
         starts = self.last_starts(times)

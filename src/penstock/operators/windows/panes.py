@@ -46,11 +46,7 @@ from penstock.operators.windows.aggregation import (
     WindowConfig,
     instant_of,
 )
-from penstock.operators.windows.assignment import (
-    WindowGrid,
-    find_grid_problems,
-    place_rows,
-)
+from penstock.operators.windows.assignment import WindowGrid, find_grid_problems, place_rows
 from penstock.state.tables.specs import TableSpec, time_keyed_table
 from penstock.state.tables.time_keyed_view import TimeKeyedView
 

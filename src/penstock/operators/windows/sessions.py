@@ -48,10 +48,7 @@ from penstock.operators.windows.aggregation import (
     WindowConfig,
     instant_of,
 )
-from penstock.operators.windows.assignment import (
-    Flags,
-    find_length_problems,
-)
+from penstock.operators.windows.assignment import Flags, find_length_problems
 from penstock.state.tables.specs import TableSpec, keyed_table, time_keyed_table
 
 KEY = f"{RESERVED_PREFIX}_key"

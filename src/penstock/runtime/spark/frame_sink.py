@@ -27,7 +27,7 @@ from penstock.connectors.files.commit import (
     schema_of,
     tidy_staging,
 )
-from penstock.connectors.files.sink import EpochParts, find_format_problems
+from penstock.connectors.files.sink import EpochParts, FilesSinkConfig, find_format_problems
 from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, checksum_of
 from penstock.core.schema import StreamSchema
@@ -111,10 +111,9 @@ class ForEachEpoch(ArrowOperator):
         """Encode the rows, and upload files that are full."""
         form, _ = spark_form_of(ctx.inputs[0].schema)
         # Rows of an attempt that did not come to its end must not get into the next one.
-        if self._parts is None or not self._parts.is_of(ctx):
-            self._parts = EpochParts(
-                ctx.store, ctx, form, form="parquet", target_bytes=TARGET_BYTES
-            )
+        if self._parts is None or self._parts.attempt != ctx.attempt:
+            config = FilesSinkConfig(ctx.store.url, target_bytes=TARGET_BYTES)
+            self._parts = EpochParts(ctx.store, ctx, form, config)
         self._parts.add(_to_form(batch, form))
 
     @override
@@ -123,7 +122,7 @@ class ForEachEpoch(ArrowOperator):
     ) -> None:
         """Upload the rest; then the epoch's rows are durable, and named in the commit data."""
         parts, self._parts = self._parts, None
-        if parts is None or not parts.is_of(ctx):
+        if parts is None or parts.attempt != ctx.attempt:
             return
         staged = parts.finish()
         if staged.files:

@@ -247,20 +247,6 @@ class _Part:
     is_last: bool
 
 
-def _check_nulls(batch: pa.RecordBatch, required: list[str]) -> None:
-    problems = [
-        f"column {name!r} has {batch.column(name).null_count} nulls"
-        for name in required
-        if batch.column(name).null_count
-    ]
-    if problems:
-        raise SchemaError(
-            f"a DataFrame has nulls where its schema declares none: {'; '.join(problems)}. "
-            "Filter such rows out, or declare the columns as nullable",
-            problems=tuple(problems),
-        )
-
-
 def _ending(names: list[str], offset: Any) -> tuple[SplitPlan, ...]:
     """Plan splits that end without being read."""
     return tuple(SplitPlan(name, offset, None, weight=0) for name in names)
