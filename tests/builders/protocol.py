@@ -18,7 +18,7 @@ from penstock.core.ids import (
 )
 from penstock.errors import PenstockError
 from penstock.state.proto import state_pb2 as pb
-from penstock.state.protocol.codec import encode_metadata
+from penstock.state.protocol.codec import seal
 from penstock.state.protocol.records import (
     Actor,
     CheckpointManifest,
@@ -163,7 +163,7 @@ def metadata_of(
             for path, data in files
         ]
     )
-    return encode_metadata(
+    return seal(
         pb.OperatorCheckpointMetadata(
             operator_metadata=pb.OperatorMetadata(
                 job_id=JOB, operator_id=operator, epoch=epoch, parallelism=1

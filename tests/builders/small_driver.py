@@ -12,7 +12,7 @@ from penstock.core.clock import ManualClock, new_token
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Token
 from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.proto import state_pb2 as pb
-from penstock.state.protocol.codec import decode_metadata
+from penstock.state.protocol.codec import unseal
 from penstock.state.protocol.paths import table_checkpoint_path
 from penstock.state.protocol.publication import (
     CommitPermit,
@@ -192,7 +192,9 @@ class SmallDriver:
         data = metadata_of(files, operator=operator, epoch=ref.epoch)
         backend = ParquetBackend(self.checkpoints.store)
         return [
-            backend.write_operator_checkpoint_metadata(ref, decode_metadata(data, "new"))
+            backend.write_operator_checkpoint_metadata(
+                ref, unseal(pb.OperatorCheckpointMetadata, data, "new")
+            )
         ]
 
 

@@ -22,7 +22,7 @@ from penstock.errors import (
 )
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol import codec, paths
-from penstock.state.protocol.codec import decode_metadata, encode_metadata
+from penstock.state.protocol.codec import seal, unseal
 from penstock.state.protocol.collection import (
     CollectionDone,
     Memory,
@@ -207,7 +207,9 @@ class Driver:
                 if content is None:
                     missing = metadata.path
                     break
-                table = decode_metadata(content, metadata.path).table_checkpoint_metadata
+                table = unseal(
+                    pb.OperatorCheckpointMetadata, content, metadata.path
+                ).table_checkpoint_metadata
                 message = pb.GlobalKeyedTableSubtaskCheckpointMetadata.FromString(
                     table[TABLE].data
                 )
@@ -328,6 +330,4 @@ def _metadata(files: list[str]) -> bytes:
     wrapped = pb.TableSubtaskCheckpointMetadata(
         table_type=pb.GLOBAL_KEYED_TABLE, data=table.SerializeToString()
     )
-    return encode_metadata(
-        pb.OperatorCheckpointMetadata(table_checkpoint_metadata={TABLE: wrapped})
-    )
+    return seal(pb.OperatorCheckpointMetadata(table_checkpoint_metadata={TABLE: wrapped}))

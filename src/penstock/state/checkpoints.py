@@ -15,7 +15,7 @@ from penstock.core.ids import JobId, OperatorId, SavepointName, Token, checksum_
 from penstock.errors import CorruptStateError, ErrorCode, InternalError
 from penstock.state.proto.state_pb2 import OperatorCheckpointMetadata
 from penstock.state.protocol import restoring, retention, takeover
-from penstock.state.protocol.codec import decode_metadata, encode_metadata
+from penstock.state.protocol.codec import seal, unseal
 from penstock.state.protocol.collection import (
     CollectionOutcome,
     Memory,
@@ -280,7 +280,7 @@ class ParquetBackend:
         """Create the object; the same metadata again is fine, other metadata is refused."""
         operator = metadata.operator_metadata
         path = metadata_path(ref, OperatorId(operator.operator_id), operator.subtask_index)
-        data = encode_metadata(metadata)
+        data = seal(metadata)
         if create_own(self.store, path, data) is not None:
             raise InternalError(
                 f"{path!r} already holds other metadata of this generation; claim a new "
@@ -302,7 +302,7 @@ class ParquetBackend:
             raise _damaged(ref, what, ErrorCode.CHECKSUM_MISMATCH)
         if checksum_of(data) != ref.checksum:
             raise _damaged(ref, "does not match its checksum", ErrorCode.CHECKSUM_MISMATCH)
-        return decode_metadata(data, ref.path)
+        return unseal(OperatorCheckpointMetadata, data, ref.path)
 
 
 def _damaged(ref: ObjectRef, what: str, code: ErrorCode) -> CorruptStateError:

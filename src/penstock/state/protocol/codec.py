@@ -47,15 +47,15 @@ _PIN_KINDS = {
     PinKind.BRANCH: pb.PIN_KIND_BRANCH,
 }
 
-_RECORDS = {
-    "claim": ClaimRecord,
-    "manifest": CheckpointManifest,
-    "epoch-record": EpochRecord,
-    "commit-marker": CommitMarker,
-    "retention-record": RetentionRecord,
+_KINDS: dict[type[Message], str] = {
+    pb.ClaimRecord: "claim",
+    pb.CheckpointManifest: "manifest",
+    pb.EpochRecord: "epoch-record",
+    pb.CommitMarker: "commit-marker",
+    pb.RetentionRecord: "retention-record",
+    pb.OperatorCheckpointMetadata: "operator-metadata",
 }
-"""By what an envelope calls its kind."""
-_KINDS = {record: kind for kind, record in _RECORDS.items()}
+"""What an envelope calls the message in it."""
 
 _MESSAGES: dict[Any, type[Message]] = {
     ClaimRecord: pb.ClaimRecord,
@@ -107,21 +107,22 @@ def _fields_of(record_type: type) -> tuple[_Field, ...]:
 _FIELDS = {record_type: _fields_of(record_type) for record_type in _MESSAGES}
 
 
-def seal(kind: str, message: Message) -> bytes:
+def seal(message: Message) -> bytes:
     """Encode a message in its envelope; equal messages give equal bytes."""
     body = message.SerializeToString(deterministic=True)
     envelope = pb.Envelope(
         magic=MAGIC,
         protocol_version=PROTOCOL_VERSION,
-        kind=kind,
+        kind=_KINDS[type(message)],
         body=body,
         body_checksum=checksum_of(body),
     )
     return envelope.SerializeToString(deterministic=True)
 
 
-def unseal(kind: str, message_type: type[MessageT], data: bytes, path: str) -> MessageT:
+def unseal(message_type: type[MessageT], data: bytes, path: str) -> MessageT:
     """Decode an envelope and check all it claims."""
+    kind = _KINDS[message_type]
     envelope = pb.Envelope()
     try:
         envelope.ParseFromString(data)
@@ -166,7 +167,7 @@ def _corrupt(path: str, what: str, code: ErrorCode) -> CorruptStateError:
 
 def encode(record: Record) -> bytes:
     """Encode a record in its envelope; equal records give equal bytes."""
-    return seal(_KINDS[type(record)], _to_message(record))
+    return seal(_to_message(record))
 
 
 def _to_message(record: Any) -> Message:
@@ -187,14 +188,13 @@ def _to_message(record: Any) -> Message:
 
 def decode(record_type: type[RecordT], data: bytes, path: str) -> RecordT:
     """Decode the record at `path`; one whose fields do not validate is corrupt."""
-    record: RecordT = _decode(_KINDS[record_type], data, path)
+    record: RecordT = _decode(record_type, data, path)  # type: ignore[arg-type]  # it has a hash
     return record
 
 
 @lru_cache(maxsize=128)
-def _decode(kind: str, data: bytes, path: str) -> Any:
-    record_type = _RECORDS[kind]
-    message = unseal(kind, _MESSAGES[record_type], data, path)
+def _decode(record_type: Any, data: bytes, path: str) -> Any:
+    message = unseal(_MESSAGES[record_type], data, path)
     try:
         record = _from_message(record_type, message)
     except UserError as error:
@@ -238,18 +238,7 @@ def _pin_kind(stored: int) -> PinKind:
     raise UserError(f"a pin of unknown kind {stored}")
 
 
-_KIND = "operator-metadata"
 _TABLE_TYPES = (pb.GLOBAL_KEYED_TABLE, pb.TIME_KEYED_TABLE, pb.KEYED_TABLE)
-
-
-def encode_metadata(metadata: pb.OperatorCheckpointMetadata) -> bytes:
-    """Encode a subtask's metadata; equal metadata gives equal bytes."""
-    return seal(_KIND, metadata)
-
-
-def decode_metadata(data: bytes, path: str) -> pb.OperatorCheckpointMetadata:
-    """Decode a subtask's metadata."""
-    return unseal(_KIND, pb.OperatorCheckpointMetadata, data, path)
 
 
 def files_behind(ref: ObjectRef, data: bytes) -> frozenset[str]:
@@ -267,7 +256,8 @@ def files_behind(ref: ObjectRef, data: bytes) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def files_in_metadata(data: bytes, path: str) -> frozenset[str]:
     """Return the path of every state file that a metadata object refers to."""
-    tables = decode_metadata(data, path).table_checkpoint_metadata.items()
+    metadata = unseal(pb.OperatorCheckpointMetadata, data, path)
+    tables = metadata.table_checkpoint_metadata.items()
     return frozenset().union(*(files_to_keep(table, path, name) for name, table in tables))
 
 

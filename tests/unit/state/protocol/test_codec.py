@@ -212,7 +212,7 @@ def test_a_body_that_is_no_message_is_reported_although_its_checksum_is_right() 
 
 
 def test_a_name_that_could_leave_the_jobs_prefix_is_corruption() -> None:
-    data = codec.seal("claim", pb.ClaimRecord(job_id="../elsewhere", generation=1))
+    data = codec.seal(pb.ClaimRecord(job_id="../elsewhere", generation=1))
     with pytest.raises(CorruptStateError, match="invalid value") as caught:
         codec.decode(ClaimRecord, data, PATH)
     assert caught.value.__cause__ is not None
@@ -223,7 +223,7 @@ def test_a_pin_of_an_unknown_kind_is_corruption() -> None:
     message.collected_before = 1
     message.pins.add(name="x", kind=pb.PIN_KIND_MISSING)
     with pytest.raises(CorruptStateError, match="unknown kind 0"):
-        codec.decode(RetentionRecord, codec.seal("retention-record", message), PATH)
+        codec.decode(RetentionRecord, codec.seal(message), PATH)
 
 
 @pytest.mark.parametrize("parent", [3, 4])

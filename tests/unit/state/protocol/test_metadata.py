@@ -5,10 +5,10 @@ import pytest
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.codec import (
-    decode_metadata,
-    encode_metadata,
     files_behind,
     files_in_metadata,
+    seal,
+    unseal,
 )
 from tests.builders.protocol import an_object_ref, metadata_of
 
@@ -21,7 +21,7 @@ FileList: TypeAlias = (
 
 
 def metadata_with(**tables: pb.TableSubtaskCheckpointMetadata) -> bytes:
-    return encode_metadata(pb.OperatorCheckpointMetadata(table_checkpoint_metadata=tables))
+    return seal(pb.OperatorCheckpointMetadata(table_checkpoint_metadata=tables))
 
 
 def listed(message: FileList, *paths: str) -> bytes:
@@ -36,7 +36,7 @@ def test_metadata_comes_back_as_it_was_written() -> None:
         commit_data={"out": b"staged files"},
         bytes_written=7,
     )
-    assert decode_metadata(encode_metadata(metadata), PATH) == metadata
+    assert unseal(pb.OperatorCheckpointMetadata, seal(metadata), PATH) == metadata
 
 
 def test_files_of_every_kind_of_table_are_found() -> None:
