@@ -91,7 +91,7 @@ class Workbench:
 
     def table(self, files: Sequence[StateFile]) -> KeyedTable:
         config = self.schema.to_config()
-        return KeyedTable(config, self.environment, files, state_version=0)
+        return KeyedTable(config, self.environment, tuple(files), state_version=0)
 
     def keys(self, numbers: Any) -> Any:
         column = pa.array(numbers)

@@ -80,11 +80,6 @@ class MigrationChain:
     """The version that is written."""
 
 
-def state_version_of(state_type: Any) -> int:
-    """Return the version that state of this type is written with."""
-    return resolve_chain(state_type).current_version
-
-
 def resolve_chain(state_type: Any) -> MigrationChain:
     """Follow `PreviousVersion` to its end; a chain that cannot work is a `UserError`.
 

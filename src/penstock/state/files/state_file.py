@@ -14,6 +14,7 @@ table. Three facts make lists easy to reason about:
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any
 
 from penstock.core.ids import FULL_RANGE, Epoch, KeyRange
@@ -148,10 +149,13 @@ def derive_missing(
     Compacted groups in `wanted` are matched against the files they replace, so that a
     swap alone costs no read. None means that `held` is not a prefix: start over.
     """
-    position = 0
-    for start, group in _groups(wanted):
+    position = start = 0
+    # The files of a compacted group replace the same; any other file is a group of its own.
+    for _, same in groupby(wanted, key=lambda file: file.replaces or file.identity):
+        group = list(same)
         if position == len(held):
             return tuple(wanted[start:])
+        start += len(group)
         if held[position].identity == group[0].identity:
             step = len(group)
             if [f.identity for f in held[position : position + step]] != [
@@ -165,14 +169,3 @@ def derive_missing(
                 return None
         position += step
     return () if position == len(held) else None
-
-
-def _groups(files: Sequence[StateFile]) -> list[tuple[int, list[StateFile]]]:
-    """Cut a list into its compacted groups (same non-empty `replaces`) and single files."""
-    groups: list[tuple[int, list[StateFile]]] = []
-    for index, file in enumerate(files):
-        if groups and file.replaces and groups[-1][1][0].replaces == file.replaces:
-            groups[-1][1].append(file)
-        else:
-            groups.append((index, [file]))
-    return groups

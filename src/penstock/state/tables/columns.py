@@ -26,10 +26,7 @@ from penstock.state.tables.expiry import (
     EXPIRY_TYPE,
     TimeToLive,
     check_time_column,
-    clock_after_epoch,
-    frontier_micros,
 )
-from penstock.state.tables.table import Frontier
 
 OPERATION = "_operation"
 EXPIRES_AT = "_expires_at"
@@ -59,10 +56,6 @@ class TypedSchema:
     @abstractmethod
     def stored_columns(self) -> pa.Schema:
         """The user's columns as files hold them."""
-
-    @abstractmethod
-    def clock_after_epoch(self, frontier: Frontier) -> int | None:
-        """Return the instant by which rows are dropped when an epoch ends at `frontier`."""
 
     @cached_property
     def stored(self) -> pa.Schema:
@@ -192,9 +185,16 @@ class KeyedSchema(TypedSchema):
         check_storable(self.stored, what=f"table {self.table_name!r}")
 
     @classmethod
-    def from_config(cls, config: state_pb2.KeyedTableConfig) -> "KeyedSchema":
-        """Read the durable declaration. Checked once per process: every epoch opens tables."""
-        return _decode_keyed(config.SerializeToString(deterministic=True))
+    @lru_cache(maxsize=256)
+    def from_config(cls, data: bytes) -> "KeyedSchema":
+        """Decode the durable declaration. Checked once per process: every epoch opens tables."""
+        config = state_pb2.KeyedTableConfig.FromString(data)
+        ttl = None
+        if config.HasField("ttl_micros"):
+            ttl = TimeToLive(config.ttl_micros, config.time_column or None)
+        schema = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
+        keys, routing = tuple(config.key_columns), tuple(config.routing_columns)
+        return cls(config.table_name, schema, keys, ttl, routing)
 
     def to_config(self, description: str = "") -> state_pb2.KeyedTableConfig:
         """Return the durable declaration."""
@@ -226,10 +226,6 @@ class KeyedSchema(TypedSchema):
                 for field in self.declared
             ]
         )
-
-    def clock_after_epoch(self, frontier: Frontier) -> int | None:
-        """Return the instant that the time to live is judged by."""
-        return frontier_micros(self.ttl, frontier)
 
     def returned(self, columns: Sequence[str] | None) -> pa.Schema:
         """The schema of looked-up rows: as declared, but null where a key is missing."""
@@ -297,9 +293,13 @@ class TimeKeyedSchema(TypedSchema):
         check_storable(self.stored, what=what)
 
     @classmethod
-    def from_config(cls, config: state_pb2.TimeKeyedTableConfig) -> "TimeKeyedSchema":
-        """Read the durable declaration. Checked once per process: every epoch opens tables."""
-        return _decode_time_keyed(config.SerializeToString(deterministic=True))
+    @lru_cache(maxsize=256)
+    def from_config(cls, data: bytes) -> "TimeKeyedSchema":
+        """Decode the durable declaration. Checked once per process: every epoch opens tables."""
+        config = state_pb2.TimeKeyedTableConfig.FromString(data)
+        schema = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
+        keys, domain = tuple(config.key_columns), domain_of(config)
+        return cls(config.table_name, schema, keys, config.time_column, domain)
 
     def to_config(
         self, description: str = "", meaning: str = ""
@@ -332,10 +332,6 @@ class TimeKeyedSchema(TypedSchema):
         """The user's columns as files hold them."""
         return pa.schema([f.with_type(stored_type(f.type)) for f in self.declared])
 
-    def clock_after_epoch(self, frontier: Frontier) -> int | None:
-        """Return the instant by which rows are dropped when an epoch ends at `frontier`."""
-        return clock_after_epoch(self.domain, frontier)
-
     def owned_hashes(self, keys: Sequence[Any], row_count: int, task: TaskInfo) -> Hashes:
         """Hash keys, which must be the subtask's own; rows without key columns always are."""
         if not self.key_columns:
@@ -352,25 +348,6 @@ class TimeKeyedSchema(TypedSchema):
                 column = pa.chunked_array(chunks, field.type)
             columns.append(column)
         return pa.Table.from_arrays(columns, schema=self.declared)
-
-
-@lru_cache(maxsize=256)
-def _decode_keyed(data: bytes) -> KeyedSchema:
-    config = state_pb2.KeyedTableConfig.FromString(data)
-    ttl = None
-    if config.HasField("ttl_micros"):
-        ttl = TimeToLive(config.ttl_micros, config.time_column or None)
-    schema = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
-    keys, routing = tuple(config.key_columns), tuple(config.routing_columns)
-    return KeyedSchema(config.table_name, schema, keys, ttl, routing)
-
-
-@lru_cache(maxsize=256)
-def _decode_time_keyed(data: bytes) -> TimeKeyedSchema:
-    config = state_pb2.TimeKeyedTableConfig.FromString(data)
-    schema = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
-    keys, domain = tuple(config.key_columns), domain_of(config)
-    return TimeKeyedSchema(config.table_name, schema, keys, config.time_column, domain)
 
 
 def domain_of(config: state_pb2.TimeKeyedTableConfig) -> state_pb2.TimeDomain:

@@ -25,7 +25,7 @@ from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import domain_of
 from penstock.state.tables.operator_tables import TABLE_KINDS, tables_by_name
 from penstock.state.tables.specs import KeyValueTypes, TableSpec
-from penstock.state.tables.table import decode_config, files_of, kind_name
+from penstock.state.tables.table import checked_proto_decode, files_of, kind_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,14 @@ def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | 
     kind = TABLE_KINDS[spec.table_type]
     if kind.is_shared:
         return None
-    before, after = (
-        decode_config(kind, config, table=spec.name)
-        for config in (stored, spec.to_config())
+    before = checked_proto_decode(
+        kind.config_message,
+        stored.config,
+        expected=spec.table_type,
+        found=stored.table_type,
+        table=spec.name,
     )
+    after = kind.config_message.FromString(spec.config)
     problems = (
         *_key_problems(before, after),
         *_column_problems(spec, stored.state_version, before, after),

@@ -17,6 +17,7 @@ them in the place that they have among the others'.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
@@ -42,7 +43,6 @@ from penstock.state.tables.table import (
     Frontier,
     Table,
     TableData,
-    TableEnvironment,
     TableEpochCheckpointer,
     View,
     swap_groups,
@@ -69,21 +69,15 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     config_message: ClassVar[type[Message]] = state_pb2.GlobalKeyedTableConfig
     is_shared = True
 
-    def __init__(
-        self,
-        config: state_pb2.GlobalKeyedTableConfig,
-        environment: TableEnvironment,
-        files: Sequence[StateFile],
-        state_version: int,
-        state_type: Any = None,
-    ) -> None:
-        """`state_type` is a pair of types, that of values alone, or None for anything."""
-        super().__init__(config, environment, files, state_version, state_type)
-        types = state_type
-        if not isinstance(types, KeyValueTypes):
-            types = KeyValueTypes(value_type=Any if state_type is None else state_type)
-        self.types = types
-        self.table_name = config.table_name
+    @property
+    def table_name(self) -> str:
+        """The name that the table is declared with."""
+        return self.config.table_name
+
+    @property
+    def types(self) -> KeyValueTypes:
+        """The types of keys and values; anything if none are declared."""
+        return self.state_type or KeyValueTypes()
 
     @override
     def view(self, frontier: Frontier | None = None) -> "GlobalKeyedView[Any, Any]":
@@ -227,12 +221,11 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
         return lists
 
 
+@dataclass(eq=False)
 class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
     """Writes the keys that one subtask changed in one epoch, as one file. Used once."""
 
-    def __init__(self, table: GlobalKeyedTable, epoch: Epoch, previous: Files) -> None:
-        super().__init__(table, epoch, previous)
-        self._changes: dict[bytes, bytes | None] = {}
+    _changes: dict[bytes, bytes | None] = field(default_factory=dict, init=False)
 
     @override
     def insert_data(self, data: TableData) -> None:
@@ -244,7 +237,22 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
             case DataTuple():
                 self.insert_data(self._encoded(data))
             case CommitData(data=commit_data):
-                self._take_commit_data(commit_data)
+                if not self.table.config.uses_two_phase_commit:
+                    raise StateError(
+                        f"table {name!r} was given commit data but is not declared with "
+                        "uses_two_phase_commit=True",
+                        code=ErrorCode.WRONG_TABLE_KIND,
+                        table=name,
+                    )
+                if self.commit_data is not None:
+                    raise StateError(
+                        f"table {name!r} was given commit data twice in epoch {self.epoch}: "
+                        "gather all of an epoch's data and hand it over once",
+                        code=ErrorCode.COMMIT_DATA_ALREADY_SET,
+                        table=name,
+                        epoch=self.epoch,
+                    )
+                self.commit_data = commit_data
             case _:
                 raise StateError(
                     f"global table {name!r} stores keys and values, not "
@@ -284,25 +292,6 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
             None if is_removed else value.encode(data.value),
             data.operation,
         )
-
-    def _take_commit_data(self, data: bytes) -> None:
-        name = self.table.table_name
-        if not self.table.config.uses_two_phase_commit:
-            raise StateError(
-                f"table {name!r} was given commit data but is not declared with "
-                "uses_two_phase_commit=True",
-                code=ErrorCode.WRONG_TABLE_KIND,
-                table=name,
-            )
-        if self.commit_data is not None:
-            raise StateError(
-                f"table {name!r} was given commit data twice in epoch {self.epoch}: gather all "
-                "of an epoch's data and hand it over once",
-                code=ErrorCode.COMMIT_DATA_ALREADY_SET,
-                table=name,
-                epoch=self.epoch,
-            )
-        self.commit_data = data
 
 
 def _to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:

@@ -19,6 +19,7 @@ the oldest files of their key range; anywhere else it stays and keeps hiding wha
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -33,7 +34,7 @@ from penstock.state.files.writer import StateFileWriter, write_state_file
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import KeyedSchema
 from penstock.state.tables.compaction import CompactionPlan, plan_compaction
-from penstock.state.tables.expiry import is_expired
+from penstock.state.tables.expiry import frontier_micros, is_expired
 from penstock.state.tables.keyed_runs import FileRun, live_only, merge_runs
 from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.sorted_rows import hashes_of
@@ -61,7 +62,7 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
     @cached_property
     @override
     def schema(self) -> KeyedSchema:
-        return KeyedSchema.from_config(self.config)
+        return KeyedSchema.from_config(self.config.SerializeToString(deterministic=True))
 
     @override
     def view(self, frontier: Frontier | None = None) -> KeyedView:
@@ -75,7 +76,7 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
     @override
     def still_needed(self, files: Files, frontier: Frontier) -> Files:
         """Return the files with live rows, and those of dead rows that hide older ones."""
-        instant = self.schema.clock_after_epoch(frontier)
+        instant = frontier_micros(self.schema.ttl, frontier)
         kept: list[StateFile] = []
         for file in files:
             hides_something = any(file.visible.overlaps(older.visible) for older in kept)
@@ -97,7 +98,7 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
         Together the outputs see exactly the hashes that the inputs saw. There is at least one
         output, even if no row survives, because the list must say what was replaced.
         """
-        instant = self.schema.clock_after_epoch(config.frontier)
+        instant = frontier_micros(self.schema.ttl, config.frontier)
         outputs: list[StateFile] = []
         for stretch in join_ranges([file.visible for file in plan.inputs]):
             writer = self.merged_writer(
@@ -124,16 +125,18 @@ def join_ranges(ranges: Sequence[KeyRange]) -> list[KeyRange]:
     return joined
 
 
+@dataclass(eq=False)
 class KeyedTableCheckpointer(TableEpochCheckpointer[KeyedTable]):
     """Writes one epoch's changes of one keyed table. Used once."""
 
-    def __init__(self, table: KeyedTable, epoch: Epoch, previous: Files) -> None:
-        super().__init__(table, epoch, previous)
-        self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
-        self._limit_bytes = table.environment.memory_budget_bytes // _HELD_SHARE
-        self._writer: StateFileWriter | None = None
-        self._last_hash = -1
+    _held: list[pa.RecordBatch] = field(default_factory=list, init=False)
+    _held_bytes: int = field(default=0, init=False)
+    _writer: StateFileWriter | None = field(default=None, init=False)
+    _last_hash: int = field(default=-1, init=False)
+
+    @property
+    def _limit_bytes(self) -> int:
+        return self.table.environment.memory_budget_bytes // _HELD_SHARE
 
     @override
     def insert_data(self, data: TableData) -> None:

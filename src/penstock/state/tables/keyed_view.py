@@ -18,7 +18,12 @@ from penstock.core.hash_kernels import Hashes
 from penstock.errors import SchemaError
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import KeyedSchema
-from penstock.state.tables.expiry import Flags, expiry_of_deletions, expiry_of_rows
+from penstock.state.tables.expiry import (
+    Flags,
+    expiry_of_deletions,
+    expiry_of_rows,
+    frontier_micros,
+)
 from penstock.state.tables.keyed_lookup import Matches, Probes, look_up
 from penstock.state.tables.keyed_runs import (
     FileRun,
@@ -135,7 +140,7 @@ class KeyedView(View):
         """
         self.check_usable()
         runs: list[Run] = [*self._runs, *self._pending.runs()]
-        instant = self.schema.clock_after_epoch(self._frontier)
+        instant = frontier_micros(self.schema.ttl, self._frontier)
         return self._live_batches(runs, instant)
 
     def load(self) -> int:
@@ -201,7 +206,7 @@ class KeyedView(View):
             probes,
             key_columns=self.schema.key_columns,
             columns=columns,
-            instant=self.schema.clock_after_epoch(self._frontier),
+            instant=frontier_micros(self.schema.ttl, self._frontier),
         )
 
     def _write(

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.core.ids import Epoch, TaskInfo
 from penstock.errors import CorruptStateError, ErrorCode, StateError, UserError
-from penstock.state.files.migration import state_version_of
+from penstock.state.files.migration import resolve_chain
 from penstock.state.files.state_file import restrict
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import slot_of
@@ -28,7 +28,6 @@ from penstock.state.tables.table import (
     Table,
     TableEnvironment,
     View,
-    decode_config,
     encode_list,
     files_of,
     kind_name,
@@ -62,11 +61,12 @@ def open_table(
 ) -> Table[Any]:
     """Bind a declared table to those of a whole table's files that its subtask folds."""
     kind = table_kind_of(spec.table_type, table=spec.name)
-    config = decode_config(kind, spec.to_config(), table=spec.name)
+    config = kind.config_message.FromString(spec.config)
     state_type, declared = spec.state_type, spec.state_version
     if state_type is not None:
         is_pair = isinstance(state_type, KeyValueTypes)
-        version = state_version_of(state_type.value_type if is_pair else state_type)
+        state_class = state_type.value_type if is_pair else state_type
+        version = resolve_chain(state_class).current_version
         if version != declared:
             raise StateError(
                 f"table {spec.name!r} is declared with state version {declared}, but its state "
@@ -94,24 +94,17 @@ def tables_by_name(specs: Iterable[TableSpec]) -> dict[str, TableSpec]:
     return declared
 
 
-def merge_table(name: str, kind: type[Table[Any]], metadata: Iterable[Metadata]) -> Files:
-    """Merge the lists that subtasks hold of one table."""
-    return kind.merge_checkpoint_metadata(
-        files_of(part.table_checkpoint_metadata[name], table=name, expected=kind.table_type)
-        for part in metadata
-        if name in part.table_checkpoint_metadata
-    )
-
-
-def _needed_list(
-    spec: TableSpec, task: TaskInfo, metadata: Mapping[int, Metadata]
-) -> Files:
+def merge_table(spec: TableSpec, task: TaskInfo, metadata: Mapping[int, Metadata]) -> Files:
     """Return the list that a subtask's table is a part of, merged from as few as possible."""
     kind = table_kind_of(spec.table_type, table=spec.name)
     own = parent_of(task, metadata)
-    if own is None or kind.is_shared:
-        return merge_table(spec.name, kind, metadata.values())
-    return merge_table(spec.name, kind, [own])
+    parts = metadata.values() if own is None or kind.is_shared else [own]
+    name, expected = spec.name, kind.table_type
+    return kind.merge_checkpoint_metadata(
+        files_of(part.table_checkpoint_metadata[name], table=name, expected=expected)
+        for part in parts
+        if name in part.table_checkpoint_metadata
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,7 @@ def plan_compactions(
         kind = table_kind_of(spec.table_type, table=spec.name)
         if kind.is_shared and task.subtask.index != 0:
             continue
-        files = _needed_list(spec, task, metadata)
+        files = merge_table(spec, task, metadata)
         if not kind.is_shared:
             files = restrict(files, task.key_range)
         plan = kind.plan_compaction(files, config)
@@ -246,7 +239,7 @@ def open_tables(
     """Bind each declared table to its part of the checkpoint, which may be none."""
     tables = {}
     for name, spec in specs.items():
-        whole = _needed_list(spec, environment.task, restored)
+        whole = merge_table(spec, environment.task, restored)
         table = open_table(spec, environment, whole)
         carried = table.subtask_metadata_from_table(whole, environment.task)
         tables[name] = OpenTable(spec, table, carried)

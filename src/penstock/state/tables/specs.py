@@ -23,7 +23,7 @@ from msgspec import inspect
 
 from penstock.core.ids import TableName
 from penstock.errors import ErrorCode, SchemaError, StateError, UserError
-from penstock.state.files.migration import find_typed_chain_problems, state_version_of
+from penstock.state.files.migration import find_typed_chain_problems, resolve_chain
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import KeyedSchema, TimeKeyedSchema
 from penstock.state.tables.expiry import TimeToLive
@@ -102,7 +102,7 @@ def global_table(
         table,
         state_pb2.GLOBAL_KEYED_TABLE,
         config.SerializeToString(deterministic=True),
-        state_version_of(value_type),
+        resolve_chain(value_type).current_version,
         KeyValueTypes(key_type, value_type),
     )
 
@@ -127,7 +127,7 @@ def time_keyed_table(
         table, columns, tuple(key_columns), time_column, _DURABLE_DOMAINS[time_domain]
     )
     config = declared.to_config(description, meaning).SerializeToString(deterministic=True)
-    version = state_version_of(state_type)
+    version = resolve_chain(state_type).current_version
     return TableSpec(table, state_pb2.TIME_KEYED_TABLE, config, version, state_type)
 
 
@@ -157,7 +157,7 @@ def keyed_table(
         table, columns, tuple(key_columns), time_to_live, tuple(routed_by)
     )
     config = declared.to_config(description).SerializeToString(deterministic=True)
-    version = state_version_of(state_type)
+    version = resolve_chain(state_type).current_version
     return TableSpec(table, state_pb2.KEYED_TABLE, config, version, state_type)
 
 

@@ -16,7 +16,7 @@ One epoch of one table in one subtask:
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
@@ -82,19 +82,6 @@ def checked_proto_decode(
             table=table,
         ) from error
     return message
-
-
-def decode_config(
-    kind: "type[Table[Any]]", config: state_pb2.TableConfig, *, table: str
-) -> Any:
-    """Decode the declaration of a table, which must be of a kind."""
-    return checked_proto_decode(
-        kind.config_message,
-        config.config,
-        expected=kind.table_type,
-        found=config.table_type,
-        table=table,
-    )
 
 
 def kind_name(table_type: state_pb2.TableEnum) -> str:
@@ -252,16 +239,16 @@ class CompactionConfig:
     target_file_bytes: int = 128 << 20
 
 
+@dataclass(eq=False)
 class TableEpochCheckpointer(ABC, Generic[TableT]):
     """Collects one epoch's changes of one table and writes them. Used once."""
 
-    commit_data: bytes | None = None
+    table: TableT
+    epoch: Epoch
+    previous: Files
+    """The list that the epoch goes on from."""
+    commit_data: bytes | None = field(default=None, init=False)
     """What the sink must commit once the epoch is acknowledged; None for most tables."""
-
-    def __init__(self, table: TableT, epoch: Epoch, previous: Files) -> None:
-        self.table = table
-        self.epoch = epoch
-        self._previous = previous
 
     @abstractmethod
     def insert_data(self, data: TableData) -> None:
@@ -278,7 +265,7 @@ class TableEpochCheckpointer(ABC, Generic[TableT]):
         are still needed and the size is 0. None means that there is nothing to restore.
         """
         written = self.write(checkpoint.frontier)
-        needed = self.table.still_needed(self._previous, checkpoint.frontier)
+        needed = self.table.still_needed(self.previous, checkpoint.frontier)
         files = (*needed, *written)
         return (files, sum(file.size_bytes for file in written)) if files else None
 
@@ -329,6 +316,7 @@ class View(ABC):
         """Let go of memory and mappings; the view is not used again."""
 
 
+@dataclass(eq=False)
 class Table(ABC, Generic[ConfigT]):
     """One table of one subtask, bound to the files that its view folds.
 
@@ -341,20 +329,12 @@ class Table(ABC, Generic[ConfigT]):
     is_shared: ClassVar[bool] = False
     """Whether every subtask folds the files of all of them."""
 
-    def __init__(
-        self,
-        config: ConfigT,
-        environment: TableEnvironment,
-        files: Sequence[StateFile],
-        state_version: int,
-        state_type: Any = None,
-    ) -> None:
-        """`state_type` is the operator's state class; for a global table its `KeyValueTypes`."""
-        self.config = config
-        self.environment = environment
-        self.files: Files = tuple(files)
-        self.state_version = state_version
-        self.state_type = state_type
+    config: ConfigT
+    environment: TableEnvironment
+    files: Files
+    state_version: int
+    state_type: Any = None
+    """The operator's state class; for a global table its `KeyValueTypes`. None for any."""
 
     @classmethod
     def from_config(
@@ -368,7 +348,7 @@ class Table(ABC, Generic[ConfigT]):
         """Bind a table to the part of a whole table's files that this subtask folds."""
         if not cls.is_shared:
             files = restrict(files, environment.task.key_range)
-        return cls(config, environment, files, state_version, state_type)
+        return cls(config, environment, tuple(files), state_version, state_type)
 
     @abstractmethod
     def view(self, frontier: Frontier | None = None) -> View:

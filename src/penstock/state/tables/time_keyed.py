@@ -11,7 +11,7 @@ writer's key range, so that after a rescale exactly one subtask sees it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from penstock.state.files.writer import StateFileWriter, write_state_file
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
 from penstock.state.tables.compaction import CompactionPlan, plan_compaction
-from penstock.state.tables.expiry import is_expired, live_rows
+from penstock.state.tables.expiry import clock_after_epoch, is_expired, live_rows
 from penstock.state.tables.sorted_rows import hashes_of, stable_order
 from penstock.state.tables.table import (
     CompactionConfig,
@@ -52,7 +52,9 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
     @cached_property
     @override
     def schema(self) -> TimeKeyedSchema:
-        return TimeKeyedSchema.from_config(self.config)
+        return TimeKeyedSchema.from_config(
+            self.config.SerializeToString(deterministic=True)
+        )
 
     @override
     def view(self, frontier: Frontier | None = None) -> TimeKeyedView:
@@ -68,7 +70,7 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
     @override
     def still_needed(self, files: Files, frontier: Frontier) -> Files:
         """Return the files with live rows."""
-        clock = self.schema.clock_after_epoch(frontier)
+        clock = clock_after_epoch(self.schema.domain, frontier)
         return tuple(file for file in files if not is_expired(file, clock))
 
     @classmethod
@@ -85,7 +87,7 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
     @override
     def compact_data(self, plan: CompactionPlan, config: CompactionConfig) -> Files:
         """Write the live rows of a plan's inputs as one sorted run, in bounded memory."""
-        clock = self.schema.clock_after_epoch(config.frontier)
+        clock = clock_after_epoch(self.schema.domain, config.frontier)
         is_keyless = not self.schema.key_columns
         writer = self.merged_writer(plan, config, cut_anywhere=is_keyless)
         inputs = [file for file in plan.inputs if not is_expired(file, clock)]
@@ -102,12 +104,11 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
                 yield opened.current(rows)
 
 
+@dataclass(eq=False)
 class TimeKeyedTableCheckpointer(TableEpochCheckpointer[TimeKeyedTable]):
     """Writes the rows that one subtask inserted in one epoch. Used once."""
 
-    def __init__(self, table: TimeKeyedTable, epoch: Epoch, previous: Files) -> None:
-        super().__init__(table, epoch, previous)
-        self._batches: list[pa.RecordBatch] = []
+    _batches: list[pa.RecordBatch] = field(default_factory=list, init=False)
 
     @override
     def insert_data(self, data: TableData) -> None:
@@ -117,7 +118,7 @@ class TimeKeyedTableCheckpointer(TableEpochCheckpointer[TimeKeyedTable]):
     def write(self, frontier: Frontier) -> Files:
         """Write the live rows sorted by key hash: one file, or several if they are many."""
         table, schema = self.table, self.table.schema
-        clock = schema.clock_after_epoch(frontier)
+        clock = clock_after_epoch(schema.domain, frontier)
         live = [_live(batch, clock) for batch in self._batches]
         rows = pa.Table.from_batches(live, schema=schema.stored)
         if rows.num_rows == 0:

@@ -41,14 +41,6 @@ class TimeRange:
     start: int | None = None
     end: int | None = None
 
-    def positions(self, times: Micros) -> Positions:
-        """Return which of some times lie in the range."""
-        picked = None if self.start is None else times >= self.start
-        if self.end is not None:
-            before = times < self.end
-            picked = before if picked is None else picked & before
-        return np.arange(len(times)) if picked is None else np.flatnonzero(picked)
-
     def misses(self, low: int, high: int) -> bool:
         """Tell whether no instant from `low` to `high` lies in the range."""
         return (self.end is not None and low >= self.end) or (
@@ -80,6 +72,8 @@ class Chunk:
         self._schema = schema
         self._file_bounds = bounds
         self._scans = 0
+        self._is_sorted = False
+        """Whether the rows were scanned so often that ranges are found in their order by time."""
         self._earliest: _Earliest | None = None
 
     @cached_property
@@ -191,18 +185,20 @@ class Chunk:
         Scans are counted: after enough of them, an order by time has paid for itself.
         """
         self._scans += 1
+        self._is_sorted = self._scans > _SCANS_BEFORE_SORTING
         if not self._is_sorted:
-            return times.positions(self.times)
+            picked = np.ones(len(self.times), np.bool_)
+            if times.start is not None:
+                picked &= self.times >= times.start
+            if times.end is not None:
+                picked &= self.times < times.end
+            return np.flatnonzero(picked)
         first, end = 0, len(self.times)
         if times.start is not None:
             first = int(np.searchsorted(self._sorted_times, times.start))
         if times.end is not None:
             end = int(np.searchsorted(self._sorted_times, times.end))
         return self._time_order[first:end]
-
-    @property
-    def _is_sorted(self) -> bool:
-        return self._scans > _SCANS_BEFORE_SORTING
 
     @cached_property
     def _time_order(self) -> Positions:

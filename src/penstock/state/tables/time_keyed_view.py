@@ -18,6 +18,7 @@ from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import TimeKeyedSchema
 from penstock.state.tables.expiry import (
     ExpiresAt,
+    clock_after_epoch,
     clock_within_epoch,
     given_expiry,
     is_expired,
@@ -173,7 +174,7 @@ class TimeKeyedView(View):
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Keep this epoch's rows, which are now in `files`."""
         # What dies with this epoch is in none of its files any more.
-        clock = self.schema.clock_after_epoch(self._frontier)
+        clock = clock_after_epoch(self.schema.domain, self._frontier)
         written = self._live_chunks(self._pending, clock)
         joined = [*self._chunks, *join_chunks(written, self.schema)]
         self._chunks = settle_chunks(joined, self.schema, clock)

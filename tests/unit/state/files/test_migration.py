@@ -16,7 +16,6 @@ from penstock.state.files.migration import (
     migrate_value,
     plan_migration,
     resolve_chain,
-    state_version_of,
 )
 from tests.unit.state.files.file_builders import a_schema
 
@@ -51,9 +50,9 @@ class CountV3(MigratableState):
 
 
 def test_a_plain_type_is_version_0() -> None:
-    assert state_version_of(int) == 0
-    assert state_version_of(dict[str, int]) == 0
-    assert state_version_of(None) == 0
+    assert resolve_chain(int).current_version == 0
+    assert resolve_chain(dict[str, int]).current_version == 0
+    assert resolve_chain(None).current_version == 0
 
 
 def test_a_chain_ends_with_the_plain_type_before_it() -> None:

@@ -30,7 +30,7 @@ def test_a_declaration_survives_its_durable_form(ttl: TimeToLive | None) -> None
     config = state_pb2.KeyedTableConfig.FromString(
         schema.to_config("what").SerializeToString()
     )
-    assert KeyedSchema.from_config(config) == schema
+    assert KeyedSchema.from_config(config.SerializeToString()) == schema
     assert config.description == "what"
 
 

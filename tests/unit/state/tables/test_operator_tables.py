@@ -9,9 +9,7 @@ from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError, UserError
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.records import ProtocolRules
-from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.operator_tables import (
-    TABLE_KINDS,
     apply_compaction,
     merge_table,
     plan_compactions,
@@ -24,7 +22,7 @@ from penstock.state.tables.table import files_of as listed_files
 from tests.builders.kept_epochs import Metadata, files_of
 from tests.builders.shop import owned
 from tests.builders.state_job import StateJob
-from tests.unit.state.tables.table_builders import compact_subtask
+from tests.unit.state.tables.table_builders import an_environment, compact_subtask
 
 COLUMNS: dict[str, Any] = {"key": pa.string(), "value": pa.int64()}
 ROWS = pa.schema(COLUMNS)
@@ -74,9 +72,9 @@ def paths(metadata: Metadata, table: str) -> list[str]:
 def test_lists_of_all_subtasks_are_merged_and_tables_without_state_left_out() -> None:
     empty = keyed_table("empty", ROWS, key_columns=["key"])
     job = a_job(specs=[*SPECS, empty])
-    parts = job.metadata["op"].values()
+    task = an_environment(parallelism=3).task
     merged = {
-        str(spec.name): merge_table(spec.name, TABLE_KINDS[spec.table_type], parts)
+        str(spec.name): merge_table(spec, task, job.metadata["op"])
         for spec in job.specs["op"]
     }
     assert sorted(name for name, files in merged.items() if files) == ["counts", "totals"]
@@ -202,7 +200,7 @@ def test_metadata_of_another_kind_is_refused_before_it_is_merged() -> None:
     part = job.metadata["op"][1].table_checkpoint_metadata["totals"]
     part.table_type = state_pb2.TIME_KEYED_TABLE
     with pytest.raises(StateError, match=r"'totals'.*TIME_KEYED_TABLE") as raised:
-        merge_table("totals", KeyedTable, job.metadata["op"].values())
+        merge_table(TOTALS, an_environment(parallelism=3).task, job.metadata["op"])
     assert raised.value.code is ErrorCode.TABLE_TYPE_MISMATCH
 
 

@@ -58,7 +58,7 @@ def test_subtask_metadata_of_another_kind_is_refused() -> None:
     with pytest.raises(StateError, match="TIME_KEYED_TABLE"):
         files_of(foreign, table="counts", expected=COUNTS.table_type)
     with pytest.raises(StateError, match="TIME_KEYED_TABLE"):
-        merge_table("counts", GlobalKeyedTable, [metadata])
+        merge_table(COUNTS, an_environment().task, {0: metadata})
 
 
 @pytest.mark.parametrize("table_type", [0, 99])
