@@ -45,7 +45,7 @@ from penstock.state.tables.table import (
     TableData,
     TableEpochCheckpointer,
 )
-from penstock.state.tables.typed_files import TypedTable
+from penstock.state.tables.typed_files import TypedFile, TypedTable
 
 PART_BYTES = 128 << 20
 _HELD_SHARE = 8
@@ -105,7 +105,7 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
                 plan, config, first_part=len(outputs), visible=stretch
             )
             runs = [
-                FileRun(self.open_file(file), self.environment.cache)
+                FileRun(TypedFile(file, self), self.environment.cache)
                 for file in restrict(plan.inputs, stretch)
             ]
             for rows in merge_runs(runs, self.schema.key_columns):

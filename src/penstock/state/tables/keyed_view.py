@@ -41,7 +41,7 @@ from penstock.state.tables.table import (
     TableEpochCheckpointer,
     View,
 )
-from penstock.state.tables.typed_files import TypedTable
+from penstock.state.tables.typed_files import TypedFile, TypedTable
 
 _OPEN_SHARE = 4
 """Open segments may take the budget divided by this; half of it is left to lookups and merges."""
@@ -243,7 +243,7 @@ class KeyedView(View):
         for file in files:
             run = known.pop(file.identity, None)
             if run is None:
-                opened = self._table.open_file(file)
+                opened = TypedFile(file, self._table)
                 run = FileRun(opened, self._table.environment.cache, self._open_segments)
             runs.append(run)
         self._runs = tuple(runs)

@@ -203,21 +203,6 @@ class TableEnvironment:
     memory_budget_bytes: int = 256 << 20
     """How much of a keyed table one subtask may hold in memory at a time."""
 
-    def path_for(
-        self, table: TableName, epoch: Epoch, *, compacted: bool = False, part: int = 0
-    ) -> str:
-        """Name a file that this attempt writes for `table` in `epoch`."""
-        ref = CheckpointRef(self.task.job, self.generation, epoch)
-        return table_checkpoint_path(
-            ref,
-            self.task.operator,
-            table,
-            self.task.subtask.index,
-            self.token,
-            compacted=compacted,
-            part=part,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class CompactionConfig:
@@ -379,10 +364,8 @@ class Table(ABC, Generic[ConfigT]):
         other objects with equal contents.
         """
 
-    @staticmethod
-    def merge_checkpoint_metadata(lists: Iterable[Sequence[StateFile]]) -> Files:
-        """Merge all subtasks' lists into the whole table's."""
-        return merge_lists(lists)
+    merge_checkpoint_metadata = staticmethod(merge_lists)
+    """Merges all subtasks' lists into the whole table's."""
 
     @classmethod
     def subtask_metadata_from_table(
@@ -404,8 +387,16 @@ class Table(ABC, Generic[ConfigT]):
 
     def path_for(self, epoch: Epoch, *, compacted: bool = False, part: int = 0) -> str:
         """Name a file that this attempt writes in `epoch`."""
-        name = TableName(self.config.table_name)  # type: ignore[attr-defined]  # of all kinds
-        return self.environment.path_for(name, epoch, compacted=compacted, part=part)
+        environment, task = self.environment, self.environment.task
+        return table_checkpoint_path(
+            CheckpointRef(task.job, environment.generation, epoch),
+            task.operator,
+            TableName(self.config.table_name),  # type: ignore[attr-defined]  # of all kinds
+            task.subtask.index,
+            environment.token,
+            compacted=compacted,
+            part=part,
+        )
 
 
 def swap_groups(outputs: Iterable[StateFile]) -> list[list[StateFile]]:

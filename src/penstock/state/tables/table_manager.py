@@ -53,7 +53,7 @@ class SubtaskCheckpoint:
 
     metadata: Metadata
     changed: bool
-    """False if the driver may refer to the parent's metadata object instead."""
+    """False if the parent's metadata object would restore the same: the driver may refer to it."""
     bytes_written: int
 
 
@@ -247,7 +247,15 @@ class TableManager:
         self._is_usable = True
         if then_stop:
             self.close()
-        return SubtaskCheckpoint(metadata, self._differs(metadata), metadata.bytes_written)
+        parent, self._parent = self._parent, metadata
+        changed = (
+            parent is None
+            or bool(metadata.commit_data or parent.commit_data)
+            or dict(metadata.table_configs) != dict(parent.table_configs)
+            or dict(metadata.table_checkpoint_metadata)
+            != dict(parent.table_checkpoint_metadata)
+        )
+        return SubtaskCheckpoint(metadata, changed, metadata.bytes_written)
 
     def close(self) -> None:
         """Release every view; the manager is not used again."""
@@ -263,16 +271,6 @@ class TableManager:
             if table.view is not None:
                 table.view.release()
                 table.view = None
-
-    def _differs(self, metadata: Metadata) -> bool:
-        """Tell whether the parent's metadata object would restore something else."""
-        parent, self._parent = self._parent, metadata
-        if parent is None or metadata.commit_data or parent.commit_data:
-            return True
-        lists = dict(metadata.table_checkpoint_metadata)
-        return lists != dict(parent.table_checkpoint_metadata) or dict(
-            metadata.table_configs
-        ) != dict(parent.table_configs)
 
     def _view(self, name: str, kind: type[ViewT]) -> ViewT:
         frontier = self._begun()

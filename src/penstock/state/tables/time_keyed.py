@@ -36,7 +36,7 @@ from penstock.state.tables.table import (
     TableEpochCheckpointer,
 )
 from penstock.state.tables.time_keyed_view import TimeKeyedView
-from penstock.state.tables.typed_files import Cursor, TypedTable
+from penstock.state.tables.typed_files import Cursor, TypedFile, TypedTable
 
 _ONE_FILE_SHARE = 2
 """Epochs that inserted more than the memory budget divided by this are written as several files."""
@@ -97,7 +97,7 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
 
     def _read_segments(self, file: StateFile) -> Iterator[pa.RecordBatch]:
         """Yield the visible rows of a file in order of hash, a row group at a time."""
-        opened = self.open_file(file)
+        opened = TypedFile(file, self)
         for segment in opened.reader.visible_segments:
             rows = rows_in_range(opened.reader.read_segment(segment.index), file.visible)
             if rows.num_rows:

@@ -81,10 +81,6 @@ class Chunk:
         """The event time of each row, rounded down to microseconds."""
         return self._schema.stream.event_times_of(self.rows)
 
-    def check_times(self) -> None:
-        """Refuse rows without an event time."""
-        self._schema.stream.event_times_of(self.rows)
-
     @cached_property
     def time_bounds(self) -> tuple[int, int]:
         """No row, live or not, is earlier than the first or later than the second."""

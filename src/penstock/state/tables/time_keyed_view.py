@@ -30,7 +30,7 @@ from penstock.state.tables.time_keyed_rows import (
     join_chunks,
     settle_chunks,
 )
-from penstock.state.tables.typed_files import TypedTable
+from penstock.state.tables.typed_files import TypedFile, TypedTable
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 _PENDING_CHUNKS = 64
@@ -88,8 +88,8 @@ class TimeKeyedView(View):
         batch = pa.RecordBatch.from_arrays(
             [*columns, hashes, expiry], schema=self.schema.stored
         )
+        self.schema.stream.event_times_of(batch)  # refuses rows without one
         chunk = Chunk(batch, self.schema)
-        chunk.check_times()
         if not chunk.is_dead(self._clock_micros):
             self._pending.append(chunk)
         if len(self._pending) >= _PENDING_CHUNKS:
@@ -215,7 +215,7 @@ class TimeKeyedView(View):
         for file in files:
             if is_expired(file, self._clock_micros):
                 continue
-            opened = self._table.open_file(file)
+            opened = TypedFile(file, self._table)
             # Migration may change times, so the bounds are only those of unmigrated rows.
             bounds = None if opened.steps else (file.min_time_micros, file.max_time_micros)
             chunks += [

@@ -49,10 +49,6 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
     def schema(self) -> SchemaT:
         """The columns, as declared and as stored."""
 
-    def open_file(self, file: StateFile) -> "TypedFile":
-        """Bind one of the table's files; a version that cannot be migrated is refused here."""
-        return TypedFile(file, self)
-
     def describe_delta(self, epoch: Epoch) -> FileDescription:
         """Describe the files that this subtask writes in an epoch."""
         return FileDescription(
@@ -70,10 +66,10 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
         config: CompactionConfig,
         *,
         first_part: int = 0,
-        **options: Any,
+        cut_anywhere: bool = False,
+        **described: Any,
     ) -> StateFileWriter:
-        """Return the writer of a plan's outputs; `options` narrow what they see."""
-        cut_anywhere = options.pop("cut_anywhere", False)
+        """Return the writer of a plan's outputs; `described` narrows what they see."""
         return StateFileWriter(
             self.environment.store,
             lambda part: self.path_for(
@@ -84,7 +80,7 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
                 self.state_version,
                 time_column=self.schema.event_time_column,
                 expiry_column=EXPIRES_AT,
-                **options,
+                **described,
             ),
             target_bytes=config.target_file_bytes,
             cut_anywhere=cut_anywhere,
@@ -107,6 +103,7 @@ class TypedFile:
     """One list entry of a typed table, whose rows are brought to the current version."""
 
     def __init__(self, file: StateFile, table: TypedTable[Any, Any]) -> None:
+        """Bind one of the table's files; a version that cannot be migrated is refused here."""
         store, cache = table.environment.store, table.environment.cache
         self.file = file
         self.reader = StateFileReader(store, cache, file)
