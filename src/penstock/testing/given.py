@@ -21,15 +21,8 @@ from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, Idle, Watermark
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
-from penstock.graph.logical import (
-    MAIN,
-    Edge,
-    LogicalGraph,
-    Node,
-    OperatorSpec,
-    WatermarkSpec,
-)
-from penstock.operators.operator import ArrowOperator, SourceFinishType, SourceOperator
+from penstock.graph.logical import MAIN, Edge, LogicalGraph, Node, OperatorSpec
+from penstock.operators.operator import ArrowOperator, SourceFinishType
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import process_spec
 
@@ -113,13 +106,20 @@ class Emitted:
 
     def batches(self, output: str = MAIN) -> list[pa.RecordBatch]:
         """Return the rows of an output as they were emitted."""
-        self._check(output)
+        if output not in self._outputs:
+            known = ", ".join(map(repr, self._outputs)) or "none: it is a sink"
+            raise UserError(
+                f"there is no output {output!r}{did_you_mean(output, self._outputs)}; there "
+                f"is: {known}",
+                code=ErrorCode.UNKNOWN_OUTPUT,
+                output=output,
+            )
         return list(self._batches[output])
 
     def table(self, output: str = MAIN) -> pa.Table:
         """Return the rows of an output as one table."""
-        schema = self._stream(output).schema
-        return pa.Table.from_batches(self._batches[output], schema)
+        batches = self.batches(output)
+        return pa.Table.from_batches(batches, self._outputs[output].schema)
 
     def take(self, output: str = MAIN) -> list[dict[str, Any]]:
         """Return the rows of an output and forget them."""
@@ -135,20 +135,6 @@ class Emitted:
         """Note everything that another one holds."""
         for output, batches in other._batches.items():  # noqa: SLF001 (of the same class)
             self._batches[output] += batches
-
-    def _stream(self, output: str) -> StreamSchema:
-        self._check(output)
-        return self._outputs[output]
-
-    def _check(self, output: str) -> None:
-        if output not in self._outputs:
-            known = ", ".join(map(repr, self._outputs)) or "none: it is a sink"
-            raise UserError(
-                f"there is no output {output!r}{did_you_mean(output, self._outputs)}; there "
-                f"is: {known}",
-                code=ErrorCode.UNKNOWN_OUTPUT,
-                output=output,
-            )
 
 
 @dataclass(slots=True)
@@ -201,10 +187,17 @@ def to_instant(instant: InstantLike) -> int:
         return instant.micros
     if isinstance(instant, int) and not isinstance(instant, bool):
         return EventTime(instant).micros
-    given = _read(instant) if isinstance(instant, str) else instant
-    if not isinstance(given, datetime):
-        raise _refusal(instant)
-    aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+    given: Any = instant
+    try:
+        given = given if isinstance(given, datetime) else datetime.fromisoformat(given)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{instant!r} is not an instant: write '2026-01-01T00:00:10', a datetime, or "
+            "whole microseconds since 1970-01-01 UTC",
+            code=ErrorCode.INVALID_NUMBER,
+            value=repr(instant),
+        ) from error
+    aware: datetime = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
     return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -219,43 +212,9 @@ def to_watermark(watermark: WatermarkLike) -> Watermark | None:
     return EventTime(to_instant(watermark))
 
 
-def _read(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as error:
-        raise _refusal(text) from error
-
-
-def _refusal(instant: object) -> UserError:
-    return UserError(
-        f"{instant!r} is not an instant: write '2026-01-01T00:00:10', a datetime, or whole "
-        "microseconds since 1970-01-01 UTC",
-        code=ErrorCode.INVALID_NUMBER,
-        value=repr(instant),
-    )
-
-
 OperatorLike: TypeAlias = ArrowOperator | OperatorSpec
 """An operator, or the spec of a built-in or plugged-in one."""
 StreamLike: TypeAlias = StreamSchema | pa.Schema
-
-
-def to_streams(
-    inputs: Sequence[StreamLike], key: str | Sequence[str], time_column: str | None
-) -> tuple[StreamSchema, ...]:
-    """Return the inputs with their roles; key and time column are for plain schemas."""
-    if not inputs:
-        raise UserError(
-            "an operator under test needs the schema of each of its inputs",
-            code=ErrorCode.INVALID_GRAPH,
-        )
-    keys = (key,) if isinstance(key, str) else tuple(key)
-    return tuple(
-        stream
-        if isinstance(stream, StreamSchema)
-        else StreamSchema(stream, time_column, keys)
-        for stream in inputs
-    )
 
 
 def chain_of(
@@ -315,27 +274,3 @@ def _main_of(node: Node) -> StreamSchema:
 def shared_registry() -> Registry:
     """Return the registry of tests in this process; filling one takes milliseconds."""
     return default_registry()
-
-
-def source_node(
-    name: OperatorId,
-    spec: OperatorSpec,
-    parallelism: int,
-    watermark: WatermarkSpec,
-    registry: Registry,
-) -> Node:
-    """Return a source as a node; its watermark is left out if it has no time column."""
-    built = registry.construct(spec).operator
-    if not isinstance(built, SourceOperator):
-        raise UserError(
-            f"{built.name()!r} is no source: test it with OperatorHarness",
-            code=ErrorCode.INVALID_GRAPH,
-        )
-    stream = built.output_schema()
-    return Node(
-        name,
-        OperatorSpec(spec.kind, spec.config),
-        parallelism=parallelism,
-        outputs={MAIN: stream, **built.side_outputs()},
-        watermark=None if stream.time_column is None else watermark,
-    )

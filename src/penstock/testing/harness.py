@@ -30,12 +30,14 @@ import pyarrow as pa
 
 from penstock.core.clock import DurationLike, ManualClock, new_token, to_micros
 from penstock.core.ids import Epoch, JobId, OperatorId
+from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import (
     MAIN,
     Exchange,
     LogicalGraph,
+    Node,
     OperatorSpec,
     WatermarkSpec,
 )
@@ -60,9 +62,7 @@ from penstock.testing.given import (
     chain_of,
     rows_to_batches,
     shared_registry,
-    source_node,
     to_instant,
-    to_streams,
     to_watermark,
 )
 from penstock.testing.parts import GivenInput
@@ -100,9 +100,11 @@ class _Harness:
         self.close()
 
 
-def _job_in(store: ObjectStore | None) -> JobId:
-    """Return the name of a harness's job: one of its own where others may be in the store."""
-    return JobId("harness" if store is None else f"harness-{new_token()}")
+def _place_in(store: ObjectStore | None) -> tuple[JobId, ObjectStore]:
+    """Return the name and the store of a harness's job; others may be in a given store."""
+    if store is None:
+        return JobId("harness"), MemoryStore()
+    return JobId(f"harness-{new_token()}"), store
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +156,25 @@ class OperatorHarness(_Harness):
         are built again for each epoch.
         """
         registry = registry or shared_registry()
-        streams = to_streams(inputs, key, time_column)
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        streams = tuple(
+            stream
+            if isinstance(stream, StreamSchema)
+            else StreamSchema(stream, time_column, keys)
+            for stream in inputs
+        )
+        if not streams:
+            raise UserError(
+                "an operator under test needs the schema of each of its inputs",
+                code=ErrorCode.INVALID_GRAPH,
+            )
+        job, store = _place_in(store)
         start = HarnessCheckpoint(
             0,
-            chain_of(_job_in(store), operator, streams, parallelism, registry),
+            chain_of(job, operator, streams, parallelism, registry),
             (None,) * len(streams),
             to_instant(now),
-            MemoryStore() if store is None else store,
+            store,
             registry,
             frozenset(broadcast),
         )
@@ -176,17 +190,16 @@ class OperatorHarness(_Harness):
         amnesia: bool | Amnesia = False,
     ) -> Self:
         """Go on from a checkpoint, as another process would; perhaps with a newer operator."""
-        graph = replace(checkpoint.graph, job=_job_in(checkpoint.store))
+        job, _ = _place_in(checkpoint.store)
+        graph = replace(checkpoint.graph, job=job)
         head = graph.nodes[0]
         parallelism = head.parallelism if parallelism is None else parallelism
         if operator is not None:
-            graph = chain_of(
-                graph.job, operator, head.inputs, parallelism, checkpoint.registry
-            )
+            graph = chain_of(job, operator, head.inputs, parallelism, checkpoint.registry)
         if checkpoint.epoch:
             clock = ManualClock(checkpoint.now_micros)
             origin = JobCheckpoints(checkpoint.store, checkpoint.graph.job, clock)
-            origin.branch(graph.job, Epochs(Epoch(checkpoint.epoch)))
+            origin.branch(job, Epochs(Epoch(checkpoint.epoch)))
         restored = cls.__new__(cls)
         moved = replace(checkpoint, graph=rescaled(graph, parallelism))
         restored._open(moved, amnesia)  # noqa: SLF001 (of the same class)
@@ -196,17 +209,20 @@ class OperatorHarness(_Harness):
         if isinstance(amnesia, bool):
             amnesia = Amnesia.OPERATORS if amnesia else Amnesia.NOTHING
         self._start = checkpoint
-        self._pushed: list[tuple[int, pa.RecordBatch]] = []
         self.counters: dict[str, int] = {}
         """What `ctx.count` counted so far, over all operators and subtasks."""
         self.clock = ManualClock(checkpoint.now_micros)
         head = checkpoint.graph.nodes[0]
-        self._inputs = [
-            GivenInput(stream, self._exchange(number), watermark)
-            for number, (stream, watermark) in enumerate(
-                zip(head.inputs, checkpoint.watermarks, strict=True)
-            )
-        ]
+        self._inputs: list[GivenInput] = []
+        given = zip(head.inputs, checkpoint.watermarks, strict=True)
+        for number, (stream, watermark) in enumerate(given):
+            exchange = Exchange.BY_KEY if stream.key_columns else Exchange.REBALANCE
+            if number in checkpoint.broadcast:
+                exchange = Exchange.BROADCAST
+            if head.parallelism == 1:
+                # All in one chain: there is nothing to be sent.
+                exchange = Exchange.FORWARD
+            self._inputs.append(GivenInput(stream, exchange, watermark))
         self._job = SteppedJob(
             checkpoint.graph,
             self._inputs,
@@ -227,8 +243,7 @@ class OperatorHarness(_Harness):
                 f"input {input} has ended: no row can follow the end of data",
                 code=ErrorCode.WATERMARK_WENT_BACK,
             )
-        batches = rows_to_batches(rows, given.stream.schema)
-        self._pushed += [(input, batch) for batch in batches]
+        given.batches += rows_to_batches(rows, given.stream.schema)
 
     def watermark(self, watermark: WatermarkLike, *, input: int | None = None) -> None:  # noqa: A002 (as in the graph)
         """Set how far event time has come at an input, or at all of them.
@@ -323,22 +338,14 @@ class OperatorHarness(_Harness):
         self._job.forget()
 
     def _run_epoch(self, stop: StopMode | None = None, *, attempts: int = 1) -> EpochOutput:
-        pushed, self._pushed = self._pushed, []
-        for number, given in enumerate(self._inputs):
-            given.batches = [batch for index, batch in pushed if index == number]
-        _, output = self._job.run(stop=stop, attempts=attempts)
+        try:
+            _, output = self._job.run(stop=stop, attempts=attempts)
+        finally:
+            for given in self._inputs:
+                given.batches = []
         for name, amount in output.counters.items():
             self.counters[name] = self.counters.get(name, 0) + amount
         return output
-
-    def _exchange(self, index: int) -> Exchange:
-        if self.parallelism == 1:
-            # All in one chain: there is nothing to be sent.
-            return Exchange.FORWARD
-        if index in self._start.broadcast:
-            return Exchange.BROADCAST
-        is_keyed = self._start.graph.nodes[0].inputs[index].key_columns
-        return Exchange.BY_KEY if is_keyed else Exchange.REBALANCE
 
     def _check_input(self, index: int) -> None:
         if not 0 <= index < len(self._inputs):
@@ -375,9 +382,23 @@ class SourceHarness(_Harness):
             to_micros(lateness, "lateness"),
             None if idle_timeout is None else to_micros(idle_timeout, "idle timeout"),
         )
-        node = source_node(_SOURCE, spec, parallelism, watermark, registry)
+        built = registry.construct(spec).operator
+        if not isinstance(built, SourceOperator):
+            raise UserError(
+                f"{built.name()!r} is no source: test it with OperatorHarness",
+                code=ErrorCode.INVALID_GRAPH,
+            )
+        job, store = _place_in(store)
+        stream = built.output_schema()
+        node = Node(
+            _SOURCE,
+            OperatorSpec(spec.kind, spec.config),
+            parallelism,
+            outputs={MAIN: stream, **built.side_outputs()},
+            watermark=None if stream.time_column is None else watermark,
+        )
         self._job = SteppedJob(
-            LogicalGraph(_job_in(store), (node,)),
+            LogicalGraph(job, (node,)),
             (),
             store=store,
             registry=registry,

@@ -39,14 +39,7 @@ from penstock.core.ids import OperatorId, Token
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, InternalError, UserError
-from penstock.graph.logical import (
-    MAIN,
-    Edge,
-    Exchange,
-    LogicalGraph,
-    Node,
-    OperatorSpec,
-)
+from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node, OperatorSpec
 from penstock.operators.context import (
     ArrowCollector,
     OperatorContext,

@@ -101,13 +101,7 @@ class LocalJob:
             between_supersteps=between_supersteps,
         )
         environment = JobEnvironment(
-            graph,
-            store,
-            NO_CACHE,
-            executor,
-            self.registry,
-            self.clock,
-            self._settings,
+            graph, store, NO_CACHE, executor, self.registry, self.clock, self._settings
         )
 
         def stop_in_time(status: JobStatus) -> None:

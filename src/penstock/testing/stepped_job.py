@@ -6,8 +6,7 @@ are noted instead of carried out; and whatever leaves the operators under test i
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import cached_property
@@ -18,15 +17,11 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.clock import ManualClock, new_token
+from penstock.core.clock import ManualClock
 from penstock.core.ids import OperatorId, Subtask, TaskInfo
+from penstock.core.schema import StreamSchema
 from penstock.core.settings import CompactionSettings
-from penstock.core.watermark import (
-    MAX_EVENT_TIME,
-    current,
-    merge,
-    merge_subtasks,
-)
+from penstock.core.watermark import MAX_EVENT_TIME, current, merge, merge_subtasks
 from penstock.errors import (
     ErrorCode,
     InternalError,
@@ -43,7 +38,7 @@ from penstock.operators.timers import Timers, timer_tables
 from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
-from penstock.runtime.driver.publish import CommittingSinks, frontier_of
+from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.driver.start import checkpoints_of
 from penstock.runtime.in_process import InProcessExecutor
@@ -55,11 +50,8 @@ from penstock.state.files.cache import FileCache
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import CheckpointManifest
-from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TableSpec, TimeDomain
-from penstock.state.tables.table import Frontier, TableEnvironment
-from penstock.state.tables.table_manager import TableManager
 from penstock.testing.given import Emitted, EpochOutput
 from penstock.testing.parts import OUTPUT, Builder, GivenInput, surround
 
@@ -104,13 +96,13 @@ class SteppedJob:
         graph: LogicalGraph,
         inputs: Sequence[GivenInput],
         *,
-        store: ObjectStore | None,
+        store: ObjectStore,
         registry: Registry,
         clock: ManualClock,
         amnesia: Amnesia = Amnesia.NOTHING,
     ) -> None:
         """Make a job of a graph; every output that nothing reads is kept in `emitted`."""
-        self.store: ObjectStore = MemoryStore() if store is None else store
+        self.store = store
         self._clock = clock
         self._amnesia = amnesia
         graph, self._parts = surround(graph, inputs, self._keep)
@@ -121,7 +113,6 @@ class SteppedJob:
         }
         self.emitted = Emitted(self._outputs)
         """The rows of all epochs so far."""
-        self._of_epoch = Emitted(self._outputs)
         self._open(graph)
 
     def _open(self, graph: LogicalGraph) -> None:
@@ -135,7 +126,7 @@ class SteppedJob:
             self._clock,
             on_failure=self._failures.append,
         )
-        self._executor = _SteppedExecutor(self._worker, self._begin_attempt)
+        self._executor = _SteppedExecutor(self._worker, self._outputs)
         self._environment = _SteppedEnvironment(
             graph,
             self.store,
@@ -189,9 +180,8 @@ class SteppedJob:
         """Return a global table as a dictionary, another one as an Arrow table."""
         operator, spec = self._find(table)
         parallelism = self.graph.node(operator).parallelism
-        # One subtask of one owns all keys: it sees the state of all the others.
-        seen_by = Subtask(0, 1) if subtask is None else Subtask(subtask, parallelism)
-        with closing(self._open_tables(operator, seen_by)) as manager:
+        seen_by = None if subtask is None else Subtask(subtask, parallelism)
+        with self.session.read_tables(operator, [spec], seen_by) as manager:
             if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE:
                 return dict(manager.get_global_keyed_state(spec.name).items())
             if spec.table_type == state_pb2.TIME_KEYED_TABLE:
@@ -206,15 +196,16 @@ class SteppedJob:
         for node in self.graph.nodes:
             if not node.inputs or not node.inputs[0].key_columns:
                 continue
-            table = timer_tables([domain], node.inputs[0])[0].name
-            if all(spec.name != table for spec in self._environment.tables[node.operator]):
+            tables = timer_tables([domain], node.inputs[0])
+            declared = {spec.name for spec in self._environment.tables[node.operator]}
+            if tables[0].name not in declared:
                 continue
             is_declared = True
-            frontier = self._frontier(node.operator)
+            frontier = self.session.frontier(node.operator)
             clock = frontier.previous_processing_time_micros
             if domain is TimeDomain.EVENT_TIME:
                 clock = frontier.watermark_micros
-            with closing(self._open_tables(node.operator, Subtask(0, 1))) as manager:
+            with self.session.read_tables(node.operator, tables) as manager:
                 timers = Timers(domain, manager, node.inputs[0])
                 timers.begin_epoch(clock)
                 due = timers.take_due(MAX_EVENT_TIME.micros)
@@ -240,30 +231,6 @@ class SteppedJob:
             self._session.close()
             self._session = None
 
-    def _open_tables(self, operator: OperatorId, subtask: Subtask) -> TableManager:
-        """Open an operator's tables on the checkpoint, to look at what a subtask would see."""
-        session = self.session
-        environment = TableEnvironment(
-            TaskInfo(self.graph.job, operator, subtask),
-            session.claim.generation,
-            new_token(),
-            self.store,
-            NO_CACHE,
-        )
-        restored = session.state.metadata.get(operator, {})
-        manager = TableManager.load(
-            environment, self._environment.tables[operator], restored
-        )
-        manager.begin_epoch(self._frontier(operator))
-        return manager
-
-    def _frontier(self, operator: OperatorId) -> Frontier:
-        manifest = self.session.state.manifest
-        if manifest is None:
-            return Frontier()
-        known = frontier_of(manifest, operator)
-        return replace(known, previous_processing_time_micros=known.processing_time_micros)
-
     def _output(self, ran: EpochRan) -> EpochOutput:
         """Return what users see of an epoch."""
         reports = ran.reports.values()
@@ -282,7 +249,7 @@ class SteppedJob:
         ]
         return EpochOutput(
             ran.progress.epoch,
-            self._of_epoch,
+            self._executor.emitted,
             merge(map(current, main or inputs)),
             dict(counters),
             min((micros for micros in wake_ups if micros is not None), default=None),
@@ -308,11 +275,8 @@ class SteppedJob:
             table=table,
         )
 
-    def _begin_attempt(self) -> None:
-        self._of_epoch = Emitted(self._outputs)
-
     def _keep(self, output: str, batch: pa.RecordBatch) -> None:
-        self._of_epoch.add(output, batch)
+        self._executor.emitted.add(output, batch)
 
 
 class _SteppedEnvironment(JobEnvironment):
@@ -332,10 +296,12 @@ class _SteppedEnvironment(JobEnvironment):
 class _SteppedExecutor(InProcessExecutor):
     """Runs an epoch as often as wanted, and lets it count even if it changed nothing."""
 
-    def __init__(self, worker: Worker, on_attempt: Callable[[], None]) -> None:
+    def __init__(self, worker: Worker, outputs: Mapping[str, StreamSchema]) -> None:
         super().__init__(worker)
         self.attempts = 1
-        self._on_attempt = on_attempt
+        self._outputs = outputs
+        self.emitted = Emitted(outputs)
+        """The rows of the last attempt."""
 
     @override
     def run_epoch(
@@ -345,7 +311,7 @@ class _SteppedExecutor(InProcessExecutor):
         for attempt in range(self.attempts):
             if attempt:
                 self.worker.forget()
-            self._on_attempt()
+            self.emitted = Emitted(self._outputs)
             reports = super().run_epoch(job, epoch, parent)
             if not all(report.is_whole for report in reports):
                 return reports

@@ -8,6 +8,7 @@ Needs Hypothesis, which Penstock does not install: `pip install hypothesis`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +21,6 @@ from penstock.connectors.memory import ListSinkSpec, list_sink, list_source
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.errors import ErrorCode, UserError
-from penstock.graph.logical import OperatorSpec
 from penstock.operators.stateless import map_batches_spec
 
 try:
@@ -67,15 +67,9 @@ def stream_schemas(
 
 def values(data_type: Any, *, nullable: bool = True) -> st.SearchStrategy[Any]:
     """Return values of a column; few different ones, so that keys meet."""
-    some = _values(data_type)
+    whole = st.integers(-3, 3)
+    some = next((some for is_kind, some in _VALUES if is_kind(data_type)), whole)
     return st.one_of(st.none(), some) if nullable else some
-
-
-def _values(data_type: Any) -> st.SearchStrategy[Any]:
-    for is_kind, some in _VALUES:
-        if is_kind(data_type):
-            return some
-    return st.integers(-3, 3)
 
 
 _VALUES: tuple[tuple[Callable[[Any], bool], st.SearchStrategy[Any]], ...] = (
@@ -182,7 +176,9 @@ def small_pipelines(
         streams.append(pipeline.read(f"source-{number}", spec))
     stream = streams[0].union(*streams[1:])
     for number in range(draw(st.integers(0, max_steps))):
-        stream = draw(st.sampled_from(_STEPS))(stream, number, draw(st.integers(1, 3)))
+        stream = draw(st.sampled_from(_Step)).add_to(
+            stream, number, draw(st.integers(1, 3))
+        )
     sinks = tuple(list_sink(f"small-{number}") for number in range(draw(st.integers(1, 2))))
     for number, sink in enumerate(sinks):
         sink.clear()
@@ -190,40 +186,33 @@ def small_pipelines(
     return SmallPipeline(pipeline, tuple(rows), sinks)
 
 
-_COLUMNS: dict[str, Any] = {
-    "source": pa.int64(),
-    "number": pa.int64(),
-    "key": pa.string(),
-}
-_ROWS = pa.schema([pa.field(name, kind) for name, kind in _COLUMNS.items()])
+_COLUMNS: dict[str, Any] = {"source": pa.int64(), "number": pa.int64(), "key": pa.string()}
+_ROWS = pa.schema(_COLUMNS)
 
 
-def _filtered(stream: Stream, number: int, parallelism: int) -> Stream:
-    del number, parallelism
-    return stream.filter(pl.col("number") >= 0)
+class _Step(Enum):
+    """Ways to pass all rows of a stream on."""
 
+    FILTER = auto()
+    BY_KEY = auto()
+    REBALANCE = auto()
+    BRANCH = auto()
 
-def _by_key(stream: Stream, number: int, parallelism: int) -> Stream:
-    step = stream.key_by("key")
-    return step.process(f"by-key-{number}", _pass_on(), parallelism=parallelism)
-
-
-def _rebalanced(stream: Stream, number: int, parallelism: int) -> Stream:
-    step = stream.rebalance(parallelism=parallelism)
-    return step.process(f"rebalanced-{number}", _pass_on())
-
-
-def _branched(stream: Stream, number: int, parallelism: int) -> Stream:
-    del number, parallelism
-    even = stream.filter(pl.col("number") % 2 == 0)
-    return even.union(stream.filter(pl.col("number") % 2 != 0))
-
-
-_STEPS = (_filtered, _by_key, _rebalanced, _branched)
-
-
-def _pass_on() -> OperatorSpec:
-    return map_batches_spec(_same)
+    def add_to(self, stream: Stream, number: int, parallelism: int) -> Stream:
+        """Return the stream behind the step; the number makes its name unique."""
+        same = map_batches_spec(_same)
+        match self:
+            case _Step.FILTER:
+                return stream.filter(pl.col("number") >= 0)
+            case _Step.BY_KEY:
+                keyed = stream.key_by("key")
+                return keyed.process(f"by-key-{number}", same, parallelism=parallelism)
+            case _Step.REBALANCE:
+                spread = stream.rebalance(parallelism=parallelism)
+                return spread.process(f"rebalanced-{number}", same)
+            case _Step.BRANCH:
+                even = stream.filter(pl.col("number") % 2 == 0)
+                return even.union(stream.filter(pl.col("number") % 2 != 0))
 
 
 def _same(batch: Any) -> Any:

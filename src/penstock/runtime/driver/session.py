@@ -9,7 +9,9 @@ another session, which claims a new generation and finds out.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 
 from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
@@ -36,6 +38,7 @@ from penstock.runtime.driver.publish import (
     EpochPublisher,
     JobState,
     PendingCompactions,
+    frontier_of,
 )
 from penstock.runtime.driver.start import (
     checkpoints_of,
@@ -56,6 +59,7 @@ from penstock.state.protocol.publication import CommitRequired, LostEpoch, Publi
 from penstock.state.protocol.records import ClaimRecord, Fenced
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered
+from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import Frontier, TableEnvironment
 from penstock.state.tables.table_manager import TableManager
 
@@ -295,19 +299,35 @@ class JobSession:
             planned.pace = pace
 
     def _read_splits(self, operator: OperatorId) -> Mapping[str, SplitState]:
-        restored = self.state.metadata.get(operator, {})
-        if not restored:
+        if not self.state.metadata.get(operator):
             return {}
+        with self.read_tables(operator, [splits_table()]) as manager:
+            return dict(manager.get_global_keyed_state(SPLITS_TABLE).items())
+
+    @contextmanager
+    def read_tables(
+        self,
+        operator: OperatorId,
+        specs: Sequence[TableSpec],
+        subtask: Subtask | None = None,
+    ) -> Iterator[TableManager]:
+        """Open some tables as a subtask would find them, by default one that owns all keys."""
         environment = TableEnvironment(
-            TaskInfo(self.environment.graph.job, operator, Subtask(0, 1)),
+            TaskInfo(self.environment.graph.job, operator, subtask or Subtask(0, 1)),
             self.claim.generation,
             new_token(),
             self.environment.store,
             self.environment.cache,
         )
-        only = [splits_table()]
-        manager = TableManager.load(environment, only, restored, allow_dropped=True)
-        manager.begin_epoch(Frontier())
-        known = dict(manager.get_global_keyed_state(SPLITS_TABLE).items())
-        manager.close()
-        return known
+        restored = self.state.metadata.get(operator, {})
+        manager = TableManager.load(environment, specs, restored, allow_dropped=True)
+        with closing(manager):
+            manager.begin_epoch(self.frontier(operator))
+            yield manager
+
+    def frontier(self, operator: OperatorId) -> Frontier:
+        """Return the time by which the next epoch judges an operator's state."""
+        if self.state.manifest is None:
+            return Frontier()
+        known = frontier_of(self.state.manifest, operator)
+        return replace(known, previous_processing_time_micros=known.processing_time_micros)
