@@ -240,6 +240,13 @@ class JobSession:
             is_stop=stop is StopMode.GRACEFUL,
             parent=None if parent is None else parent.epoch,
         )
+        # An epoch may run for ever unless a source may be stuck in it. Spark computes what it
+        # feeds to a source within the epoch, however long that takes.
+        parts = [part for parts in reading.assignments.values() for part in parts]
+        is_fed = any(part.fed is not None for part in parts)
+        has_readers = any(part.splits for part in parts) and not is_fed
+        settings = self.environment.settings
+        deadline = settings.epoch_deadline_micros if has_readers else None
         plan = EpochPlan(
             self.environment.graph.job,
             self.claim.generation,
@@ -249,20 +256,9 @@ class JobSession:
             parent,
             reading.assignments,
             self.environment.settings.allow_dropped_state,
-            self._deadline(reading),
+            deadline,
         )
         return plan, reading
-
-    def _deadline(self, reading: ReadingPlan) -> int | None:
-        """Return how long the epoch may run: for ever, unless a source may be stuck in it.
-
-        Spark computes what it feeds to a source within the epoch, however long that takes.
-        """
-        parts = [part for parts in reading.assignments.values() for part in parts]
-        is_fed = any(part.fed is not None for part in parts)
-        if is_fed or not any(part.splits for part in parts):
-            return None
-        return self.environment.settings.epoch_deadline_micros
 
     def _collect(self) -> None:
         """Delete what nothing kept needs; a store that cannot is no reason to stop the job."""

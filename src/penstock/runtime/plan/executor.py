@@ -95,16 +95,13 @@ _decoder = msgspec.msgpack.Decoder(TaskReport, dec_hook=_from_wire)
 
 def encode_report(report: TaskReport) -> bytes:
     """Encode a report, without metadata that the parent's objects still hold."""
-    operators = tuple(_without_known(operator) for operator in report.operators)
-    return _encoder.encode(msgspec.structs.replace(report, operators=operators))
-
-
-def _without_known(report: OperatorReport) -> OperatorReport:
-    done = report.checkpoint
-    if done.changed and done.metadata.table_configs:
-        return report
-    unchanged = SubtaskCheckpoint(Metadata(), False, done.bytes_written)  # noqa: FBT003
-    return msgspec.structs.replace(report, checkpoint=unchanged)
+    operators = []
+    for operator in report.operators:
+        done = operator.checkpoint
+        if not done.changed or not done.metadata.table_configs:
+            done = SubtaskCheckpoint(Metadata(), False, done.bytes_written)  # noqa: FBT003
+        operators.append(msgspec.structs.replace(operator, checkpoint=done))
+    return _encoder.encode(msgspec.structs.replace(report, operators=tuple(operators)))
 
 
 def decode_report(data: Any) -> TaskReport:

@@ -236,19 +236,33 @@ class _TaskWork:
     token: Token
     worker: Worker
     fed: Iterable[pa.RecordBatch] | None
+    manifest: CheckpointManifest | None = field(init=False)
+    """Of the epoch's parent."""
+    _key: ChainKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        epoch = self.epoch
+        self._key = ChainKey(
+            epoch.job,
+            epoch.generation,
+            self.job.fingerprint,
+            self.chain.number,
+            self.subtask.index,
+        )
 
     def run(
         self, inlet: ExchangeInput, outlets: Outlets, mailbox: Mailbox
     ) -> Generator[Record, None, list[OperatorReport]]:
         """Run the chain and hand on its records; return what its operators did."""
-        worker, terms = self.worker, self.epoch.terms
+        worker, terms, parent = self.worker, self.epoch.terms, self.epoch.parent
         worker.watched.failure = None
+        self.manifest = None if parent is None else worker.manifest(parent)
         is_kept = False
         assembled = self._open()
         try:
             assembled.begin(
                 terms,
-                watermarks=known_inputs(self.job.graph, self._manifest()),
+                watermarks=known_inputs(self.job.graph, self.manifest),
                 assignments={
                     operator: parts[self.subtask.index]
                     for operator, parts in self.epoch.assignments.items()
@@ -261,14 +275,11 @@ class _TaskWork:
                 assembled.nodes, assembled.links, inlet, terms, mailbox.drain
             )
             worker.watched.raise_failure()
-            for operator, outputs in outlets.items():
-                for outlet in _every({operator: outputs}):
-                    outlet.finish(passed_on[operator])
+            for outlet in _every(outlets):
+                outlet.finish(passed_on[outlet.exchange.edge.source])
             if not (terms.barrier.then_stop or terms.is_stop):
                 written = {part.operator: part.checkpoint.metadata for part in reports}
-                worker.keep_chain(
-                    self._key(), KeptChain(assembled, self.epoch.run, written)
-                )
+                worker.keep_chain(self._key, KeptChain(assembled, self.epoch.run, written))
                 is_kept = True
         finally:
             # A chain that stopped half-way through an epoch cannot go on.
@@ -279,7 +290,7 @@ class _TaskWork:
     def _open(self) -> AssembledChain:
         """Return the chain on the epoch's parent: remembered, caught up, or built."""
         # Taken out, so that no other task can find it while it changes.
-        kept = self.worker.chains.pop(self._key(), None)
+        kept = self.worker.chains.pop(self._key, None)
         if kept is None:
             graph, worker = self.job.graph, self.worker
             setting = ChainSetting(
@@ -292,30 +303,26 @@ class _TaskWork:
             nodes = [graph.node(operator) for operator in self.chain.operators]
             return AssembledChain(nodes, self.chain.links, setting)
         try:
-            self._catch_up(kept)
+            for node in kept.chain.nodes:
+                operator = node.task.operator
+                restored = self.worker.operator_metadata(self.manifest, operator)
+                node.tables.catch_up(self._environment(node.task), restored)
+                is_current = kept.run == self.epoch.accepted_run and _same_files(
+                    kept.written.get(operator), restored.get(self.subtask.index)
+                )
+                if not is_current:
+                    # The operator fell behind the epoch's parent: it is built again.
+                    node.forget()
         except BaseException:
             kept.chain.close()
             raise
         return kept.chain
 
-    def _catch_up(self, kept: KeptChain) -> None:
-        """Bring a remembered chain to the epoch's parent; forget operators that fell behind."""
-        manifest = self._manifest()
-        for node in kept.chain.nodes:
-            operator = node.task.operator
-            restored = self.worker.operator_metadata(manifest, operator)
-            node.tables.catch_up(self._environment(node.task), restored)
-            is_current = kept.run == self.epoch.accepted_run and _same_files(
-                kept.written.get(operator), restored.get(self.subtask.index)
-            )
-            if not is_current:
-                node.forget()
-
     def _load_tables(self, task: TaskInfo, specs: tuple[TableSpec, ...]) -> TableManager:
         return TableManager.load(
             self._environment(task),
             specs,
-            self.worker.operator_metadata(self._manifest(), task.operator),
+            self.worker.operator_metadata(self.manifest, task.operator),
             allow_dropped=self.epoch.allow_dropped_state,
         )
 
@@ -328,19 +335,6 @@ class _TaskWork:
             worker.watched,
             worker.cache,
             worker.memory_budget_bytes,
-        )
-
-    def _manifest(self) -> CheckpointManifest | None:
-        parent = self.epoch.parent
-        return None if parent is None else self.worker.manifest(parent)
-
-    def _key(self) -> ChainKey:
-        return ChainKey(
-            self.epoch.job,
-            self.epoch.generation,
-            self.job.fingerprint,
-            self.chain.number,
-            self.subtask.index,
         )
 
 
