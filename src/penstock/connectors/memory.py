@@ -23,7 +23,7 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.batch import to_batches
+from penstock.core.batch import from_ipc, to_batches, to_ipc
 from penstock.core.ids import Epoch, Name
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
@@ -45,25 +45,10 @@ STAGED = "staged"
 """The table whose commit data carries the rows of an epoch."""
 
 
-def to_bytes(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
-    """Return rows as one stream, schema first."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
-def from_bytes(data: bytes) -> pa.Table:
-    """Return the rows of a stream; they refer to `data` instead of copying it."""
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-        return reader.read_all()
-
-
 def staged_tables(commit_data: Mapping[str, Mapping[int, bytes]]) -> list[pa.Table]:
     """Return the staged rows of all subtasks of an epoch, in order of subtask."""
     staged = commit_data.get(STAGED, {})
-    return [from_bytes(staged[subtask]) for subtask in sorted(staged)]
+    return [from_ipc(staged[subtask]) for subtask in sorted(staged)]
 
 
 class StagingSink(ArrowOperator):
@@ -95,7 +80,7 @@ class StagingSink(ArrowOperator):
         """Stage the epoch's rows; without rows there is nothing to commit."""
         batches, self._batches = self._batches, []
         if batches:
-            ctx.insert_committing_data(STAGED, to_bytes(batches, batches[0].schema))
+            ctx.insert_committing_data(STAGED, to_ipc(batches, batches[0].schema))
 
 
 DEFAULT_BATCH_ROWS = 8192
@@ -134,7 +119,7 @@ def list_source(
     parts = [
         table.take(np.arange(index, table.num_rows, splits)) for index in range(splits)
     ]
-    streams = tuple(to_bytes(part.to_batches(), table.schema) for part in parts)
+    streams = tuple(to_ipc(part.to_batches(), table.schema) for part in parts)
     return ListSourceConfig(stream.to_bytes(), streams, batch_rows).to_operator_spec()
 
 
@@ -170,7 +155,7 @@ class ListSourceConfig(OperatorConfig):
 
     @override
     def shown(self) -> Mapping[str, str]:
-        row_count = sum(from_bytes(split).num_rows for split in self.splits)
+        row_count = sum(from_ipc(split).num_rows for split in self.splits)
         return {"rows": str(row_count), "splits": str(len(self.splits))}
 
 
@@ -227,7 +212,7 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
 
     def _rows_of(self, name: str) -> pa.RecordBatch:
         if name not in self._rows:
-            batches = from_bytes(self._splits[name]).combine_chunks().to_batches()
+            batches = from_ipc(self._splits[name]).combine_chunks().to_batches()
             if len(batches) > 1:
                 raise UserError(
                     f"split {name!r} of a list source has more than 2 GiB in one column: use "

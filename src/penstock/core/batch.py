@@ -1,11 +1,11 @@
-"""Record batches: bringing rows into the declared form, and showing a few of them.
+"""Record batches: rows in the declared form, as bytes that describe themselves, and as samples.
 
 Arrow has several layouts for the same values (string, large string, string view; dictionary
 or plain). Engines choose differently, so layouts are converted silently; anything else that
 differs from the declared schema is an error that names every difference.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -64,6 +64,21 @@ def to_batch(
             "fewer at a time"
         )
     return batches[0] if batches else pa.RecordBatch.from_pylist([], wanted)
+
+
+def to_ipc(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> bytes:
+    """Return rows as one Arrow IPC stream, which begins with their schema."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def from_ipc(data: bytes) -> pa.Table:
+    """Return the rows of a stream; they refer to `data` instead of copying it."""
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_all()
 
 
 def find_differences(found: pa.Schema, expected: pa.Schema) -> list[str]:

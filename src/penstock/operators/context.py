@@ -143,11 +143,7 @@ class SourceContext(OperatorContext):
     """What one subtask of a source sees: its splits and its budget besides the rest."""
 
     def __init__(
-        self,
-        task: TaskInfo,
-        *,
-        outputs: Mapping[str, StreamSchema],
-        tables: TableManager,
+        self, task: TaskInfo, *, outputs: Mapping[str, StreamSchema], tables: TableManager
     ) -> None:
         super().__init__(task, inputs=(), outputs=outputs, tables=tables)
         self.splits: tuple[SplitPlan, ...] = ()

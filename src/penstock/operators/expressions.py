@@ -80,8 +80,7 @@ def derive_types(
                 for name in unknown
             )
         raise SchemaError(
-            f"{shown} does not fit its input: {reason}",
-            columns=tuple(unknown) or None,
+            f"{shown} does not fit its input: {reason}", columns=tuple(unknown) or None
         ) from error
     problems = [p for e in expressions for p in _find_row_problems(e)]
     if problems:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -119,22 +120,21 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         self.failures: list[PenstockError] = []
         """Shared by the nodes of a chain. Kept, because user code may catch what it raises."""
         self._construct = parts.construct
-        self._instance: InstanceT | None = parts.instance
+        self.instance = parts.instance
         self._is_started = False
         self._checkpoint: SubtaskCheckpoint | None = None
         self.facts: dict[str, Any] = {}
         """What else the report of the epoch says."""
 
-    @property
+    @cached_property
     def instance(self) -> InstanceT:
         """The user's operator; it is built again if it was forgotten."""
-        if self._instance is None:
-            self._instance = self._construct()
-        return self._instance
+        return self._construct()
 
     def forget(self) -> None:
         """Drop the operator: the next epoch builds a new one on the tables."""
-        instance, self._instance, self._is_started = self._instance, None, False
+        self._is_started = False
+        instance: InstanceT | None = self.__dict__.pop("instance", None)
         if instance is None:
             return
         try:
@@ -346,11 +346,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
                 while (due := timers.take_due(clocks[domain])) is not None:
                     has_fired = True
                     self.call(
-                        "handle_timers",
-                        due,
-                        self.context,
-                        self.collector,
-                        batch=due.keys,
+                        "handle_timers", due, self.context, self.collector, batch=due.keys
                     )
 
     def tick(self, terms: EpochTerms) -> None:

@@ -111,8 +111,7 @@ class Purpose(IntEnum):
 def draw(seed: int, purpose: Purpose, numbers: npt.NDArray[np.integer]) -> Hashes:
     """Return 64 random bits for each number."""
     key = combine(
-        hash_words(np.array([seed], dtype=np.int64)),
-        np.array([purpose], dtype=np.uint64),
+        hash_words(np.array([seed], dtype=np.int64)), np.array([purpose], dtype=np.uint64)
     )
     return combine(numbers.astype(np.uint64), np.broadcast_to(key, numbers.shape))
 

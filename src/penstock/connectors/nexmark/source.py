@@ -210,13 +210,10 @@ class NexmarkSource(CountedSource):
 
     @override
     def display(self) -> DisplayableOperator:
-        options = asdict(self._config)
-        shown = {
-            name: options[name] for name in ("events", "rate", "seed", "kind", "splits")
-        }
-        return DisplayableOperator(
-            KIND, {name: str(value) for name, value in shown.items() if value is not None}
-        )
+        names = ("events", "rate", "seed", "kind", "splits")
+        shown = {name: getattr(self._config, name) for name in names}
+        facts = {name: str(value) for name, value in shown.items() if value is not None}
+        return DisplayableOperator(KIND, facts)
 
     @override
     def output_schema(self) -> StreamSchema:

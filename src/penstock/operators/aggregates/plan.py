@@ -139,8 +139,7 @@ class AggregateConfig:
     from_partials: tuple[bytes, ...]
     finish: bytes
     from_pair: tuple[bytes, ...] | None = None
-    reductions: tuple[tuple[Kind, str | None], ...] | None = None
-    """Kind and column of each."""
+    reductions: tuple[Reduction, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class CompiledAggregate:
 
     def to_config(self) -> AggregateConfig:
         """Return it as plain data: workers need neither the aggregate nor the stream's schema."""
-        pair, reductions = self.from_pair, self.reductions
+        pair = self.from_pair
         return AggregateConfig(
             self.shown,
             self.reads,
@@ -177,15 +176,13 @@ class CompiledAggregate:
             tuple(e.meta.serialize() for e in self.from_partials),
             self.finish.meta.serialize(),
             None if pair is None else tuple(e.meta.serialize() for e in pair),
-            None
-            if reductions is None
-            else tuple((kind, column) for kind, column in reductions),
+            self.reductions,
         )
 
     @classmethod
     def from_config(cls, config: AggregateConfig) -> "CompiledAggregate":
         """Return the aggregate that went into a config."""
-        read, pair, reductions = pl.Expr.deserialize, config.from_pair, config.reductions
+        read, pair = pl.Expr.deserialize, config.from_pair
         try:
             result, *partials = pa.ipc.read_schema(pa.py_buffer(config.fields))
             return cls(
@@ -197,9 +194,7 @@ class CompiledAggregate:
                 read(config.finish),
                 config.shown,
                 None if pair is None else tuple(map(read, pair)),
-                None
-                if reductions is None
-                else tuple(Reduction(*each) for each in reductions),
+                config.reductions,
             )
         except (
             pl.exceptions.PolarsError,
@@ -329,10 +324,7 @@ class AggregatePlan:
     def _computed(self, frame: pl.LazyFrame, engine: _Engine = "in-memory") -> pl.DataFrame:
         try:
             return frame.collect(engine=engine)
-        except (
-            pl.exceptions.InvalidOperationError,
-            pl.exceptions.ComputeError,
-        ) as error:
+        except (pl.exceptions.InvalidOperationError, pl.exceptions.ComputeError) as error:
             reason = str(error).split("\n", maxsplit=1)[0]
             if not reason.startswith(("conversion from", "overflow")):
                 raise

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.core.batch import to_batches
+from penstock.core.batch import from_ipc, to_batches, to_ipc
 from penstock.errors import ErrorCode, SchemaError, StateError, UserError
 from penstock.operators.context import OperatorContext
 from penstock.operators.udfs.functions import arguments_of, to_result_array
@@ -301,7 +301,7 @@ def restore_calls(spec: ResultSpec, ctx: OperatorContext) -> list[RowCall]:
         value = None
         if stored.answer is not None:
             # An Arrow scalar, which no Python type would cut short.
-            value = _from_ipc(stored.answer).column(0)[0]
+            value = from_ipc(stored.answer).column(0)[0]
         call = RowCall(
             order=order,
             arguments=arguments_of(row, spec.inputs)[0],
@@ -325,7 +325,8 @@ def keep_calls(calls: Sequence[RowCall], spec: ResultSpec, ctx: OperatorContext)
         answer = None
         if call.is_answered and call.reason is None:
             value = to_result_array([call.value], spec, ctx.task.operator, [call.arguments])
-            answer = _to_ipc(pa.RecordBatch.from_arrays([value], names=["answer"]))
+            batch = pa.RecordBatch.from_arrays([value], names=["answer"])
+            answer = to_ipc([batch], batch.schema)
         changed = msgspec.structs.replace(
             stored,
             failures=call.failures,
@@ -372,7 +373,7 @@ def _first_entry(
         epoch=int(ctx.epoch),
         number=number,
         position=position,
-        row=_to_ipc(row),
+        row=to_ipc([row], row.schema),
         hold_micros=hold_of(call, ctx),
     )
     return f"{ctx.epoch}-{ctx.task.subtask.index}-{number}", stored
@@ -381,7 +382,7 @@ def _first_entry(
 def _read_row(stored: StoredCall, ctx: OperatorContext) -> pa.RecordBatch:
     """Return the row of a stored call in the schema that the input has now."""
     try:
-        return to_batches(_from_ipc(stored.row), ctx.inputs[0].schema)[0]
+        return to_batches(from_ipc(stored.row), ctx.inputs[0].schema)[0]
     except (SchemaError, pa.ArrowException) as error:
         raise StateError(
             f"operator {ctx.task.operator!r} has kept a call whose row does not fit its input "
@@ -390,15 +391,3 @@ def _read_row(stored: StoredCall, ctx: OperatorContext) -> pa.RecordBatch:
             code=ErrorCode.MIGRATION_FAILED,
             operator=ctx.task.operator,
         ) from error
-
-
-def _to_ipc(batch: pa.RecordBatch) -> bytes:
-    """Return a few rows as bytes that describe themselves."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
-def _from_ipc(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(pa.py_buffer(data)).read_all()

@@ -274,11 +274,7 @@ class SessionWindowConfig(WindowConfig):
 
 
 def session_window_spec(
-    gap_micros: int,
-    aggregation: WindowAggregation,
-    *,
-    shown: str,
-    diverts_bad_times: bool,
+    gap_micros: int, aggregation: WindowAggregation, *, shown: str, diverts_bad_times: bool
 ) -> OperatorSpec:
     """Return the operator of a step; its rows come by `aggregation.keys`."""
     return SessionWindowConfig(
