@@ -99,7 +99,7 @@ class JobCheckpoints:
         Pass as `unreplayable` what could not be committed because it is damaged: a restore
         in force then goes on without it.
         """
-        actor = self._actor(claim.owner)
+        actor = self._actor(claim.job, claim.owner)
         return self._run(takeover.resume(actor, claim, unreplayable=unreplayable))
 
     def is_fenced(self, claim: ClaimRecord) -> bool:
@@ -121,22 +121,23 @@ class JobCheckpoints:
 
     def release_honoured_restores(self, claim: ClaimRecord) -> None:
         """Remove the pin of a restore after its first epoch is published."""
-        self._run(takeover.release_honoured_restores(self._actor(claim.owner), claim))
+        actor = self._actor(claim.job, claim.owner)
+        self._run(takeover.release_honoured_restores(actor, claim))
 
     def collect(self, claim: ClaimRecord, *, keep_epochs: int) -> CollectionOutcome:
         """Give up epochs beyond the last `keep_epochs` and delete what only they needed."""
-        actor, memory = self._actor(), self.memory
+        actor, memory = self._actor(claim.job), self.memory
         return self._run(
             collect_garbage(actor, claim, keep_epochs=keep_epochs, memory=memory)
         )
 
     def release_origin(self, claim: ClaimRecord) -> bool:
         """Let a branch's origin go, when `collect` said that nothing kept needs it."""
-        return self._run(restoring.release_origin(self._actor(), claim))
+        return self._run(restoring.release_origin(self._actor(claim.job), claim))
 
     def sweep(self, claim: ClaimRecord) -> SweepOutcome:
         """Delete what failed attempts left behind."""
-        return self._run(sweep_orphans(self._actor(), claim, memory=self.memory))
+        return self._run(sweep_orphans(self._actor(claim.job), claim, memory=self.memory))
 
     def pin(self, name: SavepointName, which: Epochs) -> Pin:
         """Make a savepoint: keep an epoch under a name until it is unpinned."""
@@ -230,8 +231,11 @@ class JobCheckpoints:
             found.append(EpochStatus(record, status, canonical, names))
         return found
 
-    def _actor(self, token: Token | None = None) -> Actor:
-        return Actor(self.job, token or new_token(), self.clock.now_micros(), self.rules)
+    def _actor(self, job: JobId | None = None, token: Token | None = None) -> Actor:
+        """Return who acts now; what acts by a claim acts on the job of the claim."""
+        return Actor(
+            job or self.job, token or new_token(), self.clock.now_micros(), self.rules
+        )
 
     def _run(self, steps: Steps[T]) -> T:
         return run_steps(self.store, steps)

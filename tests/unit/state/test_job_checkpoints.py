@@ -63,6 +63,18 @@ def test_a_pinned_epoch_without_a_record_is_left_out_of_the_list() -> None:
     assert canonical(driver.checkpoints) == {5: True, 4: True}
 
 
+def test_what_acts_by_a_claim_acts_on_the_job_of_the_claim() -> None:
+    store = MemoryStore()
+    driver = a_driver(store, epochs=2)
+    driver.checkpoints.pin(SavepointName("good"), Epochs(Epoch(1)))
+    driver.run_epochs(4)
+    others = JobCheckpoints(store, JobId("other"))
+    assert isinstance(others.collect(driver.claim, keep_epochs=2), CollectionDone)
+    assert isinstance(others.sweep(driver.claim), SweepDone)
+    assert driver.checkpoints.manifest(driver.acknowledged[0]).ref.epoch == 1
+    assert not list(store.list("other"))
+
+
 def test_the_epochs_of_a_branch_are_its_own() -> None:
     store = MemoryStore()
     a_driver(store, epochs=3)
