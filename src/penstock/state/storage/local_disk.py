@@ -152,8 +152,11 @@ class LocalStore:
         """Write the file if there is none; tell whether this call did."""
         call = StorageCall("create", check_path(path), self.url)
         created = self._write(call, data, os.link)
-        if not created and (self._root / path).is_dir():
-            raise call.refused("a folder of that name exists")
+        try:
+            if not created and (self._root / path).is_dir():
+                raise call.refused("a folder of that name exists")
+        except OSError as error:
+            raise _refused(call, error) from error
         return created
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:

@@ -324,6 +324,24 @@ def test_a_failed_naming_is_certain_only_if_the_disk_says_so(
     assert files_below(tmp_path) == []
 
 
+def test_a_taken_name_that_the_disk_cannot_look_at_is_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path)
+    store.create("a", b"x")
+
+    is_dir = Path.is_dir
+
+    def fail_on_object(path: Path) -> bool:
+        if path.name == "a":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", fail_on_object)
+    with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
+        store.create("a", b"y")
+
+
 def test_an_object_whose_folder_could_not_be_flushed_is_of_unknown_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
