@@ -110,7 +110,7 @@ def branch_pin_name(branch: JobId) -> SavepointName:
 
 
 def branch_job(actor: Actor, branch: JobId, which: Epochs) -> Steps[ClaimRecord]:
-    """Create a job that starts from one of the actor's epochs, copying nothing.
+    """Create a job that starts from an epoch of the actor's job, copying nothing.
 
     The pin on the origin comes first: from its claim on the branch depends on it.
     """
@@ -146,5 +146,5 @@ def release_origin(actor: Actor, claim: ClaimRecord) -> Steps[bool]:
     """Let the origin of a branch go, once no kept epoch refers to its objects."""
     if claim.origin is None:
         return False
-    holder = replace(actor, job=claim.origin.job)
-    return (yield from unpin(holder, [branch_pin_name(claim.job)]))
+    at_origin = replace(actor, job=claim.origin.job)
+    return (yield from unpin(at_origin, [branch_pin_name(claim.job)]))

@@ -206,7 +206,7 @@ def pin_epoch(
     *,
     holder: JobId | None = None,
 ) -> Steps[Pin]:
-    """Pin an epoch that is kept under a name; pinning it again is fine.
+    """Pin a kept epoch under a name; pinning it again is fine.
 
     An epoch as a user names it must be acknowledged and committed. A checkpoint is known
     to be so, and must only still be kept.

@@ -189,7 +189,7 @@ class ObstoreStore:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        """Open `s3://`, `gs://` or `az://` `bucket/prefix`; see `obstore_client` for options."""
+        """Open `s3://`, `gs://` or `az://` `bucket/prefix`; the options are listed above."""
         place = parse_bucket_url(url)
         self.url = str(place)
         self._options = dict(options or {})

@@ -34,8 +34,8 @@ _ALLOWED = (
 def open_store(url: str, **options: Any) -> ObjectStore:
     """Open the store a URL names; the options depend on its kind.
 
-    Folders take `durable=False` (do not flush to the disk), buckets what `obstore_client`
-    lists, `memory:` none. The store pickles, so it can be sent to workers; a `memory:` one
+    Folders take `durable=False` (do not flush to the disk), buckets what the module
+    `obstore` lists, `memory:` none. The store pickles, so it can be sent to workers; a `memory:` one
     stays in its process. A relative path means this process's working folder, now.
 
     >>> store = open_store("memory:doctest-of-open-store")
