@@ -188,11 +188,12 @@ def _to_message(record: Any) -> Message:
 
 def decode(record_type: type[RecordT], data: bytes, path: str) -> RecordT:
     """Decode the record at `path`; one whose fields do not validate is corrupt."""
-    record: RecordT = _decode(record_type, data, path)  # type: ignore[arg-type]  # it has a hash
+    is_large = record_type is CheckpointManifest
+    remembered = _remembered_manifest if is_large else _remembered_record
+    record: RecordT = remembered(record_type, data, path)  # type: ignore[arg-type]  # it has a hash
     return record
 
 
-@lru_cache(maxsize=128)
 def _decode(record_type: Any, data: bytes, path: str) -> Any:
     message = unseal(_MESSAGES[record_type], data, path)
     try:
@@ -207,6 +208,11 @@ def _decode(record_type: Any, data: bytes, path: str) -> Any:
         what = f"says that {parent} came before {record.ref}"
         raise _corrupt(path, what, ErrorCode.PROTOCOL_VIOLATION)
     return record
+
+
+# A manifest names every subtask of a job; all other records are small.
+_remembered_manifest = lru_cache(maxsize=32)(_decode)
+_remembered_record = lru_cache(maxsize=256)(_decode)
 
 
 def _from_message(record_type: Any, message: Message) -> Any:

@@ -242,3 +242,15 @@ def test_a_parent_that_is_not_older_is_corruption_so_chains_of_parents_end(
 def test_an_operator_has_as_many_subtasks_as_metadata_objects() -> None:
     entry = OperatorEntry(OperatorId("op"), (ObjectRef("a", 1, 2), ObjectRef("b", 3, 4)))
     assert entry.parallelism == 2
+
+
+def test_fewer_manifests_than_other_records_are_remembered() -> None:
+    manifest = codec.encode(a_manifest(1))
+    record = codec.encode(a_record(1))
+    first_manifest = codec.decode(CheckpointManifest, manifest, "first")
+    first_record = codec.decode(EpochRecord, record, "first")
+    for number in range(100):
+        codec.decode(CheckpointManifest, manifest, str(number))
+        codec.decode(EpochRecord, record, str(number))
+    assert codec.decode(CheckpointManifest, manifest, "first") is not first_manifest
+    assert codec.decode(EpochRecord, record, "first") is first_record
