@@ -7,6 +7,7 @@ A file that fails is left as it is.
 
 import io
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -50,18 +51,16 @@ def drop_cached(cache: FileCache, checksum: int) -> None:
     cache.remove(footer_key(checksum))
 
 
+@dataclass(eq=False)
 class StateFileReader:
     """Reads one state file. Opens lazily, keeps the footer, and holds no rows."""
 
-    def __init__(
-        self, store: ObjectStore, cache: FileCache | None, file: StateFile
-    ) -> None:
-        self.file = file
-        self.bytes_read = 0
-        """Bytes fetched from the store so far; what came from the cache is not counted."""
-        self._store = store
-        self._cache = cache
-        self._footer: Footer | None = None
+    store: ObjectStore
+    cache: FileCache | None
+    file: StateFile
+    bytes_read: int = field(default=0, init=False)
+    """Bytes fetched from the store so far; what came from the cache is not counted."""
+    _footer: Footer | None = field(default=None, init=False)
 
     @property
     def schema(self) -> pa.Schema:
@@ -147,8 +146,8 @@ class StateFileReader:
     def _accept_footer(self, data: Readable) -> None:
         self._require_checksum("the footer", self.file.footer_checksum, data)
         self._footer = self._decode_footer(data)
-        if self._cache is not None:
-            self._cache.put(footer_key(self.file.checksum), footer_batch(data))
+        if self.cache is not None:
+            self.cache.put(footer_key(self.file.checksum), footer_batch(data))
 
     def _decode_footer(self, data: Readable) -> Footer:
         try:
@@ -159,7 +158,7 @@ class StateFileReader:
         return footer
 
     def _read_whole(self) -> list[pa.RecordBatch]:
-        data = self._store.read(self.file.path)
+        data = self.store.read(self.file.path)
         if data is None:
             raise self._missing()
         self.bytes_read += len(data)
@@ -180,14 +179,12 @@ class StateFileReader:
         return batches
 
     def _fetch(self, start: int, length: int) -> bytes:
-        data = self._store.read_range(self.file.path, start, length)
+        data = self.store.read_range(self.file.path, start, length)
         if data is None:
             raise self._missing()
         self.bytes_read += len(data)
         if len(data) != length:
-            self._require(
-                "the size", self.file.size_bytes, self._store.size(self.file.path)
-            )
+            self._require("the size", self.file.size_bytes, self.store.size(self.file.path))
         return data
 
     def _decode(self, source: "pa.Buffer | _Window", group: int | None) -> pa.Table:
@@ -204,14 +201,14 @@ class StateFileReader:
             raise self._undecodable(what, error) from error
 
     def _keep(self, index: int, batch: pa.RecordBatch) -> None:
-        if self._cache is not None:
-            self._cache.put(CacheKey(self.file.checksum, index), batch)
+        if self.cache is not None:
+            self.cache.put(CacheKey(self.file.checksum, index), batch)
 
     def _cached(self, key: CacheKey) -> pa.RecordBatch | None:
-        return None if self._cache is None else self._cache.get(key)
+        return None if self.cache is None else self.cache.get(key)
 
     def _holds(self, key: CacheKey) -> bool:
-        return self._cache is not None and self._cache.holds(key)
+        return self.cache is not None and self.cache.holds(key)
 
     def _require_checksum(self, part: str, expected: int, data: Readable) -> None:
         self._require(part, f"{expected:016x}", f"{checksum_of(data):016x}")
@@ -236,7 +233,7 @@ class StateFileReader:
     def _damaged(self, what: str, code: ErrorCode, **context: str) -> CorruptStateError:
         path, epoch = self.file.path, self.file.epoch
         return CorruptStateError(
-            f"state file {self._store.url}/{path} (epoch {epoch}) {what}. {_ADVICE}",
+            f"state file {self.store.url}/{path} (epoch {epoch}) {what}. {_ADVICE}",
             code=code,
             path=path,
             epoch=epoch,

@@ -10,7 +10,7 @@ opened to know. Instants of any unit become whole microseconds, rounded outwards
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -143,6 +143,7 @@ def write_state_file(
     return file
 
 
+@dataclass(eq=False)
 class StateFileWriter:
     """Writes any number of rows as files of about `target_bytes`, holding one file at a time.
 
@@ -154,28 +155,20 @@ class StateFileWriter:
     At least one file is written, so that even an empty result can say what it replaces.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        path_for: Callable[[int], str],
-        schema: pa.Schema,
-        description: FileDescription,
-        *,
-        target_bytes: int,
-        cut_anywhere: bool = False,
-    ) -> None:
-        self._store = store
-        self._path_for = path_for
-        self._schema = schema
-        self._description = description
-        self._target_bytes = target_bytes
-        self._cut_anywhere = cut_anywhere
-        self._pending: list[pa.Table] = []
-        self._pending_rows = 0
-        self._pending_bytes = 0
-        self._encoder: ParquetEncoder | None = None
-        self._bounds = RowBounds()
-        self._files: list[StateFile] = []
+    store: ObjectStore
+    path_for: Callable[[int], str]
+    """Names a file by its number among those of this writer."""
+    schema: pa.Schema
+    description: FileDescription
+    _: KW_ONLY
+    target_bytes: int
+    cut_anywhere: bool = False
+    _pending: list[pa.Table] = field(default_factory=list, init=False)
+    _pending_rows: int = field(default=0, init=False)
+    _pending_bytes: int = field(default=0, init=False)
+    _encoder: ParquetEncoder | None = field(default=None, init=False)
+    _bounds: RowBounds = field(default=RowBounds(), init=False)
+    _files: list[StateFile] = field(default_factory=list, init=False)
 
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Append rows; full row groups are encoded, and full files stored, on the way."""
@@ -193,9 +186,9 @@ class StateFileWriter:
         self._drain(self._pending_rows)
         if self._encoder is not None or not self._files:
             self._close_file()
-        if self._cut_anywhere or len(self._files) == 1:
+        if self.cut_anywhere or len(self._files) == 1:
             return tuple(self._files)
-        whole = self._description.visible
+        whole = self.description.visible
         starts = [whole.start, *(file.min_key_hash or 0 for file in self._files[1:])]
         ends = [*starts[1:], whole.end]
         return tuple(
@@ -215,9 +208,9 @@ class StateFileWriter:
             self._append(batch)
 
     def _append(self, batch: pa.RecordBatch) -> None:
-        if self._encoder is not None and self._encoder.size_bytes >= self._target_bytes:
+        if self._encoder is not None and self._encoder.size_bytes >= self.target_bytes:
             same = 0
-            if not self._cut_anywhere:
+            if not self.cut_anywhere:
                 hashes = batch.column(KEY_HASH).to_numpy(zero_copy_only=False)
                 last = np.uint64(self._bounds.max_key_hash or 0)
                 same = int(np.searchsorted(hashes, last, "right"))
@@ -233,17 +226,17 @@ class StateFileWriter:
         if self._encoder is None:
             sample = pa.Table.from_batches([batch])
             self._encoder = ParquetEncoder(
-                self._schema, self._description.state_version, sample
+                self.schema, self.description.state_version, sample
             )
         self._encoder.write(batch)
-        self._bounds = self._bounds.merged_with(RowBounds.of(batch, self._description))
+        self._bounds = self._bounds.merged_with(RowBounds.of(batch, self.description))
 
     def _close_file(self) -> None:
         encoder = self._encoder or ParquetEncoder(
-            self._schema, self._description.state_version, self._schema.empty_table()
+            self.schema, self.description.state_version, self.schema.empty_table()
         )
-        path, encoded = self._path_for(len(self._files)), encoder.finish()
-        file = _store(self._store, path, encoded, self._bounds, self._description)
+        path, encoded = self.path_for(len(self._files)), encoder.finish()
+        file = _store(self.store, path, encoded, self._bounds, self.description)
         self._files.append(file)
         self._encoder, self._bounds = None, RowBounds()
 

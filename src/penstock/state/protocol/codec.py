@@ -182,7 +182,7 @@ def _to_message(record: Any) -> Message:
             value = _PIN_KINDS[value]
         stored[field.stored_as] = value
     if isinstance(record, OperatorEntry):
-        stored["parallelism"] = record.parallelism
+        stored["parallelism"] = len(record.subtasks)
     return _MESSAGES[type(record)](**stored)
 
 

@@ -70,11 +70,6 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     is_shared = True
 
     @property
-    def table_name(self) -> str:
-        """The name that the table is declared with."""
-        return self.config.table_name
-
-    @property
     def types(self) -> KeyValueTypes:
         """The types of keys and values; anything if none are declared."""
         return self.state_type or KeyValueTypes()
@@ -110,21 +105,22 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
 
         A file of an older version is migrated value by value; keys never change.
         """
+        name = self.config.table_name
         rows = StateFileReader(self.environment.store, self.environment.cache, file).read()
         if not rows.schema.equals(GLOBAL_KEY_VALUE_SCHEMA):
             raise StateError(
                 f"{file.path} does not hold the state of a global table: its columns are "
-                f"{rows.schema.names}. Table {self.table_name!r} cannot be read from it",
+                f"{rows.schema.names}. Table {name!r} cannot be read from it",
                 code=ErrorCode.WRONG_TABLE_KIND,
-                table=self.table_name,
+                table=name,
                 path=file.path,
             )
-        names = {"table": self.table_name, "path": file.path}
+        names = {"table": name, "path": file.path}
         value_type = self.types.value_type
         steps: tuple[MigrationStep, ...] = ()
         if file.state_version != self.state_version:
-            steps = plan_migration(file.state_version, value_type, table=self.table_name)
-        what = f"value of table {self.table_name!r}"
+            steps = plan_migration(file.state_version, value_type, table=name)
+        what = f"value of table {name!r}"
         old = ValueCodec(steps[0].from_type, what=what) if steps else None
         new = ValueCodec(value_type, what=what) if steps else None
         keys: list[Any] = rows.column("key").to_pylist()
@@ -230,7 +226,7 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
     @override
     def insert_data(self, data: TableData) -> None:
         """Take one changed key, the last one counting, or the epoch's data for the sink's commit."""
-        name = self.table.table_name
+        name = self.table.config.table_name
         match data:
             case BlindDataTuple(key=key, value=value, operation=operation):
                 self._changes[key] = None if operation is DataOperation.TOMBSTONE else value
@@ -282,7 +278,7 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
         return (written,)
 
     def _encoded(self, data: DataTuple) -> BlindDataTuple:
-        name, types = self.table.table_name, self.table.types
+        name, types = self.table.config.table_name, self.table.types
         key = ValueCodec(types.key_type, what=f"key of table {name!r}")
         value = ValueCodec(types.value_type, what=f"value of table {name!r}")
         is_removed = data.operation is DataOperation.TOMBSTONE
@@ -312,7 +308,7 @@ class GlobalKeyedView(View, Generic[K, V]):
 
     def __init__(self, table: GlobalKeyedTable) -> None:
         """Fold the table's files, which are those of all subtasks."""
-        self.table_name = name = table.table_name
+        self.table_name = name = table.config.table_name
         self.files: Files = table.files
         self._table = table
         self._keys = ValueCodec(table.types.key_type, what=f"key of table {name!r}")

@@ -246,12 +246,6 @@ def open_tables(
     return tables
 
 
-def newest_epoch(tables: Mapping[str, OpenTable]) -> int:
-    """Return the newest epoch that any of the tables' files is of; 0 without files."""
-    epochs = (file.epoch for table in tables.values() for file in table.table.files)
-    return max(epochs, default=0)
-
-
 def parent_of(task: TaskInfo, restored: Mapping[int, Metadata]) -> Metadata | None:
     """Return the metadata of the very same subtask; None if there was another number of them."""
     subtask = task.subtask

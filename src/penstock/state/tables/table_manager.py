@@ -27,7 +27,6 @@ from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.operator_tables import (
     OpenTable,
     check_complete,
-    newest_epoch,
     open_tables,
     parent_of,
     set_list,
@@ -74,7 +73,8 @@ class TableManager:
         """None between epochs: a row put without knowing the time would expire at once."""
         self._latest = Frontier()
         """The time by which views, or the files written from them, last let rows go."""
-        self._newest_epoch = newest_epoch(tables)
+        self._written_epoch = 0
+        """The epoch of the last checkpoint since the tables were opened; 0 before the first."""
         self._is_usable = True
 
     @classmethod
@@ -133,7 +133,7 @@ class TableManager:
         self.environment = environment
         self._parent = parent_of(environment.task, restored)
         self._frontier = None
-        self._newest_epoch = newest_epoch(opened)
+        self._written_epoch = 0
         self._is_usable = True
 
     def begin_epoch(self, frontier: Frontier) -> None:
@@ -205,10 +205,12 @@ class TableManager:
         lists. With `then_stop` the views are released.
         """
         begun = self._begun()
-        if epoch <= self._newest_epoch:
+        files = (file for table in self._tables.values() for file in table.table.files)
+        newest = max((self._written_epoch, *(file.epoch for file in files)))
+        if epoch <= newest:
             raise InternalError(
                 f"epoch {epoch} of operator {self._operator!r} cannot be built on files of epoch "
-                f"{self._newest_epoch}: epoch numbers only grow",
+                f"{newest}: epoch numbers only grow",
                 code=ErrorCode.PROTOCOL_VIOLATION,
             )
         self._is_usable = False
@@ -242,7 +244,7 @@ class TableManager:
                 set_list(metadata, name, table.spec.table_type, table.carried)
             if table.view is not None:
                 table.view.checkpointed(table.carried)
-        self._newest_epoch = epoch
+        self._written_epoch = epoch
         self._latest = self._latest if self._latest.is_after(frontier) else frontier
         self._is_usable = True
         if then_stop:

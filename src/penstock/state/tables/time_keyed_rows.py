@@ -11,10 +11,9 @@ of the epochs; mapped ones stay where they are.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.arrow_types import Micros
@@ -22,9 +21,13 @@ from penstock.core.hash_kernels import Hashes
 from penstock.state.files.parquet import KEY_HASH
 from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
 from penstock.state.tables.expiry import live_rows, micros_of
-from penstock.state.tables.sorted_rows import equal_keys, is_in_order, stable_order
+from penstock.state.tables.sorted_rows import (
+    Positions,
+    equal_keys,
+    is_in_order,
+    stable_order,
+)
 
-Positions: TypeAlias = npt.NDArray[np.int64]
 _SCANS_BEFORE_SORTING = 16
 """Sorting costs about as much as this many scans; a chunk scanned so often will be again."""
 _WALKED_ROWS = 256
@@ -134,9 +137,25 @@ class Chunk:
         """
         if TimeRange(start).misses(*self.time_bounds):
             return None
-        if self._earliest is None or not self._earliest.holds(clock_micros, start):
-            self._earliest = self._find_earliest(clock_micros, start)
-        return None if self._earliest is None else self._earliest.time
+        if self._earliest is not None and self._earliest.holds(clock_micros, start):
+            return self._earliest.time
+        self._earliest = None
+        # Rows are walked in order of time, as far as the first that is live.
+        places = self._positions_in(TimeRange(start))
+        step = _WALKED_ROWS if self._is_sorted else len(places)
+        for first in range(0, len(places), max(1, step)):
+            positions = places[first : first + step]
+            expiries = self.rows.column(EXPIRES_AT).take(pa.array(positions, pa.int64()))
+            live = live_rows(expiries, clock_micros)
+            if live is not None:
+                positions = positions[live]
+            if len(positions):
+                place = positions[np.argmin(self.times[positions])]
+                expiry: Any = self.rows.column(EXPIRES_AT).slice(int(place), 1)
+                until = None if expiry.null_count else int(micros_of(expiry)[0])
+                self._earliest = _Earliest(start, int(self.times[place]), until)
+                return self._earliest.time
+        return None
 
     def match(
         self, hashes: Hashes, keys: Sequence[Any], clock_micros: int | None
@@ -155,25 +174,6 @@ class Chunk:
         ours = [self.rows.column(name) for name in self._schema.key_columns]
         same = equal_keys(keys, probes, ours, rows)
         return probes[same], rows[same]
-
-    def _find_earliest(
-        self, clock_micros: int | None, start: int | None
-    ) -> "_Earliest | None":
-        """Walk the rows in order of time, as far as the first that is live."""
-        places = self._positions_in(TimeRange(start))
-        step = _WALKED_ROWS if self._is_sorted else len(places)
-        for first in range(0, len(places), max(1, step)):
-            positions = places[first : first + step]
-            expiries = self.rows.column(EXPIRES_AT).take(pa.array(positions, pa.int64()))
-            live = live_rows(expiries, clock_micros)
-            if live is not None:
-                positions = positions[live]
-            if len(positions):
-                place = positions[np.argmin(self.times[positions])]
-                expiry: Any = self.rows.column(EXPIRES_AT).slice(int(place), 1)
-                until = None if expiry.null_count else int(micros_of(expiry)[0])
-                return _Earliest(start, int(self.times[place]), until)
-        return None
 
     def _positions_in(self, times: TimeRange) -> Positions:
         """Return the rows whose time lies in a range, in order of time if that is at hand.

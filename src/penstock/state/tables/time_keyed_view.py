@@ -5,10 +5,9 @@ Both views show one bag of rows: append-only, duplicates kept, gone when expired
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
@@ -23,6 +22,7 @@ from penstock.state.tables.expiry import (
     given_expiry,
     is_expired,
 )
+from penstock.state.tables.sorted_rows import Positions
 from penstock.state.tables.table import Files, Frontier, TableEpochCheckpointer, View
 from penstock.state.tables.time_keyed_rows import (
     Chunk,
@@ -32,7 +32,6 @@ from penstock.state.tables.time_keyed_rows import (
 )
 from penstock.state.tables.typed_files import TypedFile, TypedTable
 
-Positions: TypeAlias = npt.NDArray[np.int64]
 _PENDING_CHUNKS = 64
 """Batches written in one epoch are joined when there are this many."""
 
