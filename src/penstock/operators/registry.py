@@ -245,24 +245,23 @@ class Registry:
         return self._constructors
 
     @overload
-    def add(self, kind: str, constructor: OperatorConstructor[Any], /) -> None: ...
+    def add(self, kind: str, constructor: OperatorConstructor[Any]) -> None: ...
 
     @overload
     def add(
         self,
         kind: str,
-        config_type: type[ConfigT],
+        constructor: type[ConfigT],
         build: Callable[[ConfigT], ArrowOperator | SourceOperator],
-        /,
     ) -> None: ...
 
-    def add(self, kind: str, declared: Any, build: Any = None, /) -> None:
-        """Add a kind: its config class and what builds the operator, or a constructor.
+    def add(self, kind: str, constructor: Any, build: Any = None) -> None:
+        """Add a kind: a constructor, or its config class and what builds the operator of it.
 
         A kind that is taken is refused, so that plug-ins cannot replace each other's.
         """
-        constructor = declared if build is None else _Kind(declared, build)
-        check_config_type(kind, getattr(constructor, "config_type", None))
+        if build is not None:
+            constructor = _Kind(constructor, build)
         if kind in self.constructors:
             raise UserError(
                 f"operator kind {kind!r} is taken by "
@@ -271,6 +270,7 @@ class Registry:
                 code=ErrorCode.NAME_TAKEN,
                 kind=kind,
             )
+        check_config_type(kind, getattr(constructor, "config_type", None))
         self._constructors[kind] = constructor
 
     def construct(self, spec: OperatorSpec) -> ConstructedOperator:

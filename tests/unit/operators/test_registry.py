@@ -174,6 +174,12 @@ def test_a_kind_cannot_be_taken_twice(registry: Registry) -> None:
     assert isinstance(registry.constructors["scale"], ScaleConstructor)
 
 
+def test_a_constructor_may_be_added_by_the_names_of_the_arguments() -> None:
+    registry = Registry()
+    registry.add(kind="scale", constructor=ScaleConstructor())
+    assert isinstance(registry.constructors["scale"], ScaleConstructor)
+
+
 @dataclass
 class Thawed:
     x: int = 1
