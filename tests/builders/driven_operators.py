@@ -67,6 +67,10 @@ class Taken:
     def rows(self) -> list[dict[str, Any]]:
         return [row for batch in self.batches for row in batch.to_pylist()]
 
+    @property
+    def numbers(self) -> list[int]:
+        return numbers_in(self.batches)
+
 
 def an_operator(spec: OperatorSpec) -> ArrowOperator:
     """Build an operator the way a subtask does."""
@@ -108,7 +112,7 @@ def run_stateless(
 
 
 class DrivenOperator:
-    """All subtasks of an operator with one input, built anew in every epoch."""
+    """All subtasks of an operator with one input, built again in every epoch."""
 
     def __init__(self, spec: OperatorSpec, stream: StreamSchema) -> None:
         self.spec = spec
@@ -182,7 +186,7 @@ class DrivenOperator:
 
 
 class DrivenSource:
-    """A source of one subtask, built anew in every epoch; splits are kept between them."""
+    """A source of one subtask, built again in every epoch; splits are kept between them."""
 
     def __init__(self, spec: OperatorSpec) -> None:
         self.spec = spec
@@ -248,27 +252,13 @@ class Given:
         return self.spoken
 
 
-class Kept:
-    """Takes the rows of one output."""
-
-    def __init__(self) -> None:
-        self.batches: list[pa.RecordBatch] = []
-
-    def take(self, batch: pa.RecordBatch) -> None:
-        self.batches.append(batch)
-
-    @property
-    def numbers(self) -> list[int]:
-        return numbers_in(self.batches)
-
-
 @dataclass
 class Ran:
     """What one epoch gave."""
 
     reports: dict[str, OperatorReport]
     watermarks: dict[str, Watermark | None]
-    left: dict[tuple[str, str], Kept]
+    left: dict[tuple[str, str], Taken]
     """The rows of outputs that no link takes up, by operator and output."""
 
     def numbers(self, operator: str, output: str = "main") -> list[int]:
@@ -323,7 +313,7 @@ class ChainRig:
                 an_attempt(self.store, node.task), self._restored(node.task.operator)
             )
         left = {
-            (str(node.operator), output): Kept()
+            (str(node.operator), output): Taken()
             for node in self.nodes
             for output in node.outputs
         }

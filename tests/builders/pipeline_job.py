@@ -1,7 +1,4 @@
-"""A job and the world around it: its store, its clock, the book of its output, its drivers.
-
-Single epochs on an executor, below the driver: plan in, reports out.
-"""
+"""A job and the world around it: its store, its clock, the book of its output, its drivers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.catalog import default_registry
-from penstock.connectors.memory import staged_tables
 from penstock.core.clock import ManualClock
-from penstock.core.ids import Epoch, Generation
 from penstock.core.settings import CompactionSettings
-from penstock.core.watermark import CheckpointBarrier
-from penstock.graph.logical import LogicalGraph
-from penstock.operators.nodes import EpochTerms
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver, ManualPacer
@@ -25,10 +17,7 @@ from penstock.runtime.driver.environment import (
     JobEnvironment,
     RestartPolicy,
 )
-from penstock.runtime.driver.outcomes import Agreed, find_agreement
 from penstock.runtime.in_process import Chaos, InProcessExecutor
-from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
-from penstock.runtime.plan.executor import Executor, TaskReport
 from penstock.runtime.task.task import Worker
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.files.cache import FileCache
@@ -36,7 +25,7 @@ from penstock.state.protocol.records import ProtocolRules
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import assert_job_is_whole
-from tests.builders.pipeline_graphs import START_MICROS, Row, Shape
+from tests.builders.pipeline_graphs import START_MICROS, Shape
 from tests.builders.pipeline_operators import Book, open_book
 
 RULES = ProtocolRules(waypoint_stride=4, adoption_window=2)
@@ -138,66 +127,3 @@ class PipelineJob:
         """The output is as it must be, once; what is kept could be restored."""
         assert self.book.output() == self.shape.expected
         assert_job_is_whole(self.checkpoints())
-
-
-@dataclass
-class EpochRunner:
-    """The first epoch of a graph on an executor, as often as wanted."""
-
-    graph: LogicalGraph
-    executor: Executor
-    folder: Path
-    store: ObjectStore = field(default_factory=MemoryStore)
-    clock: ManualClock = field(default_factory=lambda: ManualClock(START_MICROS))
-    runs: int = 0
-
-    @property
-    def environment(self) -> JobEnvironment:
-        """What a driver would work with."""
-        cache = FileCache(self.folder / "driver-cache", limit_bytes=1 << 30)
-        return JobEnvironment(
-            self.graph,
-            self.store,
-            cache,
-            self.executor,
-            REGISTRY,
-            self.clock,
-            small_settings(),
-        )
-
-    def run(self, *, rows: int = 1_000) -> Sequence[TaskReport]:
-        """Run the epoch; nothing of it is published."""
-        planner = SourcePlanner(self.graph, REGISTRY, SourceBudget(rows=rows))
-        now = self.clock.now_micros()
-        self.runs += 1
-        plan = EpochPlan(
-            self.graph.job,
-            Generation(1),
-            EpochTerms(CheckpointBarrier(Epoch(1), Epoch(1), now), now),
-            self.runs,
-            assignments=planner.plan(now, None).assignments,
-        )
-        return self.executor.run_epoch(self.environment.job, plan, None)
-
-    def agreed(self, reports: Sequence[TaskReport]) -> Agreed:
-        """Return what the driver makes of the reports, which must hold together."""
-        agreement = find_agreement(self.environment.job.plan, reports)
-        assert isinstance(agreement, Agreed), agreement
-        return agreement
-
-    def rows_by_subtask(
-        self, reports: Sequence[TaskReport], operator: str
-    ) -> dict[int, list[Row]]:
-        """Return what a sink that stages its rows got, in order, by subtask."""
-        plan = self.environment.job.plan
-        found: dict[int, list[dict[str, Any]]] = {}
-        for (level, task), report in self.agreed(reports).reports.items():
-            _, subtask = plan.task(level, task)
-            for part in report.operators:
-                if part.operator == operator:
-                    staged = part.checkpoint.metadata.commit_data
-                    data = {name: {0: value} for name, value in staged.items()}
-                    found[subtask.index] = [
-                        row for table in staged_tables(data) for row in table.to_pylist()
-                    ]
-        return found

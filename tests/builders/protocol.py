@@ -142,10 +142,6 @@ def a_retention(
     )
 
 
-def an_entry(*subtasks: ObjectRef, operator: OperatorId = OPERATOR) -> OperatorEntry:
-    return OperatorEntry(operator, subtasks)
-
-
 def an_object_ref(path: str, data: bytes) -> ObjectRef:
     return ObjectRef(path, len(data), checksum_of(data))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.clock import ManualClock, new_token
-from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Token
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId
 from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.codec import unseal
@@ -217,8 +217,3 @@ def a_driver(
     ).start(restore=restore)
     driver.run_epochs(epochs)
     return driver
-
-
-def token_of_restore(pin_name: str) -> Token:
-    """Return whose restore request a pin belongs to."""
-    return Token(pin_name.removeprefix("restore-"))

@@ -1,29 +1,191 @@
 """Laws of aggregates: however rows are split and partials merged, the results are the same."""
 
-from typing import Any
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Any, TypeAlias
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.operators.aggregates.aggregate import compile_aggregates
+from penstock.operators.aggregates.frames import columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.registry import read_config
 from penstock.operators.updating.combine import CombineConfig, combine_spec
-from tests.builders.aggregated_rows import (
-    AGGREGATES,
-    ROWS,
-    SCHEMA,
-    Row,
-    agrees,
-    group_of,
-    partials_of,
-    results_expected,
-    results_of,
-    through_arrow,
+from tests.builders.aggregated_rows import Row, agrees
+
+Oracle: TypeAlias = Callable[[Sequence[Row]], Any]
+
+_COLUMNS: dict[str, Any] = {
+    "key": pa.float64(),
+    "n": pa.int64(),
+    "short": pa.int16(),
+    "real": pa.float64(),
+    "text": pa.dictionary(pa.int32(), pa.string()),
+    "price": pa.decimal128(9, 2),
+    "flag": pa.bool_(),
+    "at": pa.timestamp("us"),
+}
+SCHEMA = ps.StreamSchema(pa.schema(_COLUMNS), "at")
+FIRST = datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None)
+_FINITE = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 3))
+ROWS = st.fixed_dictionaries(
+    {
+        "key": st.sampled_from([None, 0.0, -0.0, 1.5, math.nan]),
+        "n": st.none() | st.integers(-(2**52), 2**52),
+        "short": st.none() | st.integers(-(2**15), 2**15 - 1),
+        "real": st.none() | _FINITE | st.sampled_from([math.nan, 0.0, -0.0]),
+        "text": st.none() | st.sampled_from(["", "a", "b", "ä", "zz"]),
+        "price": st.none() | st.decimals(-9999, 9999, places=2),
+        "flag": st.none() | st.booleans(),
+        "at": st.integers(0, 3).map(lambda second: FIRST + timedelta(seconds=second)),
+    }
 )
+FLAGGED = pl.col("flag")
+
+
+def _values(rows: Sequence[Row], column: str) -> list[Any]:
+    return [row[column] for row in rows if row[column] is not None]
+
+
+def _total(rows: Sequence[Row], column: str) -> Any:
+    values = _values(rows, column)
+    if not values:
+        return None
+    return math.fsum(values) if isinstance(values[0], float) else sum(values)
+
+
+def _ranked(value: Any) -> tuple[bool, Any]:
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return is_nan, 0 if is_nan else value
+
+
+def _extreme(rows: Sequence[Row], column: str, *, is_max: bool) -> Any:
+    pick = max if is_max else min
+    return pick(_values(rows, column), key=_ranked, default=None)
+
+
+def _mean(rows: Sequence[Row], column: str) -> float | None:
+    values = _values(rows, column)
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    return float(sum(map(Fraction, values)) / len(values)) if values else None
+
+
+def _variance(rows: Sequence[Row], column: str) -> float | None:
+    values = _values(rows, column)
+    if len(values) < 2:
+        return None
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    return float(statistics.variance(map(Fraction, values)))
+
+
+def _deviation(rows: Sequence[Row], column: str) -> float | None:
+    variance = _variance(rows, column)
+    return None if variance is None else math.sqrt(variance)
+
+
+def _by_time(rows: Sequence[Row], column: str, *, is_last: bool) -> Any:
+    pick = max if is_last else min
+    present = [(row["at"], _ranked(row[column]), row[column]) for row in rows]
+    present = [entry for entry in present if entry[2] is not None]
+    return pick(present, default=(None, None, None), key=lambda entry: entry[:2])[2]
+
+
+def _distinct(rows: Sequence[Row], column: str) -> int:
+    return len({_ranked(value) for value in _values(rows, column)})
+
+
+def _flagged(oracle: Oracle) -> Oracle:
+    return lambda rows: oracle([row for row in rows if row["flag"]])
+
+
+CASES: Mapping[str, tuple[ps.Aggregate, Oracle]] = {
+    "rows": (ps.count(), len),
+    "texts": (ps.count("text"), lambda rows: len(_values(rows, "text"))),
+    "flagged": (ps.count(where=FLAGGED), _flagged(len)),
+    "n_sum": (ps.sum("n"), lambda rows: _total(rows, "n")),
+    "short_sum": (ps.sum("short"), lambda rows: _total(rows, "short")),
+    "real_sum": (ps.sum("real"), lambda rows: _total(rows, "real")),
+    "price_sum": (ps.sum("price"), lambda rows: _total(rows, "price")),
+    "flagged_sum": (
+        ps.sum("n", where=FLAGGED),
+        _flagged(lambda rows: _total(rows, "n")),
+    ),
+    "real_min": (ps.min("real"), lambda rows: _extreme(rows, "real", is_max=False)),
+    "real_max": (ps.max("real"), lambda rows: _extreme(rows, "real", is_max=True)),
+    "text_min": (ps.min("text"), lambda rows: _extreme(rows, "text", is_max=False)),
+    "text_max": (ps.max("text"), lambda rows: _extreme(rows, "text", is_max=True)),
+    "flag_max": (ps.max("flag"), lambda rows: _extreme(rows, "flag", is_max=True)),
+    "at_max": (ps.max("at"), lambda rows: _extreme(rows, "at", is_max=True)),
+    "price_min": (ps.min("price"), lambda rows: _extreme(rows, "price", is_max=False)),
+    "n_avg": (ps.avg("n"), lambda rows: _mean(rows, "n")),
+    "price_avg": (ps.avg("price"), lambda rows: _mean(rows, "price")),
+    "real_avg": (ps.avg("real"), lambda rows: _mean(rows, "real")),
+    "real_var": (ps.var("real"), lambda rows: _variance(rows, "real")),
+    "short_stddev": (ps.stddev("short"), lambda rows: _deviation(rows, "short")),
+    "n_first": (ps.first("n"), lambda rows: _by_time(rows, "n", is_last=False)),
+    "text_last": (ps.last("text"), lambda rows: _by_time(rows, "text", is_last=True)),
+    "real_last": (
+        ps.last("real", where=FLAGGED),
+        _flagged(lambda rows: _by_time(rows, "real", is_last=True)),
+    ),
+    "text_distinct": (
+        ps.count_distinct("text"),
+        lambda rows: _distinct(rows, "text"),
+    ),
+    "real_distinct": (
+        ps.count_distinct("real", where=FLAGGED),
+        _flagged(lambda rows: _distinct(rows, "real")),
+    ),
+}
+"""An aggregate of every kind, and what it comes to."""
+AGGREGATES = {name: aggregate for name, (aggregate, _) in CASES.items()}
+
+
+def group_of(row: Mapping[str, Any]) -> tuple[bool, Any]:
+    """Return what tells groups apart: null, NaN and zero of either sign are one group each."""
+    return _ranked(row["key"])
+
+
+def results_expected(rows: Sequence[Row]) -> dict[tuple[bool, Any], Row]:
+    """Return the results of every group, computed one by one."""
+    groups: dict[tuple[bool, Any], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(group_of(row), []).append(row)
+    return {
+        group: {name: oracle(members) for name, (_, oracle) in CASES.items()}
+        for group, members in groups.items()
+    }
+
+
+def partials_of(plan: AggregatePlan, rows: Sequence[Row]) -> pl.DataFrame:
+    """Return the partials of some rows, by way of Arrow as they travel and are stored."""
+    batch: pa.RecordBatch = pa.RecordBatch.from_pylist(list(rows), SCHEMA.schema)
+    frame = columns_to_frame([batch], ["key", *plan.reads])
+    return through_arrow(plan, plan.partials_of(frame, ["key"]))
+
+
+def through_arrow(plan: AggregatePlan, partials: pl.DataFrame) -> pl.DataFrame:
+    """Return partials as they come back from a table."""
+    stored = pa.schema([SCHEMA.schema.field("key"), *plan.partials])
+    return columns_to_frame([to_batch(partials, stored)], stored.names)
+
+
+def results_of(plan: AggregatePlan, partials: pl.DataFrame) -> list[Row]:
+    """Return the results, in the types that were promised."""
+    promised = pa.schema([SCHEMA.schema.field("key"), *plan.results])
+    rows: list[Row] = to_batch(plan.results_of(partials, ["key"]), promised).to_pylist()
+    return rows
+
 
 PLAN = compile_aggregates("all", AGGREGATES, SCHEMA, taken=["key"])
 

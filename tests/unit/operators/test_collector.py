@@ -7,11 +7,11 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.context import ArrowCollector, SourceCollector
 from penstock.operators.splits import BudgetMeter, SourceBudget
-from tests.builders.driven_operators import Kept
+from tests.builders.driven_operators import Taken
 from tests.builders.scripted import PLAIN, SCHEMA, rows
 
 
-def a_collector(*targets: Kept, late: Kept | None = None) -> ArrowCollector:
+def a_collector(*targets: Taken, late: Taken | None = None) -> ArrowCollector:
     outputs = {"main": PLAIN, "late": PLAIN}
     found = {"main": list(targets), "late": [] if late is None else [late]}
     collector = ArrowCollector("op", outputs, found)
@@ -37,14 +37,14 @@ def a_source_collector(stream: StreamSchema = PLAIN) -> SourceCollector:
     ids=["batch", "table", "frame", "other-order"],
 )
 def test_rows_in_any_form_leave_as_batches_of_the_declared_schema(given: object) -> None:
-    kept = Kept()
+    kept = Taken()
     a_collector(kept).collect(given)
     assert kept.numbers == [1, 2]
     assert all(batch.schema.equals(SCHEMA) for batch in kept.batches)
 
 
 def test_all_targets_of_an_output_get_its_rows_also_those_of_the_epoch() -> None:
-    chained, outlet, late = Kept(), Kept(), Kept()
+    chained, outlet, late = Taken(), Taken(), Taken()
     collector = a_collector(chained, late=late)
     collector.open({"main": [outlet]})
     collector.collect(rows(1))
@@ -62,7 +62,7 @@ def test_rows_that_nobody_reads_are_counted_and_an_epoch_starts_the_count_anew()
 
 
 def test_no_rows_reach_nobody() -> None:
-    kept = Kept()
+    kept = Taken()
     a_collector(kept).collect(rows())
     assert kept.batches == []
 
