@@ -41,17 +41,14 @@ def rows_to_batches(rows: GivenRows, schema: pa.Schema) -> list[pa.RecordBatch]:
     """
     if isinstance(rows, Mapping):
         return to_batches(_from_columns(rows, schema), schema)
-    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
-        return _from_list(rows, schema)
-    return to_batches(rows, schema)
-
-
-def _from_list(rows: Sequence[Any], schema: pa.Schema) -> list[pa.RecordBatch]:
-    if all(isinstance(row, Mapping) for row in rows):
-        names = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: [row.get(name) for row in rows] for name in names}
-        return to_batches(_from_columns(columns, schema), schema) if rows else []
-    return [batch for part in rows for batch in rows_to_batches(part, schema)]
+    if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
+        return to_batches(rows, schema)
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        return [batch for part in rows for batch in rows_to_batches(part, schema)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return rows_to_batches(
+        {name: [row.get(name) for row in rows] for name in names}, schema
+    )
 
 
 def _from_columns(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:

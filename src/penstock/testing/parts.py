@@ -176,24 +176,24 @@ class ScriptedSource(SourceOperator):
                 continue
             steps = self._steps[split.name]
             for number in range(split.start, split.end):
-                self._play(split.name, number, ctx, collector)
+                step = steps[number]
+                offset: Any = number + 1
+                if isinstance(step, pa.RecordBatch):
+                    collector.collect(step, split=split.name)
+                elif isinstance(step, Pause):
+                    offset = [number + 1, ctx.processing_time_micros + step.micros]
+                elif step is ABORT:
+                    self._abort_once(split.name, number)
+                ctx.advance(split.name, offset)
             if split.end == len(steps):
                 ctx.end_split(split.name)
         return finish
 
-    def _play(
-        self, split: str, number: int, ctx: SourceContext, collector: SourceCollector
-    ) -> None:
-        step = self._steps[split][number]
-        offset: Any = number + 1
-        if isinstance(step, pa.RecordBatch):
-            collector.collect(step, split=split)
-        elif isinstance(step, Pause):
-            offset = [number + 1, ctx.processing_time_micros + step.micros]
-        elif step is ABORT and (self._token, split, number) not in _ABORTED:
-            _ABORTED.add((self._token, split, number))
+    def _abort_once(self, split: str, number: int) -> None:
+        abort = (self._token, split, number)
+        if abort not in _ABORTED:
+            _ABORTED.add(abort)
             raise CrashError(f"the script of split {split!r} aborts at step {number}")
-        ctx.advance(split, offset)
 
 
 def _offset(state: SplitState) -> tuple[int, int]:

@@ -193,17 +193,13 @@ def _assert_objects_exist(
                 # Every kind of table lists its files alike.
                 listed = pb.KeyedTableSubtaskCheckpointMetadata.FromString(table.data)
                 for file in listed.files:
-                    _assert_file_exists(checkpoints.store, file, manifest.ref)
-
-
-def _assert_file_exists(
-    store: ObjectStore, file: pb.StateFile, needed_by: CheckpointRef
-) -> None:
-    data = store.read(file.path)
-    if data is None:
-        raise AssertionError(f"{file.path} is gone, and {needed_by} needs it")
-    if (len(data), checksum_of(data)) != (file.size_bytes, file.checksum):
-        raise AssertionError(f"{file.path} of {needed_by} is not what was written")
+                    data, ref = checkpoints.store.read(file.path), manifest.ref
+                    if data is None:
+                        raise AssertionError(f"{file.path} is gone, and {ref} needs it")
+                    if (len(data), checksum_of(data)) != (file.size_bytes, file.checksum):
+                        raise AssertionError(
+                            f"{file.path} of {ref} is not what was written"
+                        )
 
 
 def assert_acknowledged_epochs_survive(
