@@ -142,8 +142,11 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             self.fail(error, "run")
 
         def run() -> SourceFinishType | None:
-            finish = self.instance.run(self.context, self.collector)
-            deadline.check()
+            try:
+                finish = self.instance.run(self.context, self.collector)
+            finally:
+                # A call that gave up too late is an overrun, too, and not to be tried again.
+                deadline.check()
             if finish is not None and not isinstance(finish, SourceFinishType):
                 raise UserError(
                     f"source {self.task.operator!r} returned {finish!r} from run(): return a "

@@ -103,8 +103,8 @@ class Deadline:
     """Until when `run` of a source must return, by the machine's clock.
 
     It is checked where the source calls Penstock, in `SourceCollector.collect` and
-    `SourceContext.advance`, and when `run` returns. A source that blocks in C, or loops
-    without either call, is not interrupted: its epoch fails when `run` returns.
+    `SourceContext.advance`, and when `run` ends. A source that blocks in C, or loops without
+    either call, is not interrupted: its epoch fails when `run` ends.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
-from penstock.errors import ErrorCode, UserCodeError
+from penstock.errors import ErrorCode, ExternalError, UserCodeError
 from penstock.operators.context import (
     ArrowCollector,
     OperatorContext,
@@ -82,7 +82,12 @@ def return_late(*_: object) -> None:
     spin(TOO_LONG)
 
 
-@pytest.mark.parametrize("run", [emit_for_ever, advance_for_ever, return_late])
+def raise_late(*_: object) -> None:
+    spin(TOO_LONG)
+    raise ExternalError("no answer from the service")
+
+
+@pytest.mark.parametrize("run", [emit_for_ever, advance_for_ever, return_late, raise_late])
 def test_a_source_that_is_too_late_fails_with_an_error_that_names_it(run: Run) -> None:
     error = overrun_of(run)
     assert error.context == FACTS
