@@ -1,9 +1,10 @@
-"""A sink that prints rows on the driver, epoch by epoch, once they are acknowledged.
+"""Two sinks that write no files: `stdout` prints rows, `blackhole` drops them.
 
-At-least-once: what was printed cannot be looked up, so a commit that is repeated (after a
-crash between printing and noting that it was done) prints its epoch's rows again.
+`stdout` prints on the driver, epoch by epoch, once they are acknowledged. At least once:
+what was printed cannot be looked up, so a commit that is repeated (after a crash between
+printing and noting that it was done) prints its epoch's rows again.
 
-A sink that takes every row and keeps none: to measure or warm up what comes before it.
+`blackhole` takes every row and keeps none: to measure or warm up what comes before it.
 """
 
 import json

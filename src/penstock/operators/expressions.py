@@ -5,8 +5,6 @@ depends on other rows (sums, shifts, ranks) would depend on how rows are cut int
 and is refused. Columns that an expression does not touch are passed on as they are,
 without a copy and in their own Arrow layout; only the others go through Polars.
 
-Polars expressions over Arrow rows: what they give, what they read, what they may not do.
-
 An expression is checked against a schema before any data flows. Batches are handed to
 Polars without a copy where layouts allow it, and with no more columns than are read.
 """
