@@ -45,13 +45,9 @@ def to_frame(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
     schema = decoded(rows.schema)
     if not schema.equals(rows.schema):
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-        columns = [
-            pa.chunked_array(
-                [relay(chunk, field.type) for chunk in column.chunks], field.type
-            )
-            for column, field in zip(table.columns, schema, strict=True)
-        ]
-        rows = pa.Table.from_arrays(columns, schema=schema)
+        rows = pa.Table.from_arrays(
+            list(map(_decoded_column, table.columns)), schema=schema
+        )
     return pl.DataFrame(pl.from_arrow(rows, rechunk=False))
 
 
@@ -63,7 +59,17 @@ def columns_to_frame(
     A frame without columns has no height, so at least one is taken.
     """
     rows = pa.Table.from_batches(batches)
-    return to_frame(rows.select(list(columns) or rows.column_names[:1])).rechunk()
+    names = list(columns) or rows.column_names[:1]
+    return pl.DataFrame(
+        [pl.Series(name, _decoded_column(rows.column(name))) for name in names]
+    )
+
+
+def _decoded_column(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":
+    plain = stored_type(column.type)
+    if plain.equals(column.type):
+        return column
+    return pa.chunked_array([relay(chunk, plain) for chunk in column.chunks], plain)
 
 
 def to_table(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
