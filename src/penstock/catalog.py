@@ -1,4 +1,4 @@
-"""The catalog: every kind of operator and connector that a graph can name out of the box."""
+"""The catalog: every kind of operator and connector that a graph can name without plug-ins."""
 
 from functools import partial
 
@@ -59,7 +59,7 @@ from penstock.operators.windows.sessions import SessionWindowConfig, SessionWind
 def default_registry(*, load_plugins: bool = True) -> Registry:
     """Return a new registry with all built-in kinds and those of installed packages.
 
-    Looking for packages takes milliseconds: a process keeps its registry.
+    Finding the packages takes milliseconds, so a process keeps its registry.
     """
     registry = Registry()
     registry.add(FilterConfig.kind, FilterConfig, Filter)

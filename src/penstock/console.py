@@ -1,12 +1,12 @@
-"""Progress: a job's status as it changes, on a terminal or as plain lines.
+"""What a program shows: a job's progress, and a message and an exit code for each error.
 
     pipeline.run("checkpoints", on_status=ps.Progress())
 
-On a terminal one block is redrawn a few times a second. Elsewhere, as in a log file, a line
-is written every few seconds and whenever the job starts, ends or gets into trouble. Both go
-to standard error: standard output belongs to the data.
+On a terminal `Progress` redraws one block a few times a second. Elsewhere, as in a log file,
+it writes a line every few seconds and whenever the job starts, ends or has an error. Both go
+to standard error, because standard output is for data.
 
-`main` runs a program: an error becomes a message and an exit code that tells its kind.
+`main` runs a program: an error becomes a message and an exit code.
 
 | code | kind of error | starting again |
 |---|---|---|
@@ -14,7 +14,7 @@ to standard error: standard output belongs to the data.
 | 1 | any other exception, with its traceback | |
 | 2 | `UserError`: the call, the pipeline, its settings, or what Spark needs | after a fix |
 | 3 | `UserCodeError`: a user's function raised | after a fix |
-| 4 | `ExternalError`: Spark, or a system that user code talks to | may help |
+| 4 | `ExternalError`: Spark, or a system that user code calls | may help |
 | 5 | `FencedError`: another driver has taken the job over | never |
 | 6 | `StorageError` | may help |
 | 7 | `UnknownOutcomeError` | may help |
@@ -49,13 +49,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(slots=True)
 class RowRate:
-    """Rows per second over the last few seconds: one epoch says little."""
+    """Rows per second over the last few seconds, because the rate of single epochs varies."""
 
     window_micros: int = 5_000_000
     _samples: deque[tuple[int, int]] = field(default_factory=deque)
 
     def note(self, now_micros: int, rows: int) -> None:
-        """Note how many rows there were by now, in total."""
+        """Add a sample: the total number of rows at an instant."""
         samples = self._samples
         samples.append((now_micros, rows))
         while len(samples) > 2 and samples[1][0] <= now_micros - self.window_micros:
@@ -81,12 +81,12 @@ def state_files(status: JobStatus) -> int:
 
 
 def rows_written(status: JobStatus) -> int:
-    """Return how many rows the sinks were given since the driver started."""
+    """Return how many rows the sinks have taken since the driver started."""
     return sum(operator.rows_taken for operator in status.operators if operator.is_sink)
 
 
 def watermark_micros(status: JobStatus) -> int | None:
-    """Return the instant that all operators which know one have reached."""
+    """Return the lowest watermark of all operators that have one."""
     known = [
         operator.watermark_micros
         for operator in status.operators
@@ -96,7 +96,7 @@ def watermark_micros(status: JobStatus) -> int | None:
 
 
 def show_storage(epoch: EpochProgress) -> str:
-    """Return what an epoch asked of storage and cache."""
+    """Return the storage requests, bytes written and cache hits of an epoch as text."""
     shown = f"{epoch.storage_requests} requests, {show_bytes(epoch.bytes_written)} written"
     rate = epoch.cache_hit_rate
     return shown if rate is None else f"{shown}, cache hits {rate:.0%}"
@@ -153,7 +153,7 @@ _REDRAWS_PER_SECOND = 4
 
 
 class _Forgiving:
-    """A file that may break, as a pipe does whose reader is gone: never the job's problem."""
+    """A file whose errors are ignored: a broken pipe must not fail the job."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -172,7 +172,7 @@ class _Forgiving:
 
 
 class Progress:
-    """Shows one run of a job; give it as `on_status`. Begins and ends by itself."""
+    """Shows one run of a job; pass it as `on_status`. It starts and stops by itself."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Progress:
         line_every_micros: int = 2_000_000,
         clock: Clock | None = None,
     ) -> None:
-        """Choose where it is shown; `is_live` overrides whether that looks like a terminal."""
+        """Choose where to show; `is_live` overrides the check whether that is a terminal."""
         shown_on: Any = _Forgiving(file or sys.stderr)
         self._console = Console(file=shown_on, highlight=False, force_terminal=is_live)
         self._is_live = self._console.is_terminal if is_live is None else is_live
@@ -293,7 +293,7 @@ _INTERRUPTED = 130
 
 
 def exit_code(error: BaseException) -> int:
-    """Return what a program that ends with this error should exit with.
+    """Return the exit code of a program that ends with this error.
 
     >>> from penstock.errors import FencedError
     >>> exit_code(FencedError("another driver owns the job")), exit_code(ValueError())
@@ -305,10 +305,10 @@ def exit_code(error: BaseException) -> int:
 
 
 def main(function: Callable[[], object]) -> NoReturn:
-    """Call a function and exit: with what it returns if that is a number, else with 0.
+    """Call a function and exit with its result if that is a whole number, else with 0.
 
-    An error of Penstock's is printed as its message and notes, without a traceback unless it
-    is a bug of ours, and the exit code tells its kind. The last line of a program:
+    An error of Penstock is printed as its message and notes, with a traceback only if it is a
+    bug of Penstock. The exit code shows the kind of error. Use it as a program's last line:
 
         if __name__ == "__main__":
             ps.main(run)
@@ -322,7 +322,10 @@ def main(function: Callable[[], object]) -> NoReturn:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error as people read it: kind, code, message, then the notes."""
+    """Return an error as text: the message with its code, then the notes.
+
+    An `InternalError` is returned with its traceback.
+    """
     if not isinstance(error, PenstockError):
         return "interrupted"
     if isinstance(error, InternalError):

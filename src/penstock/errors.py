@@ -1,4 +1,4 @@
-"""Every exception Penstock raises, grouped by what a handler should do about it.
+"""Every exception that Penstock raises, grouped by what a handler should do about it.
 
     PenstockError
     ├── UserError             2  fix the pipeline, the settings or the call
@@ -6,22 +6,23 @@
     │   ├── SchemaError          data and declared schema do not fit
     │   └── GraphError           a pipeline's graph cannot run (all problems listed)
     ├── UserCodeError         3  the user's function raised (cause chained)
-    ├── ExternalError         4  a system outside failed, says user code → retry with back-off
+    ├── ExternalError         4  user code reports that an outside system failed → retry, back off
     ├── FencedError           5  another generation owns the job → stop, never retry
     ├── StorageError          6  I/O failed, outcome known → retry
     ├── UnknownOutcomeError   7  I/O failed, the write may have landed → read back first
-    ├── CorruptStateError     8  durable bytes break an invariant → stop, keep files, tell a human
+    ├── CorruptStateError     8  durable bytes break an invariant → stop, keep files, alert a person
     ├── StateError            9  a table was used or restored in a way its state does not allow
     └── InternalError        10  our bug → stop, report
 
-The number is the exit code of a program that ends with the error (`penstock.main`). Those
-worth starting again are 4, 6 and 7; the driver has then tried several times by itself.
+The number is the exit code of a program that ends with the error (`penstock.main`). A program
+that ends with 4, 6 or 7 is worth starting again; the driver has then already tried several
+times.
 
-Leaf detail is an append-only `ErrorCode`, not another class. A message says what happened,
-where, and what to do next; `context` carries the same facts for programs. All of them
-pickle, because an error raised on a worker must reach the driver whole.
+An append-only `ErrorCode` holds the detail; there are no further classes. A message says what
+happened, where, and what to do next; `context` holds the same facts for programs. All errors
+can be pickled, because an error raised on a worker must reach the driver complete.
 
-`did_you_mean` suggests what was probably meant by an unknown name.
+`did_you_mean` suggests which known name was probably meant by an unknown one.
 """
 
 from collections.abc import Iterable
@@ -94,7 +95,7 @@ class ErrorCode(StrEnum):
 
 
 class PenstockError(Exception):
-    """Base of all of them: a message, a code, and named facts."""
+    """The base of all errors: a message, a code, and named facts."""
 
     default_code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
     exit_code: ClassVar[int] = 1
@@ -108,14 +109,14 @@ class PenstockError(Exception):
         self.context = {name: value for name, value in context.items() if value is not None}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Notes live in __dict__: as the state to restore they travel along.
+        # Notes are in __dict__, so passing it as the state keeps them.
         return _rebuild, (type(self), self.message, self.code, self.context), self.__dict__
 
 
 def _rebuild(
     kind: type[PenstockError], message: str, code: ErrorCode, context: dict[str, object]
 ) -> PenstockError:
-    """Make an error again from its pickled parts; keyword-only constructors need this."""
+    """Rebuild an error from its pickled parts; pickle cannot pass keyword-only arguments."""
     return kind(message, code=code, **context)
 
 
@@ -152,21 +153,21 @@ class UserCodeError(PenstockError):
 
 
 class ExternalError(PenstockError):
-    """A system outside failed. Raised by sources, sinks and user code whose epoch may be retried."""
+    """An outside system failed. Sources, sinks and user code raise it to have the epoch retried."""
 
     default_code = ErrorCode.EXTERNAL_FAILED
     exit_code = 4
 
 
 class FencedError(PenstockError):
-    """Another generation owns the job. Whoever sees this stops for good."""
+    """Another generation owns the job. A driver that gets this error stops for good."""
 
     default_code = ErrorCode.FENCED
     exit_code = 5
 
 
 class StorageError(PenstockError):
-    """A storage call failed and is known to have changed nothing. It may be retried."""
+    """A storage call failed and certainly changed nothing. It may be retried."""
 
     default_code = ErrorCode.STORAGE_FAILED
     exit_code = 6
@@ -187,7 +188,7 @@ class CorruptStateError(PenstockError):
 
 
 class StateError(PenstockError):
-    """State cannot be used as asked: unknown table, wrong kind, version or migration."""
+    """State cannot be used this way: unknown table, wrong kind, version or migration."""
 
     default_code = ErrorCode.NO_REGISTERED_TABLE
     exit_code = 9
@@ -202,7 +203,7 @@ class InternalError(PenstockError):
 def did_you_mean(unknown: str, known: Iterable[str]) -> str:
     """Return a clause that names the closest of the `known`, or all of them if none is close.
 
-    It is made to follow "… is unknown", hence the leading separator.
+    The clause starts with a separator, because it follows "… is unknown".
     """
     choices = sorted(known)
     closest = get_close_matches(unknown, choices, n=1)

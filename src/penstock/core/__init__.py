@@ -1,5 +1,6 @@
-"""Values every layer speaks: ids, key ranges, hashes, schemas, signals, clock, settings.
+"""Values that every layer uses: ids, key ranges, hashes, schemas, signals, clock, settings.
 
-No I/O, no knowledge of operators, tables or Spark. Nothing is re-exported here: import
-the module that defines a name, so that pure code never drags Arrow in.
+Only `settings` and `clock` read from outside the process; all else is pure. Nothing here
+imports operators, tables or Spark. The package re-exports nothing: import the module that
+defines a name, so that pure code does not load Arrow.
 """

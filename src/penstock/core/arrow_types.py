@@ -1,15 +1,15 @@
 """Arrow types: which hold the same values, what Polars holds, and timestamps as microseconds.
 
-Pure. Libraries hand over text as string, large_string, string_view or dictionary as they
-please. Two rules say which type is accepted for another:
+Pure. Libraries differ in whether they return text as string, large_string, string_view or
+dictionary. Two rules say which type is accepted for another:
 
 | rule | for | accepts besides other layouts |
 |---|---|---|
 | `have_same_values` | stored rows, in both directions | nothing |
 | `is_lossless` | rows on their way into a declared schema | null for any type, another time zone |
 
-Stored are only layouts that can be gathered row by row and joined without limits: views as
-their large sibling, dictionaries as values.
+State files use only layouts whose rows can be picked one by one and joined without limits:
+views become the large type, dictionaries become their values.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _Type: TypeAlias = Any
 _Field: TypeAlias = Any
 
 MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Of timestamps and durations; nanoseconds are finer."""
+"""For timestamps and durations. Nanoseconds are missing because they are finer."""
 
 
 def is_text(data_type: _Type) -> bool:
@@ -51,9 +51,9 @@ def is_bytes(data_type: _Type) -> bool:
 
 
 def units_in(timestamps: Any) -> tuple[Micros, int | None]:
-    """Return instants in their own unit, null as 0, and the microseconds of that unit.
+    """Return instants in their own unit, null as 0, and how many microseconds that unit has.
 
-    These are None for nanoseconds. Nothing is multiplied, so nothing can overflow.
+    The second value is None for nanoseconds. Nothing is multiplied, so nothing can overflow.
     """
     is_chunked = isinstance(timestamps, pa.ChunkedArray)
     raw = timestamps.cast(pa.int64()) if is_chunked else timestamps.view(pa.int64())
@@ -64,7 +64,8 @@ def units_in(timestamps: Any) -> tuple[Micros, int | None]:
 def to_micros(timestamps: Any) -> Micros | None:
     """Return instants in microseconds, finer ones rounded down and null as 1970.
 
-    None if one of them is further from 1970 than 2**63 microseconds, about 292,000 years.
+    The result is None if an instant is further from 1970 than 2**63 microseconds, about
+    292,000 years.
     """
     values, factor = units_in(timestamps)
     if factor is None:
@@ -76,7 +77,7 @@ def to_micros(timestamps: Any) -> Micros | None:
 
 
 def to_micros_within_reach(timestamps: Any, *, rounds_up: bool = False) -> Micros:
-    """Return instants in microseconds, null as 1970, and those out of reach as the farthest."""
+    """Return instants in microseconds, null as 1970; those too far away become the farthest."""
     values, factor = units_in(timestamps)
     if factor is None:
         return -(-values // 1_000) if rounds_up else values // 1_000
@@ -85,7 +86,7 @@ def to_micros_within_reach(timestamps: Any, *, rounds_up: bool = False) -> Micro
 
 
 def is_lossless(found: _Type, expected: _Type) -> bool:
-    """Tell whether values of one type may silently become the other, at any depth."""
+    """Tell whether values of one type may silently become the other, nested ones too."""
     types = pa.types
     if found.equals(expected) or types.is_null(found):
         return True
@@ -106,7 +107,7 @@ def is_lossless(found: _Type, expected: _Type) -> bool:
 
 
 def stored_type(data_type: _Type) -> _Type:
-    """Return the type that values of `data_type` are stored as: the same, in a plain layout."""
+    """Return the type that values of `data_type` are stored as: the same values, plain layout."""
     if _is_encoded(data_type):
         return stored_type(data_type.value_type)
     if pa.types.is_string_view(data_type):
@@ -119,8 +120,8 @@ def stored_type(data_type: _Type) -> _Type:
 def relay(array: Any, data_type: _Type) -> Any:
     """Return the values of `array` in the layout of `data_type`, which must hold the same values.
 
-    Nested values are taken apart and put together again, because Arrow casts neither into
-    nested dictionaries nor out of those whose hidden slots point to nothing.
+    Nested values are taken apart and put together again, because Arrow does not cast into
+    nested dictionaries, nor out of nested dictionaries whose null slots hold invalid indices.
     """
     if array.type.equals(data_type):
         return array
@@ -147,7 +148,7 @@ def _relay_dictionary(array: Any, data_type: _Type) -> Any:
 
 def _relay_struct(array: Any, data_type: _Type) -> Any:
     fields = list(data_type)
-    # Flattening makes the parts below a null struct null: what they hide is not looked at.
+    # Flattening makes the parts of a null struct null, so that the values below are not read.
     parts = zip(array.flatten(), fields, strict=True)
     relaid = [relay(part, field.type) for part, field in parts]
     return pa.StructArray.from_arrays(relaid, fields=fields, mask=array.is_null())
@@ -181,7 +182,7 @@ def _relay_map(array: Any, data_type: _Type) -> Any:
 
 
 def _taken_apart(array: Any) -> tuple[Any, Any]:
-    """Return where each list starts among all elements, leaving out those of null lists."""
+    """Return where each list starts, and all elements without those of null lists."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
     return np.concatenate([[0], np.cumsum(lengths)]), array.flatten()
 
@@ -245,8 +246,9 @@ def _rebuild(data_type: _Type, change: Callable[[_Field], _Field]) -> _Type:
 def is_held_by_polars(kind: Any) -> bool:
     """Tell whether Polars has a form for a column of this type; lists and structs count as held.
 
-    For others it stops the process's thread, so ask first. It has neither decimals of more than 38 digits or with a negative scale, nor time zones
-    that are an offset (`+05:30`) instead of a name.
+    Polars panics on other types instead of raising an error, so this is checked first. Other
+    types are decimals of more than 38 digits or with a negative scale, and timestamps whose
+    time zone is an offset (`+05:30`) instead of a name.
     """
     if pa.types.is_decimal256(kind):
         return False

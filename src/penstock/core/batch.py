@@ -1,8 +1,8 @@
-"""Record batches: rows in the declared form, as bytes that describe themselves, and as samples.
+"""Record batches: rows converted to a declared schema, to Arrow IPC bytes, and to samples.
 
-Arrow has several layouts for the same values (string, large string, string view; dictionary
-or plain). Engines choose differently, so layouts are converted silently; anything else that
-differs from the declared schema is an error that names every difference.
+Pure. Arrow has several layouts for the same values (string, large string, string view;
+dictionary or plain). Engines choose differently, so layouts are converted silently. Any
+other difference from the declared schema is an error, and the error names all of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ _SAMPLE_CHARACTERS = 200
 def to_batches(rows: RowsLike, schema: pa.Schema) -> list[pa.RecordBatch]:
     """Return rows as non-empty record batches of exactly this schema.
 
-    The usual case, a batch that has it already, costs one comparison of schemas.
+    A batch that already has the schema, the usual case, costs one comparison of schemas.
     """
     if isinstance(rows, pa.RecordBatch):
         if rows.schema is schema or rows.schema.equals(schema):
@@ -46,9 +46,9 @@ def to_batches(rows: RowsLike, schema: pa.Schema) -> list[pa.RecordBatch]:
 def to_batch(
     rows: RowsLike, schema: pa.Schema, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Return rows as one batch; a record batch is taken as it is.
+    """Return rows as one batch; a record batch is returned as it is.
 
-    Of tables and frames only `columns` are wanted, all of the schema's by default.
+    From tables and frames only `columns` are taken; None means all columns of the schema.
     """
     if isinstance(rows, pa.RecordBatch):
         return rows
@@ -82,7 +82,7 @@ def from_ipc(data: bytes) -> pa.Table:
 
 
 def find_differences(found: pa.Schema, expected: pa.Schema) -> list[str]:
-    """Say what keeps rows of one schema from being rows of the other; layouts do not count."""
+    """Return why rows of one schema are not rows of the other; layouts do not count."""
     problems = [
         f"column {name!r} is missing{did_you_mean(name, set(found.names))}"
         for name in expected.names
@@ -114,7 +114,7 @@ def _sample_lines(sample: pa.RecordBatch) -> list[str]:
     try:
         return [repr(row) for row in sample.to_pylist()]
     except (OverflowError, ValueError):
-        # Arrow has dates that Python has not; columns as Arrow shows them do instead of rows.
+        # Arrow has dates that Python cannot represent: show columns as Arrow prints them.
         return [
             f"{name}: {' '.join(column.to_string().split())}"
             for name, column in zip(sample.schema.names, sample.columns, strict=True)

@@ -1,7 +1,8 @@
-"""The clock: the only reader of wall time and of randomness, and durations as people write them.
+"""Wall time, random tokens and durations: the only reader of the wall clock and of randomness.
 
 Instants are whole microseconds since 1970-01-01 UTC, negative before it. A token is drawn
-once per task attempt or driver. "250ms", "10s" and "1h30m" are read as microseconds.
+once per task attempt or driver. Durations such as "250ms", "10s" and "1h30m" become
+microseconds.
 """
 
 import re
@@ -18,7 +19,7 @@ from penstock.errors import ErrorCode, UserError
 
 
 class Clock(Protocol):
-    """Whatever can tell the time."""
+    """A source of the current time."""
 
     def now_micros(self) -> int:
         """Return microseconds since 1970-01-01 UTC."""
@@ -44,7 +45,7 @@ class ManualClock:
         return self.micros
 
     def advance(self, micros: int) -> None:
-        """Move forward; a clock that went back would break what was decided by it."""
+        """Move forward. Moving back is refused: earlier decisions rely on the time they saw."""
         if micros < 0:
             raise ValueError("a clock only moves forward")
         self.micros += micros
@@ -71,7 +72,7 @@ _WHOLE = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 
 
 def to_micros(duration: DurationLike, what: str = "duration") -> int:
-    """Return a duration in microseconds; `what` names it in the error of one that cannot be.
+    """Return a duration in microseconds; `what` names it in the error if it is not valid.
 
     >>> to_micros("1m30s")
     90000000
@@ -97,7 +98,7 @@ def to_micros(duration: DurationLike, what: str = "duration") -> int:
 
 
 def _read(duration: object) -> Fraction | None:
-    """Return the microseconds, or None for what is no duration at all; callers may be untyped."""
+    """Return the microseconds, or None if this is no duration; callers may be untyped."""
     if isinstance(duration, timedelta):
         return Fraction(duration // timedelta(microseconds=1))
     if isinstance(duration, int) and not isinstance(duration, bool):

@@ -1,9 +1,8 @@
 """Hash kernels: 64-bit words and byte strings, many rows at a time.
 
-Pure NumPy over raw buffers; what the words of an Arrow value are is `key_hash`'s business,
-and so is the description of the algorithm. Rows are worked in chunks that stay in the
-cache, with in-place operations only: memory traffic would otherwise cost more than the
-arithmetic.
+Pure NumPy over raw buffers. `key_hash` decides which words an Arrow value consists of, and
+describes the algorithm. Rows are hashed in chunks that fit the processor's cache, with
+in-place operations only: memory traffic would otherwise cost more than the arithmetic.
 """
 
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ Integers: TypeAlias = npt.NDArray[np.integer]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 BYTES_SEED = np.uint64(0xB492B66FBE98F273)
 LONGEST_WORDWISE_BYTES = 128
-"""Longer byte strings enter as one word: their XXH3."""
+"""Longer byte strings are hashed as one word: their XXH3."""
 
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
@@ -61,7 +60,7 @@ def mix(words: Hashes) -> Hashes:
 
 
 def hash_words(values: npt.NDArray[np.generic]) -> Hashes:
-    """Return `mix(value + GOLDEN)` for each; narrower integers are extended by their sign."""
+    """Return `mix(value + GOLDEN)` for each value; narrower integers are sign-extended."""
     hashes = np.empty(len(values), dtype=np.uint64)
     scratch = _new_scratch(len(values))
     for span in _spans(len(values)):
@@ -133,9 +132,9 @@ def _loadable_words(
 ) -> tuple[Hashes, npt.NDArray[np.int64]]:
     """Return a view with one word for every byte position, and where each string starts in it.
 
-    A word loaded at a string's last byte reaches 7 bytes beyond it. Where the buffer does
-    not, the chunk's bytes are copied in front of zeros: that happens at the end of a buffer
-    only.
+    A word loaded at a string's last byte reaches 7 bytes beyond it. If the buffer ends
+    before that, the chunk's bytes are copied and padded with zeros; only the last chunk of a
+    buffer needs this.
     """
     first, end = int(bounds[0]), int(bounds[-1])
     reach = end - first + _WORD - 1

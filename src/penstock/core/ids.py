@@ -1,12 +1,12 @@
-"""Names and numbers that identify things, valid by construction.
+"""Ids, key ranges and checksums: the values that name things, valid by construction.
 
-An id can be put into an object name without a second look: it holds no separator, is
+Pure. An id can be put into an object name without another check: it holds no separator, is
 neither `.` nor `..`, is short, and so can never lead outside the job's prefix.
 
-`owner_of` is the one rule that says which subtask owns which key hash, used for routing,
-restore and compaction alike, and `range_of` is its exact inverse. Intervals are
-`[start, end)` everywhere in Penstock. `checksum_of` is the checksum of durable bytes: XXH3
-with 64 bits, the same on every machine. Pure.
+`owner_of` is the only rule that says which subtask owns which key hash: routing, restore and
+compaction use it. `range_of` is its exact inverse. Intervals are `[start, end)` everywhere in
+Penstock. `checksum_of` is the checksum of durable bytes: XXH3 with 64 bits, the same on every
+machine.
 """
 
 import re
@@ -41,7 +41,7 @@ class KeyRange:
         return self.start <= key_hash < self.end
 
     def overlaps(self, other: "KeyRange") -> bool:
-        """Tell whether the two share a hash; ranges that only touch do not."""
+        """Tell whether both ranges share a hash; ranges that only touch do not."""
         return self.start < other.end and other.start < self.end
 
     def covers(self, other: "KeyRange") -> bool:
@@ -49,7 +49,7 @@ class KeyRange:
         return self.start <= other.start and other.end <= self.end
 
     def intersection(self, other: "KeyRange") -> "KeyRange | None":
-        """Return what both hold, or None when they share nothing."""
+        """Return the hashes that both ranges hold, or None when they share none."""
         start, end = max(self.start, other.start), min(self.end, other.end)
         return KeyRange(start, end) if start < end else None
 
@@ -79,7 +79,7 @@ def _matches(pattern: re.Pattern[str], value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    """Tell whether `value` is a whole number; True and False are none."""
+    """Tell whether `value` is a whole number; True and False do not count as numbers."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -90,7 +90,7 @@ class Name(str):
     what: ClassVar[str] = "name"
 
     def __new__(cls, value: str) -> Self:
-        """Validate `value`; a value of this class comes back as an equal one."""
+        """Validate `value`; a value that is already of this class gives an equal one."""
         if not _matches(_NAME, value):
             raise UserError(
                 f"{value!r} is not a valid {cls.what}: use 1 to 128 of the letters A-Z a-z, "
@@ -130,7 +130,7 @@ class SavepointName(Name):
 
 
 class Token(str):
-    """128 random bits as 32 hex digits: one attempt of one task, or one driver."""
+    """128 random bits as 32 hex digits: names one attempt of one task, or one driver."""
 
     __slots__ = ()
 
@@ -184,7 +184,7 @@ class Generation(Ordinal):
 
 @dataclass(frozen=True, slots=True)
 class Subtask:
-    """One of `parallelism` equal workers of an operator, owner of one key range."""
+    """One of `parallelism` equal parts of an operator; it owns one key range."""
 
     index: int
     parallelism: int
@@ -208,7 +208,7 @@ class Subtask:
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """Who a subtask is: the identity its state files are named and filtered by."""
+    """The identity of a subtask, by which its state files are named and filtered."""
 
     job: JobId
     operator: OperatorId

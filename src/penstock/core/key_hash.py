@@ -24,10 +24,10 @@ The algorithm, in arithmetic modulo 2**64. `G` is 0x9E3779B97F4A7C15, `BYTES_SEE
 | dictionary, run-end encoded, extension | as the values or the storage |
 | several columns | h = hash of the first, then h = `combine(h, hash of next)` |
 
-So a value hashes the same after its type was widened (int32 to int64, float to double,
-string to large_string, a decimal of the same scale), and a unit or scale change is a
-different key. There are as many 64-bit integers as hashes, so one of them, 2154821783102845885,
-has to share null's. `hash_bits` in the settings keeps only the top bits: a switch for tests.
+So a value keeps its hash when its type is widened (int32 to int64, float to double, string to
+large_string, a decimal of the same scale), and a value in another unit or scale is a different
+key. There are as many 64-bit integers as hashes, so one of them, 2154821783102845885, shares
+the hash of null. The setting `hash_bits` keeps only the top bits; it exists for tests.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,14 +56,14 @@ _types = pa.types
 def hash_keys(columns: Sequence[Column], *, row_count: int | None = None) -> Hashes:
     """Return the hash of each row's key, made of one or several columns in order.
 
-    Without columns there is one key, the empty one: `row_count` zeros.
+    Without columns every row has the same, empty key: the result is `row_count` zeros.
     """
     hashes = hash_keys_uncut(columns, row_count=row_count)
     return keep_top_bits(hashes, settings.current().hash_bits)
 
 
 def hash_keys_uncut(columns: Sequence[Column], *, row_count: int | None = None) -> Hashes:
-    """Return all 64 bits of the hashes, whatever the settings say."""
+    """Return all 64 bits of the hashes, also if the setting `hash_bits` is smaller."""
     if not columns:
         return np.zeros(row_count or 0, dtype=np.uint64)
     lengths = [len(column) for column in columns]
@@ -88,14 +88,14 @@ def keep_top_bits(hashes: Hashes, bits: int) -> Hashes:
 
 
 def owners_of(hashes: Hashes, parallelism: int) -> npt.NDArray[np.int64]:
-    """Return `owner_of` of each hash: the index of the subtask it belongs to."""
+    """Return `owner_of` for each hash: the index of the subtask that owns it."""
     if not 1 <= parallelism < 1 << 32:
         raise UserError(
             f"parallelism {parallelism!r} cannot own keys: need 1 <= parallelism < 2**32",
             code=ErrorCode.INVALID_NUMBER,
             parallelism=parallelism,
         )
-    # The upper word of a 64 x 32 bit product, from two products that cannot overflow.
+    # This is the upper word of a 64 x 32 bit product, made of two products that fit 64 bits.
     factor, half = np.uint64(parallelism), np.uint64(32)
     carried = ((hashes & np.uint64(0xFFFFFFFF)) * factor) >> half
     return ((((hashes >> half) * factor) + carried) >> half).astype(np.int64)
@@ -151,7 +151,7 @@ def _hash_integers(array: Any) -> Hashes:
 
 
 def _hash_floats(array: Any) -> Hashes:
-    with np.errstate(invalid="ignore"):  # signalling NaNs are as good as others
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN like any other
         values = _raw_values(array, f"f{array.type.bit_width // 8}").astype(np.float64)
         values += 0.0  # turns -0.0 into 0.0
     values[np.isnan(values)] = np.nan
@@ -210,7 +210,7 @@ def _hash_fixed_size_lists(array: Any) -> Hashes:
 
 
 def _hash_lists(values: Any, bounds: npt.NDArray[np.int64]) -> Hashes:
-    """Hash each list from a running sum, so that the length of the longest does not matter."""
+    """Hash each list from a running sum, so that the cost does not grow with the longest list."""
     first, lengths = int(bounds[0]), np.diff(bounds)
     elements = _hash_array(values.slice(first, int(bounds[-1]) - first))
     starts = bounds - first
@@ -264,12 +264,12 @@ _HASHERS: tuple[tuple[tuple[Callable[[Any], bool], ...], _Hasher], ...] = (
     ),
     ((_is_extension,), lambda array: _hash_array(array.storage)),
 )
-"""The first kind that a type is of says how its values are hashed."""
+"""The first entry whose test accepts a type gives the function that hashes its values."""
 
 
 @lru_cache(maxsize=1024)
 def _hasher_of(data_type: pa.DataType) -> _Hasher:
-    """Return the function that hashes arrays of this type, which it and its parts allow."""
+    """Return the function that hashes arrays of this type; its nested types are checked too."""
     for kinds, hasher in _HASHERS:
         if any(is_kind(data_type) for is_kind in kinds):
             for nested in _nested_types(data_type):

@@ -1,7 +1,7 @@
 """Stream schemas: which columns a stream has, which one is its event time, which are its key.
 
-Event times are microseconds since 1970-01-01 UTC; timestamps without a zone are taken as
-UTC, and finer ones are rounded down.
+Pure. Event times are microseconds since 1970-01-01 UTC; timestamps without a zone are taken
+as UTC, and finer ones are rounded down.
 """
 
 import json
@@ -28,7 +28,7 @@ Rows: TypeAlias = pa.RecordBatch | pa.Table
 
 @dataclass(frozen=True, slots=True)
 class StreamSchema:
-    """The columns of a stream and their roles. Valid by construction; pickles."""
+    """The columns of a stream and their roles. Valid by construction, and can be pickled."""
 
     schema: pa.Schema
     time_column: str | None = None
@@ -87,7 +87,7 @@ class StreamSchema:
         raise SchemaError(problem, column=name)
 
     def to_bytes(self) -> bytes:
-        """Return the schema in Arrow's IPC form, the roles in its metadata."""
+        """Return the schema in Arrow's IPC form, with the roles in its metadata."""
         roles = json.dumps(
             {"time_column": self.time_column, "key_columns": self.key_columns}
         )
@@ -158,7 +158,7 @@ def _unknown(role: str, name: str, names: list[str]) -> str:
 
 
 def _types_of(schema: pa.Schema, name: str) -> list[Any]:
-    """Return the types of all columns of a name: there may be several by mistake."""
+    """Return the types of all columns of this name; a wrong schema may have several."""
     return [schema.field(index).type for index in schema.get_all_field_indices(name)]
 
 

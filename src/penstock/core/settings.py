@@ -1,6 +1,6 @@
 """Settings: the only reader of the environment and of the TOML file.
 
-For each setting the first of these that is present counts:
+Each setting has the value of the first of these places that names it:
 
     environment    PENSTOCK_HASH_BITS=64    PENSTOCK_COMPACTION_MIN_FILES=4
     TOML file      hash_bits = 64           [compaction] min_files = 4
@@ -9,8 +9,8 @@ For each setting the first of these that is present counts:
 The file is the one that `PENSTOCK_CONFIG` names, else `penstock.toml` in the working
 directory if there is one. Sizes are whole bytes or text such as "10GB" (powers of 1000) and
 "10GiB" (powers of 1024). An empty variable counts as absent. Names that start with
-`PENSTOCK_TEST_` belong to the test suite; every other unknown name is refused, because a
-misspelt setting that is silently ignored is found only when it hurts.
+`PENSTOCK_TEST_` belong to the test suite. Every other unknown name is refused, because a
+misspelt setting would otherwise be silently ignored.
 """
 
 import os
@@ -37,11 +37,11 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE
 _EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 _Bytes: TypeAlias = Annotated[int, Meta(le=(1 << 63) - 1)]
-"""A size. Its name ends in `_bytes`, and text is read with its unit."""
+"""A size. The setting's name ends in `_bytes`, and its text may have a unit."""
 _Directory: TypeAlias = str | None
-"""An absolute directory. Its name ends in `_root`."""
+"""An absolute directory. The setting's name ends in `_root`."""
 _Generations: TypeAlias = tuple[Annotated[int, Meta(ge=0, le=1_000)], ...] | None
-"""Numbers of generations, in a variable with commas. Its name ends in `_generations`."""
+"""Numbers of merges; a variable separates them by commas. The name ends in `_generations`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,41 +49,41 @@ class CompactionSettings:
     """When the files of a table are merged, and into what."""
 
     min_files: Annotated[int, Meta(ge=2, le=1_000)] = 4
-    """How many neighbouring files of one tier make a merge worth while."""
+    """How many neighbouring files of one tier are needed for a merge."""
     min_expiring_files: Annotated[int, Meta(ge=2, le=1_000)] = 8
-    """The same for tables by time: their files often expire before so many are there."""
+    """The same for tables by time, whose files often expire before a merge would pay."""
     max_runs: Annotated[int, Meta(ge=2, le=10_000)] = 16
-    """The hard limit of sorted runs per table and subtask: above it an epoch waits."""
+    """The limit of sorted runs per table and subtask: above it an epoch waits for a merge."""
     target_file_bytes: Annotated[_Bytes, Meta(ge=1 << 16)] = 128 << 20
     """A merge starts a new file at about this size."""
     compact_generations: _Generations = None
-    """Only files that were merged this often take part in a merge, but for one that an epoch
-    waits for; None for all files. A file of an epoch is of generation 0."""
+    """Only files that were merged this often take part in a merge, except in a merge that an
+    epoch waits for. None allows all files. A file that an epoch wrote has generation 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What can be tuned without touching code. Valid by construction; read once per process."""
+    """All settings of a process. Valid by construction; read once per process."""
 
     hash_bits: Annotated[int, Meta(ge=1, le=64)] = 64
-    """How many top bits of the key hash are kept. For tests; state written with one value
-    cannot be read with another."""
+    """How many top bits of the key hash are kept. This is for tests: state written with one
+    value cannot be read with another."""
     cache_root: _Directory = None
     """Absolute directory of the executor's file cache; None for a directory of its own."""
     cache_limit_bytes: Annotated[_Bytes, Meta(ge=1 << 20)] = 10 << 30
-    """How large the file cache may grow before the least recently used files go."""
+    """How large the file cache may grow before the least recently used entries are removed."""
     memory_budget_bytes: Annotated[_Bytes, Meta(ge=1 << 20)] = 256 << 20
     """How much of a keyed table one subtask may hold in memory at a time."""
     keep_epochs: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
-    """How many of the newest epochs stay restorable; savepoints stay besides."""
+    """How many of the newest epochs stay restorable; savepoints stay as well."""
     profile_root: _Directory = None
-    """Absolute directory where every task leaves what cProfile saw of it; None for nowhere."""
+    """Absolute directory to which every task writes its cProfile data; None writes none."""
     exchange_compression: Literal["none", "lz4"] = "none"
-    """How rows are compressed between tasks: "none", or "lz4" for slow networks where the
-    engine does not compress what it shuffles; Spark does by default."""
+    """How rows are compressed between tasks: "none", or "lz4" for slow networks if the engine
+    does not compress its shuffles. Spark compresses them by default."""
     epoch_deadline_seconds: Annotated[int, Meta(ge=1, le=31_536_000)] = 21_600
-    """On Spark: how long an epoch that reads may run before it is cancelled, because one of
-    its sources must be stuck. Far longer than any epoch should take."""
+    """On Spark: how long an epoch that reads may run. A longer one is cancelled, because one
+    of its sources must be stuck. The default is far longer than any epoch should take."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ def load_settings(
 ) -> Settings:
     """Read the settings again; one `SettingsError` names everything that is wrong with them.
 
-    `environ` stands in for the process's environment, `path` for the file it would name.
+    `environ` replaces the process's environment, `path` the file that it would name.
     """
     variables = os.environ if environ is None else environ
     values = _values_of(Settings())
@@ -137,14 +137,15 @@ _adopted: Settings | None = None
 
 
 def current() -> Settings:
-    """Return the settings of this process: read at the first call, then always the same."""
+    """Return the settings that `adopt` was given, else those read at the first call."""
     return _loaded() if _adopted is None else _adopted
 
 
 def adopt(settings: Settings) -> None:
-    """Use the driver's settings instead of this process's own: what workers do first.
+    """Use the driver's settings instead of this process's own; workers call this first.
 
-    They must agree: a key hash of another width would look for state in the wrong place.
+    Driver and workers must agree: with another `hash_bits` a worker would look for state in
+    the wrong place.
     """
     global _adopted  # noqa: PLW0603 (one per process)
     _adopted = settings
@@ -156,12 +157,12 @@ def _loaded() -> Settings:
 
 
 def variable(name: str) -> str | None:
-    """Return a variable that belongs to another program, such as JAVA_HOME; empty counts as none."""
+    """Return a variable of another program, such as JAVA_HOME; an empty one counts as absent."""
     return os.environ.get(name) or None
 
 
 _Entry: TypeAlias = tuple[str, object, str]
-"""A key that may be unknown, the value that was written for it, and where that was."""
+"""A key, which may be unknown, the value that was written for it, and the place of that."""
 
 
 def _entries_of(variables: Mapping[str, str]) -> Iterator[_Entry]:
@@ -204,7 +205,7 @@ def _variable_of(key: str) -> str:
 
 
 def _values_of(settings: Settings) -> dict[str, Any]:
-    """Return what each setting is, by its key in the file."""
+    """Return the value of each setting, by its key in the file."""
     sections = {"": settings, "compaction": settings.compaction}
     return {
         key: getattr(sections[key.rpartition(".")[0]], key.rpartition(".")[2])
@@ -213,7 +214,7 @@ def _values_of(settings: Settings) -> dict[str, Any]:
 
 
 def _parse(key: str, raw: object) -> object:
-    """Return the numbers that a text or list stands for, if it does; anything else as it is."""
+    """Return the number or numbers that a text or list holds; other values stay as they are."""
     if key.endswith("_generations") and isinstance(raw, str | list):
         parts = raw.split(",") if isinstance(raw, str) else raw
         return tuple(int(part) if str(part).strip().isdigit() else part for part in parts)
@@ -236,7 +237,7 @@ def _fits(key: str, value: object) -> bool:
 
 
 def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong between settings; those that are wrong by themselves are None."""
+    """Yield contradictions between settings; a setting with an invalid value is None here."""
     min_files, max_runs = values["compaction.min_files"], values["compaction.max_runs"]
     if min_files is not None and max_runs is not None and min_files > max_runs:
         yield (

@@ -1,28 +1,28 @@
-"""Signals: what travels between operators beside the rows, and how watermarks are merged.
+"""Signals: what operators send each other besides rows, and how watermarks are merged.
 
-Event times are whole microseconds since 1970-01-01 UTC, negative before it, and fit a
+Pure. Event times are whole microseconds since 1970-01-01 UTC, negative before it, and fit a
 signed 64-bit integer.
 
-| Signal | Says |
+| Signal | Meaning |
 |---|---|
 | `EventTime` | no row before this instant will follow |
-| `Idle` | this input has nothing to say and must not hold the others back |
+| `Idle` | this input has no rows and must not hold the others back |
 | `CheckpointBarrier` | the rows of this epoch are complete: write a checkpoint |
 | `Stop` | stop now, without flushing windows |
 | `EndOfData` | no row will ever follow |
 
-Several inputs agree on how far event time has come by these rules. Pure.
+These rules say how far the event time of an operator with several inputs has come:
 
-| rule | |
+| Rule | Reason |
 |---|---|
-| an input without a watermark yet keeps the result unknown | nothing may be closed |
+| an input without a watermark yet keeps the result unknown | its rows may have any time |
 | an idle input is left out | it must not hold the others back |
-| all idle is idle | repeating the last instant would close what a waking input could fill |
-| an ended input is left out, too | only when all have ended is this the end |
-| never backwards | what was closed stays closed |
+| if all inputs are idle, the result is idle | an input that wakes may still fill open windows |
+| an ended input is left out, too | the result is the end only when all inputs have ended |
+| the result never goes back | what was closed stays closed |
 
-Producers repeat their watermark in every epoch, so the only memory is one value per input
-of an operator: it is kept in the manifest, the same for all subtasks.
+Producers repeat their watermark in every epoch, so only one value per input of an operator
+is stored. It is in the manifest and is the same for all subtasks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,7 +53,7 @@ class EventTime:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A watermark that makes no promise: the input is silent and must be left out."""
+    """A watermark without a promise: the input has no rows and is left out of the merge."""
 
 
 IDLE = Idle()
@@ -65,21 +65,21 @@ Watermark: TypeAlias = EventTime | Idle
 
 @dataclass(frozen=True, slots=True)
 class InputWatermark:
-    """How far one input of an operator has come; neither set means it has sent nothing yet."""
+    """How far one input of an operator has come; with the defaults it has sent nothing yet."""
 
     event_time_micros: int | None = None
     idle: bool = False
     producer: str = ""
-    """Which operator and output feed the input; "" where that is not known."""
+    """The operator and output that feed the input; "" if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """The end of an epoch's rows: an operator that has it from every input writes its state."""
+    """The end of an epoch's rows: with one from every input, an operator writes its state."""
 
     epoch: Epoch
     min_epoch: Epoch
-    """The oldest epoch still retained; what only older ones need may be dropped."""
+    """The oldest epoch still retained; state that only older epochs need may be dropped."""
     timestamp_micros: int
     """When the driver began the epoch, by its clock."""
     then_stop: bool = False
@@ -99,7 +99,7 @@ class CheckpointBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop at once: windows stay open, so that a restart goes on where this run stopped."""
+    """Stop at once. Windows stay open, so that a restart goes on where this run stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,10 @@ SignalMessage: TypeAlias = CheckpointBarrier | EventTime | Idle | Stop | EndOfDa
 
 
 def merge(latest: Iterable[Watermark | None]) -> Watermark | None:
-    """Return the watermark all have reached: None while one is silent, idle if all are.
+    """Return the watermark that all have reached: None while one has none, idle if all are.
 
-    Idle and ended ones alone are idle, not ended: the idle ones may wake up.
+    If every input is idle or ended and one is idle, the result is idle, not ended: the idle
+    input may wake up.
     """
     lowest: EventTime | None = None
     has_idle = False
@@ -131,12 +132,12 @@ def merge(latest: Iterable[Watermark | None]) -> Watermark | None:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What an operator knows about event time after an epoch's input."""
+    """The event time of an operator after an epoch's input."""
 
     inputs: tuple[InputWatermark, ...]
-    """To be remembered per input."""
+    """The value to store for each input."""
     watermark: Watermark | None
-    """What `handle_watermark` is called with; it is not called for None."""
+    """The argument of `handle_watermark`, which is not called for None."""
 
     event_time: EventTime | None = None
     """How far event time has come, also while all inputs are idle."""
@@ -150,10 +151,10 @@ class Advance:
 def advance(
     previous: Sequence[InputWatermark], sent: Sequence[Watermark | None]
 ) -> Advance:
-    """Merge what the inputs sent in this epoch into what was known before.
+    """Merge what the inputs sent in this epoch into the watermarks of the epoch before.
 
-    An input that was left out while idle comes back at the operator's watermark: it may not
-    take back what the others were promised.
+    An input that was left out while idle comes back at the operator's watermark, because the
+    operator has already promised that watermark to its consumers.
     """
     known = [_advance_input(old, new) for old, new in zip(previous, sent, strict=True)]
     watermark = merge(map(current, known))
@@ -164,10 +165,10 @@ def advance(
 def merge_subtasks(
     of_subtasks: Sequence[Sequence[InputWatermark]],
 ) -> tuple[InputWatermark, ...]:
-    """Return the one value per input that stands for all subtasks of an operator.
+    """Return one value per input for all subtasks of an operator.
 
-    Behind an exchange they are equal. Behind a forward edge the slowest counts, idle
-    subtasks left out, exactly as if an exchange stood between.
+    Behind an exchange the subtasks have equal values. Behind a forward edge the slowest
+    subtask counts and idle ones are left out, exactly as an exchange would merge them.
     """
     columns = list(zip(*of_subtasks, strict=True))
     merged = [merge(map(current, column)) for column in columns]
@@ -180,8 +181,8 @@ def merge_subtasks(
         else:
             times = [known.event_time_micros for known in column if known.idle]
             raised = [micros for micros in times if micros is not None]
-            # While another input is silent, nothing was promised that it would have to come
-            # back at.
+            # While another input has no watermark, the operator has promised none, so an idle
+            # input has no watermark to come back at.
             if None in merged and None in times:
                 raised = []
             inputs.append(InputWatermark(min(raised, default=None), idle=True))
@@ -198,14 +199,14 @@ def event_time_of(inputs: Sequence[InputWatermark]) -> EventTime | None:
 
 
 def has_ended(inputs: Sequence[InputWatermark]) -> bool:
-    """Tell whether all inputs have ended; false for a source, which has none."""
+    """Tell whether all inputs have ended; False for a source, which has no inputs."""
     return event_time_of(inputs) == MAX_EVENT_TIME
 
 
 def _advance_input(previous: InputWatermark, sent: Watermark | None) -> InputWatermark:
     match sent:
         case None:
-            # Silent is not idle: an input without a watermark may still have rows of any time.
+            # No watermark is not idle: such an input may still have rows of any time.
             return InputWatermark(previous.event_time_micros)
         case Idle() if previous.event_time_micros == MAX_EVENT_TIME.micros:
             return previous
@@ -217,7 +218,7 @@ def _advance_input(previous: InputWatermark, sent: Watermark | None) -> InputWat
 
 
 def current(known: InputWatermark) -> Watermark | None:
-    """Return what an input says at present, or None while it is silent."""
+    """Return the current watermark of an input, or None while it has sent none."""
     if known.idle:
         return IDLE
     if known.event_time_micros is None:
@@ -228,7 +229,7 @@ def current(known: InputWatermark) -> Watermark | None:
 def _raise_idle(
     inputs: list[InputWatermark], watermark: Watermark | None
 ) -> tuple[InputWatermark, ...]:
-    """Bring idle inputs to the watermark of their operator; those further ahead stay there."""
+    """Raise idle inputs to the watermark of their operator; those ahead of it stay there."""
     raised = []
     for known in inputs:
         before = known.event_time_micros

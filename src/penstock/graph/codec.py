@@ -1,7 +1,7 @@
-"""Graphs ↔ bytes: msgpack, the same bytes for graphs that are built alike.
+"""Graphs ↔ bytes: msgpack, with the same bytes for graphs built from the same values.
 
-The bytes travel to executors and name a graph by their checksum. Functions of users pass
-through in the form they were pickled in; nothing is unpickled here. A config's types count:
+Pure. The bytes are sent to executors, and their checksum is the graph's fingerprint. User
+functions stay in their pickled form; nothing is unpickled here. The types in a config count:
 `1`, `1.0` and `True` are different values.
 """
 
@@ -18,7 +18,7 @@ from penstock.graph.logical import LogicalGraph, Node, OperatorSpec, Plain, User
 
 _FORMAT = 1
 _USER_FUNCTION = 1
-"""The number of the msgpack extension that holds one."""
+"""The number of the msgpack extension that holds a user function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _WireNode(Node):
 
 @dataclass(frozen=True, slots=True)
 class _WireGraph(LogicalGraph):
-    """A graph whose configs are plain values of msgpack."""
+    """A graph whose configs hold only values that msgpack has."""
 
     nodes: tuple[_WireNode, ...]
 
@@ -44,7 +44,7 @@ class _Wire(msgspec.Struct):
 
 
 def _to_wire(value: Any) -> Any:
-    """Return a value that msgspec does not know as one that it does."""
+    """Return a value that msgspec cannot encode in a form that it can."""
     if isinstance(value, pa.Schema):
         return value.serialize().to_pybytes()
     return str(value) if isinstance(value, str) else dict(value)
@@ -65,7 +65,7 @@ def _read_extension(code: int, data: memoryview) -> UserFunction:
     return msgspec.msgpack.decode(data, type=UserFunction)
 
 
-# Mappings are equal in any order, so the bytes must not depend on it.
+# Mappings are equal in any order, so the bytes must not depend on the order.
 _ENCODER = msgspec.msgpack.Encoder(order="sorted", enc_hook=_to_wire)
 _DECODER = msgspec.msgpack.Decoder(_Wire, dec_hook=_from_wire, ext_hook=_read_extension)
 
@@ -113,7 +113,7 @@ def decode_graph(data: bytes) -> LogicalGraph:
 
 
 def fingerprint_of(graph: LogicalGraph) -> str:
-    """Return 16 hex digits that tell this graph from others."""
+    """Return 16 hex digits that differ between graphs."""
     return f"{checksum_of(encode_graph(graph)):016x}"
 
 

@@ -1,4 +1,6 @@
-"""The logical graph: operators by kind and config, and the edges between them. Plain data.
+"""The logical graph: operators by kind and config, and the edges between them.
+
+Plain data, and pure functions over it.
 
     LogicalGraph(
         job=JobId("clicks"),
@@ -10,9 +12,9 @@
 An input of a node takes exactly one edge; a union has several inputs. An output may feed
 any number of edges, or none.
 
-`topological_order` puts producers first, and `find_cycles` says why it cannot. Ties are broken
-by the graph's own order of nodes, so equal graphs are ordered equally. Edges that name an
-unknown operator are left out: `validate` reports them.
+`topological_order` puts producers before consumers, and `find_cycles` returns the cycles that
+prevent this. The graph's own order of nodes breaks ties, so equal graphs are ordered equally.
+Both ignore edges that name an unknown operator: `validate` reports those.
 """
 
 import heapq
@@ -27,9 +29,9 @@ from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
 
 MAIN = "main"
-"""The output that a stream goes on by; every other output is a side output."""
+"""The ordinary output of an operator; every other output is a side output."""
 LATE = "late"
-"""The side output of rows that came after their time."""
+"""The side output of rows that came after all their windows had closed."""
 BAD = "bad"
 """The side output of rows that could not be read or computed."""
 
@@ -38,18 +40,18 @@ class Exchange(StrEnum):
     """How an edge brings rows from the producer's subtasks to the consumer's."""
 
     FORWARD = "forward"
-    """Subtask i to subtask i; both sides have the same parallelism."""
+    """Subtask i sends to subtask i; both sides have the same parallelism."""
     BY_KEY = "by-key"
-    """To the owner of the key; the consumer's input schema names the key columns."""
+    """Rows go to the owner of the key; the consumer's input schema names the key columns."""
     REBALANCE = "rebalance"
-    """Evenly, batch by batch, in turn."""
+    """Batches go to the subtasks in turn."""
     BROADCAST = "broadcast"
-    """All rows to every subtask."""
+    """All rows go to every subtask."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A user's function or object in pickled form, with a name for people."""
+    """A user's function or object in pickled form, with a name to show."""
 
     name: str
     pickled: bytes = field(repr=False)
@@ -66,12 +68,12 @@ Plain: TypeAlias = Union[  # noqa: UP007 (a recursive alias needs the string for
     Mapping[str, "Plain"],
     None,
 ]
-"""What a config is made of."""
+"""The values that a config may hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """What builds an operator: a kind the registry knows, and its config."""
+    """What an operator is built from: a kind of the registry, and a config."""
 
     kind: str
     config: Mapping[str, Plain] = field(default_factory=dict)
@@ -79,19 +81,19 @@ class OperatorSpec:
 
 @runtime_checkable
 class Readable(Protocol):
-    """What a connector's function returns if it can be read from."""
+    """The result of a connector's function that can be read from."""
 
     def source_spec(self) -> OperatorSpec:
-        """Return what builds the source."""
+        """Return what the source is built from."""
         ...
 
 
 @runtime_checkable
 class Writable(Protocol):
-    """What a connector's function returns if it can be written to."""
+    """The result of a connector's function that can be written to."""
 
     def sink_spec(self) -> OperatorSpec:
-        """Return what builds the sink."""
+        """Return what the sink is built from."""
         ...
 
 
@@ -100,24 +102,24 @@ class WatermarkSpec:
     """How a source's watermark follows from its rows' event times."""
 
     lateness_micros: int = 0
-    """How far rows may lag behind the latest one of their split."""
+    """How far rows may lag behind the latest row of their split."""
     idle_timeout_micros: int | None = None
-    """After so much processing time without rows a split no longer holds the others back."""
+    """After this processing time without rows a split is idle and holds no other back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator: its identity, what builds it, and the streams it takes and gives."""
+    """One operator: its identity, its spec, and the streams that it reads and emits."""
 
     operator: OperatorId
     spec: OperatorSpec
     parallelism: int = 1
     inputs: tuple[StreamSchema, ...] = ()
-    """What it expects at each input, keys included; () for a source."""
+    """The schema it expects at each input, keys included; () for a source."""
     outputs: Mapping[str, StreamSchema] = field(default_factory=dict)
-    """By name; `MAIN` is the ordinary one. A sink has none."""
+    """The schemas it emits, by output; `MAIN` is the ordinary output. A sink has none."""
     watermark: WatermarkSpec | None = None
-    """For a source with event time."""
+    """Only a source with event time has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +139,14 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class LogicalGraph:
-    """A whole pipeline. Not yet known to be sound: see `validate`."""
+    """A whole pipeline. It may have mistakes: `validate` finds them."""
 
     job: JobId
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...] = ()
 
     def node(self, operator: str) -> Node:
-        """Return the node of an operator; the graph is known to have it."""
+        """Return the node of an operator, which the graph must have."""
         return next(node for node in self.nodes if node.operator == operator)
 
     def edges_into(self, operator: str) -> tuple[Edge, ...]:
@@ -158,12 +160,12 @@ class LogicalGraph:
 
 
 def topological_order(graph: LogicalGraph) -> tuple[OperatorId, ...]:
-    """Return the operators, each behind all its producers; those behind a cycle are left out."""
+    """Return the operators, each after its producers; those after a cycle are left out."""
     producers = _producers_in(graph)
     operators = list(producers)
     positions = {operator: index for index, operator in enumerate(operators)}
     sorter = TopologicalSorter(producers)
-    with suppress(CycleError):  # it goes on as far as the cycles allow
+    with suppress(CycleError):  # operators before the cycles are still returned
         sorter.prepare()
     ready: list[int] = []
     order: list[OperatorId] = []
@@ -177,9 +179,9 @@ def topological_order(graph: LogicalGraph) -> tuple[OperatorId, ...]:
 
 
 def find_cycles(graph: LogicalGraph) -> list[tuple[OperatorId, ...]]:
-    """Return cycles that share no operator: without their operators none is left.
+    """Return cycles that share no operator; without their operators the graph has no cycle.
 
-    A cycle starts at its operator that comes first in the graph, and follows the edges.
+    A cycle starts at the operator that comes first in the graph, and follows the edges.
     """
     producers = _producers_in(graph)
     positions = {operator: index for index, operator in enumerate(producers)}

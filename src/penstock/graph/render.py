@@ -1,7 +1,7 @@
-"""How a graph is shown: plain values for programs, JSON, and Mermaid for people. Pure.
+"""How a graph is shown: as plain values, as JSON, and as a Mermaid flow chart.
 
-`explain`, the command line and the console all draw from one `RenderedGraph`. Functions of
-users appear by name; bytes by their size, never themselves.
+Pure. `explain`, the command line and the console all draw from one `RenderedGraph`. User
+functions are shown by name, and bytes by their number, never by their content.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class RenderedOperator:
     kind: str
     parallelism: int
     facts: Mapping[str, str]
-    """What is worth knowing of its config, as short text."""
+    """The parts of its config that are shown, as short text."""
     outputs: Mapping[str, RenderedStream]
 
 
@@ -56,7 +56,7 @@ class RenderedEdge:
     input_index: int
     exchange: str
     key_columns: tuple[str, ...]
-    """What rows are sent by; empty unless the exchange is by key."""
+    """The columns that rows are sent by; empty unless the exchange is by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class RenderedGraph:
 def render(
     graph: LogicalGraph, facts: Mapping[str, Mapping[str, str]] | None = None
 ) -> RenderedGraph:
-    """Return what to draw; `facts` by operator stand in for the text of its config.
+    """Return what to draw; `facts` of an operator are shown instead of its config.
 
-    A graph need not be sound to be drawn.
+    A graph with mistakes can be drawn, too.
     """
     known = facts or {}
     operators = [_render_node(node, known.get(node.operator)) for node in graph.nodes]
@@ -121,7 +121,7 @@ def _render_node(node: Node, facts: Mapping[str, str] | None) -> RenderedOperato
 def _render_edge(graph: LogicalGraph, edge: Edge) -> RenderedEdge:
     keys: tuple[str, ...] = ()
     if edge.exchange is Exchange.BY_KEY:
-        # A graph that is drawn to show what is wrong with it may lack the input.
+        # The graph may have mistakes, so the input may not exist.
         inputs = [node.inputs for node in graph.nodes if node.operator == edge.target]
         if inputs and 0 <= edge.input_index < len(inputs[0]):
             keys = inputs[0][edge.input_index].key_columns
@@ -132,7 +132,7 @@ def _render_edge(graph: LogicalGraph, edge: Edge) -> RenderedEdge:
 
 
 def _describe_edge(edge: RenderedEdge) -> str:
-    """Say what is not ordinary: a side output, another input than the first, an exchange."""
+    """Return what is not ordinary: a side output, another input than the first, an exchange."""
     parts = []
     if edge.output != MAIN:
         parts.append(edge.output)

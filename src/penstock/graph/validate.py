@@ -1,7 +1,7 @@
-"""Whether a graph can run: every problem of it at once, each with its operator and its fix. Pure.
+"""Whether a graph can run: all its problems at once, each with its operator and its fix.
 
-What operators declare beyond the graph (tables, timers, kinds and configs) is checked where
-they are built.
+Pure. What operators declare beyond the graph (tables, timers, kinds and configs) is checked
+when they are built.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ def validate(graph: LogicalGraph) -> None:
 
 
 def find_problems(graph: LogicalGraph) -> list[str]:
-    """Return what keeps a graph from running, a line each; nothing for a sound one."""
+    """Return the problems that keep a graph from running, a line each."""
     if not graph.nodes:
         return ["it has no operators: read from a source and write to a sink"]
     nodes: dict[str, Node] = {}

@@ -1,6 +1,6 @@
 """State: tables kept in incremental Parquet checkpoints under a fenced protocol.
 
-From the bottom: `proto` (durable messages), `storage` (the object store seam), `protocol`
-(pure decisions about checkpoints), `files` (state files: encoding, cache, migration),
-`checkpoints` (the protocol carried out against a store), `tables` (what operators use).
+From the bottom: `proto` (durable messages), `storage` (object stores), `protocol` (pure
+decisions about checkpoints), `files` (state files: encoding, cache, migration), `checkpoints`
+(the protocol run against a store), `tables` (what operators use).
 """

@@ -1,10 +1,10 @@
-"""One job's checkpoints in one store: what a driver and the command line call.
+"""One job's checkpoints in one store: the methods that a driver and the command line call.
 
-Every method is one workflow of the protocol, run to its end. A storage error leaves the
-job as some crash at that point would: calling again, or taking over again, is safe.
+Every method of `JobCheckpoints` runs one workflow of the protocol to its end. A storage error
+leaves the job as a crash at that point would: calling again, or taking over again, is safe.
 
-`ParquetBackend` keeps the metadata that a manifest refers to: written once, verified on
-every read.
+`ParquetBackend` stores the metadata objects that a manifest refers to: each is written once
+and verified on every read.
 """
 
 from dataclasses import dataclass, field
@@ -65,21 +65,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EpochStatus:
-    """One kept epoch, for people: what it is and whether the job still builds on it."""
+    """One kept epoch, as the command line shows it."""
 
     record: EpochRecord
     status: CheckpointStatus
     canonical: bool | None
     """Whether the newest epoch descends from it; False for one that a restore abandoned.
 
-    None where that is not known: for a savepoint older than epochs that are given up.
+    It is None if that is not known: for a savepoint older than epochs that are given up.
     """
     savepoints: tuple[SavepointName, ...]
 
 
 @dataclass(slots=True)
 class JobCheckpoints:
-    """A job's checkpoints. Holds no authority: that travels in claims, permits and pins."""
+    """A job's checkpoints. It holds no authority: claims, permits and pins carry that."""
 
     store: ObjectStore
     job: JobId
@@ -96,8 +96,8 @@ class JobCheckpoints:
     ) -> TakeOverOutcome:
         """Find where to go on after a replayed commit.
 
-        Pass as `unreplayable` what could not be committed because it is damaged: a restore
-        in force then goes on without it.
+        `unreplayable` is a checkpoint that could not be committed because it is damaged: a
+        restore in force then goes on without it.
         """
         actor = self._actor(claim.job, claim.owner)
         return self._run(takeover.resume(actor, claim, unreplayable=unreplayable))
@@ -132,7 +132,7 @@ class JobCheckpoints:
         )
 
     def release_origin(self, claim: ClaimRecord) -> bool:
-        """Let a branch's origin go, when `collect` said that nothing kept needs it."""
+        """Remove a branch's pin on its origin, once `collect` returned `needs_origin=False`."""
         return self._run(restoring.release_origin(self._actor(claim.job), claim))
 
     def sweep(self, claim: ClaimRecord) -> SweepOutcome:
@@ -148,11 +148,11 @@ class JobCheckpoints:
         return self._run(retention.unpin(self._actor(), [name]))
 
     def read_retention(self) -> RetentionRecord:
-        """Return what is pinned and what is given up now."""
+        """Return the pins and the given-up epochs as of the newest retention record."""
         return self._run(retention.read_retention(self._actor()))
 
     def pins(self) -> tuple[Pin, ...]:
-        """Return everything pinned now: savepoints, restores under way, branches."""
+        """Return all current pins: savepoints, restores under way, branches."""
         return self.read_retention().pins
 
     def plan_restore(self, which: Epochs) -> RestorePlan:
@@ -176,7 +176,7 @@ class JobCheckpoints:
         return found
 
     def identity(self) -> Token | None:
-        """Return what no other job has, not even a later one of this name; None before a claim."""
+        """Return a token of this job that no later job of its name has; None before a claim."""
         first = self._run(read_identity(self.job))
         return None if first is None else first.owner
 
@@ -185,12 +185,12 @@ class JobCheckpoints:
         return self._run(self._read_newest())
 
     def is_committed(self, manifest: CheckpointManifest) -> bool:
-        """Tell whether nothing is left to commit of an acknowledged epoch."""
+        """Tell whether an acknowledged epoch has nothing left to commit."""
         marker = marker_path(manifest.ref)
         return not manifest.needs_commit or self.store.size(marker) is not None
 
     def is_to_be_restored(self, manifest: CheckpointManifest) -> bool:
-        """Tell whether the job was asked to go back, and has published nothing since this epoch."""
+        """Tell whether a restore was requested and no epoch was published after this one."""
         request = find_restore_request(self.job, manifest.ref.generation)
         return self._run(request) is not None
 
@@ -232,7 +232,7 @@ class JobCheckpoints:
         return found
 
     def _actor(self, job: JobId | None = None, token: Token | None = None) -> Actor:
-        """Return who acts now; what acts by a claim acts on the job of the claim."""
+        """Return a new actor; a workflow that has a claim acts on the job of the claim."""
         return Actor(
             job or self.job, token or new_token(), self.clock.now_micros(), self.rules
         )
@@ -242,9 +242,10 @@ class JobCheckpoints:
 
 
 def _is_canonical(ref: CheckpointRef, expected: CheckpointRef | None) -> bool | None:
-    """Tell whether the newest epoch descends from `ref`; `expected` is the next that is.
+    """Tell whether the newest epoch descends from `ref`; `expected` is its next ancestor.
 
-    Epochs come in descending order: one above the expected number was passed over.
+    Epochs are passed in descending order. If `ref` is below `expected`, the record of
+    `expected` is missing, and the answer is None: not known.
     """
     if expected is None or expected.epoch <= ref.epoch:
         return ref == expected
@@ -273,7 +274,7 @@ class ParquetBackend:
     """The backing store beside the Parquet files: protobuf objects in the checkpoint's folder.
 
     Only the driver writes here, after every subtask's files are durable and before the
-    manifest. Data files are the tables' business.
+    manifest. The tables write the data files.
     """
 
     store: ObjectStore
@@ -281,7 +282,7 @@ class ParquetBackend:
     def write_operator_checkpoint_metadata(
         self, ref: CheckpointRef, metadata: OperatorCheckpointMetadata
     ) -> ObjectRef:
-        """Create the object; the same metadata again is fine, other metadata is refused."""
+        """Create the object. Writing the same metadata again is fine; other metadata is refused."""
         operator = metadata.operator_metadata
         path = metadata_path(ref, OperatorId(operator.operator_id), operator.subtask_index)
         data = seal(metadata)

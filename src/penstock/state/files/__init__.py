@@ -1,5 +1,5 @@
 """State files: one immutable Parquet file each, how it is encoded, cached and migrated.
 
-`state_file` is the value and the pure list algebra over it; the rest reads and writes.
-No table semantics live here: what a list of files means is the tables' business.
+`state_file` holds the value and the pure algebra of file lists; the other modules read and
+write. The meaning of a list of files is defined by the tables, not here.
 """

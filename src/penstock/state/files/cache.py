@@ -1,30 +1,28 @@
-"""The executor's cache: decoded pieces of state files as Arrow IPC under one folder.
+"""Caches of an executor: decoded pieces of state files on disk, and recent values in memory.
 
-Several processes share the folder and may be killed at any instant; the cache is only
-ever a copy, so losing an entry is always fine and serving a wrong one never is.
+`FileCache` keeps pieces of state files as Arrow IPC under one folder. Several processes share
+the folder and may be killed at any instant. The cache only holds copies, so losing an entry is
+always fine, and returning a wrong one never is. How it works:
 
-How it works
+- An entry is written under a temporary name and renamed, so a visible entry is complete. No
+  entry is ever changed in place, because reading a mapping of a file that shrank is SIGBUS.
+- An entry ends in a trailer with its own length, which is compared with the open file's length
+  before it is mapped. The trailer also holds the machine's boot id: bytes that were renamed but
+  not yet on disk when the machine died come back as zeros, so another boot's entries are
+  misses. On a system without a boot id, entries are flushed to disk before the rename.
+- A reader that finds no file has a miss. Removing an entry that a reader has mapped is
+  harmless: the mapping keeps the bytes.
+- The lock file `lock` orders writers. It holds the bytes in use: raised before an entry appears
+  (a crash in between only over-counts) and counted again at every eviction.
+- A hit updates the entry's modification time; eviction removes the entries that were not used
+  for longest. Entries that `remove` deleted stay counted until then.
+- A writer holds a lock on its temporary file, so a temporary file that can be locked has no
+  writer and is removed.
 
-- An entry is written to a temporary name and renamed: a visible entry is complete, and
-  no entry is ever changed in place, because a mapping of a file that shrinks is SIGBUS.
-- It ends in a trailer with its own length. The length is compared with the open file's
-  before it is mapped. The trailer also holds the machine's boot id: bytes renamed but not
-  yet on disk when the machine dies come back as zeros, so another boot's entries are
-  misses. Where there is no boot id, entries are flushed to disk before the rename.
-- A reader that finds no file has a miss. Removing an entry under a reader is harmless:
-  the mapping keeps the bytes.
-- The lock file `lock` orders writers: it holds the bytes in use, raised before an entry
-  appears (a crash in between only over-counts) and counted again at every eviction.
-- A hit touches the entry's modification time; eviction removes the longest untouched.
-  Entries removed earlier, with the files they are pieces of, stay counted until then.
-- A writer holds a lock on its temporary file, so one that can be locked has no writer
-  and is swept.
-
-Recent: values worth keeping while they are used again and again, and no longer.
-
-A cache that is limited by number alone grows until it is full, hours into a run. This one
-also forgets what was not used for some seconds, so its size follows the work. A forgotten
-value is computed again at most once per 10 s.
+`Recent` keeps values in memory while they are used. A cache that is limited by number alone
+grows until it is full, hours into a run. `Recent` also drops values that were not used for some
+seconds, so its size follows the work. While it is not full, a dropped value is computed again
+at most once per 10 s.
 """
 
 import errno
@@ -54,20 +52,20 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ENTRY_SUFFIX = ".arrow"
 _TEMPORARY_SUFFIX = ".part"
 _EVICT_TO = 0.9
-"""Evict a little more than needed, so that a full cache is not scanned at every write."""
+"""Eviction removes a little more than needed, so that not every write scans a full cache."""
 _RETRY_AFTER_PUTS = 64
 """How many writes to skip after one failed, before trying the disk again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """What an entry holds: one piece of one state file, in one decoded form."""
+    """The key of an entry: one piece of one state file, in one decoded form."""
 
     checksum: int
-    """Of the whole state file: its contents, whatever its name."""
+    """The checksum of the whole state file: equal contents share entries."""
     segment: int
     form: str = "rows"
-    """Which decoding: letters, digits and `-`. Another form of the same piece is another entry."""
+    """The decoded form: letters, digits and `-`. Each form of a piece is an entry of its own."""
 
     @property
     def file_name(self) -> str:
@@ -77,7 +75,7 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """What one process got out of the cache since it opened it."""
+    """The counters of one process since it opened the cache."""
 
     hits: int = 0
     misses: int = 0
@@ -89,8 +87,8 @@ class CacheStatistics:
 class FileCache:
     """Immutable record batches under one folder, shared by processes, limited in size.
 
-    Safe to use from threads. It never raises for what the disk does: a cache that cannot
-    write warns once and is then merely slow.
+    Threads may share it. It never raises errors of the disk: a cache that cannot write logs
+    one warning and is then only slow.
     """
 
     def __init__(
@@ -105,12 +103,12 @@ class FileCache:
         self._boot = _read_boot(boot_id_path)
 
     def statistics(self) -> CacheStatistics:
-        """Return the counters of this object as of now."""
+        """Return the current counters of this object."""
         with self._guard:
             return CacheStatistics(**self._counts)
 
     def get(self, key: CacheKey) -> pa.RecordBatch | None:
-        """Map an entry without copying it, or return None if there is none that can be trusted."""
+        """Map an entry without copying it; return None if there is no complete one of this boot."""
         batch = self.peek(key)
         if batch is None:
             self._count(misses=1)
@@ -128,7 +126,7 @@ class FileCache:
         try:
             size = os.fstat(descriptor).st_size
             end = size - _TRAILER.size
-            # A whole entry, written since the machine started, says so at its end.
+            # Only a complete entry of this boot ends in exactly this trailer.
             trailer = os.pread(descriptor, _TRAILER.size, end) if end > 0 else b""
             if trailer != _TRAILER.pack(_MAGIC, size, self._boot):
                 _remove(path)
@@ -148,11 +146,11 @@ class FileCache:
             return None
 
     def holds(self, key: CacheKey) -> bool:
-        """Tell whether an entry seems to be there, without counting it as a lookup."""
+        """Tell whether the entry's file exists, without counting it as a lookup."""
         return _exists(self.root / key.file_name)
 
     def put(self, key: CacheKey, batch: pa.RecordBatch) -> None:
-        """Store a batch under `key`. An entry that is already there stays: it is the same."""
+        """Store a batch under `key`. An existing entry stays, because it holds the same rows."""
         with self._guard:
             if self._puts_to_skip:
                 self._puts_to_skip -= 1
@@ -176,7 +174,7 @@ class FileCache:
                 )
 
     def remove(self, key: CacheKey) -> bool:
-        """Remove an entry that is hardly needed again; tell whether there was one."""
+        """Remove an entry that will hardly be needed again; tell whether there was one."""
         path = self.root / key.file_name
         return _exists(path) and _remove(path)
 
@@ -191,7 +189,7 @@ class FileCache:
                     writer.write_batch(batch)
                 size = file.tell() + _TRAILER.size
                 file.write(_TRAILER.pack(_MAGIC, size, self._boot))
-                # The trailer must be the end, should more have been reserved than was written.
+                # More may have been reserved than was written: the trailer must be the end.
                 file.truncate()
                 file.flush()
                 if not self._boot:
@@ -202,7 +200,7 @@ class FileCache:
                 raise
 
     def _publish(self, temporary: Path, target: Path, size: int) -> None:
-        """Make room, count the bytes, then let the entry appear: in this order, under the lock."""
+        """Make room, count the bytes, then rename the entry: in this order, under the lock."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         lock = os.open(self.root / "lock", flags, 0o644)
         try:
@@ -222,7 +220,7 @@ class FileCache:
         self._count(written_bytes=size)
 
     def _evict(self, target_bytes: int) -> int:
-        """Remove the longest untouched entries until at most `target_bytes` stay; return what stays."""
+        """Remove the least recently used entries down to `target_bytes`; return the bytes left."""
         entries = []
         with os.scandir(self.root) as found:
             for item in found:
@@ -250,7 +248,7 @@ class FileCache:
 
 
 def _read_boot(path: Path) -> int:
-    """Return a number for this run of the machine, or 0 where the system does not tell."""
+    """Return a number for this boot of the machine, or 0 if the system has no boot id."""
     try:
         return checksum_of(path.read_bytes()) or 1
     except OSError:
@@ -265,9 +263,9 @@ def _exists(path: Path) -> bool:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Ask for the disk space at once: writing into it costs a third less than growing a file.
+    """Reserve the disk space at once: writing into it costs a third less than growing a file.
 
-    Only a full disk counts; not every system can do it, and none must.
+    Only a full disk is an error, because not every system can reserve space.
     """
     if not hasattr(os, "posix_fallocate"):
         return
@@ -279,7 +277,7 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 def _touch(descriptor: int) -> None:
-    """Mark an entry as just used; on a read-only disk there is no order to keep."""
+    """Mark an entry as just used; a disk that cannot be written has no eviction order to keep."""
     try:
         os.utime(descriptor)
     except OSError as error:
@@ -288,7 +286,7 @@ def _touch(descriptor: int) -> None:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a file, or tell that it cannot be removed; one that is gone already is fine."""
+    """Remove a file; return False if it cannot be removed. A missing file is fine."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -298,7 +296,7 @@ def _remove(path: Path) -> bool:
 
 
 def _sweep(temporary: Path) -> None:
-    """Remove a temporary file whose writer is gone; a living writer holds its lock."""
+    """Remove a temporary file without a writer; a running writer holds its lock."""
     with suppress(OSError), temporary.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _remove(temporary)
@@ -311,10 +309,10 @@ _SECONDS = 10.0
 
 
 class Recent(Generic[K, V]):
-    """Values of two turns, the current and the last; using a value takes it into the current.
+    """Values used in the current or the last turn; using a value moves it to the current turn.
 
     A turn ends after some seconds or when it holds `limit` values. Threads may share it
-    without a lock: all that a race can do is to forget a value.
+    without a lock: a race can only lose a value.
     """
 
     def __init__(
@@ -335,7 +333,7 @@ class Recent(Generic[K, V]):
         return len(self._current.keys() | self._last.keys())
 
     def get(self, key: K) -> V | None:
-        """Return a value and note that it was used."""
+        """Return a value and mark it as used."""
         value = self._current.get(key)
         if value is None:
             value = self._last.get(key)

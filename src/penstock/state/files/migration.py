@@ -1,11 +1,10 @@
-"""State versions: which steps bring rows or values of an older version to the current one.
+"""State versions: the steps that migrate rows or values of an older version to the current one.
 
-`resolve_chain` and `plan_migration` are pure; a plan is also the dry run. Migration runs
-lazily, when a file is read, and is made durable only by compaction, which rewrites files
-at the current version. The old file stays as it is, so older epochs stay restorable.
-Rows are handed to a migration in the columns that the class of their version declares. A
-class that was edited after state was written with it would be given other columns than it
-says, or values cast to other ones: that is refused, not guessed.
+`resolve_chain` and `plan_migration` are pure, and a plan is also the dry run. Migration runs
+lazily, when a file is read. Only compaction makes it durable: it rewrites files at the current
+version. The old file stays as it is, so older epochs stay restorable. A migration gets rows
+with the columns that the class of their version declares. If that class was edited after state
+was written with it, its columns do not fit the stored rows, and the read is refused.
 
     class CountV1(msgspec.Struct):
         count: int
@@ -35,7 +34,7 @@ from penstock.errors import ErrorCode, PenstockError, SchemaError, StateError, U
 
 
 class MigratableState:
-    """Base of a state class that knows the version before it.
+    """The base of a state class with a version and a predecessor.
 
     A value of a global table is an instance of the class, and `migrate` takes an instance
     of `PreviousVersion`. A typed table is described by the class: `SCHEMA` holds its columns,
@@ -44,18 +43,18 @@ class MigratableState:
 
     VERSION: ClassVar[int] = 0
     PreviousVersion: ClassVar[Any] = None
-    """The type of version `VERSION - 1`; None for the oldest one still understood."""
+    """The type of version `VERSION - 1`; None for the oldest version that can be read."""
     SCHEMA: ClassVar[pa.Schema | None] = None
 
     @classmethod
     def migrate(cls, previous: Any) -> Any:
-        """Return the state of this version that `previous` stands for. Pure."""
+        """Return `previous`, state of the version before, as state of this version. Pure."""
         raise NotImplementedError(f"{cls.__name__} does not say how to migrate its state")
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationStep:
-    """One version up."""
+    """The migration from one version to the next."""
 
     from_version: int
     from_type: Any
@@ -72,7 +71,7 @@ class MigrationStep:
 
 @dataclass(frozen=True, slots=True)
 class MigrationChain:
-    """The versions a state class understands, oldest first, without gaps."""
+    """The versions that a state class can read, oldest first, without gaps."""
 
     oldest_version: int
     types: tuple[Any, ...]
@@ -83,8 +82,8 @@ class MigrationChain:
 def resolve_chain(state_type: Any) -> MigrationChain:
     """Follow `PreviousVersion` to its end; a chain that cannot work is a `UserError`.
 
-    Types that are no `MigratableState` are version 0 on their own; at the end of a chain
-    they are the version before their successor.
+    A type that is no `MigratableState` has version 0. At the end of a chain it has the
+    version before its successor.
     """
     is_migratable = isinstance(state_type, type) and issubclass(state_type, MigratableState)
     return _resolve(state_type) if is_migratable else MigrationChain(0, (state_type,), 0)
@@ -139,9 +138,9 @@ def _check_link(state_type: Any, current: type[MigratableState], expected: int) 
 def plan_migration(
     found_version: int, state_type: Any, *, table: str
 ) -> tuple[MigrationStep, ...]:
-    """Return the steps that state of `found_version` needs: none, some, or a `StateError`.
+    """Return the steps that state of `found_version` needs, or raise `StateError`.
 
-    Running nothing, this is also the dry run.
+    This runs no step, so it is also the dry run.
     """
     chain = resolve_chain(state_type)
     if not chain.oldest_version <= found_version <= chain.current_version:
@@ -187,7 +186,8 @@ def migrate_rows(
 ) -> pa.RecordBatch:
     """Run the steps on rows of a typed table, given without the table's own columns.
 
-    Checked after each step: as many rows as before, the declared schema, equal keys.
+    Each step is checked: it must keep the number of rows and the keys, and return the
+    declared schema.
     """
     for step in steps:
         migrated = _run(step, rows, table=table, path=path)
@@ -212,7 +212,7 @@ def _find_problem(
         if name not in after.schema.names:
             return problem
         old, new = before.column(name), after.column(name)
-        # Compared by hash, for which every NaN is the same key.
+        # Keys are compared by hash, because every NaN is the same key.
         if old.type != new.type or not np.array_equal(
             hash_keys_uncut([old]), hash_keys_uncut([new])
         ):
@@ -221,7 +221,7 @@ def _find_problem(
 
 
 def find_typed_chain_problems(state_type: Any, key_columns: Sequence[str]) -> list[str]:
-    """Tell why the classes of a typed table cannot work: missing schemas, changing keys."""
+    """Return why the classes of a typed table cannot work: missing schemas, changed keys."""
     problems: list[str] = []
     keys: list[pa.DataType] | None = None
     for kind in resolve_chain(state_type).types:

@@ -1,13 +1,12 @@
-"""Parquet encoding: how a table of rows becomes the bytes of a state file.
+"""Parquet encoding: how rows become the bytes of a state file, and how they are decoded.
 
-Knows no store and no table kind. `ParquetEncoder` builds one file row group by row group;
-encodings follow the columns' types: sorted hashes, times and integers as deltas,
-floats split by byte, text with a dictionary only where a sample of it repeats.
+Pure: this module uses no store and no kind of table. `ParquetEncoder` builds one file row
+group by row group. Encodings follow the columns' types: sorted hashes, times and integers as
+deltas, floats split by byte, text with a dictionary only if values of a sample repeat.
 
-Row groups are the unit of partial reads and of caching, called *segments* by readers. The
-footer's key-value metadata holds the state version and a checksum of each segment: the
-page checksums of Parquet leave the page headers unprotected. `Footer.decode` is pure: footer
-bytes in, segments out.
+Row groups are the unit of partial reads and of caching; readers call them *segments*. The
+footer's key-value metadata holds the state version and a checksum of each segment, because
+the page checksums of Parquet leave the page headers unprotected.
 """
 
 import base64
@@ -30,25 +29,25 @@ from penstock.state.files.cache import CacheKey
 KEY_HASH = "_key_hash"
 """The column every keyed state file is sorted by: the stable 64-bit hash of the row's key."""
 ROW_GROUP_ROWS = 1 << 17
-"""Fewer make partial reads finer, more make restores and lookups of few keys faster."""
+"""Fewer rows make partial reads finer; more make restores and lookups of few keys faster."""
 ROW_GROUP_BYTES = 64 << 20
-"""In-memory size at which a row group ends early: rows with huge values make short ones."""
+"""The size in memory at which a row group ends early, for rows with large values."""
 
 _VERSION_KEY = b"penstock.state_version"
 _SEGMENTS_KEY = b"penstock.segment_checksums"
 _CHECKSUM = re.compile(rb"[0-9a-f]{16}")
 _DICTIONARY_SAMPLE = 2_048
 _DICTIONARY_SHARE = 0.3
-"""The most distinct values per sampled row at which a dictionary still pays."""
+"""The highest share of distinct values in a sample at which a dictionary still pays."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointParquetMetadata:
-    """What the footer of every state file says about it beyond its schema."""
+    """What the footer of every state file holds beyond its schema."""
 
     state_version: int
     segment_checksums: tuple[int, ...] = ()
-    """Of the bytes of each row group, in order."""
+    """The checksum of the bytes of each row group, in order."""
 
     def to_key_values(self) -> dict[str, str]:
         """Return the footer's key-value pairs."""
@@ -84,7 +83,7 @@ class CheckpointParquetMetadata:
 
 @dataclass(frozen=True, slots=True)
 class EncodedFile:
-    """The bytes of one state file and what identifies them."""
+    """The bytes of one state file with their checksums."""
 
     data: bytes
     row_count: int
@@ -102,7 +101,7 @@ class ParquetEncoder:
     """Builds one state file in memory, one row group per `write`. Used once."""
 
     def __init__(self, schema: pa.Schema, state_version: int, sample: pa.Table) -> None:
-        """Start a file; the encodings are chosen for columns that look like `sample`."""
+        """Start a file; `sample` decides which text columns get a dictionary."""
         self._state_version = state_version
         self._sink = io.BytesIO()
         self._segment_checksums: list[int] = []
@@ -180,7 +179,7 @@ def cut_row_groups(table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _cut_by_bytes(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Halve until small enough; rows differ in size, so an average would not do."""
+    """Halve rows until they are small enough; rows differ in size, so an average would not do."""
     if rows.nbytes > ROW_GROUP_BYTES and rows.num_rows > 1:
         half = rows.num_rows // 2
         yield from _cut_by_bytes(rows.slice(0, half))
@@ -196,9 +195,9 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def check_storable(schema: pa.Schema, *, what: str) -> None:
-    """Refuse a schema whose columns would not come back from Parquet as they were.
+    """Refuse a schema whose columns Parquet cannot store and return unchanged.
 
-    Called when a table is declared, so that no job runs for hours before its first
+    This is called when a table is declared, so that no job runs for hours before its first
     checkpoint fails.
     """
     if len(set(schema.names)) != len(schema.names):
@@ -217,10 +216,10 @@ def check_storable(schema: pa.Schema, *, what: str) -> None:
 def decode_row_groups(
     source: pa.NativeFile, parquet: pq.FileMetaData | None, group: int | None
 ) -> pa.Table:
-    """Decode one row group, or all, to the very columns that were encoded.
+    """Decode one row group, or all, to exactly the columns that were encoded.
 
-    Raises what Arrow raises. `parquet` is the footer, where it is known already. The bytes
-    have been verified as a whole, so the pages' own checksums are left to other readers.
+    Errors of Arrow are raised as they are. `parquet` is the footer, if it was decoded before.
+    The bytes have been verified as a whole, so the pages' own checksums are not checked.
     """
     file = pq.ParquetFile(source, metadata=parquet)
     # Handing a small file to other threads takes longer than decoding it.
@@ -231,14 +230,14 @@ def decode_row_groups(
         else file.read_row_group(group, use_threads=False)
     )
     schema = encoded_schema(file.metadata)
-    # Parquet has no seconds and no 64-bit dates: such columns come back in other units.
+    # Parquet has neither seconds nor 64-bit dates: it returns such columns in other units.
     return (
         rows.replace_schema_metadata(None) if rows.schema == schema else rows.cast(schema)
     )
 
 
 def encoded_schema(parquet: pq.FileMetaData) -> pa.Schema:
-    """Return the columns as they were when encoded; Arrow keeps them in the footer."""
+    """Return the columns as they were encoded; Arrow keeps them in the footer."""
     kept = (parquet.metadata or {}).get(b"ARROW:schema")
     if kept is None:
         raise pa.ArrowInvalid("the footer holds no Arrow schema")
@@ -251,7 +250,7 @@ def _decode_schema(kept: bytes) -> pa.Schema:
 
 
 def _encoding_of(kind: pa.DataType) -> str | None:
-    """Choose the encoding of a top-level column that gets no dictionary; None for plain."""
+    """Return the encoding of a top-level column without a dictionary; None for plain."""
     if pa.types.is_float32(kind) or pa.types.is_float64(kind):
         return "BYTE_STREAM_SPLIT"
     if pa.types.is_integer(kind) or (
@@ -284,12 +283,12 @@ def _unsupported(schema: pa.Schema, error: Exception) -> SchemaError:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One row group: what a reader fetches, verifies and caches as a whole."""
+    """One row group, which a reader fetches, verifies and caches as a whole."""
 
     index: int
     row_count: int
     start: int
-    """Offset of its first byte in the file."""
+    """The offset of its first byte in the file."""
     size_bytes: int
     checksum: int
     min_key_hash: int | None
@@ -302,7 +301,7 @@ class Segment:
         return self.min_key_hash < key_range.end and self.max_key_hash >= key_range.start
 
     def lies_in(self, key_range: KeyRange) -> bool:
-        """Tell whether every row is known to have a key hash in `key_range`."""
+        """Tell whether every row certainly has a key hash in `key_range`."""
         if self.min_key_hash is None or self.max_key_hash is None:
             return False
         return self.min_key_hash in key_range and self.max_key_hash in key_range
@@ -319,7 +318,7 @@ class Footer:
 
     @classmethod
     def decode(cls, data: Readable, *, path: str) -> "Footer":
-        """Decode footer bytes; Arrow's exceptions mean that they are no Parquet footer."""
+        """Decode footer bytes; an exception of Arrow means that they are no Parquet footer."""
         parquet = pq.read_metadata(pa.BufferReader(data))
         ours = CheckpointParquetMetadata.from_key_values(parquet.metadata, path=path)
         segments = tuple(

@@ -1,8 +1,8 @@
 """Reading state files: verified, through the cache, and no more of a file than is needed.
 
-Every byte that reaches a table has been checked against a checksum that the checkpoint's
-metadata vouches for: the whole file's, or the footer's and then each segment's from it.
-A file that fails is left as it is.
+Every byte that reaches a table has been checked against a checksum of the checkpoint's
+metadata: that of the whole file, or that of the footer, which holds the checksum of each
+segment. A file that fails is left as it is.
 """
 
 import io
@@ -38,12 +38,13 @@ _ADVICE = (
 def drop_cached(cache: FileCache, checksum: int) -> None:
     """Remove the pieces of a file that has left its list; a later reader fetches it again.
 
-    Without a readable footer its pieces are not known, and go when the cache is full.
+    Without a readable footer its pieces are not known; they are evicted when the cache is
+    full.
     """
     footer = cache.peek(footer_key(checksum))
     if footer is None:
         return
-    # The cache holds only copies: one that cannot be read is no reason to fail.
+    # The cache holds only copies, so an entry that cannot be read is no error.
     with suppress(pa.ArrowException, OSError):
         parquet = pq.read_metadata(pa.BufferReader(footer.column(0)[0].as_buffer()))
         for index in range(parquet.num_row_groups):
@@ -53,13 +54,13 @@ def drop_cached(cache: FileCache, checksum: int) -> None:
 
 @dataclass(eq=False)
 class StateFileReader:
-    """Reads one state file. Opens lazily, keeps the footer, and holds no rows."""
+    """Reads one state file. It opens the file when needed, keeps the footer, and holds no rows."""
 
     store: ObjectStore
     cache: FileCache | None
     file: StateFile
     bytes_read: int = field(default=0, init=False)
-    """Bytes fetched from the store so far; what came from the cache is not counted."""
+    """Bytes fetched from the store so far; cache hits are not counted."""
     _footer: Footer | None = field(default=None, init=False)
 
     @property
@@ -79,16 +80,16 @@ class StateFileReader:
 
     @property
     def visible_segments(self) -> tuple[Segment, ...]:
-        """The row groups that may hold rows the list entry sees."""
+        """The row groups that may hold rows in the list entry's visible range."""
         return tuple(
             segment for segment in self.segments if segment.may_hold(self.file.visible)
         )
 
     def read_segment(self, index: int) -> pa.RecordBatch:
-        """Return all rows of one row group, whether the list entry sees them or not.
+        """Return all rows of one row group, visible in the list entry or not.
 
-        One contiguous batch: mapped from the cache, or fetched by one range read,
-        verified, decoded and cached.
+        The result is one contiguous batch: mapped from the cache, or fetched by one range
+        read, verified, decoded and cached.
         """
         segment = self.segments[index]
         cached = self._cached(CacheKey(self.file.checksum, index))
@@ -102,10 +103,10 @@ class StateFileReader:
         return batch
 
     def read(self) -> pa.Table:
-        """Return the rows the list entry sees, all of them, in file order.
+        """Return all rows in the list entry's visible range, in file order.
 
-        Only overlapping row groups are read. Where that is the whole file and little of
-        it is cached, it is fetched by a single request and verified as a whole.
+        Only overlapping row groups are read. If these are the whole file and little of it is
+        cached, the file is fetched by a single request and verified as a whole.
         """
         if self._is_read_whole():
             batches = self._read_whole()
@@ -242,9 +243,9 @@ class StateFileReader:
 
 
 def rows_in_range(rows: pa.RecordBatch, key_range: KeyRange) -> pa.RecordBatch:
-    """Return the rows whose key hash lies in `key_range`; without copying if they are neighbours.
+    """Return the rows whose key hash lies in `key_range`; neighbouring rows are not copied.
 
-    Rows without a key hash belong to everyone.
+    Rows without a key hash are always returned.
     """
     if KEY_HASH not in rows.schema.names:
         return rows
@@ -260,7 +261,7 @@ def rows_in_range(rows: pa.RecordBatch, key_range: KeyRange) -> pa.RecordBatch:
 
 
 class _Window(io.RawIOBase):
-    """A file of which only one stretch of bytes is at hand: all the Parquet reader looks at."""
+    """A file of which only one range of bytes is loaded: the one that the Parquet reader needs."""
 
     def __init__(self, data: bytes, start: int, size_bytes: int) -> None:
         super().__init__()

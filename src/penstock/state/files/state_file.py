@@ -5,9 +5,9 @@ table. Three facts make lists easy to reason about:
 
 - Epochs never decrease along a list. Files of equal epoch hold disjoint key hashes (keyed
   tables) or are ordered by subtask (the global table).
-- `visible` says which key hashes of a file *this list* sees. A rescale narrows it instead
-  of rewriting the file. It must not be widened again: the other part may meanwhile have
-  been compacted elsewhere, with deleted rows dropped, and would come back to life.
+- `visible` is the range of key hashes of a file that *this list* sees. A rescale narrows it
+  instead of rewriting the file. It must not be widened again: the other part may meanwhile
+  have been compacted elsewhere, and rows deleted there would reappear.
 - A compacted group equals the fold of the files it `replaces`, as seen by the list it was
   made from, and takes their place in it.
 """
@@ -23,7 +23,7 @@ from penstock.state.proto import state_pb2
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """One Parquet file in a table's list. Written by a subtask or a compaction, never changed."""
+    """One Parquet file in a table's list. A subtask or a compaction writes it; it never changes."""
 
     path: str
     """Relative to the checkpoint URL, so that branches can refer to another job's files."""
@@ -31,12 +31,12 @@ class StateFile:
     """The epoch that wrote it; for a compacted file the newest epoch it replaces."""
     subtask_index: int
     level: int
-    """0 for an epoch's delta; a compacted file is one above the highest it replaces."""
+    """0 for a delta; a compacted file is one above the highest level that it replaces."""
     row_count: int
     size_bytes: int
     checksum: int
     footer_bytes: int
-    """Length of the Parquet footer, magic included: what a partial read fetches first."""
+    """The length of the Parquet footer with its magic: a partial read fetches this first."""
     footer_checksum: int
     state_version: int
     min_time_micros: int | None = None
@@ -47,11 +47,11 @@ class StateFile:
     """All rows are expired once the frontier reaches this; None if some row never expires."""
     visible: KeyRange = FULL_RANGE
     replaces: tuple[str, ...] = ()
-    """The `identity` of each entry whose fold this file's group equals, in list order."""
+    """The `identity` of each entry that this file's group replaces, in list order."""
 
     @property
     def identity(self) -> str:
-        """What makes two list entries the same entry: the file and the part of it seen."""
+        """The file and its visible range: equal for two entries iff they are the same entry."""
         return f"{self.path}#{self.visible.start:x}-{self.visible.end - 1:x}"
 
     def to_proto(self) -> state_pb2.StateFile:
@@ -88,7 +88,7 @@ _REQUIRED = tuple(
 
 
 def restrict(files: Iterable[StateFile], key_range: KeyRange) -> tuple[StateFile, ...]:
-    """Return the files as seen by the owner of `key_range`, dropping those it sees nothing of."""
+    """Return the files narrowed to `key_range`, without files that have no key hash in it."""
     seen = []
     for file in files:
         visible = file.visible.intersection(key_range)
@@ -103,8 +103,8 @@ def restrict(files: Iterable[StateFile], key_range: KeyRange) -> tuple[StateFile
 def merge_lists(lists: Iterable[Sequence[StateFile]]) -> tuple[StateFile, ...]:
     """Merge the lists of several subtasks into one, keeping the order of each.
 
-    Parts of one file that touch become one entry again. That is safe only because each
-    part came from a list that still saw it.
+    Parts of one file that touch become one entry again. That is only safe because each part
+    comes from a list in which it is still visible.
     """
     ordered = sorted(
         {file.identity: file for files in lists for file in files}.values(),
@@ -130,8 +130,8 @@ def apply_swap(
 ) -> tuple[StateFile, ...] | None:
     """Put one compacted group in the place of what it replaces.
 
-    None if those exact entries, each seen through the same key range, are no longer
-    neighbours in `files`: the list has changed under the compaction, which is then void.
+    The result is None if those exact entries, with the same visible ranges, are not
+    neighbours in `files`: the list has changed during the compaction, which is then void.
     """
     wanted = list(outputs[0].replaces)
     present = [file.identity for file in files]
@@ -146,11 +146,11 @@ def derive_missing(
 ) -> tuple[StateFile, ...] | None:
     """Return the files that turn a fold of `held` into a fold of `wanted`, or None.
 
-    Compacted groups in `wanted` are matched against the files they replace, so that a
-    swap alone costs no read. None means that `held` is not a prefix: start over.
+    Compacted groups in `wanted` are matched against the files they replace, so that a swap
+    alone costs no read. None means that `held` is not a prefix: the view is folded again.
     """
     position = start = 0
-    # The files of a compacted group replace the same; any other file is a group of its own.
+    # The files of a compacted group have equal `replaces`; any other file is its own group.
     for _, same in groupby(wanted, key=lambda file: file.replaces or file.identity):
         group = list(same)
         if position == len(held):

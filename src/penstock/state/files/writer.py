@@ -1,12 +1,11 @@
 """Writing state files: encode rows, create the object, prove that it is ours, cache it.
 
-The name of a state file belongs to one attempt of one task, so an object that is already
-there under it either holds the same bytes (a lost answer, a client's retry) or should not
-exist at all.
+The name of a state file belongs to one attempt of one task. So an object that already has
+this name either holds the same bytes (a lost answer, a client's retry) or is an error.
 
-A list entry says what the extremes of its file's rows are, so that the file need not be
-opened to know. Instants of any unit become whole microseconds, rounded outwards and kept in
-64 bits.
+A list entry records the bounds of its file's rows, so that readers can skip the file without
+opening it. Instants of any unit become whole microseconds, rounded outwards and clipped to 64
+bits.
 """
 
 from collections.abc import Callable
@@ -42,7 +41,7 @@ _INT64 = (-(1 << 63), (1 << 63) - 1)
 
 @dataclass(frozen=True, slots=True)
 class FileDescription:
-    """What the writer of a state file knows about it besides its rows."""
+    """The fields of a list entry that do not follow from the rows."""
 
     epoch: Epoch
     subtask_index: int
@@ -53,12 +52,12 @@ class FileDescription:
     time_column: str | None = None
     """The timestamp column whose smallest and largest value the list entry records."""
     expiry_column: str | None = None
-    """The timestamp column that says when a row expires; null for never."""
+    """The timestamp column with the expiry of each row; null for never."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowBounds:
-    """The extremes of a file's rows, as its list entry records them."""
+    """The bounds of a file's rows, as its list entry records them."""
 
     min_time_micros: int | None = None
     max_time_micros: int | None = None
@@ -127,7 +126,7 @@ def write_state_file(
 ) -> StateFile:
     """Write all of `table` as one state file and return its list entry.
 
-    Rows are stored in the order given; tables that read by key hash sort them first.
+    Rows are stored in the given order; tables that read by key hash sort them first.
     """
     encoder = ParquetEncoder(table.schema, description.state_version, table)
     batches = list(cut_row_groups(table))
@@ -136,7 +135,7 @@ def write_state_file(
     encoded = encoder.finish()
     file = _store(store, path, encoded, RowBounds.of(table, description), description)
     if cache is not None:
-        # Cached as a reader would decode it, so that reading an own write costs no request.
+        # The rows are cached as a reader would decode them, so reading them costs no request.
         cache.put(footer_key(encoded.checksum), footer_batch(encoded.footer))
         for index, batch in enumerate(batches):
             cache.put(CacheKey(encoded.checksum, index), batch)
@@ -147,12 +146,12 @@ def write_state_file(
 class StateFileWriter:
     """Writes any number of rows as files of about `target_bytes`, holding one file at a time.
 
-    Rows come sorted by key hash. A file ends only between two different hashes, and each
-    file sees the hashes from its first up to the next one's first, so together they are
-    one sorted run over all of the description's visible range. With `cut_anywhere` files
-    end at any row and all see the whole range: for rows that no reader looks up by hash.
+    Rows must be sorted by key hash. A file ends only between two different hashes, and each
+    file sees the hashes from its first up to the next file's first, so together the files are
+    one sorted run over the description's whole visible range. With `cut_anywhere` files end
+    at any row and all see the whole range: this is for rows that are not looked up by hash.
 
-    At least one file is written, so that even an empty result can say what it replaces.
+    At least one file is written, so that even an empty result can name what it replaces.
     """
 
     store: ObjectStore
@@ -171,7 +170,7 @@ class StateFileWriter:
     _files: list[StateFile] = field(default_factory=list, init=False)
 
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Append rows; full row groups are encoded, and full files stored, on the way."""
+        """Append rows; full row groups are encoded and full files are stored at once."""
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
         self._pending.append(table)
         self._pending_rows += table.num_rows
@@ -197,7 +196,7 @@ class StateFileWriter:
         )
 
     def _drain(self, row_count: int) -> None:
-        """Encode the first pending rows; what is left waits to fill a row group."""
+        """Encode the first pending rows; the rest stays pending until a row group is full."""
         if not self._pending_rows:
             return
         table = pa.concat_tables(self._pending)

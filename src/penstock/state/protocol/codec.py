@@ -1,14 +1,13 @@
-"""Records ↔ bytes: protobuf in an envelope that says what it is, in which version.
+"""Records ↔ bytes: protobuf in an envelope that names the kind and the protocol version.
 
-Pure. A record is stored field by field: its declaration is the table of its fields and their
-types, `_STORED_AS` says which of them its message names otherwise. Every decoding failure names
-the object, what is wrong with it and what to do, and is an error: nothing is repaired,
-skipped or guessed. Decoding is remembered by content, because recovery and collection meet
-the same few immutable records again and again.
+Pure. A record is stored field by field. Its class declares the fields and their types, and
+`_STORED_AS` lists the fields that have another name in the message. Every decoding failure is
+an error that names the object, what is wrong with it and what to do: nothing is repaired,
+skipped or guessed. Decoded records are cached by content, because recovery and collection
+read the same few immutable records many times.
 
-Metadata objects of subtasks are kept as messages. Collection relies on `files_in_metadata`,
-so anything that it cannot read is an error: a file that is not understood is never taken for
-one that nothing needs.
+Metadata objects of subtasks stay messages. Collection relies on `files_in_metadata`, so a
+table that it cannot read is an error: its files must never be taken for unneeded ones.
 """
 
 from functools import lru_cache
@@ -55,7 +54,7 @@ _KINDS: dict[type[Message], str] = {
     pb.RetentionRecord: "retention-record",
     pb.OperatorCheckpointMetadata: "operator-metadata",
 }
-"""What an envelope calls the message in it."""
+"""The name of each message in its envelope."""
 
 _MESSAGES: dict[Any, type[Message]] = {
     ClaimRecord: pb.ClaimRecord,
@@ -76,11 +75,11 @@ _STORED_AS = {
     "operator": "operator_id",
     "holder": "holder_job_id",
 }
-"""Fields that messages name otherwise. Whatever is renamed in a record needs an entry here."""
+"""Fields with another name in their message. Renaming a field of a record needs an entry."""
 
 
 class _Field(NamedTuple):
-    """One field of a record, as its declaration and its message have it."""
+    """One field of a record: its name and type, and its name in the message."""
 
     name: str
     stored_as: str
@@ -91,7 +90,7 @@ class _Field(NamedTuple):
 
 
 def _fields_of(record_type: type) -> tuple[_Field, ...]:
-    # A field is declared as a type, as a tuple of a type, or as a type or None.
+    # A field is declared as `T`, as `tuple[T, ...]`, or as `T | None`.
     return tuple(
         _Field(
             name=name,
@@ -121,7 +120,7 @@ def seal(message: Message) -> bytes:
 
 
 def unseal(message_type: type[MessageT], data: bytes, path: str) -> MessageT:
-    """Decode an envelope and check all it claims."""
+    """Decode an envelope; check magic, version, kind and checksum."""
     kind = _KINDS[message_type]
     envelope = pb.Envelope()
     try:
@@ -187,7 +186,7 @@ def _to_message(record: Any) -> Message:
 
 
 def decode(record_type: type[RecordT], data: bytes, path: str) -> RecordT:
-    """Decode the record at `path`; one whose fields do not validate is corrupt."""
+    """Decode the record at `path`; a record with an invalid field is corrupt."""
     is_large = record_type is CheckpointManifest
     remembered = _remembered_manifest if is_large else _remembered_record
     record: RecordT = remembered(record_type, data, path)  # type: ignore[arg-type]  # it has a hash
@@ -202,7 +201,7 @@ def _decode(record_type: Any, data: bytes, path: str) -> Any:
         raise _corrupt(
             path, f"holds an invalid value ({error})", ErrorCode.UNDECODABLE
         ) from error
-    # A parent is older than its child, so that chains of parents end.
+    # A parent must be older than its child, so that every chain of parents ends.
     parent = getattr(record, "parent", None)
     if parent is not None and parent.epoch >= record.ref.epoch:
         what = f"says that {parent} came before {record.ref}"
@@ -216,7 +215,7 @@ _remembered_record = lru_cache(maxsize=256)(_decode)
 
 
 def _from_message(record_type: Any, message: Message) -> Any:
-    """Return the record of a message; a value that it cannot have is a `UserError`."""
+    """Return the record of a message; an invalid value is a `UserError`."""
     values: dict[str, Any] = {}
     for field in _FIELDS[record_type]:
         stored = getattr(message, field.stored_as)
@@ -248,7 +247,7 @@ _TABLE_TYPES = (pb.GLOBAL_KEYED_TABLE, pb.TIME_KEYED_TABLE, pb.KEYED_TABLE)
 
 
 def files_behind(ref: ObjectRef, data: bytes) -> frozenset[str]:
-    """Return the files of a metadata object, which must be the one the manifest refers to."""
+    """Return the files of a metadata object, which must match the manifest's reference."""
     if (len(data), checksum_of(data)) != (ref.size_bytes, ref.checksum):
         raise CorruptStateError(
             f"{ref.path!r} is not the object its manifest refers to: size or checksum differ; "
@@ -272,7 +271,7 @@ def files_to_keep(
     path: str,
     name: str,
 ) -> frozenset[str]:
-    """Return the path of every file that a table needs; `path` is where its metadata is."""
+    """Return the path of every file that a table needs; `path` names its metadata object."""
     if table.table_type not in _TABLE_TYPES:
         raise CorruptStateError(
             f"{path!r} lists table {name!r} of unknown type {table.table_type}; nothing "
@@ -281,7 +280,7 @@ def files_to_keep(
             path=path,
             table=name,
         )
-    # The lists of all table types are the same message by other names.
+    # The list messages of all table types have the same fields, so one of them reads all.
     message = pb.KeyedTableSubtaskCheckpointMetadata()
     try:
         message.ParseFromString(table.data)

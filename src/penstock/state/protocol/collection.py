@@ -1,27 +1,27 @@
-"""Collecting garbage: give epochs up in the ledger, then delete what nothing kept needs.
+"""Deleting what no kept epoch needs: collection of given-up epochs, and sweeps of orphans.
 
-The order is what makes it safe against a driver that sleeps at any point:
+Every object that some kept epoch needs must stay. All acknowledged epochs from the floor on,
+abandoned ones included, and all pinned epochs are kept. If anything of them cannot be read or
+decoded, that is an error before any delete. The ledger is the sequence of retention records.
+
+Collection gives epochs up in the ledger, then deletes what only they needed. This order makes
+it safe even if a driver pauses at any point and goes on later:
 
 1. Read the ledger, *then* the newest epoch. A restore pins what it starts from until its
-   first epoch is published; a ledger without that pin therefore means that the epoch
-   built on it is visible to the reads that follow.
-2. Read everything that is going to be kept. What of it cannot be read stops the
-   collection before anything is given up: an older epoch may be needed in its place.
-3. Check the fence, then append the next ledger record right after the one read. From
-   then on the epochs given up can be neither pinned nor restored, whichever driver deletes them.
+   first epoch is published; a ledger without that pin therefore means that the epoch built
+   on it is visible to the reads that follow.
+2. Read everything that is going to be kept. If a part of it cannot be read, the collection
+   stops before any epoch is given up: an older epoch may be needed in its place.
+3. Check the fence, then append the next ledger record right after the one read. From then on
+   the given-up epochs can be neither pinned nor restored, whichever driver deletes them.
 4. Check the fence again, then delete: files before the metadata that names them, manifests
    last and oldest first, so that an interrupted collection finds the rest again.
 
-What must not be deleted: every object that some kept epoch needs.
-
-Kept are all acknowledged epochs from the ledger's floor on, abandoned ones included, and
-all pinned ones. Anything that cannot be read or decoded is an error, before any delete.
-
-Sweeping orphans: what no checkpoint refers to, left by failed attempts and lost epochs.
-
-Works from a listing, which being stale can only make it delete less. Slots within the
-adoption window of the newest epoch are left alone, because a driver that slept might
-still publish from them; further down, any epoch that could refer to an orphan is taken.
+A sweep deletes orphans: objects that no checkpoint refers to, left by failed attempts and
+lost epochs. It works from a listing; a stale listing only makes it delete less. It leaves
+slots within the adoption window of the newest epoch alone, because a paused driver might
+still publish from them. Below the window no epoch can refer to an orphan any more, because
+all epochs that could are already published.
 """
 
 from dataclasses import dataclass, field
@@ -60,24 +60,24 @@ from penstock.state.protocol.steps import Steps, delete, list_paths, may_thin, r
 
 @dataclass(slots=True)
 class Memory:
-    """What one driver remembers between collections; losing it only costs reads.
+    """What one driver caches between collections; losing it only costs reads.
 
-    All of it is about immutable objects of kept epochs, so it is never stale.
+    All of it describes immutable objects of kept epochs, so it is never stale.
     """
 
     records: dict[int, CheckpointRef] = field(default_factory=dict)
     objects: dict[CheckpointRef, frozenset[str]] = field(default_factory=dict)
-    """Everything a checkpoint needs."""
+    """The paths of all objects that a checkpoint needs."""
     files: dict[str, frozenset[str]] = field(default_factory=dict)
     """State files by metadata object."""
     parents: dict[CheckpointRef, CheckpointRef | None] = field(default_factory=dict)
     deleted: set[CheckpointRef] = field(default_factory=set)
-    """Given-up checkpoints this driver has deleted in full, as long as the ledger lists them."""
+    """Given-up checkpoints that this driver has deleted and the ledger still lists."""
     newest: Epoch | None = None
     sequence: int | None = None
 
     def forget(self, kept: "Kept") -> None:
-        """Drop what is about epochs no longer kept, so that memory does not grow."""
+        """Drop the entries of epochs that are not kept, so that memory does not grow."""
         epochs = {ref.epoch for ref in kept.refs}
         self.records = {n: ref for n, ref in self.records.items() if n in epochs}
         self.objects = {ref: o for ref, o in self.objects.items() if ref in kept.refs}
@@ -87,7 +87,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Everything that must stay."""
+    """The checkpoints and objects that must stay."""
 
     refs: frozenset[CheckpointRef]
     objects: frozenset[str]
@@ -250,7 +250,7 @@ class _Collector:
         return kept
 
     def _read_objects(self, ref: CheckpointRef) -> Steps[frozenset[str]]:
-        """Return every object that a kept checkpoint needs."""
+        """Return every object that one kept checkpoint needs."""
         files = self.memory.files
         objects = {paths.manifest_path(ref), paths.marker_path(ref)}
         for entry in (yield from _read_manifest(ref)).operators:
@@ -266,12 +266,12 @@ class _Collector:
     def _delete_given_up(
         self, state: RetentionRecord, kept: Kept
     ) -> Steps[CollectionOutcome]:
-        """Delete what the given-up checkpoints alone needed, after all of it is known."""
+        """Delete what only the given-up checkpoints needed, after all of it was found."""
         doomed: list[tuple[CheckpointRef, list[str]]] = []
         for ref in sorted(state.collecting):
             found = (yield from _objects_left(ref)) - kept.objects
             own = [path for path in found if self._is_own(path)]
-            # Files before the metadata that names them.
+            # Files go before the metadata that names them: a crash leaves what finds the rest.
             doomed.append((ref, sorted(own, key=_deletion_order)))
         if (yield from is_fenced(self.claim)):
             return Fenced(self.claim.generation)
@@ -295,7 +295,7 @@ class _Collector:
     def _superfluous_records(
         self, state: RetentionRecord, newest: EpochRecord, kept: Kept
     ) -> Steps[list[str]]:
-        """Return the epoch and retention records that finding the newest does not need."""
+        """Return the old epoch and retention records that `find_newest` does not need."""
         job, stride = self.claim.job, self.actor.rules.waypoint_stride
         needed = {paths.epoch_record_path(ref.job, ref.epoch) for ref in kept.refs}
         doomed = []
@@ -329,10 +329,10 @@ def _missing(path: str, needed_by: str) -> CorruptStateError:
 
 
 def _objects_left(ref: CheckpointRef) -> Steps[frozenset[str]]:
-    """Return what an interrupted collection of this checkpoint may have left to delete.
+    """Return the objects of a given-up checkpoint that may still have to be deleted.
 
-    What no epoch needs does not have to be readable: files that only a damaged object names
-    are left to the sweep, which finds them by their place.
+    A damaged object is no error here, as no epoch needs it: the files that only it names are
+    left to the sweep, which finds them by their place.
     """
     objects: set[str] = set()
     try:
@@ -344,7 +344,7 @@ def _objects_left(ref: CheckpointRef) -> Steps[frozenset[str]]:
             for metadata in entry.subtasks:
                 data = yield from read(metadata.path)
                 if data is None:
-                    continue  # gone already, and its files were deleted before it
+                    continue  # deleted already, and its files before it
                 objects |= {metadata.path, *files_behind(metadata, data)}
     except CorruptStateError:
         pass
@@ -352,5 +352,5 @@ def _objects_left(ref: CheckpointRef) -> Steps[frozenset[str]]:
 
 
 def _deletion_order(path: str) -> tuple[int, str]:
-    """Delete files, then metadata, then manifests: what names others outlives them."""
+    """Order files, then metadata, then manifests: an object goes after those that it names."""
     return (2 if path.endswith("manifest.pb") else path.endswith(".metadata"), path)

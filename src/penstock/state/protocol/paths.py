@@ -8,7 +8,8 @@
     {job}/epochs/{epoch:010}.record
     {job}/retention/{sequence:010}.record
 
-Paths are relative to the checkpoint URL. Pure.
+A further part of a large delta ends in `-{part}.parquet`, a compacted file in
+`-compacted-{part}.parquet`. Paths are relative to the checkpoint URL. Pure.
 """
 
 import re
@@ -71,7 +72,7 @@ def table_checkpoint_path(
     compacted: bool = False,
     part: int = 0,
 ) -> str:
-    """Name a state file. The token makes it unique to one attempt, so nothing overwrites it."""
+    """Name a state file. The token makes the name unique to one attempt, so none overwrites it."""
     plain = f"-{part}" if part else ""
     suffix = f"-compacted-{part}" if compacted else plain
     return f"{checkpoint_folder(ref)}/{operator}/{table}-{subtask_index:03d}-{token}{suffix}.parquet"
@@ -114,9 +115,9 @@ class Slot:
 
 
 def slot_of(path: str) -> Slot | None:
-    """Return the slot an object lies in, or None for anything that is not in one.
+    """Return the slot that an object lies in, or None for a path outside all slots.
 
-    Used before deleting: what is not recognised is not Penstock's to delete.
+    Callers that delete use this: Penstock deletes no object whose path it does not recognise.
     """
     match = _SLOT.fullmatch(path)
     if match is None:

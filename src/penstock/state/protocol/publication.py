@@ -1,11 +1,11 @@
-"""Publishing a checkpoint and committing its sinks: who may, and in which order.
+"""Publishing a checkpoint and committing its sinks: which driver may, and in which order.
 
     metadata → manifest → epoch record → fence check → sink commits → committed marker
 
-The epoch record is the acknowledgement: its first creator owns the epoch for good. The
-fence is read after winning it and before the first commit, so a driver that was replaced
-while it worked leaves the commit to its successor. Permission travels as values that only
-these decisions make: `ReadyCheckpoint` (may be a parent) and `CommitPermit` (may commit).
+The epoch record is the acknowledgement: its first creator owns the epoch for good. The fence
+is read after the record was created and before the first commit, so a driver that was
+replaced meanwhile leaves the commit to its successor. Permission is a value that only these
+decisions make: `ReadyCheckpoint` (may be a parent) and `CommitPermit` (may commit).
 """
 
 from dataclasses import dataclass
@@ -28,19 +28,19 @@ from penstock.state.protocol.steps import Steps, create_once
 
 @dataclass(frozen=True, slots=True)
 class ReadyCheckpoint:
-    """Proof that a checkpoint is acknowledged and committed: what an epoch may build on."""
+    """Proof that a checkpoint is acknowledged and committed: an epoch may build on it."""
 
     ref: CheckpointRef
 
 
 @dataclass(frozen=True, slots=True)
 class CommitPermit:
-    """Proof that this generation may commit this checkpoint's sinks now."""
+    """Proof that this generation may commit this checkpoint's sinks."""
 
     record: EpochRecord
     manifest: CheckpointManifest
     generation: Generation
-    """The generation that commits; on a replay not the one that published."""
+    """The generation that commits; in a replay another than the one that published."""
 
     def __post_init__(self) -> None:
         if (
@@ -64,14 +64,14 @@ class CommitPermit:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Acknowledged, nothing to commit: the next epoch may build on it."""
+    """The checkpoint is acknowledged and has nothing to commit: an epoch may build on it."""
 
     ready: ReadyCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRequired:
-    """Acknowledged: commit the sinks, then call `complete_commit`."""
+    """The checkpoint is acknowledged: commit the sinks, then call `complete_commit`."""
 
     permit: CommitPermit
 
@@ -94,7 +94,7 @@ def decide_publication(
     *,
     fenced: bool,
 ) -> PublicationOutcome:
-    """Say what follows from who won the epoch record and whether the fence has moved."""
+    """Decide from the winner of the epoch record and from the fence."""
     won = winner.ref == record.ref
     if fenced:
         return Fenced(claim.generation, record.ref if won else None)
@@ -112,9 +112,9 @@ def publish_checkpoint(
 ) -> Steps[PublicationOutcome]:
     """Create manifest and epoch record, then read the fence.
 
-    Repeating the call with the same manifest after an error is safe: what is already
-    there is recognised as ours. A *different* manifest in the same slot is refused; a
-    driver that cannot tell what it wrote claims a new generation instead.
+    Repeating the call with the same manifest after an error is safe: objects that are already
+    there are recognised by their bytes. A *different* manifest in the same slot is refused; a
+    driver that cannot repeat its manifest claims a new generation instead.
     """
     _check_request(claim, manifest, parent)
     path = paths.manifest_path(manifest.ref)
@@ -155,7 +155,8 @@ def _check_request(
 def complete_commit(permit: CommitPermit, *, now_micros: int) -> Steps[ReadyCheckpoint]:
     """Create the committed marker after every sink has committed.
 
-    Another generation may have replayed the same commit and been first: that is as good.
+    If another generation has replayed the same commit and created the marker first, its
+    marker counts.
     """
     existing = yield from create_record(
         CommitMarker(permit.ref, permit.generation, now_micros)

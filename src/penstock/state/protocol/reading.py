@@ -1,4 +1,7 @@
-"""Records in the store: where each lies, how it is read, and how it is created once."""
+"""Records in the store: how each is read, found by number, and created once.
+
+Pure: all functions are workflows of storage requests.
+"""
 
 from typing import TypeVar, assert_never
 
@@ -26,14 +29,14 @@ T = TypeVar("T")
 
 
 def create_record(record: RecordT) -> Steps[RecordT | None]:
-    """Create a record in its place; return None if it is ours, else the one that was first."""
+    """Create a record in its place; return None if it is ours, else the one already there."""
     path = paths.path_of(record)
     existing = yield from create_once(path, codec.encode(record))
     return None if existing is None else codec.decode(type(record), existing, path)
 
 
 def read_record(record_type: type[RecordT], path: str) -> Steps[RecordT | None]:
-    """Read the record at a place, if there is one; a record of another place is corruption."""
+    """Read the record at a path; a record that belongs to another path is corrupt."""
     data = yield from read(path)
     if data is None:
         return None
@@ -77,7 +80,8 @@ def find_newest_claim(job: JobId) -> Steps[int | None]:
 
 
 def read_identity(job: JobId) -> Steps[ClaimRecord | None]:
-    """Read a claim for what all claims of a job say alike: its first epoch and its origin."""
+    """Read a claim for the fields that all claims share: the first epoch and the origin."""
+    # The first claim is read without a search; if it is damaged, the newest one does as well.
     try:
         return (yield from read_claim(job, FIRST_GENERATION))
     except CorruptStateError:
@@ -90,7 +94,7 @@ def read_identity(job: JobId) -> Steps[ClaimRecord | None]:
 def unless_fenced(claim: ClaimRecord, steps: Steps[T]) -> Steps[T | Fenced]:
     """Run a workflow; turn CorruptStateError into `Fenced` if a newer driver owns the job.
 
-    A newer generation collects what an older one was about to read.
+    A newer generation may have collected the objects that the older one reads.
     """
     try:
         return (yield from steps)
@@ -119,7 +123,7 @@ def read_newest_record(
         return None
     record = yield from read_epoch_record(actor.job, number)
     if record is None:
-        # Thinned out between the search and the read: many epochs have come since.
+        # A sweep removed the record after the search: many epochs were published meanwhile.
         return (yield from read_newest_record(actor, first=first, seen=number))
     return record
 
@@ -143,7 +147,7 @@ def read_manifest(ref: CheckpointRef) -> Steps[CheckpointManifest | None]:
 
 
 def read_status(ref: CheckpointRef, record: EpochRecord | None) -> Steps[CheckpointStatus]:
-    """Read what else decides what `ref` is, and derive it."""
+    """Read the manifest and the marker of a checkpoint and derive its status."""
     manifest = yield from read_manifest(ref)
     marker = None
     if manifest is not None and manifest.needs_commit:

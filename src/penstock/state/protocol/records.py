@@ -1,8 +1,8 @@
-"""The durable records of the protocol as values: who writes each, when, and how often.
+"""The durable records of the protocol as values, and the status that follows from them.
 
-All of them are create-once. What a checkpoint is follows from which of these exist
-(`derive_status`) and is never stored. `ProtocolRules` are the numbers that every driver of a
-job must agree on: part of the on-disk protocol, not settings. Pure.
+Pure. Every record is created once and never changed. The status of a checkpoint follows from
+which records exist (`derive_status`) and is never stored. `ProtocolRules` are the numbers
+that every driver of a job must agree on: they are part of the on-disk protocol, not settings.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class CheckpointRef:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """An immutable object by path, with what proves that it is the one that was written."""
+    """An immutable object by path, with the size and checksum that prove its bytes."""
 
     path: str
     """Relative to the checkpoint URL."""
@@ -41,24 +41,24 @@ class ObjectRef:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
-    """A driver's claim of the job. Written first of all; consecutive, never deleted."""
+    """A driver's claim of the job: its first write. Claims have no gaps and are never deleted."""
 
     job: JobId
     generation: Generation
     owner: Token
-    """The claiming driver; what makes a claim provably its own after a lost answer."""
+    """Names the claiming driver, which so recognises its own claim after a lost answer."""
     created_at_micros: int
     first_epoch: Epoch
     """The job's first epoch: 1, or for a branch the one after its origin. Same in every claim."""
     origin: CheckpointRef | None = None
     """For a branch: the other job's checkpoint it starts from. Same in every claim."""
     restore: CheckpointRef | None = None
-    """What the first epoch published by this or a later generation must start from."""
+    """The checkpoint that the next epoch of this or a later generation must start from."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """One operator of a manifest: where the metadata of each of its subtasks is."""
+    """One operator of a manifest: the metadata objects of its subtasks."""
 
     operator: OperatorId
     subtasks: tuple[ObjectRef, ...]
@@ -73,7 +73,7 @@ class OperatorEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """A whole checkpoint. Written by the driver after all it refers to, before its record."""
+    """A whole checkpoint. The driver writes it after all it refers to and before its record."""
 
     ref: CheckpointRef
     parent: CheckpointRef | None
@@ -85,7 +85,7 @@ class CheckpointManifest:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """The proof that one checkpoint of an epoch is acknowledged. First creator wins."""
+    """The proof that one checkpoint of an epoch is acknowledged. The first creator wins."""
 
     ref: CheckpointRef
     parent: CheckpointRef | None
@@ -118,15 +118,15 @@ class Pin:
     ref: CheckpointRef
     created_at_micros: int
     holder: JobId | None = None
-    """The job that holds the pin, when it is a branch."""
+    """The job that holds the pin, if that is a branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionRecord:
     """The whole state of pins and collection after `sequence` changes; the newest one counts.
 
-    Pins and collections are ordered by these records alone: the first
-    creator of the next number wins, the other reads it and decides again.
+    Only these records order pins and collections: the first creator of the next number wins,
+    and any other reads that record and decides again.
     """
 
     job: JobId
@@ -137,7 +137,7 @@ class RetentionRecord:
     collected_before: Epoch = FIRST_EPOCH
     """Every epoch below this number is given up, unless it is pinned."""
     collecting: tuple[CheckpointRef, ...] = ()
-    """Given up, and perhaps not yet deleted in full."""
+    """Checkpoints that are given up and perhaps not yet deleted in full."""
 
 
 Record: TypeAlias = (
@@ -150,12 +150,12 @@ RecordT = TypeVar(
 
 @dataclass(frozen=True, slots=True)
 class Invisible:
-    """No manifest: for all but its writer this checkpoint does not exist."""
+    """It has no manifest: for all but its writer this checkpoint does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unacknowledged:
-    """A manifest, but no record of its epoch: it must be neither built on nor committed."""
+    """It has a manifest, but its epoch has no record: it must be neither a parent nor committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Committing:
-    """Acknowledged; its sinks have to commit, perhaps once more, before anything builds on it."""
+    """It is acknowledged; its sinks must commit, perhaps again, before an epoch builds on it."""
 
     manifest: CheckpointManifest
     record: EpochRecord
@@ -175,7 +175,7 @@ class Committing:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Acknowledged and committed, or with nothing to commit. May be a parent."""
+    """It is acknowledged and committed, or has nothing to commit. It may be a parent."""
 
     manifest: CheckpointManifest
 
@@ -190,7 +190,8 @@ class Fenced:
     generation: Generation
     """The generation that was replaced."""
     acknowledged: CheckpointRef | None = None
-    """What this driver still made the record of; its successor commits it, if it is news to it."""
+    """The checkpoint whose record this driver created before it was fenced; its successor
+    commits it."""
 
 
 def derive_status(
@@ -199,7 +200,7 @@ def derive_status(
     record: EpochRecord | None,
     marker: CommitMarker | None,
 ) -> CheckpointStatus:
-    """Say what `ref` is, given what was found at its places; contradictions are corruption."""
+    """Derive the status of `ref` from the records found; contradictions are corruption."""
     if manifest is None:
         return Invisible()
     _require(manifest.ref == ref, ref, f"its manifest says it is {manifest.ref}")
@@ -234,14 +235,14 @@ class ProtocolRules:
     """Constants of the protocol; only tests use other values than the defaults."""
 
     waypoint_stride: int = 1024
-    """Every so many numbers of a sequence one is kept for ever, so that its end can be found."""
+    """One of this many numbers of a sequence is kept for ever, so that its end can be found."""
     adoption_window: int = 256
     """An epoch may adopt new files only from its own slot and this many slots before it.
 
-    A delta lies in its own epoch's slot; a compacted file in the slot of the epoch after
-    the one it was planned from, and is void when it comes later than this. So an object
-    that nothing refers to in a slot this far below the newest epoch can never be referred to
-    again, even by a driver that slept: the epoch it would publish is already taken.
+    A delta lies in its own epoch's slot. A compacted file lies in the slot of the epoch after
+    the one it was planned from, and is void if it comes later than this. So an object that
+    nothing refers to, in a slot this far below the newest epoch, can never be referred to
+    again, even by a driver that was paused: the epoch that it would publish is already taken.
     """
 
     def may_adopt(self, slot_epoch: int, epoch: int) -> bool:
@@ -254,10 +255,10 @@ RULES = ProtocolRules()
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts on which job, when and by which rules: what every workflow starts from."""
+    """The job, writer, time and rules of one workflow."""
 
     job: JobId
     token: Token
-    """What makes the records of this actor provably its own."""
+    """Names the writer, which so recognises its own records after a lost answer."""
     now_micros: int
     rules: ProtocolRules = RULES

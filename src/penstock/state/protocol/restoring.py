@@ -1,11 +1,11 @@
-"""Restores and branches of a job, as users ask for them.
+"""Restores and branches of a job: plan a restore, create a branch, release its origin.
 
-Planning a restore reads only: which checkpoint a user means, and what restoring it abandons.
-`takeover` carries it out.
+Pure. Planning a restore only reads: which checkpoint a user means, and which epochs restoring
+it abandons. `takeover` carries the restore out.
 
-A branch is a new job from another's epoch that copies nothing. Its epochs refer to the
-origin's objects, and a job deletes only under its own prefix. So the branch pins its origin
-first, and lets it go when nothing it keeps refers to another job any more.
+A branch is a new job that starts from another job's epoch and copies nothing. Its epochs
+refer to the origin's objects, and a job deletes only under its own prefix. So the branch pins
+its origin first, and removes the pin when none of its kept epochs refers to another job.
 """
 
 from dataclasses import dataclass, replace
@@ -40,17 +40,17 @@ from penstock.state.protocol.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What restoring an epoch means, before it is done."""
+    """The effect of restoring an epoch, before it is done."""
 
     ref: CheckpointRef
     abandoned: tuple[CheckpointRef, ...]
-    """Epochs the job will no longer build on, newest first. Output they committed stays."""
+    """The epochs that the restore abandons, newest first. Output they committed stays."""
     complete: bool = True
-    """False if there may be more of them, whose records are gone or cannot be read."""
+    """False if the records of further abandoned epochs may be missing or unreadable."""
 
 
 def plan_restore(actor: Actor, which: Epochs) -> Steps[RestorePlan]:
-    """Find the checkpoint a user means and what restoring it abandons."""
+    """Find the checkpoint a user means and the epochs that restoring it abandons."""
     state = yield from read_retention(actor)
     ref = yield from find_kept_epoch(actor, state, which)
     try:
@@ -63,9 +63,9 @@ def plan_restore(actor: Actor, which: Epochs) -> Steps[RestorePlan]:
 def _find_abandoned(
     actor: Actor, ref: CheckpointRef
 ) -> Steps[tuple[tuple[CheckpointRef, ...], bool]]:
-    """Return what the newest epoch descends from and `ref` does not, and whether that is all.
+    """Return the ancestors of the newest epoch that `ref` does not share, and whether all.
 
-    Walks down both lines of descent until they meet, always on the higher one.
+    The search follows the parents of both until they meet, always those of the higher epoch.
     """
     identity = yield from read_identity(actor.job)
     if identity is None:
@@ -83,7 +83,7 @@ def _find_abandoned(
 
 
 def _read_parent(record: EpochRecord) -> Steps[EpochRecord | None]:
-    """Read the record a record descends from; None if it is gone, or of another job."""
+    """Read the parent of an epoch record; None if it is gone, or of another job."""
     parent = record.parent
     if parent is None or parent.job != record.ref.job:
         return None
@@ -92,7 +92,7 @@ def _read_parent(record: EpochRecord) -> Steps[EpochRecord | None]:
 
 
 def require_restorable(job: JobId, ref: CheckpointRef) -> Steps[None]:
-    """Refuse what no driver of this job could start from, before anything is claimed for it."""
+    """Refuse a checkpoint that a driver of this job could not start from, before any claim."""
     if ref.job != job:
         raise StateError(
             f"{ref} is not an epoch of {job}, so {job} cannot restore it; make a branch of it "
@@ -112,7 +112,7 @@ def branch_pin_name(branch: JobId) -> SavepointName:
 def branch_job(actor: Actor, branch: JobId, which: Epochs) -> Steps[ClaimRecord]:
     """Create a job that starts from an epoch of the actor's job, copying nothing.
 
-    The pin on the origin comes first: from its claim on the branch depends on it.
+    The pin on the origin is made before the claim: from the claim on the branch depends on it.
     """
     if (yield from read_claim(branch, FIRST_GENERATION)) is not None:
         raise _exists(branch)
@@ -143,7 +143,7 @@ def _exists(job: JobId) -> StateError:
 
 
 def release_origin(actor: Actor, claim: ClaimRecord) -> Steps[bool]:
-    """Let the origin of a branch go, once no kept epoch refers to its objects."""
+    """Remove the pin of a branch on its origin, once no kept epoch refers to its objects."""
     if claim.origin is None:
         return False
     at_origin = replace(actor, job=claim.origin.job)

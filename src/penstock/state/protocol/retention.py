@@ -1,17 +1,18 @@
 """Which epochs are kept: pins, what may be collected, and the ledger that orders both.
 
-All decisions are transitions of one value, the newest `RetentionRecord`. A change is made by
-reading it, deciding, and creating the next number; losing that race means deciding again. So
-a pin and a collection of the same epoch can never both succeed, whichever process asks and
-however stale its listing is.
+Pure. All decisions are transitions of one value, the newest `RetentionRecord`; the sequence
+of these records is the ledger. A change is made by reading the newest record, deciding, and
+creating the next number. A writer that loses this race decides again. So a pin and a
+collection of the same epoch can never both succeed, in whichever processes they run and
+however stale a listing is.
 
-An epoch is kept iff it is acknowledged and its number is at least `collected_before`, or
-it is pinned. Epochs abandoned by a restore keep their numbers and go with their
-neighbours: a restore can be undone for as long as any other.
+An epoch is kept iff it is acknowledged and its number is at least `collected_before`, or it
+is pinned. Epochs abandoned by a restore keep their numbers and are given up with their
+neighbours: a restore can be undone as long as any other epoch of that age can be restored.
 
-Savepoints, restore requests and branches are pins. Pinning reads the ledger *before* it looks
-at the epoch and appends right after the record it read, so that what it decided from cannot
-have been given up in between.
+Savepoints, restore requests and branches are pins. Pinning reads the ledger *before* the
+epoch and appends right after the record it read, so that the epoch cannot be given up in
+between.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -47,19 +48,19 @@ from penstock.state.protocol.steps import (
 )
 
 MAX_COLLECTED_AT_ONCE = 256
-"""How many epochs one collection gives up: bounds its work after a long pause."""
+"""The most epochs that one collection gives up: this bounds its work after a long pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameTaken:
-    """The name pins another epoch, or this one for another reason."""
+    """The name is taken by a pin of another epoch, or of another kind."""
 
     pin: Pin
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The epoch is given up: being collected, or gone."""
+    """The epoch is given up: it is being collected, or deleted."""
 
 
 PinDecision: TypeAlias = RetentionRecord | NameTaken | Collected
@@ -86,7 +87,7 @@ def decide_pin(state: RetentionRecord, pin: Pin) -> PinDecision:
 
 
 def decide_unpin(state: RetentionRecord, name: SavepointName) -> RetentionRecord:
-    """Return the state without a pin: an epoch that only it kept is given up with it."""
+    """Return the state without a pin; an epoch that only this pin kept is given up."""
     held = find_pin(state, name)
     if held is None:
         return state
@@ -106,10 +107,10 @@ def decide_floor(
 ) -> Epoch:
     """Return the lowest epoch number to keep.
 
-    `canonical` is the chain from the newest epoch through its parents, newest first, as
-    far as it was read. The floor rises to the oldest of the last `keep_epochs` of them,
-    never falls, and stays while fewer are known. Parents below the floor count for
-    nothing: they are pinned, or given up.
+    `canonical` is the chain from the newest epoch through its parents, newest first, as far
+    as it was read. The floor rises to the oldest of the last `keep_epochs` of them, never
+    falls, and stays while fewer are known. Parents below the floor do not count: they are
+    pinned, or given up.
     """
     chain = [ref.epoch for ref in canonical if ref.epoch >= state.collected_before]
     if len(chain) < keep_epochs:
@@ -127,9 +128,9 @@ def decide_collection(
 ) -> RetentionRecord:
     """Return the state after a collection has given epochs up.
 
-    `below_floor` are the acknowledged checkpoints from the old floor up to the new one;
-    `deleted` those of `state.collecting` this driver has itself deleted in full. Others
-    stay listed, because the driver that gave them up may have died before deleting.
+    `below_floor` are the acknowledged checkpoints from the old floor up to the new one.
+    `deleted` are those of `state.collecting` that this driver has deleted in full. Others
+    stay listed, because the driver that gave them up may have died before deleting them.
     """
     going = tuple(
         ref
@@ -157,7 +158,7 @@ def read_retention(actor: Actor, *, seen: int | None = None) -> Steps[RetentionR
     path = paths.retention_path(actor.job, number)
     record = yield from read_record(RetentionRecord, path)
     if record is None:
-        # Others appended a whole stride of records between the search and the read.
+        # The record was thinned out: others appended many records between search and read.
         return (yield from read_retention(actor, seen=number))
     return record
 
@@ -165,7 +166,7 @@ def read_retention(actor: Actor, *, seen: int | None = None) -> Steps[RetentionR
 def next_retention(
     actor: Actor, state: RetentionRecord, changed: RetentionRecord
 ) -> RetentionRecord:
-    """Return the record that would make a change decided from `state`."""
+    """Return the record after `state` that holds the `changed` state."""
     return replace(
         changed,
         sequence=state.sequence + 1,
@@ -177,9 +178,9 @@ def next_retention(
 def append_retention(actor: Actor, record: RetentionRecord) -> Steps[bool]:
     """Append a record; False if another writer may have been first.
 
-    False means: read the ledger again and decide again, which finds a change that was made
-    after all. That a number could be created proves that it is the next one only while no
-    later waypoint exists: below one, a sleeper may have filled a hole left by thinning.
+    After False the caller reads the ledger and decides again, and so finds a change that was
+    made after all. A created number is certainly the next one only while no later waypoint
+    exists: below one, a driver that was paused may have filled a gap left by thinning.
     """
     path = paths.path_of(record)
     if (yield from create_once(path, codec.encode(record))) is not None:
@@ -208,8 +209,8 @@ def pin_epoch(
 ) -> Steps[Pin]:
     """Pin a kept epoch under a name; pinning it again is fine.
 
-    An epoch as a user names it must be acknowledged and committed. A checkpoint is known
-    to be so, and must only still be kept.
+    An epoch that a user names (`Epochs`) must be acknowledged and committed. A `CheckpointRef`
+    was checked before, and must only still be kept.
     """
     while True:
         state = yield from read_retention(actor)
@@ -240,7 +241,7 @@ def pin_epoch(
 
 
 def unpin(actor: Actor, names: Collection[SavepointName]) -> Steps[bool]:
-    """Remove pins; tell whether there were any. What only they kept is collected next."""
+    """Remove pins; tell whether there were any. The next collection takes what only they kept."""
     found = False
     while True:
         state = yield from read_retention(actor)
@@ -289,7 +290,7 @@ def find_kept_epoch(
 
 
 def require_ready(ref: CheckpointRef, record: EpochRecord | None) -> Steps[None]:
-    """Refuse a checkpoint that nothing may build on."""
+    """Refuse a checkpoint that no epoch may build on."""
     status = yield from read_status(ref, record)
     if isinstance(status, Ready):
         return

@@ -1,25 +1,23 @@
-"""Storage requests as values: how the protocol asks for I/O without doing any.
+"""Storage requests as values: how workflows read, create once, and find a newest number.
 
-A workflow is a generator that yields one request at a time and is sent the answer, or has
-the storage error thrown in. `storage.create` answers from a real store; the explorer in
-the tests answers from a shared dictionary, switching between drivers and failing calls at
-will. One request is one atomic storage call: nothing happens between two of them but what
-other processes do.
+Pure. A workflow is a generator that yields one request at a time and is sent the answer, or
+has the storage error thrown in. `storage.create` answers from a real store. The explorer in
+the tests answers from a shared dictionary; it switches between drivers and fails any call.
+One request is one atomic storage call: between two of them only other processes act.
 
-Create-once sequences: finding the newest number without trusting a listing.
-
-Claims, epoch records and retention records are numbered from a known first number without
-gaps, each created only by someone who saw the one before. Old numbers may be thinned out,
-but never a *waypoint* (every `stride`-th number), and never one in the newest waypoint's
-block:
+Create-once sequences make it possible to find the newest number without trusting a listing.
+Claims, epoch records and retention records are numbered without gaps from a known first
+number, and a writer creates a number only after it has seen the one before. Old numbers may
+be thinned out, but never a *waypoint* (every `stride`-th number), and never a number in the
+newest waypoint's block:
 
     first                                 newest
       W . . . W . . . W . . . W x x x W x x x
       ^ kept for ever ^                ^ last block: complete
 
-So waypoints exist exactly up to the newest one, and after it numbers exist exactly up to
-the newest: two searches over a predicate that turns from true to false once. Each takes
-a handful of HEAD requests whatever the length. Pure.
+So waypoints exist exactly up to the newest one, and after it numbers exist exactly up to the
+newest. Two binary searches find it, each over a predicate that turns from true to false once.
+The number of HEAD requests grows with the logarithm of the length.
 """
 
 from collections.abc import Callable, Generator
@@ -29,26 +27,26 @@ from typing import Any, TypeAlias, TypeVar
 from penstock.errors import UnknownOutcomeError
 
 CREATE_ATTEMPTS = 3
-"""How often a create with an unknown outcome is tried before giving the caller that answer."""
+"""How often a create with an unknown outcome is tried before the error is raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Ask for a whole object: `bytes`, or None."""
+    """Request a whole object; the answer is `bytes`, or None."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """Ask whether an object exists: one HEAD."""
+    """Request whether an object exists: one HEAD."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Ask for a conditional create: True iff this call wrote the object."""
+    """Request a conditional create; the answer is True iff this call wrote the object."""
 
     path: str
     data: bytes
@@ -56,14 +54,14 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Ask for a deletion; an absent object is fine."""
+    """Request a deletion; an absent object is fine."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListPaths:
-    """Ask for the paths below a folder. A hint: it may lag, so it decides nothing that matters."""
+    """Request the paths below a folder. The answer may be stale, so no decision relies on it."""
 
     prefix: str
 
@@ -92,18 +90,18 @@ def delete(path: str) -> Steps[None]:
 
 
 def list_paths(prefix: str) -> Steps[list[str]]:
-    """List the paths below a folder, as a hint."""
+    """List the paths below a folder; the list may be stale."""
     paths: list[str] = yield ListPaths(prefix)
     return paths
 
 
 def create_once(path: str, data: bytes) -> Steps[bytes | None]:
-    """Create an object; return None if it is now ours, else the bytes that were there first.
+    """Create an object; return None if it is ours, else the bytes that were there first.
 
-    `data` must identify its writer. Then equal bytes read back prove that an earlier try of
-    ours landed, whatever answer got lost; anything else found is another writer's. An
-    object still absent after an unknown outcome is tried again: if the first try lands
-    after all, it lands with the same bytes.
+    `data` must identify its writer. Equal bytes read back then prove that an earlier try of
+    ours landed, even if its answer was lost; other bytes are another writer's. If the object
+    is still absent after an unknown outcome, the create is tried again: should the first try
+    land after all, it lands with the same bytes.
     """
     for _ in range(CREATE_ATTEMPTS):
         try:
@@ -128,8 +126,8 @@ def find_newest(
 ) -> Steps[int | None]:
     """Return the newest number that exists, or None for an empty sequence.
 
-    `seen` is a number known to have existed once; the search starts there. Others may
-    append meanwhile: the answer was the newest number at some moment of the search.
+    `seen` is a number that certainly existed once; the search starts there. Other writers may
+    append meanwhile: the result was the newest number at some moment of the search.
     """
     if seen is None and not (yield from exists(path_of(first))):
         return None
@@ -139,7 +137,7 @@ def find_newest(
         start = first + block * stride
         known = max(0, (seen or first) - start)
         offset = yield from _last_existing(path_of, start, 1, known=known, bound=stride)
-        # Only while this block is still the last one is it known to have no holes.
+        # A block certainly has no gaps only while it is the last one.
         if stride == 1 or not (yield from exists(path_of(start + stride))):
             return start + offset
         block += 1
@@ -155,8 +153,8 @@ def _last_existing(
 ) -> Steps[int]:
     """Return the last `n` such that number `origin + n * spacing` exists.
 
-    Number `known` exists; existence ends once, before `bound`. Doubles the stride until
-    it finds an absent number, then halves the gap.
+    Number `known` exists, and from some number on, at most `bound`, none exists. The search
+    doubles its step until it finds an absent number, then halves the gap.
     """
     low, step, high = known, 1, bound
     while high is None or low + step < high:
@@ -175,7 +173,7 @@ def _last_existing(
 
 
 def waypoint_after(number: int, *, first: int, stride: int) -> int:
-    """Return the first waypoint above a number; until it exists, the number is never thinned."""
+    """Return the first waypoint above a number; until that exists, the number is not thinned."""
     return number - (number - first) % stride + stride
 
 

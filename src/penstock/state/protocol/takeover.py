@@ -1,20 +1,20 @@
 """Taking a job over: claim a generation, find what to build on, replay an open commit.
 
-A successor adopts the newest acknowledged epoch, whichever driver wrote it, and ignores
-manifests without a record: it never acknowledges for others. What a claim would lead to is
-looked at before it is made: a driver that cannot read what is there (damaged, or written by
-a newer Penstock) must not fence one that can.
+Pure. A successor adopts the newest acknowledged epoch, whichever driver wrote it, and ignores
+manifests without a record: it never acknowledges another driver's checkpoint. Recovery is
+tried before the claim is made: a driver that cannot read the checkpoint (damaged, or written
+by a newer Penstock) must not fence a driver that can.
 
 A restore pins what it starts from *before* its claim, under a name of its own, so that no
-collection can give the epoch up before the first epoch built on it is published. The pin
-is removed only when its claim is known to be honoured. Should the process die between pin
-and claim, the pin stays and keeps the epoch; it is listed like any savepoint and can be
-removed by hand, because a dead requester looks like a slow one. The request travels in the
-claim and stays in force until an epoch of that or a later generation is published, so a
-crash right after `restore` cannot undo it.
+collection can give the epoch up before the first epoch built on it is published. The pin is
+removed only when its claim is certainly honoured. If the process dies between pin and claim,
+the pin stays and keeps the epoch. It is listed like any savepoint and can be removed by hand;
+it is not removed automatically, because a dead process looks the same as a slow one. The
+request is part of the claim and stays in force until an epoch of that or a later generation
+is published, so a crash right after `restore` cannot undo it.
 
 A newest epoch that cannot be read stops a plain start. It does not stop a restore, which
-abandons that epoch anyway: older epochs stay restorable whatever happened to newer ones.
+abandons that epoch anyway: older epochs stay restorable even if newer ones are damaged.
 """
 
 from dataclasses import dataclass, replace
@@ -57,7 +57,7 @@ from penstock.state.protocol.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Where to go on: run `next_epoch` on top of `base`, or from nothing."""
+    """Where to go on: run `next_epoch` on top of `base`; None starts with empty state."""
 
     base: ReadyCheckpoint | None
     next_epoch: Epoch
@@ -67,7 +67,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class ReplayCommit:
-    """The newest epoch's sinks may not all have committed: commit, complete, recover again."""
+    """Not all sinks of the newest epoch may have committed: commit, complete, recover again."""
 
     permit: CommitPermit
 
@@ -77,26 +77,26 @@ RecoveryDecision: TypeAlias = Recovered | ReplayCommit | Fenced
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFacts:
-    """What a driver saw after its claim."""
+    """What a driver has read after its claim."""
 
     claim: ClaimRecord
     newest_epoch: Epoch | None
     """The highest acknowledged number, or None before the job's first epoch."""
     newest: EpochRecord | None
-    """Its record; None also if it cannot be read and a restore makes that bearable."""
+    """The record of that epoch; None also if it cannot be read and a restore is pending."""
     newest_status: CheckpointStatus | None
     """None without a record, or if the checkpoint cannot be read and a restore is pending."""
     pending: ClaimRecord | None
     """The newest claim with a restore request that no published epoch has honoured."""
     start_status: CheckpointStatus | None
-    """Of what the pending request asks for, or of the origin of a branch without epochs."""
+    """The status of the checkpoint to restore, or of the origin of a branch without epochs."""
     fenced: bool
     unreplayable: CheckpointRef | None = None
-    """A checkpoint whose commit this driver tried to replay and cannot: it is damaged."""
+    """A checkpoint whose commit this driver could not replay, because it is damaged."""
 
 
 def decide_recovery(facts: RecoveryFacts) -> RecoveryDecision:
-    """Say how to go on from what was seen."""
+    """Decide how to go on from what was read."""
     if facts.fenced:
         return Fenced(facts.claim.generation)
     pending = None if facts.pending is None else facts.pending.restore
@@ -142,14 +142,14 @@ def _require_ready(ref: CheckpointRef, status: CheckpointStatus | None) -> Ready
 
 
 def plan_claim(actor: Actor, *, restore: CheckpointRef | None = None) -> Steps[ClaimRecord]:
-    """Return the claim that would take the job over now. Reads only."""
+    """Return the claim that would take the job over. This only reads."""
     newest = yield from find_newest_claim(actor.job)
     known = None
     if newest is not None:
         try:
             known = yield from read_claim(actor.job, newest)
         except CorruptStateError:
-            # A damaged claim is enough to know that it is there; others say the rest.
+            # The number of a damaged claim still counts; another claim has the shared fields.
             known = yield from read_identity(actor.job)
     return ClaimRecord(
         job=actor.job,
@@ -163,9 +163,9 @@ def plan_claim(actor: Actor, *, restore: CheckpointRef | None = None) -> Steps[C
 
 
 def claim_generation(claim: ClaimRecord) -> Steps[ClaimRecord]:
-    """Claim the planned generation or one after it, fencing every older driver from then on.
+    """Claim the planned generation or a later one; from then on every older driver is fenced.
 
-    Losing the number to another driver means trying the next: the later claim wins.
+    If another driver has taken the number, the next one is tried: the later claim wins.
     """
     while True:
         other = yield from create_record(claim)
@@ -182,7 +182,7 @@ def claim_generation(claim: ClaimRecord) -> Steps[ClaimRecord]:
 def recover(
     actor: Actor, claim: ClaimRecord, *, unreplayable: CheckpointRef | None = None
 ) -> Steps[RecoveryDecision]:
-    """Find where to go on after a claim. Reads only; repeat after replaying a commit."""
+    """Find where to go on after a claim. This only reads; repeat it after replaying a commit."""
     newest_epoch, newest = yield from _read_newest(actor, claim)
     honoured = 0 if newest is None else newest.ref.generation
     pending = yield from _find_pending(claim, honoured)
@@ -198,7 +198,7 @@ def recover(
         start = pending.restore
     start_status = None
     if start is not None:
-        # A pin keeps the epoch record of a start in its place.
+        # The start is pinned, so its epoch record still exists.
         record = yield from read_epoch_record(start.job, start.epoch)
         start_status = yield from read_status(start, record)
     fenced = yield from is_fenced(claim)
@@ -219,7 +219,7 @@ def recover(
 def _read_newest(
     actor: Actor, claim: ClaimRecord
 ) -> Steps[tuple[Epoch | None, EpochRecord | None]]:
-    """Read the newest epoch's number and record; a restore needs no more than the number."""
+    """Read the newest epoch's number and record; for a restore the number is enough."""
     try:
         newest = yield from read_newest_record(actor, first=claim.first_epoch)
     except CorruptStateError:
@@ -282,7 +282,7 @@ def restore_pin_name(requester: Token) -> SavepointName:
 def take_over(
     actor: Actor, *, restore: CheckpointRef | None = None
 ) -> Steps[TakeOverOutcome]:
-    """Claim a job and find where to go on, honouring a restore asked for now or before."""
+    """Claim a job and find where to go on, honouring this restore or an earlier request."""
     if restore is not None:
         yield from require_restorable(actor.job, restore)
     planned = yield from plan_claim(actor, restore=restore)
@@ -296,10 +296,10 @@ def take_over(
 
 
 def _rehearse(actor: Actor, planned: ClaimRecord) -> Steps[None]:
-    """Recover as if the claim were made, for the errors alone.
+    """Recover as if the claim were made, only to raise its errors.
 
-    The driver that owns the job may be deleting what this reads, so what is missing proves
-    nothing yet. An object that is there and cannot be decoded will not get better.
+    The driver that owns the job may be deleting what this reads, so a missing object is no
+    error here. An object that exists and cannot be decoded is one.
     """
     try:
         yield from recover(actor, planned)
@@ -313,8 +313,8 @@ def resume(
 ) -> Steps[TakeOverOutcome]:
     """Find where a claimed driver goes on; call again after replaying a commit.
 
-    `unreplayable` names a checkpoint whose commit could not be replayed because what it
-    consists of is damaged. It is passed over if a restore is in force, and only then.
+    `unreplayable` names a checkpoint whose commit could not be replayed because its objects
+    are damaged. It is skipped only if a restore is in force.
     """
     decision = yield from recover(actor, claim, unreplayable=unreplayable)
     if isinstance(decision, Fenced):
@@ -328,12 +328,12 @@ def resume(
 
 
 def _keep_pinned(actor: Actor, claim: ClaimRecord, request: ClaimRecord) -> Steps[bool]:
-    """Make sure that what a pending restore starts from is pinned; False if replaced."""
+    """Make sure that the start of a pending restore is pinned; False if this driver is fenced."""
     name = restore_pin_name(request.owner)
     state = yield from read_retention(actor)
     if request.restore is None or find_pin(state, name) is not None:
         return True
-    # Removed by hand, or by a successor that has honoured the request already.
+    # The pin was removed by hand, or by a successor that has honoured the request already.
     if (yield from is_fenced(claim)):
         return False
     try:
@@ -350,10 +350,10 @@ def _keep_pinned(actor: Actor, claim: ClaimRecord, request: ClaimRecord) -> Step
 def release_honoured_restores(actor: Actor, claim: ClaimRecord) -> Steps[None]:
     """Remove the pins of restore requests that the newest epoch has honoured or overtaken.
 
-    Called after the first epoch of a restore is published, and by the driver that takes the
-    job over next, should the publishing one have died before. Only the newest epoch matters:
-    no driver publishes the next one before doing this. A claim or record that cannot be read
-    leaves pins behind, which are listed and can be removed by hand.
+    A driver calls this after the first epoch of a restore is published, and after it takes a
+    job over, in case its predecessor died before. Only the newest epoch matters: no driver
+    publishes the next one before this call. If a claim or record cannot be read, pins are
+    left behind; they are listed and can be removed by hand.
     """
     try:
         requests = yield from _read_honoured(actor, claim)
@@ -364,7 +364,7 @@ def release_honoured_restores(actor: Actor, claim: ClaimRecord) -> Steps[None]:
 
 
 def _read_honoured(actor: Actor, claim: ClaimRecord) -> Steps[list[ClaimRecord]]:
-    """Return all requests after the epoch before the newest, up to the newest."""
+    """Return the requests of generations after the last but one epoch's, up to the newest's."""
     newest = yield from read_newest_record(actor, first=claim.first_epoch)
     if newest is None:
         return []

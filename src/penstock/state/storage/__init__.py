@@ -1,4 +1,4 @@
-"""The object-store seam: one small protocol, its implementations, URLs and a probe.
+"""Object stores: one small protocol, its implementations, URLs and a probe.
 
-No decision about checkpoints lives here; no other package talks to a store library.
+This package makes no decision about checkpoints. No other package imports a store library.
 """

@@ -1,14 +1,15 @@
 """Create an object and prove that it is ours; refuse a store in which that proof fails.
 
-A conditional create has three answers: it wrote the object, one was already there, or the
-answer is lost. Only the bytes read back tell the last two apart from success, because a
-client that repeats a request meets its own write. `create_once` of the protocol is that rule,
-as a generator of storage requests. This module carries requests out against a store, so the
-protocol, the state files, the backing store and the sinks all create by the same rule.
+A conditional create has three answers: it wrote the object, an object was already there, or
+the answer is lost. In the last two cases only the bytes read back show whether the object is
+ours, because a client that repeats a request may find its own write. `create_once` of the
+protocol is that rule, as a generator of storage requests. This module carries requests out
+against a store, so the protocol, the state files, the backing store and the sinks all create
+by the same rule.
 
-The rule rests on two promises of the store: `create` fails on an existing object, and a read
-sees every write answered before it. A store that silently lacks one of them works until two
-drivers meet, so `probe_store` asks before the job starts: eleven small requests.
+The rule needs two promises of the store: `create` fails on an existing object, and a read
+sees every write answered before it. A store that breaks one of them seems to work until two
+drivers run at once, so `probe_store` tests both before the job starts: eleven small requests.
 """
 
 from contextlib import suppress
@@ -32,17 +33,17 @@ T = TypeVar("T")
 
 
 def create_own(store: ObjectStore, path: str, data: bytes) -> bytes | None:
-    """Create an object; return None if it is now ours, else the bytes that were there first.
+    """Create an object; return None if it is ours, else the bytes that were there first.
 
-    `data` must be bytes that no other writer would put there, or bytes that are as good
-    from any writer. A lost answer is tried again, and raises `UnknownOutcomeError` only if
-    the store neither confirms the write nor shows an object.
+    `data` must be bytes that no other writer would write there, or bytes for which the writer
+    does not matter. After a lost answer the create is tried again; `UnknownOutcomeError` is
+    raised only if the store neither confirms the write nor shows an object.
     """
     return run_steps(store, create_once(path, data))
 
 
 def run_steps(store: ObjectStore, steps: Steps[T]) -> T:
-    """Run a workflow to its result; a storage error is thrown into it first."""
+    """Run a workflow to its result; storage errors are thrown into the workflow."""
     try:
         request = next(steps)
         while True:
@@ -58,7 +59,7 @@ def run_steps(store: ObjectStore, steps: Steps[T]) -> T:
 
 
 def carry_out(store: ObjectStore, request: Request) -> object:
-    """Make the one storage call a request stands for."""
+    """Make the one storage call of a request."""
     match request:
         case Read(path):
             return store.read(path)
@@ -78,10 +79,10 @@ def carry_out(store: ObjectStore, request: Request) -> object:
 def probe_store(store: ObjectStore, prefix: str, token: Token) -> None:
     """Return if the store keeps its promises below the folder `prefix`, else raise.
 
-    A store that breaks one raises `StorageError` with code STORAGE_UNSAFE, which says which
-    one. A store that merely refuses (no permission, full, read-only) raises its own error.
-    The token must be new: it names the probe's object, which is gone afterwards unless
-    the store cannot delete or the process dies.
+    For a broken promise `StorageError` with code STORAGE_UNSAFE is raised, and its message
+    names the promise. If the store refuses a request (no permission, full, read-only), its own
+    error is raised. The token must be new: it names the probe's object, which is deleted
+    afterwards unless the store cannot delete or the process dies.
     """
     path = f"{prefix}/probe-{token}" if prefix else f"probe-{token}"
     try:
@@ -106,7 +107,7 @@ def _probe(store: ObjectStore, path: str) -> None:
             raise _unsafe(store, path, otherwise)
 
     require(store.read(path) is None, "it returned an object that was never written")
-    # False may be the answer to the library's own repeated request; then the bytes are ours.
+    # False may answer a request that the client library repeated; then the bytes are ours.
     require(
         store.create(path, first) or store.read(path) == first,
         "it would not create an object under a new name",

@@ -1,17 +1,18 @@
 """Objects as files below one folder of this machine, durable when a call returns.
 
-How it works: an object is first written whole to a staging file, flushed to the disk, and
-only then given its name: by `link` when it must not exist yet (the one call that is atomic
-and fails on an existing name) or by `rename` when it may. Then the folder is flushed. So a
-killed process leaves no half object, and a machine that loses power has neither lost an
-acknowledged object nor kept a name with no bytes behind it. (obstore's local store, which
-would otherwise do here, does not flush.)
+How it works: an object is written whole to a staging file, which is flushed to the disk and
+only then gets its name: by `link` if the object must not exist yet (the one call that is
+atomic and fails on an existing name), or by `rename` if it may. Then the folder is flushed.
+So a killed process leaves no half object, and after a power cut no acknowledged object is
+lost and no name is without its bytes. (obstore's local store is not used because it does not
+flush.)
 
     {root}/#staging/{token}   being written; no object path holds a `#`, no listing shows it
     {root}/{path}             whole objects
 
-A writer holds a lock on its staging file. A file that no process holds was left by one that
-died, and is removed when the store is next opened. Folders that become empty are removed.
+A writer holds a lock on its staging file. A staging file that no process has locked is a
+leftover of a dead process, and is removed when a store is next opened. Folders that become
+empty are removed.
 
 An object `a` and an object `a/b` cannot both exist here, as they could in S3. Deletes are
 not flushed: after a power cut a deleted object may be back.
@@ -46,9 +47,11 @@ def staged_file(folder: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
     while True:
         path = folder / new_token()
         file = path.open("xb")
-        with suppress(OSError):  # where there are no locks, nothing is taken for a leftover
+        with suppress(
+            OSError
+        ):  # on a file system without locks no file counts as a leftover
             fcntl.flock(file, fcntl.LOCK_EX)
-        # Between open and lock, a clean-up may have taken the file for a leftover.
+        # Between open and lock, `remove_leftovers` may have removed the file.
         if os.fstat(file.fileno()).st_nlink:
             break
         file.close()
@@ -66,7 +69,7 @@ def staged_file(folder: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the staging files that no process holds; what cannot be removed does no harm."""
+    """Remove the staging files that no process has locked; files that stay do no harm."""
     with suppress(OSError):
         for path in folder.iterdir():
             with suppress(OSError), path.open("rb") as file:
@@ -79,7 +82,7 @@ _Taken = TypeVar("_Taken")
 _STAGING = "#staging"
 
 _FOLDER_RACES = 100
-"""How often a folder may vanish under a writer before it gives up."""
+"""How often another process may remove the folder of a write before the write fails."""
 
 _CODES = {
     errno.EACCES: ErrorCode.STORAGE_PERMISSION,
@@ -102,7 +105,7 @@ _CERTAIN = _CODES.keys() | {
     errno.EMLINK,
     errno.ELOOP,
 }
-"""Errors by which the file system says that it did nothing; after another it may have."""
+"""Errors after which the file system has certainly changed nothing."""
 
 
 class LocalStore:
@@ -111,8 +114,8 @@ class LocalStore:
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         """Open the folder `root`, making it if it is missing.
 
-        Without `durable` nothing is flushed: fast, and still atomic when a process dies,
-        but not when the machine does.
+        Without `durable` nothing is flushed: this is fast, and writes are still atomic if a
+        process dies, but not if the machine does.
         """
         self._root = root.resolve()
         self.url = self._root.as_uri()
@@ -160,22 +163,23 @@ class LocalStore:
         return created
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """List the folder; files that appear or go meanwhile may be missed.
+        """List the folder; files that appear or disappear meanwhile may be missed.
 
-        Files that no object path can name are no objects. What a link to another folder of
-        this store leads to is listed under its own name only.
+        Files that no object path can name are no objects. A link to another folder of this
+        store is skipped, because its files are listed under their own names.
         """
         return self._list(prefix, is_object_path)
 
     def list_files(self, prefix: str) -> Iterator[ObjectInfo]:
-        """List what `list` does and files that no object path can name, for who reads others' files.
+        """List also files that no object path can name, for a source that reads other files.
 
-        No other call takes their names. What is no UTF-8 is in them as Python has it.
+        Other calls refuse such names. Bytes of a name that are no UTF-8 are escaped as Python
+        does (surrogateescape).
         """
         return self._list(prefix, lambda name: name != _STAGING)
 
     def delete(self, path: str) -> None:
-        """Remove the file, and every folder that holds nothing any more."""
+        """Remove the file, and every folder above it that becomes empty."""
         call = StorageCall("delete", check_path(path), self.url)
         file = self._root / path
         try:
@@ -199,7 +203,7 @@ class LocalStore:
         return self._read(path, lambda file: checksum_of(file.read()))
 
     def copy(self, source: str, target: str) -> bool | None:
-        """Link the file to a second name: safe, because no file is ever changed in place."""
+        """Link the file to a second name. This is safe because no file is changed in place."""
         call = StorageCall("copy", check_path(target), self.url)
         original = self._root / check_path(source)
         try:
@@ -235,7 +239,7 @@ class LocalStore:
         return (ObjectInfo(path, size_bytes) for path, size_bytes in found)
 
     def _read(self, path: str, take: Callable[[BinaryIO], _Taken]) -> _Taken | None:
-        """Return what `take` takes from the file; a folder is no more an object than nothing."""
+        """Return what `take` reads from the file; None if it is missing or a folder."""
         try:
             with (self._root / check_path(path)).open("rb") as file:
                 return take(file)
@@ -247,7 +251,7 @@ class LocalStore:
     def _write(
         self, call: StorageCall, data: bytes, publish: Callable[[Path, Path], None]
     ) -> bool:
-        """Stage `data` and let `publish` give it its name; False if it found the name taken."""
+        """Stage `data` and name it with `publish`; return False if the name is taken."""
         try:
             with staged_file(self._staging, data, durable=self._durable) as staged:
                 return self._publish(call, staged, publish)
@@ -257,7 +261,7 @@ class LocalStore:
     def _publish(
         self, call: StorageCall, file: Path, publish: Callable[[Path, Path], None]
     ) -> bool:
-        """Give a whole file its name, making folders that are missing or just went."""
+        """Give a whole file its name; make folders that are missing or were just removed."""
         target = self._root / call.path
         for _ in range(_FOLDER_RACES):
             try:
@@ -279,7 +283,7 @@ class LocalStore:
         return True
 
     def _make_folder(self, folder: Path) -> None:
-        """Make the folder and those above it; one may be gone again when this returns."""
+        """Make the folder and those above it; another process may remove them at once."""
         try:
             folder.mkdir()
         except FileExistsError:
@@ -291,7 +295,7 @@ class LocalStore:
         self._flush_folder(folder.parent)
 
     def _flush_folder(self, folder: Path) -> None:
-        """Make the folder's names durable; one that is gone has none to lose."""
+        """Make the folder's names durable; a folder that was removed needs no flush."""
         if not self._durable:
             return
         with suppress(FileNotFoundError):
@@ -311,8 +315,9 @@ def _files_below(
 ) -> Iterator[tuple[str, int]]:
     """Yield path and size of every file below `folder`; all their paths begin with `start`.
 
-    Files and folders whose own names are not listed are passed over, and so are links that
-    lead below a folder that was `seen` on the way, or above it: its files are listed there.
+    Files and folders whose names are not listed are skipped. A link is skipped if it leads
+    below or above a folder `seen` on the way: the first would list files twice, the second
+    would not end.
     """
     try:
         entries = list(os.scandir(folder))
@@ -339,12 +344,12 @@ def _files_below(
 
 
 def _reason(error: OSError) -> str:
-    """Say what the file system said, without the path: the message names it already."""
+    """Return the text of an error without the path, which the message names already."""
     return error.strerror or type(error).__name__
 
 
 def _refused(call: StorageCall, error: OSError) -> StorageError:
-    """Make the error of a call that failed before it could change anything."""
+    """Return the error of a call that failed before it could change anything."""
     code = _CODES.get(error.errno or 0, ErrorCode.STORAGE_FAILED)
     return call.refused(_reason(error), code)
 
@@ -352,6 +357,6 @@ def _refused(call: StorageCall, error: OSError) -> StorageError:
 def _refused_or_unanswered(
     call: StorageCall, error: OSError
 ) -> StorageError | UnknownOutcomeError:
-    """Make the error of the call that changes the name: not every answer is certain."""
+    """Return the error of a call that changes a name; not every answer is certain."""
     is_certain = error.errno in _CERTAIN
     return _refused(call, error) if is_certain else call.unanswered(_reason(error))

@@ -1,14 +1,15 @@
 """Objects in a dictionary of this process: the store of tests and of the protocol explorer.
 
-It gives the strongest guarantees the contract allows: every call is atomic and `list` is
-exact. Explorers make millions of calls, so a call costs a few hundred nanoseconds.
+It gives the strongest guarantees that the contract allows: every call is atomic and `list` is
+exact. The explorer makes millions of calls, so a call must be cheap: a few hundred
+nanoseconds.
 
-    MemoryStore()          private: only who holds the value sees its objects
+    MemoryStore()          private: only code that has the value sees its objects
     open_store("memory:")  the same, by URL
-    open_store("memory:x") shared by all of this process that opens that name
+    open_store("memory:x") shared in this process by all that open this name
 
-Nothing here outlives the process or leaves it: a private store refuses to be pickled, and
-a shared one refuses to be loaded in another process, where it would silently be empty.
+Objects stay in this process and end with it: a private store refuses to be pickled, and a
+shared one refuses to be loaded in another process, where it would silently be empty.
 """
 
 import os
@@ -45,7 +46,7 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
-        """`memory:` and the shared name, if it has one."""
+        """`memory:` and the shared name, if the store has one."""
         return f"memory:{self._name or ''}"
 
     def contents(self) -> dict[str, bytes]:
@@ -142,7 +143,7 @@ def shared_memory_store(name: str) -> MemoryStore:
 
 
 def _load_shared(name: str, process: int) -> MemoryStore:
-    """Find the pickled store again, or refuse: another process has none of its objects."""
+    """Return the pickled store; refuse in another process, which has none of its objects."""
     if os.getpid() != process:
         raise UserError(
             f"memory:{name} holds its objects in process {process} and cannot be used in "

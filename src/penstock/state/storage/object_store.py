@@ -1,26 +1,22 @@
-"""What Penstock needs of an object store, and what an implementer owes it.
+"""The contract of an object store: its calls, its paths, its consistency and its errors.
 
-Paths are relative, `/`-separated and never start or end with `/`. Objects are immutable
-by convention: only `put` replaces, and nothing but tests and probes overwrites.
+Pure. Every implementation owes these rules:
 
-Consistency owed: a read, `size` or `create` that starts after a write was answered sees
-that write. `list` is only a hint: it may lag behind, so no safety decision rests on it.
+Paths are relative, `/`-separated and never start or end with `/`. All stores accept the same
+paths (`check_path`): a path that only some stores accept would make a checkpoint unportable,
+and one that leads out of the store's root would be unsafe.
 
-Errors: `StorageError` means the call changed nothing (a read failed, a write was refused).
-`UnknownOutcomeError` means a write may have landed or may still land; the caller reads
-back. Absence is a value (`None`), never an error.
+Objects are immutable by convention: only `put` replaces, and only tests and probes overwrite.
 
-Which object paths a store accepts: one rule for every implementation.
+Consistency: a read, `size` or `create` that starts after a write was answered sees that
+write. `list` may lag behind, so no safety decision relies on it.
 
-A path that one store takes and another refuses, or that leads out of the store's root,
-would make a checkpoint unportable or unsafe; so all of them ask here first. Pure.
+A missing object is the value `None`, never an error. There are two errors, and `StorageCall`
+makes their messages for all stores:
 
-What a failed storage call tells its caller: the two kinds of error and their words.
-
-    StorageError         nothing was changed; the code says what to do about it
-    UnknownOutcomeError  a write may have landed, or may land later
-
-Stores decide which of the two it is; this file makes them read alike. Pure.
+    StorageError         the call changed nothing (a read failed, a write was refused); the
+                         code says what to do about it
+    UnknownOutcomeError  a write may have landed, or may land later; the caller reads back
 """
 
 import re
@@ -42,11 +38,11 @@ class ObjectInfo:
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """Read, put, create-if-absent, list, delete, size, checksum, copy. Safe for threads."""
+    """An object store. Threads may share it."""
 
     @property
     def url(self) -> str:
-        """Where the store is, for messages; it never holds credentials."""
+        """The store's address for messages, without credentials."""
 
     def read(self, path: str) -> bytes | None:
         """Return the whole object, or None if there is none."""
@@ -55,17 +51,17 @@ class ObjectStore(Protocol):
         """Return `length` bytes from `start` (fewer at the end), or None if there is no object."""
 
     def put(self, path: str, data: bytes) -> None:
-        """Write the object whole, replacing what was there. Readers see the old or the new bytes."""
+        """Write or replace the whole object. Readers see either the old or the new bytes."""
 
     def create(self, path: str, data: bytes) -> bool:
         """Write the object iff it is absent, atomically; tell whether this call wrote it.
 
-        False proves only that an object exists. It may hold this caller's own bytes: a
-        client that retries a request whose answer was lost meets its own write.
+        False proves only that an object exists. It may hold this caller's own bytes: a client
+        that repeats a request after a lost answer finds its own write.
         """
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield the objects below the folder `prefix` at any depth, in order of path. A hint."""
+        """Yield the objects below the folder `prefix` at any depth, by path. It may be stale."""
 
     def delete(self, path: str) -> None:
         """Remove the object; an absent one is fine."""
@@ -79,15 +75,15 @@ class ObjectStore(Protocol):
     def copy(self, source: str, target: str) -> bool | None:
         """Copy an object inside the store iff `target` is absent; tell whether this call did.
 
-        False if there is a target already, None if there is neither a target nor a source.
-        The bytes do not pass through this process. Where a store cannot copy conditionally
-        (S3), absence is looked up first and two callers at one instant may both copy: use
-        it only where both would write the same bytes.
+        The result is False if there is a target already, and None if there is neither a target
+        nor a source. The bytes do not pass through this process. A store that cannot copy
+        conditionally (S3) looks for the target first, so two callers at one instant may both
+        copy: use this only if both would write the same bytes.
         """
 
 
-# Empty, `.` and `..` segments; separators of other systems; `#`, which the local store
-# uses for what is not an object; control characters; what UTF-8 cannot encode.
+# This matches empty, `.` and `..` segments; separators of other systems; `#`, which marks
+# files of the local store that are no objects; control characters; what UTF-8 cannot encode.
 _FORBIDDEN = re.compile(r"(?:\A|/)\.{0,2}(?:/|\Z)|[\\#\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -100,7 +96,7 @@ def is_object_path(path: str) -> bool:
 def check_path(path: str) -> str:
     """Return `path` if it can name an object in every store, else raise `UserError`.
 
-    Remembers recent answers: stores call this once per request.
+    Results are cached, because stores call this once per request.
     """
     if not is_object_path(path):
         raise UserError(
@@ -114,7 +110,7 @@ def check_path(path: str) -> str:
 
 
 def folder_start(prefix: str) -> str:
-    """Return what every path below the folder `prefix` starts with; '' is the whole store.
+    """Return the start of every path below the folder `prefix`; '' is the whole store.
 
     The separator is part of it, so that the folder `a` does not contain `ab/c`.
     """
@@ -122,7 +118,7 @@ def folder_start(prefix: str) -> str:
 
 
 def check_range(start: int, length: int) -> None:
-    """Raise `UserError` for a byte range no object can have."""
+    """Raise `UserError` for a byte range that no object can have."""
     if start < 0 or length < 0:
         raise UserError(
             f"a byte range cannot start at {start} and be {length} bytes long: neither may "
@@ -147,17 +143,17 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class StorageCall:
-    """One call to a store: what an error about it must name."""
+    """One call to a store, as error messages name it."""
 
     verb: str
-    """What was tried, as in "could not <verb> <path>"."""
+    """The verb in "could not <verb> <path>"."""
     path: str
     url: str
 
     def refused(
         self, reason: str, code: ErrorCode = ErrorCode.STORAGE_FAILED
     ) -> StorageError:
-        """Make the error of a call that certainly changed nothing."""
+        """Return the error of a call that certainly changed nothing."""
         return StorageError(
             f"could not {self.verb} {self.path!r} in {self.url}: {reason}. Nothing was "
             f"changed. {_ADVICE[code]}",
@@ -167,7 +163,7 @@ class StorageCall:
         )
 
     def unanswered(self, reason: str) -> UnknownOutcomeError:
-        """Make the error of a write that may have landed or may still land."""
+        """Return the error of a write that may have landed or may still land."""
         return UnknownOutcomeError(
             f"no certain answer to {self.verb} {self.path!r} in {self.url}: {reason}. It may "
             "have landed or may still land; read it back before deciding anything.",

@@ -1,14 +1,14 @@
 """Objects in S3, Google Cloud Storage or Azure Blob Storage, through obstore.
 
-An object is created by one conditional PUT, because a multipart upload is not conditional
-on S3; so `create` takes at most 5 GiB. `put` uploads large objects in parts (an upload
-that is cut short leaves parts that no request shows: give the bucket a rule that expires them).
+An object is created by one conditional PUT, because a multipart upload is not conditional on
+S3; so `create` takes at most 5 GiB. `put` uploads large objects in parts. An interrupted
+upload leaves parts that no request shows: give the bucket a rule that expires them.
 
-obstore repeats a request by itself when the store answers 5xx or drops the connection. So
-a `create` may meet its own object and say False, as the contract allows.
+obstore itself repeats a request when the store answers 5xx or drops the connection. So a
+`create` may find its own object and return False, as the contract allows.
 
-Credentials come from the environment as obstore documents (`AWS_*`, `GOOGLE_*`,
-`AZURE_*`), or from options; never from the URL, which is shown in messages.
+Credentials come from the environment as obstore documents (`AWS_*`, `GOOGLE_*`, `AZURE_*`),
+or from options; never from the URL, because messages show it.
 
 Options, all of them optional:
 
@@ -16,7 +16,7 @@ Options, all of them optional:
     allow_http, timeout, proxy_url, …   obstore's client options
     max_retries, retry_timeout          how often and for how long to retry
     path_style=True                     S3: the bucket goes into the path, not the host
-    credential_provider                 a callable; must pickle if the store is to travel
+    credential_provider                 a callable; workers need one that can be pickled
 """
 
 import os
@@ -94,7 +94,7 @@ class BucketUrl:
     scheme: str
     bucket: str
     prefix: str
-    """Where the store's paths begin inside the bucket; '' is its root."""
+    """The folder of the store inside the bucket; '' is the bucket's root."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
@@ -118,7 +118,7 @@ def parse_bucket_url(url: str) -> BucketUrl:
 
 
 def make_client(place: BucketUrl, options: Mapping[str, Any]) -> "Client":
-    """Build the client. Nothing is sent yet, so a wrong bucket or key is not noticed here."""
+    """Build the client. No request is sent, so a wrong bucket or key is not noticed here."""
     config = dict(options)
     arguments: dict[str, Any] = {
         "prefix": place.prefix or None,
@@ -155,9 +155,9 @@ _PART_BYTES = 16 * 1024**2
 
 
 class _Runtime:
-    """Whether obstore's threads run in this process, or only did in the one it was forked from.
+    """Whether obstore's threads run in this process, or only in the one it was forked from.
 
-    A call in such a child would wait for those threads for ever.
+    A call in such a forked process would wait for those threads for ever.
     """
 
     used = False
@@ -183,13 +183,13 @@ os.register_at_fork(after_in_child=_Runtime.after_fork)
 
 
 class ObstoreStore:
-    """An `ObjectStore` below a prefix of a bucket. Threads may share it, and it pickles.
+    """An `ObjectStore` below a prefix of a bucket. Threads may share it; it can be pickled.
 
-    What is pickled are the URL and the options, with any credentials among them.
+    The pickle holds the URL and the options, including any credentials in them.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        """Open `s3://`, `gs://` or `az://` `bucket/prefix`; the options are listed above."""
+        """Open `s3://`, `gs://` or `az://` `bucket/prefix`; the module docs list the options."""
         place = parse_bucket_url(url)
         self.url = str(place)
         self._options = dict(options or {})
@@ -209,7 +209,7 @@ class ObstoreStore:
             try:
                 found = obstore.get_range(self._client, path, start=start, length=length)
             except BaseError as error:
-                if read_failure(error).status == 416:  # the range begins behind the end
+                if read_failure(error).status == 416:  # the range begins after the end
                     return b""
                 raise
             return found.to_bytes()
@@ -236,8 +236,8 @@ class ObstoreStore:
             with _request(call, AlreadyExistsError, PreconditionError, is_write=True):
                 obstore.put(self._client, path, data, mode="create")
         except (AlreadyExistsError, PreconditionError) as error:
-            # 412 proves that there is an object. But S3 also answers 409 while another request
-            # for the name is in progress, and obstore calls that "already exists" too.
+            # 412 proves that an object exists. S3 also answers 409 while another request for
+            # the name is in progress, and obstore reports that as "already exists", too.
             failure = read_failure(error)
             if failure.status != 412 and not self._is_there(path):
                 raise call.unanswered(failure.reason) from error
@@ -245,7 +245,7 @@ class ObstoreStore:
         return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """List the folder, all of it before the first is yielded."""
+        """List the folder completely before the first object is yielded."""
         start = folder_start(prefix)
         with _request(StorageCall("list", prefix, self.url), is_write=False):
             stream = obstore.list(self._client, prefix or None, chunk_size=1000)
@@ -273,7 +273,7 @@ class ObstoreStore:
         return None if data is None else checksum_of(memoryview(data))
 
     def copy(self, source: str, target: str) -> bool | None:
-        """Let the store copy the object if it finds none at the target; None without one."""
+        """Copy the object inside the store if there is no target; None without a source."""
         call = StorageCall("copy", check_path(target), self.url)
         check_path(source)
         if self.size(target) is not None:
@@ -282,7 +282,7 @@ class ObstoreStore:
             with _request(call, FileNotFoundError, is_write=True):
                 obstore.copy(self._client, source, target)
         except FileNotFoundError:
-            # Another copy may have been faster, and the source may be gone since.
+            # Another call may have copied the object first, and the source deleted since.
             return None if self.size(target) is None else False
         return True
 
@@ -299,7 +299,7 @@ class ObstoreStore:
             return False
 
     def _read(self, path: str, request: Callable[[], _Result]) -> _Result | None:
-        """Return what the request returns, or None where there is no object."""
+        """Return the result of a request, or None if there is no object."""
         call = StorageCall("read", check_path(path), self.url)
         with suppress(FileNotFoundError), _request(call, FileNotFoundError, is_write=False):
             return request()
@@ -310,10 +310,10 @@ class ObstoreStore:
 def _request(
     call: StorageCall, *answers: type[Exception], is_write: bool
 ) -> Iterator[None]:
-    """Turn what a request raises into errors of Penstock, by whether it may have landed.
+    """Turn exceptions of a request into errors of Penstock, by whether it may have landed.
 
-    What is among `answers` passes: it says that the object is absent, or that it exists.
-    That the whole bucket is absent is no such answer.
+    Exceptions in `answers` pass, because they only mean that the object is absent or exists.
+    A missing bucket is an error all the same.
     """
     _Runtime.enter()
     try:

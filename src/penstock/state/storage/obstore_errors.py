@@ -1,10 +1,10 @@
 """What obstore's exceptions mean: refused, or of unknown outcome, and why.
 
-obstore tells most failures apart only in the text of its exceptions; this is the only
-place that reads it. Pure. What the text looks like was tried out with obstore 0.12
-against a scripted server, and `tests/unit/.../test_obstore_errors.py` does so again.
+Pure. Most failures of obstore differ only in the text of their exceptions; this is the only
+place that reads the text. `tests/unit/.../test_obstore_errors.py` checks the texts of the
+installed obstore (0.12) against a scripted server.
 
-A write is certainly not carried out only if its *first and only* request was refused or
+A write has certainly changed nothing only if its *first and only* request was refused or
 could not be sent. After a retry the last answer says nothing about the requests before it:
 
 | answer to a write                       | no retry before it | after a retry |
@@ -27,7 +27,7 @@ _TRANSPORT = re.compile(r"HttpError \{\s*kind: (\w+)")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}
 _ADDRESS = re.compile(r"https?://\S+")
-# Before its first request the client asks a service of the machine for credentials.
+# Before its first request the client fetches credentials from a service of the machine.
 _NO_CREDENTIALS = re.compile(
     r"Generic \w+ error: Error performing (?:token request|\w+ http://169\.254\.169\.254)"
 )
@@ -43,21 +43,21 @@ _TRANSPORT_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed request, understood."""
+    """The meaning of one failed request."""
 
     reason: str
-    """For the message; free of addresses and credentials."""
+    """The text for the message, without addresses and credentials."""
     status: int | None
     """The HTTP status of the last answer, if there was one."""
     certain: bool
-    """The request is known to have changed nothing."""
+    """Whether the request has certainly changed nothing."""
     code: ErrorCode
 
 
 def read_failure(error: Exception) -> Failure:
-    """Understand an exception of obstore's.
+    """Return the meaning of an exception of obstore.
 
-    Certainty needs positive proof in the text: words this does not know mean "unknown".
+    A failure is certain only if its text proves it: an unfamiliar text means "unknown".
     """
     text = str(error)
     # The `Debug source` part repeats the message with all its details.
@@ -82,7 +82,7 @@ def read_failure(error: Exception) -> Failure:
 
 
 def is_missing_bucket(error: Exception) -> bool:
-    """Tell whether a "not found" means the bucket or container, not the object."""
+    """Tell whether "not found" is about the bucket or container, not the object."""
     return _NO_BUCKET.search(str(error)) is not None
 
 

@@ -1,12 +1,12 @@
-"""How a URL names a store: the one way everything else opens one.
+"""How a URL names a store: the only place that opens stores by URL.
 
 | URL                                | store                                             |
 |------------------------------------|---------------------------------------------------|
 | `file:///folder`, `file:folder`    | that folder of this machine, made if missing      |
 | `folder`, `./folder`, `~/folder`   | the same, without `%` escapes                     |
-| `memory:name`                      | shared by all of this process who use the name    |
+| `memory:name`                      | shared in this process by all that use the name   |
 | `memory:`                          | a new private one                                 |
-| `s3://bucket/prefix`               | Amazon S3 and what speaks its protocol            |
+| `s3://bucket/prefix`               | Amazon S3 and stores with its protocol            |
 | `gs://bucket/prefix`               | Google Cloud Storage                              |
 | `az://container/prefix`            | Azure Blob Storage; option `account_name`         |
 """
@@ -32,11 +32,11 @@ _ALLOWED = (
 
 
 def open_store(url: str, **options: Any) -> ObjectStore:
-    """Open the store a URL names; the options depend on its kind.
+    """Open the store that a URL names; the options depend on its kind.
 
-    Folders take `durable=False` (do not flush to the disk), buckets what the module
-    `obstore` lists, `memory:` none. The store pickles, so it can be sent to workers; a `memory:` one
-    stays in its process. A relative path means this process's working folder, now.
+    Folders take `durable=False` (do not flush to the disk), buckets the options that the
+    module `obstore` lists, and `memory:` none. The store can be pickled and sent to workers,
+    except a `memory:` one. A relative path is resolved against the current working folder.
 
     >>> store = open_store("memory:doctest-of-open-store")
     >>> store.create("a/b", b"first"), store.create("a/b", b"second")
@@ -75,7 +75,7 @@ def open_store(url: str, **options: Any) -> ObjectStore:
 
 
 def absolute_url(url: str) -> str:
-    """Return a URL that names the same store whatever the working folder is; opens nothing.
+    """Return a URL that names the same store in every working folder; opens nothing.
 
     >>> absolute_url("s3://bucket/out"), absolute_url("file:///out/day=1")
     ('s3://bucket/out', 'file:///out/day%3D1')
@@ -108,7 +108,7 @@ def _folder_path(url: str) -> Path | None:
 
 
 def _refuse_options(what: str, options: dict[str, Any]) -> None:
-    """Raise for options that are left over: a misspelt one would be ignored otherwise."""
+    """Raise for unknown options: a misspelt one would otherwise be ignored."""
     if options:
         raise SettingsError(
             f"{what} does not take the options {sorted(options)}; remove them",

@@ -1,8 +1,8 @@
-"""Stores in front of another store, and the one that watches the calls of a worker.
+"""Stores in front of another store: one that forwards every call, and one that counts them.
 
-`WatchedStore` counts calls and keeps the first failed read. A table read that failed half-way
-leaves an operator with the wrong answer, and user code that catches the error could hide it.
-Only reads are kept: writes are the framework's own, and it handles a lost answer itself.
+`WatchedStore` counts calls and keeps the first failed read, so that user code that catches the
+error cannot hide it: after a failed table read an operator would go on with a wrong result.
+Failed writes are not kept: only Penstock writes, and it handles a lost answer itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class StoreUsage(msgspec.Struct, frozen=True, array_like=True):
-    """What was asked of a store, and what the cache in front of it spared."""
+    """The number of calls to a store, and of hits and misses of the cache in front of it."""
 
     requests: int = 0
     cache_hits: int = 0
@@ -37,14 +37,14 @@ NO_USAGE = StoreUsage()
 
 
 class ForwardingStore(ObjectStore):
-    """Any object store, with one method of a subclass in front of each of its calls."""
+    """A store that passes every call to another one through the method `_forward`."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        """The store that is really there."""
+        """The store behind this one."""
 
     def _forward(self, operation: str, path: str, act: Callable[[ObjectStore], T]) -> T:
-        """Make one call; `act` makes it on the store that it is given."""
+        """Make one call by calling `act` with a store."""
         raise NotImplementedError
 
     @property
@@ -72,7 +72,7 @@ class ForwardingStore(ObjectStore):
 
     @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        # Exhausted inside the call, so that whatever a listing meets belongs to this call.
+        # The listing is read to its end inside the call, so that its errors belong to it.
         return self._forward("list", prefix, lambda store: iter([*store.list(prefix)]))
 
     @override
@@ -93,17 +93,17 @@ class ForwardingStore(ObjectStore):
 
 
 class WatchedStore(ForwardingStore):
-    """Any object store, watched by the one worker or driver that uses it."""
+    """A store that counts its calls and keeps the first failed read, for one worker or driver."""
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__(store)
         self.requests = 0
-        """How many calls were made; with threads about as many, which is enough for figures."""
+        """How many calls were made. With threads the number may be a little too low."""
         self.failure: PenstockError | None = None
         """The first failed read since it was last set to None."""
 
     def raise_failure(self) -> None:
-        """Raise the first failed read, should there have been one."""
+        """Raise the first failed read, if there was one."""
         if self.failure is not None:
             raise self.failure
 

@@ -1,8 +1,9 @@
 """The schema of a typed table: what users declare, what files hold, and which rows fit it.
 
-Pure. A stored row is the user's columns plus the table's own: `_key_hash`, `_expires_at`, and
-`_operation` in a keyed table. There value columns are nullable in files, because a tombstone
-has none. Which columns fit and which keys a subtask owns is the same for both kinds.
+Pure. A stored row has the user's columns and the table's own: `_key_hash`, `_expires_at`, and
+in a keyed table `_operation`. The value columns of a keyed table are nullable in files,
+because a tombstone has no values. The rules which columns fit and which keys a subtask owns
+are the same for both kinds of table.
 """
 
 from abc import abstractmethod
@@ -38,7 +39,7 @@ RESERVED_COLUMNS = (KEY_HASH, OPERATION, EXPIRES_AT)
 
 @dataclass(frozen=True)
 class TypedSchema:
-    """One table's columns and keys: what keyed and time-keyed tables share."""
+    """One table's columns and keys: the common part of keyed and time-keyed tables."""
 
     table_name: str
     declared: pa.Schema
@@ -63,11 +64,11 @@ class TypedSchema:
         return pa.schema([*self.stored_columns, *self.own_fields])
 
     def keys_of(self, batch: pa.RecordBatch) -> list[Any]:
-        """Return the key columns of any batch that has them, as stored."""
+        """Return the key columns of a batch in their stored types."""
         return [self._fit(batch, self.declared.field(name)) for name in self.key_columns]
 
     def columns_of(self, rows: pa.RecordBatch) -> list[Any]:
-        """Return all columns of rows as stored; anything but the exact set is refused."""
+        """Return all columns of rows in their stored types; missing or further ones are refused."""
         if set(rows.schema.names) != set(self.declared.names):
             missing = [n for n in self.declared.names if n not in rows.schema.names]
             extra = [n for n in rows.schema.names if n not in self.declared.names]
@@ -79,7 +80,7 @@ class TypedSchema:
         return [self._fit(rows, field) for field in self.declared]
 
     def _fit(self, batch: pa.RecordBatch, field: "pa.Field[Any]") -> Any:
-        """Return one column in its stored type; only the memory layout may have to change."""
+        """Return one column in its stored type; a difference beyond the layout is refused."""
         index = batch.schema.get_field_index(field.name)
         if index < 0:
             raise SchemaError(
@@ -114,13 +115,13 @@ class TypedSchema:
         ) from cause
 
     def hashes_of(self, keys: Sequence[Any], row_count: int) -> Hashes:
-        """Hash the key columns that decide where rows live."""
+        """Hash the key columns that decide which subtask owns a row."""
         return hash_keys(keys, row_count=row_count)
 
     def owned_hashes(self, keys: Sequence[Any], row_count: int, task: TaskInfo) -> Hashes:
-        """Hash keys; one that another subtask owns got here by mistake and is refused.
+        """Return the key hashes; a key that another subtask owns is refused.
 
-        After a restore no subtask would see its rows.
+        Rows of such a key were routed wrongly, and after a restore no subtask would see them.
         """
         hashes, owned = self.hashes_of(keys, row_count), task.key_range
         if row_count == 0 or (int(hashes.min()) in owned and int(hashes.max()) in owned):
@@ -149,7 +150,7 @@ class KeyedSchema(TypedSchema):
 
     ttl: TimeToLive | None = None
     routing_columns: tuple[str, ...] = ()
-    """Those of the key columns that are hashed; () for all of them."""
+    """The key columns that are hashed; () for all of them."""
 
     own_fields: ClassVar[tuple["pa.Field[Any]", ...]] = (
         _HASH_FIELD,
@@ -187,7 +188,7 @@ class KeyedSchema(TypedSchema):
     @classmethod
     @lru_cache(maxsize=256)
     def from_config(cls, data: bytes) -> "KeyedSchema":
-        """Decode the durable declaration. Checked once per process: every epoch opens tables."""
+        """Decode the durable declaration. Results are cached, as every epoch opens the tables."""
         config = state_pb2.KeyedTableConfig.FromString(data)
         ttl = None
         if config.HasField("ttl_micros"):
@@ -228,7 +229,7 @@ class KeyedSchema(TypedSchema):
         )
 
     def returned(self, columns: Sequence[str] | None) -> pa.Schema:
-        """The schema of looked-up rows: as declared, but null where a key is missing."""
+        """Return the schema of looked-up rows: as declared, but nullable for missing keys."""
         names = self.declared.names if columns is None else list(columns)
         unknown = [name for name in names if name not in self.declared.names]
         if unknown:
@@ -247,14 +248,14 @@ class KeyedSchema(TypedSchema):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def hashes_of(self, keys: Sequence[Any], row_count: int) -> Hashes:
-        """Hash the key columns that decide where rows live."""
+        """Hash the routing columns, which are all key columns unless declared otherwise."""
         if self.routing_columns:
             by_name = dict(zip(self.key_columns, keys, strict=True))
             keys = [by_name[name] for name in self.routing_columns]
         return hash_keys(keys, row_count=row_count)
 
     def _check_round_trip(self) -> None:
-        """Refuse a column that could be stored but not be handed back as declared."""
+        """Refuse a column that could be stored but not be returned in its declared type."""
         for field in self.declared:
             stored: Any = stored_type(field.type)
             try:
@@ -275,7 +276,7 @@ class TimeKeyedSchema(TypedSchema):
 
     time_column: str
     domain: state_pb2.TimeDomain = state_pb2.EVENT_TIME
-    """By which clock rows expire."""
+    """The clock by which rows expire."""
 
     own_fields: ClassVar[tuple["pa.Field[Any]", ...]] = (_HASH_FIELD, _EXPIRY_FIELD)
 
@@ -295,7 +296,7 @@ class TimeKeyedSchema(TypedSchema):
     @classmethod
     @lru_cache(maxsize=256)
     def from_config(cls, data: bytes) -> "TimeKeyedSchema":
-        """Decode the durable declaration. Checked once per process: every epoch opens tables."""
+        """Decode the durable declaration. Results are cached, as every epoch opens the tables."""
         config = state_pb2.TimeKeyedTableConfig.FromString(data)
         schema = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
         keys, domain = tuple(config.key_columns), domain_of(config)
@@ -311,8 +312,8 @@ class TimeKeyedSchema(TypedSchema):
             arrow_schema=self.declared.serialize().to_pybytes(),
             key_columns=self.key_columns,
             time_column=self.time_column,
-            # Left out for event time, so that declarations are equal to those of checkpoints
-            # written before there was a choice.
+            # Event time is left out, because declarations in old checkpoints lack this field
+            # and must compare equal.
             time_domain=None if self.domain == state_pb2.EVENT_TIME else self.domain,
             meaning=meaning,
         )
@@ -333,7 +334,7 @@ class TimeKeyedSchema(TypedSchema):
         return pa.schema([f.with_type(stored_type(f.type)) for f in self.declared])
 
     def owned_hashes(self, keys: Sequence[Any], row_count: int, task: TaskInfo) -> Hashes:
-        """Hash keys, which must be the subtask's own; rows without key columns always are."""
+        """Return the key hashes; without key columns, rows belong to the subtask that writes."""
         if not self.key_columns:
             return np.full(row_count, task.key_range.start, np.uint64)
         return super().owned_hashes(keys, row_count, task)
@@ -351,5 +352,5 @@ class TimeKeyedSchema(TypedSchema):
 
 
 def domain_of(config: state_pb2.TimeKeyedTableConfig) -> state_pb2.TimeDomain:
-    """Return by which clock the rows of a declared table expire."""
+    """Return the clock by which the rows of a declared table expire."""
     return config.time_domain or state_pb2.EVENT_TIME

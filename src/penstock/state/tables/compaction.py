@@ -1,25 +1,25 @@
 """Which files of a table to merge next: tiered by size, neighbours only, runs bounded.
 
-Pure. A plan names its exact inputs; what is merged is put in their place only if they are
-still neighbours in the list (`apply_swap`), and never in a list restored from an epoch
-older than the one the plan was made from: its frontier may have dropped rows there.
+Pure. A plan names its exact inputs. The merged files replace them only if they are still
+neighbours in the list (`apply_swap`), and never in a list restored from an epoch older than
+the one the plan was made from: the plan's frontier may have dropped rows that are live there.
 
 How it works
 
 The list is cut into *runs*: neighbours whose visible key hashes are disjoint, or which one
 compaction wrote, cost a reader as much as one file. Files of equal epoch and subtask are
-never parted. The output takes the epoch and subtask of its newest input, so wherever lists
-are merged and sorted again it stays after everything older and before everything newer.
+never separated. The output has the epoch and subtask of its newest input, so when lists are
+merged and sorted again it stays after everything older and before everything newer.
 
 1. `min_compaction_epochs` runs of about one size, with nothing larger between them, become
-   one run; the smallest first. So runs grow larger towards the old end, a few of each size,
-   and a row is rewritten a few times until it lies in a larger run, or a newer row hides it.
-   Sizes, not how often a run was merged: keys that are updated again and again give runs that
-   merge without growing, and must go on merging.
-2. Where there are still more than three quarters of `max_runs`, the cheapest neighbours
+   one run; the smallest runs merge first. So runs are larger towards the old end, with a few
+   of each size, and a row is rewritten a few times until it lies in a larger run, or a newer
+   row hides it. Runs are compared by size, not by how often they were merged: keys that are
+   updated often give runs that merge without growing, and these must go on merging.
+2. If there are still more than three quarters of `max_runs`, the neighbours that cost least
    merge. Above `max_runs` the next epoch waits.
 
-Every plan turns at least two runs into one, so planning again and again ends.
+Every plan turns at least two runs into one, so repeated planning ends.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from penstock.state.files.writer import FileDescription
 from penstock.state.tables.table import CompactionConfig
 
 _SMALLEST_TIER_BYTES = 256 << 10
-"""Below this, runs count as equal: what a file costs does not lie in its bytes."""
+"""Runs below this size count as equal: the cost of a small file does not depend on its bytes."""
 _TIER_FACTOR = 4
 
 
@@ -42,19 +42,19 @@ class CompactionPlan:
     """Neighbouring list entries to be replaced by one group of files with the same fold."""
 
     inputs: tuple[StateFile, ...]
-    """Oldest first, each seen through its visible range only."""
+    """Oldest first; of each only the visible range is merged."""
     drops_deleted: bool
-    """Whether nothing older overlaps the inputs, so that tombstones and expired rows, having
-    nothing left to hide, may be dropped."""
+    """Whether nothing older overlaps the inputs: tombstones and expired rows then hide nothing
+    and may be dropped."""
 
     @property
     def epoch(self) -> Epoch:
-        """The epoch of the output: its newest input's."""
+        """The epoch of the output: that of its newest input."""
         return self.inputs[-1].epoch
 
     @property
     def subtask_index(self) -> int:
-        """The subtask of the output: its newest input's, whichever subtask writes it."""
+        """The subtask of the output: that of its newest input, even if another one writes it."""
         return self.inputs[-1].subtask_index
 
     @property
@@ -64,12 +64,12 @@ class CompactionPlan:
 
     @property
     def replaces(self) -> tuple[str, ...]:
-        """What the output stands for."""
+        """The identities of the entries that the output replaces."""
         return tuple(file.identity for file in self.inputs)
 
     @property
     def visible(self) -> KeyRange:
-        """The smallest range that holds all that the inputs see."""
+        """The smallest range that holds the visible ranges of all inputs."""
         return KeyRange(
             min(file.visible.start for file in self.inputs),
             max(file.visible.end for file in self.inputs),
@@ -77,11 +77,11 @@ class CompactionPlan:
 
     @property
     def size_bytes(self) -> int:
-        """How much is read and merged."""
+        """The bytes that are read and merged."""
         return _bytes_of(self.inputs)
 
     def describe(self, state_version: int, **described: Any) -> FileDescription:
-        """Describe the output files; `described` adds to what the plan says, or replaces it."""
+        """Describe the output files; `described` adds fields or replaces those of the plan."""
         planned = {
             "epoch": self.epoch,
             "subtask_index": self.subtask_index,
@@ -111,7 +111,7 @@ def exceeds_run_limit(files: Sequence[StateFile], max_runs: int) -> bool:
 
 
 def cut_runs(files: Sequence[StateFile]) -> list[tuple[StateFile, ...]]:
-    """Cut a list into runs, none of which parts files of one epoch and subtask."""
+    """Cut a list into runs; files of one epoch and subtask stay in one run."""
     runs: list[tuple[StateFile, ...]] = []
     for _, part in groupby(files, key=lambda file: (file.epoch, file.subtask_index)):
         together = tuple(part)
@@ -129,7 +129,7 @@ def _are_disjoint(left: Sequence[StateFile], right: Sequence[StateFile]) -> bool
 def _due_by_size(
     runs: Sequence[Sequence[StateFile]], config: CompactionConfig
 ) -> Iterator[tuple[int, int]]:
-    """Yield stretches of enough runs of one tier and nothing above it, the lowest tier first."""
+    """Yield ranges with enough runs of one tier and none above it, the lowest tier first."""
     tiers = [_tier(run) if _may_merge(run, config) else None for run in runs]
     least = max(2, config.min_compaction_epochs)
     for tier in sorted({tier for tier in tiers if tier is not None}):
@@ -146,7 +146,7 @@ def _due_by_size(
 def _due_by_number(
     runs: Sequence[Sequence[StateFile]], config: CompactionConfig
 ) -> Iterator[tuple[int, int]]:
-    """Yield the stretch that costs least to merge, if there are many runs."""
+    """Yield the range of runs that costs least to merge, if there are too many runs."""
     limit = max(1, config.max_runs * 3 // 4)
     width = len(runs) - limit + 1
     if width < 2:
@@ -163,7 +163,7 @@ def _due_by_number(
 
 
 def _tier(run: Sequence[StateFile]) -> int:
-    """Return how many times a small run would have to grow fourfold to be as large as this one."""
+    """Return the tier of a run's size: 0 for the smallest runs, one more for every fourfold."""
     tier, size = 0, _bytes_of(run)
     while size >= _SMALLEST_TIER_BYTES:
         tier, size = tier + 1, size // _TIER_FACTOR

@@ -1,15 +1,15 @@
-"""Expiry of stored rows: when a row dies, and which rows are alive at an instant.
+"""Expiry of stored rows: when a row expires, and which rows are live at an instant.
 
-Pure. The only such place, for keyed and time-keyed tables. A row is live iff it never expires
-(null) or `expires_at > instant`; at the very instant of its expiry it is dead. Without an
-instant, as before the first watermark, everything is live. Only comparisons are made, so no
-instant is too early or too late.
+Pure. The only place with these rules, for keyed and time-keyed tables. A row is live iff it
+never expires (null) or `expires_at > instant`; at the instant of its expiry it is expired.
+Without an instant, as before the first watermark, every row is live. Instants are only
+compared, so none is too early or too late.
 
-A keyed row expires a time to live after its event time, judged by the watermark, or after the
-epoch that put it, judged by processing time. A time-keyed row has the expiry that its operator
-gave it. Such a table shows in an epoch what was live when the epoch before ended, because an
-operator must still see what it has to close or fire; what the epoch's own time has passed is
-dropped when the epoch ends:
+A keyed row expires one time to live after its event time, judged by the watermark, or after
+the epoch that put it, judged by processing time. A time-keyed row has the expiry that its
+operator gave it. In an epoch, a time-keyed table shows the rows that were live when the epoch
+before ended, because an operator must still see the rows that it has to close or fire. Rows
+that expire during the epoch are dropped at its end:
 
 | Time domain | in an epoch | at its checkpoint, and for compaction |
 |---|---|---|
@@ -39,11 +39,11 @@ _LAST_INSTANT = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class TimeToLive:
-    """How long a row lives: since its own event time, or since the epoch that put it."""
+    """How long a row lives, counted from its event time or from the epoch that put it."""
 
     micros: int
     time_column: str | None = None
-    """The timestamp column with a row's event time; None counts in processing time."""
+    """The timestamp column with a row's event time; None to count in processing time."""
 
     def __post_init__(self) -> None:
         if not 0 < self.micros <= _LAST_INSTANT:
@@ -55,7 +55,7 @@ class TimeToLive:
 
     @property
     def domain(self) -> state_pb2.TimeDomain:
-        """The durable name of the clock that counts."""
+        """The clock by which rows expire, as it is stored."""
         return (
             state_pb2.PROCESSING_TIME if self.time_column is None else state_pb2.EVENT_TIME
         )
@@ -76,12 +76,12 @@ def clock_after_epoch(domain: state_pb2.TimeDomain, frontier: Frontier) -> int |
 
 
 def frontier_micros(ttl: TimeToLive | None, frontier: Frontier) -> int | None:
-    """Return the instant that a time to live is judged by; None while nothing can have expired."""
+    """Return the instant by which a time to live is judged; None if nothing can have expired."""
     return None if ttl is None else clock_after_epoch(ttl.domain, frontier)
 
 
 def is_expired(file: StateFile, instant: int | None) -> bool:
-    """Tell from the list entry alone that a file holds no live row."""
+    """Tell from the list entry alone whether a file holds no live row."""
     last = file.last_expiry_micros
     return file.row_count == 0 or (
         instant is not None and last is not None and last <= instant
@@ -91,14 +91,14 @@ def is_expired(file: StateFile, instant: int | None) -> bool:
 def expiry_of_rows(
     rows: pa.RecordBatch, ttl: TimeToLive | None, frontier: Frontier
 ) -> "pa.Array[Any]":
-    """Return when each of `rows`, put at `frontier`, will die; null for never."""
+    """Return when each of `rows`, put at `frontier`, will expire; null for never."""
     if ttl is None:
         return pa.nulls(rows.num_rows, EXPIRY_TYPE)
     if ttl.time_column is None:
         instant = min(frontier.processing_time_micros + ttl.micros, _LAST_INSTANT)
         return _instants(np.full(rows.num_rows, instant, dtype=np.int64))
     times = _event_micros(rows.column(ttl.time_column), ttl.time_column)
-    # The sum must not wrap: an event close to the end of time simply lives until then.
+    # The sum must not overflow: a row close to the last instant expires at the last instant.
     return _instants(np.minimum(times, _LAST_INSTANT - ttl.micros) + ttl.micros)
 
 
@@ -107,8 +107,8 @@ def expiry_of_deletions(
 ) -> "pa.Array[Any]":
     """Return the instant of a delete, from which on its tombstone counts as expired.
 
-    A tombstone is never live. The instant only lets a file of nothing but dead rows be
-    recognised by its list entry; it is null where there is no frontier yet.
+    A tombstone is never live. With the instant, the list entry of a file shows that all its
+    rows have expired. The instant is null if there is no frontier yet.
     """
     instant = frontier_micros(ttl, frontier)
     if instant is None:
@@ -117,7 +117,7 @@ def expiry_of_deletions(
 
 
 def given_expiry(expires_at: ExpiresAt, row_count: int, *, table: str) -> "pa.Array[Any]":
-    """Return the stored expiry of rows whose operator says when they die."""
+    """Return the stored expiry of rows whose operator decides when they expire."""
     if expires_at is None:
         return pa.nulls(row_count, EXPIRY_TYPE)
     if isinstance(expires_at, int):
@@ -163,14 +163,14 @@ def check_time_column(schema: pa.Schema, ttl: TimeToLive | None) -> None:
 
 
 def _event_micros(column: Any, name: str) -> Micros:
-    """Return event times in microseconds, rounded up: `>` then decides as exactly as before."""
+    """Return event times in microseconds, rounded up, so that `>` decides as for exact times."""
     if column.null_count:
         raise SchemaError(
             f"column {name!r} is null in {column.null_count} rows, but the table's time to live "
             "counts from it: give every row an event time",
             column=name,
         )
-    # Instants that microseconds cannot reach live as long, or as short, as the farthest ones.
+    # An instant that 64-bit microseconds cannot hold is treated as the farthest one they can.
     return to_micros_within_reach(column, rounds_up=True)
 
 

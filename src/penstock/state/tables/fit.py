@@ -1,14 +1,13 @@
-"""What starting an operator on a checkpoint means for each of its tables. The dry run.
+"""Whether an operator's declared tables fit its checkpoint, and what a start does to each.
 
-Compares what the operator declares with what the checkpoint holds, before any file is
-read: which tables go on unchanged, which files would be migrated by which steps, which
-are new, which would be dropped, and which cannot work. Pure.
+Pure, and the dry run of a start: it compares what the operator declares with what the
+checkpoint holds, before any file is read. The result says which tables go on unchanged, which
+files would be migrated by which steps, which tables are new, which would be dropped, and
+which cannot work.
 
-Whether stored state can be read through a declaration: kind, version, keys, columns, clock.
-
-Pure. Compares two declarations, that of the checkpoint and that of the program, by what they
-mean: how a library encodes a schema, the order of columns and their memory layout do not
-count, because tables read each as the other.
+Declarations are compared by kind, version, keys, columns and clock. How a library encodes a
+schema, the order of columns and their memory layout do not count, because a table can read
+rows of either form.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,14 +29,14 @@ from penstock.state.tables.table import checked_proto_decode, files_of, kind_nam
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why a table cannot go on from its checkpoint, for people and for programs."""
+    """Why a table cannot go on from its checkpoint: a code for programs and a text."""
 
     code: ErrorCode
     detail: str
 
 
 def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | None:
-    """Tell why stored state cannot be read through a declaration; None if it can."""
+    """Return why stored state cannot be read with a declaration; None if it can."""
     if stored.table_type != spec.table_type or stored.table_type not in TABLE_KINDS:
         return Mismatch(
             ErrorCode.TABLE_TYPE_MISMATCH,
@@ -92,14 +91,14 @@ def _key_problems(before: Any, after: Any) -> Iterator[str]:
 def _column_problems(
     spec: TableSpec, version: int, before: Any, after: Any
 ) -> Iterator[str]:
-    """Compare the stored columns with what the program says that version has."""
+    """Compare the stored columns with those that the program declares for their version."""
     if version == spec.state_version:
         declared = _schema_of(after)
         start = "its columns changed without a new state version and a migration"
     else:
         chain = resolve_chain(spec.state_type)
         if version < chain.oldest_version:
-            return  # whether any file still has that version is not for declarations to say
+            return  # allowed if no file has that version any more: `_plan_stored` checks files
         state_type = chain.types[version - chain.oldest_version]
         declared = state_type.SCHEMA
         start = (
@@ -112,7 +111,7 @@ def _column_problems(
 
 
 def _describe_changes(before: pa.Schema, after: pa.Schema) -> str:
-    """Say which columns differ in more than order and layout; empty if none does."""
+    """Describe the columns that differ in more than order and layout; "" if none does."""
     changes = [f"{name!r} is gone" for name in before.names if name not in after.names]
     changes += [f"{name!r} is new" for name in after.names if name not in before.names]
     for was in before:
@@ -126,9 +125,10 @@ def _describe_changes(before: pa.Schema, after: pa.Schema) -> str:
 
 
 def _clock_problems(before: Any, after: Any) -> Iterator[str]:
-    """Compare by which clock rows expire, and what they mean.
+    """Compare the clocks by which rows expire, and the meaning of rows.
 
-    A new time to live only concerns new rows. Old checkpoints do not say what rows mean.
+    A changed time to live is allowed: it applies to new rows only. Old checkpoints hold no
+    meaning, so an empty one fits any.
     """
     names = state_pb2.TimeDomain.Name
     if isinstance(before, state_pb2.TimeKeyedTableConfig):
@@ -173,22 +173,22 @@ class TableFate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """One table's fate, with what a person needs to judge it."""
+    """What a start does to one table, with the reason."""
 
     table: str
     fate: TableFate
     detail: str
     migrated_files: tuple[str, ...] = ()
-    """Files that would be migrated whenever they are read."""
+    """The files that would be migrated whenever they are read."""
     code: ErrorCode | None = None
-    """Why it is refused, for programs; None for what is not."""
+    """The error code if the table is dropped or incompatible, else None."""
 
 
 def plan_table_restore(
     specs: Iterable[TableSpec],
     restored: Mapping[int, state_pb2.OperatorCheckpointMetadata],
 ) -> tuple[TablePlan, ...]:
-    """Say for every table declared or stored what would happen to it, in order of name.
+    """Return what would happen to every table that is declared or stored, in order of name.
 
     `restored` is the operator's metadata by subtask, as the checkpoint holds it.
     """
@@ -214,7 +214,7 @@ def plan_table_restore(
 def check_restorable(
     operator: str, plans: Iterable[TablePlan], *, allow_dropped: bool = False
 ) -> None:
-    """Refuse a start that cannot work or would silently lose state, naming every table."""
+    """Raise `StateError` if a start cannot work or would lose state; it names every table."""
     refused = [
         plan
         for plan in plans

@@ -1,19 +1,20 @@
 """GlobalKeyedTable: small key → value state of a whole operator (offsets, counters, sets).
 
-Every subtask sees all of it, after a delay of one epoch for what others wrote. Each
-subtask's metadata lists the files it wrote; the table is the fold of all of them. Keys name
-what the state is about (a split, a file), never the subtask: that may change.
+Every subtask sees the whole table; it sees what others wrote one epoch later. Each subtask's
+metadata lists the files it wrote, and the table is the fold of all of them. Keys name what
+the state is about (a split, a file), never the subtask, because the number of subtasks may
+change.
 
-Files have two Binary columns and are folded in order of epoch and subtask. The order is one
-over *all* subtasks' files, because any subtask may write any key and the last writer wins.
-For the same reason compaction merges whole epochs from the oldest on: merging the files of
-one subtask alone, say of epochs 3 and 7, would carry its version of epoch 3 past what another
-subtask wrote in epoch 5, or its version of 7 before it.
+Files have two Binary columns and are folded in order of epoch and subtask. The order spans
+*all* subtasks' files, because any subtask may write any key and the last write wins. For the
+same reason compaction merges whole epochs from the oldest on: merging the files of one
+subtask alone, say of epochs 3 and 7, would move its version of epoch 3 after what another
+subtask wrote in epoch 5, or its version of epoch 7 before it.
 
-What a subtask sees in epoch n: everything that any subtask wrote up to epoch n - 1, folded
-in order of epoch, then subtask, and its own writes of epoch n on top. Warm or cold is the
-same, because a warm view keeps its own writes apart until it catches up and then folds
-them in the place that they have among the others'.
+In epoch n a subtask sees everything that any subtask wrote up to epoch n - 1, folded in order
+of epoch, then subtask, and its own writes of epoch n on top. A kept view and a new one show
+the same, because a kept view holds its own writes apart until it catches up, and then folds
+them at their place among the others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,11 +52,11 @@ from penstock.state.tables.table import (
 GLOBAL_KEY_VALUE_SCHEMA = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())]
 )
-"""msgpack of key and value; a null value is a tombstone."""
+"""Key and value are msgpack; a null value is a tombstone."""
 _CHEAP_SHARE = 4
-"""Deltas are merged once they hold the base's bytes divided by this, …"""
+"""Deltas are merged once they hold the bytes of the base divided by this."""
 _EPOCH_LIMIT = 16
-"""… or once there are this many epochs of them."""
+"""Deltas are also merged once they are of this many epochs."""
 
 
 K = TypeVar("K")
@@ -71,7 +72,7 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
 
     @property
     def types(self) -> KeyValueTypes:
-        """The types of keys and values; anything if none are declared."""
+        """The types of keys and values; any types if none are declared."""
         return self.state_type or KeyValueTypes()
 
     @override
@@ -87,7 +88,7 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     ) -> dict[bytes, bytes]:
         """Fold files in order on top of `base`: the last write of a key counts.
 
-        `known` holds, by path, the contents of files that need not be read.
+        `known` holds the contents of some files by path, so that these are not read.
         """
         folded = dict(base or {})
         for file in files:
@@ -147,7 +148,7 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     def subtask_metadata_from_table(
         cls, files: Sequence[StateFile], task: TaskInfo
     ) -> Files:
-        """Return the files a subtask wrote; subtask 0 carries those of subtasks that are gone."""
+        """Return the files a subtask wrote; subtask 0 also gets those of removed subtasks."""
         subtask = task.subtask
         carriers = (
             f.subtask_index if f.subtask_index < subtask.parallelism else 0 for f in files
@@ -163,7 +164,7 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     def plan_compaction(
         cls, files: Sequence[StateFile], config: CompactionConfig
     ) -> CompactionPlan | None:
-        """Plan to merge the whole list, if its deltas are worth rewriting the base for."""
+        """Plan to merge the whole list, if its deltas are large or old enough for that."""
         deltas = [file for file in files if file.level == 0]
         epochs = {file.epoch for file in deltas}
         if len(epochs) < max(2, config.min_compaction_epochs):
@@ -184,8 +185,8 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
             self.environment.store,
             lambda part: self.path_for(config.epoch, compacted=True, part=part),
             GLOBAL_KEY_VALUE_SCHEMA,
-            # Whole epochs are merged, so nothing else of the newest one is left to keep an
-            # order with, and the output can belong to the subtask that always exists.
+            # Whole epochs are merged, so no other file of the newest epoch is left whose order
+            # would matter. The output belongs to subtask 0, because that always exists.
             plan.describe(self.state_version, subtask_index=0),
             target_bytes=config.target_file_bytes,
             cut_anywhere=True,
@@ -200,8 +201,8 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     ) -> dict[int, Files]:
         """Swap in all subtasks' lists at once, or in none if any input is gone.
 
-        The output goes to subtask 0, which is added if it had no list; the others lose what
-        was replaced. Whatever was written since stays where it is, and newer.
+        The output goes to subtask 0, which is added if it had no list. The replaced files
+        leave all lists. Files written since then stay where they are, as newer ones.
         """
         lists = dict(current)
         for group in swap_groups(compacted):
@@ -225,7 +226,7 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
 
     @override
     def insert_data(self, data: TableData) -> None:
-        """Take one changed key, the last one counting, or the epoch's data for the sink's commit."""
+        """Take one changed key (the last change counts), or the data for the sink's commit."""
         name = self.table.config.table_name
         match data:
             case BlindDataTuple(key=key, value=value, operation=operation):
@@ -272,7 +273,7 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
                 subtask_index=subtask.index,
                 state_version=self.table.state_version,
             ),
-            # A view remembers its own writes: only other subtasks would read the file.
+            # A view keeps its own writes in memory: only other subtasks would read the file.
             cache=environment.cache if subtask.parallelism > 1 else None,
         )
         return (written,)
@@ -301,9 +302,9 @@ def _to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:
 class GlobalKeyedView(View, Generic[K, V]):
     """Key → value state. Each read decodes a new value: changing it changes no state.
 
-    Two keys are the same if they encode alike, so 1 and 1.0 are one key of a float table,
-    and 0.0 and -0.0 are two. To change a value, insert it again. Inserting what is already
-    there is no change, and is not written.
+    Two keys are the same if they encode to the same bytes, so 1 and 1.0 are one key of a
+    float table, and 0.0 and -0.0 are two keys. To change a value, insert it again. Inserting
+    the value that a key already has is not written.
     """
 
     def __init__(self, table: GlobalKeyedTable) -> None:
@@ -315,7 +316,7 @@ class GlobalKeyedView(View, Generic[K, V]):
         self._values = ValueCodec(table.types.value_type, what=f"value of table {name!r}")
         self._folded = table.fold(table.files)
         self._unmerged: dict[bytes, bytes | None] = {}
-        """Own writes of earlier epochs that are in files which this view has not folded yet."""
+        """Own writes of earlier epochs, in files that this view has not folded yet."""
         self._written: dict[str, dict[bytes, bytes | None]] = {}
         """The same writes by file, so that catching up does not read them back."""
         self._changes: dict[bytes, bytes | None] = {}
@@ -327,11 +328,11 @@ class GlobalKeyedView(View, Generic[K, V]):
         return default if data is None else self._values.decode(data)
 
     def insert(self, key: K, value: V) -> None:
-        """Set the key's value, whichever subtask wrote it before."""
+        """Set the key's value, also if another subtask wrote it before."""
         self._change(self._keys.encode_key(key), self._values.encode(value))
 
     def remove(self, key: K) -> V | None:
-        """Remove the key, whichever subtask wrote it, and return the value it had."""
+        """Remove the key, also if another subtask wrote it, and return the value it had."""
         encoded = self._keys.encode_key(key)
         data = self._find(encoded)
         if data is None:
@@ -340,7 +341,7 @@ class GlobalKeyedView(View, Generic[K, V]):
         return self._values.decode(data)  # type: ignore[no-any-return]  # decoded by type
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Yield keys and new copies of their values, in an order that depends on the keys only."""
+        """Yield keys and new copies of their values, in an order that only depends on the keys."""
         for key in sorted(self._known_keys()):
             data = self._find(key)
             if data is not None:
@@ -358,7 +359,7 @@ class GlobalKeyedView(View, Generic[K, V]):
 
     @override
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
-        """Hand over the keys whose value this epoch changed."""
+        """Insert the keys whose value this epoch changed."""
         for key, value in self._changes.items():
             operation = DataOperation.TOMBSTONE if value is None else DataOperation.UPSERT
             checkpointer.insert_data(BlindDataTuple(None, key, value, operation))
@@ -367,14 +368,14 @@ class GlobalKeyedView(View, Generic[K, V]):
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Note that the writes are durable; the files stay unfolded until `catch_up`."""
         if self._changes and files:
-            # An epoch's changes are one file, the newest of the subtask's own list.
+            # The changes of an epoch are one file, the newest of the subtask's own list.
             self._written[files[-1].path] = self._changes
         self._unmerged.update(self._changes)
         self._changes = {}
 
     @override
     def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
-        """Fold what all subtasks, this one included, have written since."""
+        """Fold what all subtasks, including this one, have written since."""
         self.check_settled(has_writes=bool(self._changes))
         self._folded = self._table.fold(missing, self._folded, known=self._written)
         self._unmerged, self._written = {}, {}
@@ -390,7 +391,7 @@ class GlobalKeyedView(View, Generic[K, V]):
         return {*self._folded, *self._unmerged, *self._changes}
 
     def _find(self, key: bytes, *, before: bool = False) -> bytes | None:
-        """Return what the key has, or had `before` the epoch started."""
+        """Return the key's encoded value, or the one it had `before` the epoch started."""
         self.check_usable()
         if not before and key in self._changes:
             return self._changes[key]

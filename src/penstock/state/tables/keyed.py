@@ -6,16 +6,16 @@
     view.put(rows); view.get(keys).found; view.delete(keys)
 
 A file holds the user's columns plus `_key_hash` (ascending), `_operation` and `_expires_at`,
-one row per key. The newest version of a key decides: if it is a tombstone or expired, older
-ones stay hidden.
+one row per key. The newest version of a key decides: if it is a tombstone or expired, it hides
+the older ones.
 
 A delta is one file, or several parts with disjoint visible ranges when it is large. A put
-that equals the stored row is written like any other: comparing would cost more than the row.
+that equals the stored row is written like any other: comparing would cost more than writing.
 
-Compaction turns neighbours of a list into one sorted run of equal meaning, in bounded memory:
-all inputs are sorted by hash, so they are merged slice by slice. The newest version of a key
-survives. If that is a tombstone or an expired row it goes too, but only where the inputs hold
-the oldest files of their key range; anywhere else it stays and keeps hiding what is older.
+Compaction turns neighbours of a list into one sorted run with an equal fold, in bounded
+memory: all inputs are sorted by hash, so they are merged slice by slice. The newest version
+of a key is kept. A tombstone or an expired row is dropped, but only if the inputs hold the
+oldest files of their key range; otherwise it stays, because it hides older rows.
 """
 
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
 
     @override
     def still_needed(self, files: Files, frontier: Frontier) -> Files:
-        """Return the files with live rows, and those of dead rows that hide older ones."""
+        """Return the files with live rows, and files of expired rows that hide older rows."""
         instant = frontier_micros(self.schema.ttl, frontier)
         kept: list[StateFile] = []
         for file in files:
@@ -96,7 +96,7 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
         """Write the fold of the plan's inputs as files of the current version.
 
         Together the outputs see exactly the hashes that the inputs saw. There is at least one
-        output, even if no row survives, because the list must say what was replaced.
+        output, even without rows, because the list must name what was replaced.
         """
         instant = frontier_micros(self.schema.ttl, config.frontier)
         outputs: list[StateFile] = []
@@ -115,7 +115,7 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
 
 
 def join_ranges(ranges: Sequence[KeyRange]) -> list[KeyRange]:
-    """Return the union of some ranges as disjoint ones that do not touch, ascending."""
+    """Return the union of ranges as disjoint ranges that do not touch, ascending."""
     joined: list[KeyRange] = []
     for part in sorted(ranges):
         if joined and part.start <= joined[-1].end:
@@ -183,7 +183,7 @@ class KeyedTableCheckpointer(TableEpochCheckpointer[KeyedTable]):
         self._last_hash = int(hashes[-1])
 
     def _start_streaming(self) -> None:
-        """Go over to writing parts as rows come, so that memory stays bounded."""
+        """Start writing parts while rows come in, so that memory stays bounded."""
         self._writer = StateFileWriter(
             self.table.environment.store,
             lambda part: self.table.path_for(self.epoch, part=part),

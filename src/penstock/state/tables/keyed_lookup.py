@@ -1,11 +1,11 @@
-"""Looking up many keys at once in a stack of runs: the newest version of each key decides.
+"""Looking up many keys at once in several runs: the newest version of each key decides.
 
-How it works: the probes are hashed and sorted once. Every run, newest first, is asked for
-the probes that no newer run settled; of a run only the segments that lie between their
-hashes are opened, one after the other, and each is searched by one `searchsorted`. Rows
-found by hash are compared by key; a tombstone or expired row settles its probe as missing.
-Found rows are copied out of their segment at once, so that it can be closed, and put into
-the order of the probes at the end.
+How it works: the looked-up keys, called probes, are hashed and sorted once. Runs are searched
+from the newest to the oldest, each for the probes that no newer run settled. Only segments
+whose hash range holds such a probe are opened, one after the other, and each is searched with
+one `searchsorted`. Rows found by hash are compared by key; a tombstone or expired row settles
+its probe as missing. Found rows are copied out of their segment at once, so that it can be
+closed, and put into the order of the probes at the end.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,16 +31,16 @@ from penstock.state.tables.table import DataOperation
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """The keys asked for, in order of hash."""
+    """The looked-up keys, in order of hash."""
 
     hashes: Hashes
     keys: Sequence[Any]
     order: Positions
-    """Which of the keys as they were asked for each one is."""
+    """The position of each key in the caller's order."""
 
     @classmethod
     def of(cls, hashes: Hashes, keys: Sequence[Any]) -> "Probes":
-        """Sort hashed keys, unless they are."""
+        """Sort hashed keys, unless they are sorted already."""
         if is_in_order(hashes):
             return cls(hashes, keys, np.arange(len(hashes), dtype=np.int64))
         order = stable_order(hashes)
@@ -49,11 +49,11 @@ class Probes:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """The live rows that were found, and which of them belongs to which key."""
+    """The live rows that were found, and which row belongs to which key."""
 
     pieces: tuple[pa.RecordBatch, ...]
     row_of: Positions
-    """For each key, as they were asked for, its row in the joined pieces; -1 if it has none."""
+    """For each key, in the caller's order, its row in the joined pieces; -1 if it has none."""
 
     @property
     def found(self) -> Flags:
@@ -61,7 +61,7 @@ class Matches:
         return self.row_of >= 0
 
     def aligned(self, stored: pa.Schema, names: Sequence[str]) -> pa.RecordBatch:
-        """Return one row of the named stored columns per key, null where it has none."""
+        """Return one row of the named stored columns per key; nulls for a key without a row."""
         fields = [stored.field(name).with_nullable(nullable=True) for name in names]
         if not self.pieces:
             columns: list[Any] = [pa.nulls(len(self.row_of), f.type) for f in fields]
@@ -118,7 +118,7 @@ class _Search:
         self._instant = instant
 
     def ask(self, run: Run) -> None:
-        """Settle what `run` knows about."""
+        """Settle the probes whose key is in `run`."""
         hashes = self._probes.hashes
         if len(self.unsettled) < len(hashes):
             hashes = hashes[self.unsettled]
@@ -139,7 +139,7 @@ class _Search:
         positions = stored.searchsorted(hashes)
         last = len(stored) - 1
         while len(probes):
-            # A position past the end is looked at as the last row, whose hash is lower.
+            # A position past the end is clipped to the last row, which the next line rejects.
             is_candidate = stored[np.minimum(positions, last)] == hashes
             is_candidate &= positions <= last
             if not is_candidate.all():
@@ -158,7 +158,7 @@ class _Search:
             )
 
     def _settle(self, segment: Segment, probes: Positions, positions: Positions) -> None:
-        """Note what the newest version of some probes is, and copy it if it is live."""
+        """Mark probes as settled, and copy their rows if these are live."""
         if len(probes) == 0:
             return
         self._is_settled[probes] = True

@@ -1,19 +1,19 @@
 """Runs: sorted rows of a keyed table in segments that are opened one at a time.
 
-A run holds one row per key, in order of key hash. Several segments may share a hash at
-their border. A run says between which hashes each segment lies, so that readers open only
-those they need; what stays open is decided by `OpenSegments` alone. A run is a state file
-(its visible rows, in the current version), rows in memory, or rows on local disk.
+A run holds one row per key, in order of key hash. Neighbouring segments may share a hash at
+their border. A run gives the lowest and highest hash of each segment, so that readers open
+only those they need; only `OpenSegments` decides which stay open. A run is a state file (its
+visible rows, in the current version), rows in memory, or rows on local disk.
 
-Merging runs gives one stream of rows in order of hash, the newest version of each key only.
-It needs memory for about one segment per run, however large the runs are. Tombstones and
-expired rows come out too: whether they may be dropped is not for a merge to decide.
+Merging runs gives one stream of rows in order of hash with the newest version of each key. It
+needs memory for about one segment per run, however large the runs are. The stream includes
+tombstones and expired rows: the caller decides whether they may be dropped.
 
-What an epoch has put and deleted so far is a few runs, too. Every write adds one. The last
-four are merged when the oldest of them is smaller than the others together, so a row is
-copied a logarithmic number of times and lookups see few runs. Above a size limit all of them
-become one run on local disk; those are merged in tiers. A spilled file has no name, so nothing
-is left behind however the process ends; durable are only the files that a checkpoint writes.
+The writes of an epoch so far are a few runs, too. Every write adds one. The last four are
+merged when the oldest of them is smaller than the others together, so a row is copied a
+logarithmic number of times and lookups search few runs. Above a size limit all of them become
+one run on local disk; such runs are merged in tiers. A spilled file has no name, so nothing
+is left behind however the process ends; only the files that a checkpoint writes are durable.
 """
 
 import mmap
@@ -46,12 +46,12 @@ _RUNS_MERGED = 4
 
 
 class Segment:
-    """Rows of one segment as lookups need them: with their bookkeeping at hand."""
+    """The rows of one segment, with their hashes, operations and expiry for lookups."""
 
     __slots__ = ("expires_at", "hashes", "operations", "rows", "size_bytes")
 
     def __init__(self, rows: pa.RecordBatch) -> None:
-        """Look at stored rows without copying them."""
+        """Wrap stored rows without copying them."""
         self.rows = rows
         self.size_bytes = rows.nbytes
         self.hashes = hashes_of(rows)
@@ -81,7 +81,7 @@ class Run(Protocol):
 
 
 class MemoryRun:
-    """A run of one segment that is held in memory; of none if there are no rows."""
+    """A run of one segment that is held in memory; it has no segment if it has no rows."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         """Take sorted stored rows, one per key."""
@@ -99,7 +99,7 @@ class MemoryRun:
 class OpenSegments:
     """The segments a view keeps open: the last used ones, up to a number of bytes.
 
-    Bytes are counted as mapped or held, whether the system has them in memory or not.
+    Mapped bytes count like held ones, even if the system has not loaded them.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -144,7 +144,7 @@ class FileRun:
     def __init__(
         self, opened: TypedFile, cache: FileCache, open_segments: OpenSegments | None = None
     ) -> None:
-        """Bind the entry; without `open_segments` none is kept open."""
+        """Bind the entry; without `open_segments` no segment is kept open."""
         self.file = opened.file
         self.identity = opened.file.identity
         self.reader = opened.reader
@@ -171,12 +171,12 @@ class FileRun:
 
     @cached_property
     def first_hashes(self) -> Hashes:
-        """The lowest visible hash of each row group, or a little less."""
+        """A lower bound of the visible hashes of each row group."""
         return self._clipped([low for _, low, _ in self._segments])
 
     @cached_property
     def last_hashes(self) -> Hashes:
-        """The highest visible hash of each row group, or a little more."""
+        """An upper bound of the visible hashes of each row group."""
         return self._clipped([high for _, _, high in self._segments])
 
     def may_hold(self, first: int, last: int) -> bool:
@@ -200,7 +200,7 @@ class FileRun:
         if low not in self.file.visible or high not in self.file.visible:
             rows = rows_in_range(rows, self.file.visible)
         found = Segment(self._opened.current(rows))
-        # What was fetched is not kept as a copy if the next read maps it from the cache.
+        # A fetched segment is a copy: it is not kept if the next read can map it from the cache.
         if kept is not None and (
             self.reader.bytes_read == fetched
             or self._opened.steps
@@ -222,14 +222,14 @@ def merge_runs(runs: Sequence[Run], key_columns: Sequence[str]) -> Iterator[pa.R
     """
     cursors = [Cursor(_whole_hashes(run)) for run in runs]
     while cursors := [cursor for cursor in cursors if cursor.fill()]:
-        # Every cursor holds all rows of its run up to its own last hash, so up to the
-        # lowest of these nothing is missing.
+        # Every cursor holds all rows of its run up to its own last hash, so no row up to the
+        # lowest of these hashes is missing.
         bound = min(cursor.last_hash for cursor in cursors)
         yield merge_rows([cursor.take(bound, "right") for cursor in cursors], key_columns)
 
 
 def _whole_hashes(run: Run) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a run; a segment with those after it that go on with its last hash."""
+    """Yield the rows of a run so that no hash is split: segments that share one are joined."""
     firsts, lasts = run.first_hashes, run.last_hashes
     parts: list[pa.RecordBatch] = []
     for index in range(len(firsts)):
@@ -291,14 +291,14 @@ class SpilledRun:
             return Segment(reader.read_next_batch())
 
     def __del__(self) -> None:
-        # The last reader to let go gives the disk space back; a scan may outlive its epoch.
-        # On a full disk closing tries once more to write what is buffered, which is not needed.
+        # The file is closed with its last reader, as a scan may outlive its epoch. On a full
+        # disk closing fails to write buffered bytes, which nothing needs.
         if hasattr(self, "_file"):
             with suppress(OSError):
                 self._file.close()
 
     def _append(self, rows: pa.RecordBatch) -> None:
-        """Write one segment at the next place that can be mapped on its own."""
+        """Write one segment at the next offset that can be mapped on its own."""
         unit = mmap.ALLOCATIONGRANULARITY
         start = -(-self._file.tell() // unit) * unit
         self._file.seek(start, os.SEEK_SET)
@@ -308,7 +308,7 @@ class SpilledRun:
 
 
 def _cut(rows: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-    """Cut rows into segments, by number and, where rows are large, by size."""
+    """Cut rows into segments by number, and by size if rows are large."""
     if rows.num_rows == 0:
         return
     per_row = rows.nbytes // rows.num_rows + 1
@@ -338,11 +338,11 @@ class PendingRows:
         return sum(run.size_bytes for run in self._in_memory)
 
     def runs(self) -> list[Run]:
-        """Return the runs, oldest first. They stay as they are, whatever is added later."""
+        """Return the runs, oldest first. Later writes do not change the returned runs."""
         return [*self._spilled, *self._in_memory]
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take sorted stored rows, one per key, that are newer than all before."""
+        """Add sorted stored rows, one per key, that are newer than all before."""
         if rows.num_rows == 0:
             return
         if self._in_memory and self.size_bytes + rows.nbytes > self._limit_bytes:
@@ -358,7 +358,7 @@ class PendingRows:
             self._spill()
 
     def clear(self) -> None:
-        """Forget everything: it is in state files now, or not wanted."""
+        """Drop all rows, after a checkpoint has written them or when the view is released."""
         self._in_memory = []
         self._spilled = []
 

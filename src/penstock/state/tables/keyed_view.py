@@ -44,19 +44,19 @@ from penstock.state.tables.table import (
 from penstock.state.tables.typed_files import TypedFile, TypedTable
 
 _OPEN_SHARE = 4
-"""Open segments may take the budget divided by this; half of it is left to lookups and merges."""
+"""Open segments may take the memory budget divided by this."""
 _PENDING_SHARE = 4
-"""Writes of the epoch are kept in memory up to the budget divided by this."""
+"""Writes of the epoch may take the budget divided by this; lookups and merges use the rest."""
 _PENDING_LIMIT_BYTES = 1 << 30
-"""And never more than fits one Arrow array with 32-bit offsets."""
+"""Writes in memory must also fit one Arrow array with 32-bit offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedRows:
-    """The answer of a lookup, row for row as the keys were given."""
+    """The result of a lookup: one row per key, in the order of the keys."""
 
     rows: pa.RecordBatch
-    """The live row of each key, keys included; all null where there is none."""
+    """The live row of each key, keys included; all null for a key without one."""
     found: Flags
     """Whether the key has a live row."""
 
@@ -87,14 +87,14 @@ class KeyedView(View):
 
     @override
     def advance(self, frontier: Frontier) -> None:
-        """Start an epoch: rows put from now on, and expiry, are judged by `frontier`."""
+        """Start an epoch: `frontier` decides the expiry of new rows and which rows are live."""
         self._frontier = frontier
 
     def get(self, keys: RowsLike, *, columns: Sequence[str] | None = None) -> KeyedRows:
-        """Look up the keys in the key columns of `keys`, which may have others too.
+        """Look up the keys in the key columns of `keys`, which may have other columns too.
 
-        Sees all earlier puts and deletes. `columns` limits what is fetched of each row. Keys
-        and rows are record batches, Arrow tables or Polars frames.
+        The result includes all earlier puts and deletes. `columns` limits what is fetched of
+        each row. Keys and rows are record batches, Arrow tables or Polars frames.
         """
         keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
         returned = self.schema.returned(columns)
@@ -113,14 +113,14 @@ class KeyedView(View):
         return KeyedRows(rows, matches.found)
 
     def put(self, rows: RowsLike) -> None:
-        """Insert rows or replace those of equal key; of equal keys in `rows` the last counts."""
+        """Insert rows or replace those of equal key; the last row of a key in `rows` counts."""
         rows = to_batch(rows, self.schema.declared)
         columns = self.schema.columns_of(rows)
         expires_at = expiry_of_rows(rows, self.schema.ttl, self._frontier)
         self._write(columns, rows.num_rows, DataOperation.UPSERT, expires_at)
 
     def delete(self, keys: RowsLike) -> None:
-        """Delete the keys in the key columns of `keys`; a key that is not there is fine."""
+        """Delete the keys in the key columns of `keys`; a missing key is fine."""
         keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
         found = dict(zip(self.schema.key_columns, self.schema.keys_of(keys), strict=True))
         count = keys.num_rows
@@ -136,7 +136,8 @@ class KeyedView(View):
     def scan(self) -> Iterator[pa.RecordBatch]:
         """Yield all live rows in order of key hash, in bounded memory.
 
-        Sees the writes made before it started, and judges expiry by the frontier of then.
+        The scan sees the writes made before it started, and judges expiry by the frontier at
+        its start.
         """
         self.check_usable()
         runs: list[Run] = [*self._runs, *self._pending.runs()]
@@ -144,7 +145,7 @@ class KeyedView(View):
         return self._live_batches(runs, instant)
 
     def load(self) -> int:
-        """Fetch, verify and cache every row now instead of when it is looked up; count them."""
+        """Fetch, verify and cache every row now instead of on lookup; return their number."""
         self.check_usable()
         return sum(
             run.read_segment(index).rows.num_rows
@@ -154,14 +155,14 @@ class KeyedView(View):
 
     @override
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
-        """Hand over the epoch's writes in order of key hash, one row per key."""
+        """Insert the epoch's writes in order of key hash, one row per key."""
         self.check_usable()
         for rows in merge_runs(self._pending.runs(), self.schema.key_columns):
             checkpointer.insert_data(rows)
 
     @override
     def checkpointed(self, files: Sequence[StateFile]) -> None:
-        """Note that everything written so far is now in `files`."""
+        """Drop the epoch's writes, which are in `files`, and become the fold of `files`."""
         self._pending.clear()
         self._adopt(files)
 
@@ -173,7 +174,6 @@ class KeyedView(View):
 
     @override
     def release(self) -> None:
-        """Close everything; the view is not used again."""
         self._pending.clear()
         self._open_segments.clear()
         self._runs = ()
@@ -188,7 +188,7 @@ class KeyedView(View):
                 yield from self._declared_batches(live)
 
     def _declared_batches(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Lay rows out as declared, in halves where a dictionary's index cannot hold them all."""
+        """Yield rows as declared, in halves if a dictionary's index type is too small for all."""
         try:
             yield self.schema.lay_out(rows, self.schema.declared)
         except pa.ArrowInvalid:
@@ -199,7 +199,7 @@ class KeyedView(View):
             yield from self._declared_batches(rows.slice(half))
 
     def _find(self, keys: Sequence[Any], count: int, columns: Sequence[str]) -> Matches:
-        """Look keys up. What only the search needs is gone before its result is copied."""
+        """Look keys up. The search's own memory is freed before the caller copies the result."""
         probes = Probes.of(self._owned_hashes(keys, count), keys)
         return look_up(
             self._runs_for(probes.hashes),
@@ -222,12 +222,12 @@ class KeyedView(View):
         self._pending.add(sort_rows(rows, self.schema.key_columns))
 
     def _owned_hashes(self, keys: Sequence[Any], count: int) -> Hashes:
-        """Hash keys; one that another subtask owns got here by mistake and is refused."""
+        """Return the key hashes; a key that another subtask owns is refused."""
         self.check_usable()
         return self.schema.owned_hashes(keys, count, self._table.environment.task)
 
     def _runs_for(self, hashes: Hashes) -> Iterator[Run]:
-        """Yield the runs that may know hashes like these, ascending, newest first."""
+        """Yield the runs that may hold some of these ascending hashes, newest first."""
         if len(hashes) == 0:
             return
         yield from reversed(self._pending.runs())
@@ -237,7 +237,7 @@ class KeyedView(View):
                 yield run
 
     def _adopt(self, files: Sequence[StateFile]) -> None:
-        """Make the view the fold of `files`, keeping open what it already uses."""
+        """Make the view the fold of `files`; runs of files that stay are kept open."""
         known = {run.identity: run for run in self._runs}
         runs = []
         for file in files:

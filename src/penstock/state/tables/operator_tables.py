@@ -1,10 +1,10 @@
 """An operator's tables over all its subtasks: their kinds, their lists, what is merged next.
 
-Pure but for `run_compactions`: opening a table reads nothing before it is used. Every message
-says which kind of table it is of; one of another kind is refused before it is decoded. At an
-unchanged parallelism the list of a typed table is in the subtask's own metadata, and only
-shared tables are folded from all subtasks': merging all lists in every subtask would cost each
-of them time that grows with their number.
+Pure except `run_compactions`: opening a table reads no file. Every message names the kind of
+its table, and a message of another kind is refused before it is decoded. If the parallelism
+is unchanged, the list of a typed table is read from the subtask's own metadata, and only
+shared tables are merged from the metadata of all subtasks: merging all lists in every subtask
+would cost each of them time that grows with the number of subtasks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ def table_kind_of(table_type: state_pb2.TableEnum, *, table: str) -> type[Table[
 def open_table(
     spec: TableSpec, environment: TableEnvironment, files: Files = ()
 ) -> Table[Any]:
-    """Bind a declared table to those of a whole table's files that its subtask folds."""
+    """Bind a declared table to the files of the whole table that its subtask folds."""
     kind = table_kind_of(spec.table_type, table=spec.name)
     config = kind.config_message.FromString(spec.config)
     state_type, declared = spec.state_type, spec.state_version
@@ -80,7 +80,7 @@ def open_table(
 
 
 def tables_by_name(specs: Iterable[TableSpec]) -> dict[str, TableSpec]:
-    """Return an operator's declarations by name; a name is declared once."""
+    """Return an operator's declarations by name; declaring a name twice is refused."""
     declared: dict[str, TableSpec] = {}
     for spec in specs:
         if spec.name in declared:
@@ -95,7 +95,7 @@ def tables_by_name(specs: Iterable[TableSpec]) -> dict[str, TableSpec]:
 
 
 def merge_table(spec: TableSpec, task: TaskInfo, metadata: Mapping[int, Metadata]) -> Files:
-    """Return the list that a subtask's table is a part of, merged from as few as possible."""
+    """Return the list that holds a subtask's table, merged from as few lists as possible."""
     kind = table_kind_of(spec.table_type, table=spec.name)
     own = parent_of(task, metadata)
     parts = metadata.values() if own is None or kind.is_shared else [own]
@@ -109,7 +109,7 @@ def merge_table(spec: TableSpec, task: TaskInfo, metadata: Mapping[int, Metadata
 
 @dataclass(frozen=True, slots=True)
 class TableCompaction:
-    """One table's merge that is due. Pickles to executors."""
+    """One table's merge that is due. It is pickled and sent to executors."""
 
     spec: TableSpec
     plan: CompactionPlan
@@ -121,7 +121,7 @@ def plan_compactions(
     config: CompactionConfig,
     metadata: Mapping[int, Metadata],
 ) -> tuple[TableCompaction, ...]:
-    """Plan the merges that are due in one subtask's tables. A shared table is subtask 0's."""
+    """Plan the merges that are due in one subtask's tables. Subtask 0 merges shared tables."""
     planned = []
     for spec in specs:
         kind = table_kind_of(spec.table_type, table=spec.name)
@@ -156,7 +156,7 @@ def run_compactions(
 def is_overfull(metadata: Metadata, max_runs: int) -> bool:
     """Tell whether the next epoch must wait for a compaction of a subtask's tables.
 
-    A shared table is folded whole, however many files it has.
+    Shared tables do not count: they are always folded whole.
     """
     return any(
         exceeds_run_limit(files_of(part, table=name), max_runs)
@@ -174,9 +174,10 @@ def apply_compaction(
 ) -> dict[int, Metadata]:
     """Swap compacted files into the metadata about to be published as `epoch`.
 
-    Only wherever their exact inputs still stand, and only while the epoch may adopt files
-    from their slot: later, a collector may already have swept them. Subtasks that are not
-    in the result are unchanged. Must not be used after a restore of an older epoch.
+    A swap needs the exact inputs still in the list, and an epoch that may adopt files from
+    the slot of the outputs: for a later epoch, a collector may already have swept them.
+    Subtasks that are not in the result are unchanged. This must not be called after a restore
+    of an older epoch.
     """
     changed: dict[int, Metadata] = {}
     for name, message in compacted.items():
@@ -210,7 +211,7 @@ def apply_compaction(
 def set_list(
     metadata: Metadata, name: str, table_type: state_pb2.TableEnum, files: Files
 ) -> None:
-    """Let a subtask's metadata hold the list of one of its tables."""
+    """Store the list of one table in a subtask's metadata."""
     metadata.table_checkpoint_metadata[name].CopyFrom(
         state_pb2.TableSubtaskCheckpointMetadata(
             subtask_index=metadata.operator_metadata.subtask_index,
@@ -222,7 +223,7 @@ def set_list(
 
 @dataclass(slots=True)
 class OpenTable:
-    """One table with its view and the list it carries forward."""
+    """One table with its view and the list that the next epoch goes on from."""
 
     spec: TableSpec
     table: Table[Any]
@@ -236,7 +237,7 @@ def open_tables(
     specs: Mapping[str, TableSpec],
     restored: Mapping[int, Metadata],
 ) -> dict[str, OpenTable]:
-    """Bind each declared table to its part of the checkpoint, which may be none."""
+    """Bind each declared table to its part of the checkpoint, which may be empty."""
     tables = {}
     for name, spec in specs.items():
         whole = merge_table(spec, environment.task, restored)
@@ -247,13 +248,13 @@ def open_tables(
 
 
 def parent_of(task: TaskInfo, restored: Mapping[int, Metadata]) -> Metadata | None:
-    """Return the metadata of the very same subtask; None if there was another number of them."""
+    """Return the metadata of the same subtask; None if the parallelism was another one."""
     subtask = task.subtask
     return restored[subtask.index] if len(restored) == subtask.parallelism else None
 
 
 def check_complete(operator: str, restored: Mapping[int, Metadata]) -> None:
-    """Refuse metadata that is not of exactly all subtasks: a gap would silently lose state."""
+    """Refuse metadata unless it is of exactly all subtasks: a gap would silently lose state."""
     for index, metadata in restored.items():
         found = metadata.operator_metadata
         if (

@@ -1,9 +1,9 @@
 """Sorted rows of a typed table: their order by key hash, equal keys, and one row per key.
 
-Pure. Rows of equal hash may have different keys, so keys are compared by their columns: a
-hash only finds candidates. Key equality is the exact counterpart of the key hash: null equals
-null, every NaN equals every NaN, -0.0 equals 0.0, and nested values are equal when their parts
-are. "Newest" always means last: of a batch its last row, of several batches the last one's.
+Pure. Rows of equal hash may have different keys, so the hash only finds candidates and keys
+are compared by their columns. Key equality agrees exactly with the key hash: null equals null,
+every NaN equals every NaN, -0.0 equals 0.0, and nested values are equal when their parts are.
+"Newest" always means last: the last row of a batch, and the last of several batches.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ def equal_keys(
 ) -> Flags:
     """Tell for pairs of rows, picked by number on each side, whether they hold the same key.
 
-    The sides are key columns of equal types. Without columns there is one key, the empty
-    one, and all rows hold it.
+    The sides are key columns of equal types. Without columns all rows hold the same, empty
+    key.
     """
     same = np.ones(len(left_rows), dtype=np.bool_)
     for one, other in zip(left, right, strict=True):
@@ -55,7 +55,7 @@ def _equal_values(left: Any, right: Any) -> Flags:
     """Compare two arrays of one type value by value; two nulls are equal."""
     if len(left) == 0:
         return np.ones(0, dtype=np.bool_)
-    # A dictionary may hold null as one of its values, so it is decoded before nulls are seen.
+    # A dictionary may hold null as one of its values, so it is decoded before nulls are counted.
     if pa.types.is_dictionary(left.type):
         return _equal_values(left.dictionary_decode(), right.dictionary_decode())
     if isinstance(left.type, pa.BaseExtensionType):
@@ -124,11 +124,11 @@ def _equal_lists(left: Any, right: Any) -> Flags:
 
 
 def stable_order(hashes: Hashes) -> Positions:
-    """Return the order that sorts `hashes`, equal ones as they came.
+    """Return the positions that sort `hashes`; equal hashes keep their order.
 
-    Hash and place are packed into one word and sorted by value, which is several times
-    faster than sorting places by hash. The low bits that gave way to the place rarely
-    matter; where they do, a stable sort repairs the few rows that are out of order.
+    The high bits of a hash and its position are packed into one word and sorted by value,
+    which is several times faster than sorting positions by hash. The low bits of the hash are
+    lost; in the rare case that they matter, a stable sort corrects the order.
     """
     places = np.uint64((1 << max(1, len(hashes) - 1).bit_length()) - 1)
     packed = hashes & ~places
@@ -143,7 +143,7 @@ def stable_order(hashes: Hashes) -> Positions:
 
 
 def is_in_order(hashes: Hashes) -> bool:
-    """Tell whether hashes ascend already, which is cheap to see and saves sorting and copying."""
+    """Tell whether hashes ascend already: a cheap check that may save sorting and copying."""
     return bool((hashes[1:] >= hashes[:-1]).all())
 
 
@@ -164,7 +164,7 @@ def take_columns(columns: Sequence[Any], positions: Positions) -> list[Any]:
 
 
 def join_rows(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Put batches of one schema behind each other."""
+    """Concatenate batches of one schema."""
     if len(batches) == 1:
         return batches[0]
     joined: pa.RecordBatch = pa.concat_batches(batches)  # type: ignore[attr-defined]  # not in the stubs
@@ -187,16 +187,16 @@ def merge_rows(
     if len(filled) <= 1:
         return filled[0] if filled else batches[0]
     rows = join_rows(filled)
-    # A stable sort of neighbouring sorted runs is a merge: linear, and keeps the age order.
+    # NumPy's stable sort merges sorted runs in linear time, and equal hashes keep their age.
     return _arrange(rows, key_columns, np.argsort(hashes_of(rows), kind="stable"))
 
 
 def newest_per_key(hashes: Hashes, keys: Sequence[Any], order: Positions) -> Positions:
     """Return the rows of `order` after which no row of the same key follows.
 
-    `order` sorts `hashes`. One round compares every row with the last one of its hash;
-    rows of other keys go into the next round, so collisions cost rounds and repetitions
-    do not.
+    `order` sorts `hashes`. One round compares every row with the last one of its hash. Rows
+    with another key go into the next round, so only hash collisions cost more rounds, and
+    repeated keys do not.
     """
     ordered = hashes[order]
     is_like_next = ordered[1:] == ordered[:-1]
@@ -208,7 +208,7 @@ def newest_per_key(hashes: Hashes, keys: Sequence[Any], order: Positions) -> Pos
     contested = np.flatnonzero(is_shared)
     is_newest = np.ones(len(order), dtype=np.bool_)
     while len(contested) > 1:
-        # Each row's leader is the last of the contested rows with its hash.
+        # The leader of a row is the last of the contested rows with its hash.
         values = ordered[contested]
         ends = np.flatnonzero(np.append(values[1:] != values[:-1], np.True_))
         leaders = contested[np.repeat(ends, np.diff(ends, prepend=-1))]
@@ -224,7 +224,7 @@ def _arrange(
     """Copy the newest row of each key, in `order`."""
     keys = [rows.column(name) for name in key_columns]
     kept = pa.array(newest_per_key(hashes_of(rows), keys, order), pa.int64())
-    # Columns of nulls are made, not copied: without a time to live that is every expiry.
+    # A column of nulls is made new instead of copied: expiry without a time to live is one.
     columns: list[Any] = [
         pa.nulls(len(kept), column.type)
         if column.null_count == len(column)

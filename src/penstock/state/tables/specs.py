@@ -6,10 +6,10 @@ A wrong declaration is refused here, when the pipeline is built, not at the firs
     panes = time_keyed_table("panes", schema, key_columns=("user",), time_column="pane")
     sessions = keyed_table("sessions", SessionState, key_columns=("user",), ttl=hour_micros)
 
-Typed tables take an Arrow schema, or a `MigratableState` class with a `SCHEMA`. Keys and values
-of global tables are msgpack: self-describing, typed, never pickle. A type that msgpack cannot
-carry is refused when the table is declared, a value that would come back as something else when
-it is inserted, not when it is restored.
+Typed tables take an Arrow schema, or a `MigratableState` class with a `SCHEMA`. Keys and
+values of global tables are msgpack: self-describing, typed, never pickled. A type that msgpack
+cannot encode is refused when the table is declared. A value that would be decoded as another
+value is refused when it is inserted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _UNORDERED_ENCODER = msgspec.msgpack.Encoder()
 
 
 class TimeDomain(Enum):
-    """By which clock rows expire and timers fire."""
+    """The clock by which rows expire and timers fire."""
 
     EVENT_TIME = "event-time"
     PROCESSING_TIME = "processing-time"
@@ -47,20 +47,20 @@ _DURABLE_DOMAINS = {
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """One table of an operator, checked and ready to be stored. Pickles to executors."""
+    """One table of an operator, checked and ready to be stored. It is sent to executors."""
 
     name: TableName
     table_type: state_pb2.TableEnum
     config: bytes
-    """The kind's own config message."""
+    """The config message of the table's kind, encoded."""
     state_version: int = 0
-    """The version that the state is written with."""
+    """The state version that files are written with."""
     state_type: Any = None
     """What decodes and migrates the state: a state class, or a global table's types."""
 
     @property
     def expires_by(self) -> TimeDomain | None:
-        """By which clock its rows expire; None if they never do."""
+        """The clock by which its rows expire; None if they never expire."""
         if self.table_type == state_pb2.TIME_KEYED_TABLE:
             panes = state_pb2.TimeKeyedTableConfig.FromString(self.config)
             domain: state_pb2.TimeDomain | None = panes.time_domain
@@ -119,7 +119,7 @@ def time_keyed_table(
 ) -> TableSpec:
     """Declare rows by time; see `TimeKeyedView`. They expire by the clock of `time_domain`.
 
-    `meaning` says what their columns do not: state with another one is refused.
+    `meaning` describes the rows beyond their columns: state with another meaning is refused.
     """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
@@ -145,8 +145,8 @@ def keyed_table(
     """Declare key → row state; see `KeyedView`.
 
     `ttl` in microseconds counts from the row's `time_column` by the watermark, or from the
-    epoch that put the row by processing time. With `routed_by`, some of the key columns,
-    rows live with the subtask that owns those: several rows for each key of a stream.
+    epoch that put the row by processing time. `routed_by` names some of the key columns: the
+    subtask that owns their hash owns the row, so a key of the stream may have several rows.
     """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
@@ -190,7 +190,7 @@ def _resolve_schema(
 
 @dataclass(frozen=True, slots=True)
 class KeyValueTypes:
-    """The types of a global table: what its `state_type` is."""
+    """The types of a global table; the `state_type` of its spec."""
 
     key_type: Any = Any
     value_type: Any = Any
@@ -200,7 +200,7 @@ class ValueCodec:
     """Encodes and decodes values of one type. Immutable."""
 
     def __init__(self, value_type: Any, *, what: str) -> None:
-        """Refuse a type that does not survive msgpack; `what` names it in messages."""
+        """Refuse a type that msgpack cannot encode; `what` names it in messages."""
         self.value_type = value_type
         self._what = what
         try:
@@ -212,9 +212,10 @@ class ValueCodec:
             raise _undeclarable(what, value_type, f"msgpack has no form for {unknown[0]}")
 
     def encode(self, value: Any) -> bytes:
-        """Return the one form of `value`: equal values of the type give equal bytes.
+        """Return `value` as bytes: equal values of the type give equal bytes.
 
-        But for dictionaries with other keys than text, which keep the order of their items.
+        Dictionaries with keys that are not text are an exception: their items keep their
+        order.
         """
         try:
             data = _encode(value)
@@ -227,7 +228,7 @@ class ValueCodec:
         return canonical
 
     def encode_key(self, key: Any) -> bytes:
-        """Return the one form of a key, which must be hashable, and stay so."""
+        """Return a key as bytes; it must be hashable, before and after decoding."""
         data = self.encode(key)
         try:
             hash(key)

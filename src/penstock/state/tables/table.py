@@ -1,17 +1,17 @@
 """The contract of a state table: one generic table over a list of files, views, checkpointers.
 
-A table is the fold of an ordered list of state files. What is done with lists is the same for
-all kinds and is here; a kind adds its view, the delta of an epoch, which earlier files a fold
-still needs, and how files are merged.
+A table is the fold of an ordered list of state files. The work on lists is the same for all
+kinds of table and is in this file. A kind adds its view, the delta of an epoch, which earlier
+files a fold still needs, and how files are merged.
 
 One epoch of one table in one subtask:
 
     view = table.view(frontier)    restore: fold the files (or `view.advance` a cached view)
     … the operator reads and writes the view …
     checkpointer = table.epoch_checkpointer(epoch, carried)
-    view.flush(checkpointer)       hands over what changed, through insert_data
+    view.flush(checkpointer)       passes what changed to insert_data
     checkpointer.finish(message)   writes at most a few files → (the new list, size) or None
-    view.checkpointed(files)       the view is now the fold of exactly these files
+    view.checkpointed(files)       from here on the view is the fold of exactly these files
 """
 
 from abc import ABC, abstractmethod
@@ -60,7 +60,7 @@ def checked_proto_decode(
     found: state_pb2.TableEnum,
     table: str,
 ) -> MessageT:
-    """Decode a kind's own message out of one that says which kind it is of."""
+    """Decode the message of a table's kind; the stored kind `found` must be `expected`."""
     if found != expected:
         raise StateError(
             f"table {table!r} is declared as {kind_name(expected)}, but its checkpoint holds a "
@@ -85,7 +85,7 @@ def checked_proto_decode(
 
 
 def kind_name(table_type: state_pb2.TableEnum) -> str:
-    """Return the durable name of a kind; its number if only a newer Penstock knows it."""
+    """Return the durable name of a kind; its number if only a newer Penstock has it."""
     names = {value: name for name, value in state_pb2.TableEnum.items()}
     return names.get(table_type, str(table_type))
 
@@ -112,7 +112,7 @@ def files_of(
 
 def encode_list(files: Iterable[StateFile]) -> bytes:
     """Return the durable form of a list."""
-    # Making a message copies its entries, so the encoded ones never change.
+    # FileList copies its entries, so the cached messages never change.
     entries = [_encoded.get(f) or _encoded.put(f, f.to_proto()) for f in files]
     return FileList(files=entries).SerializeToString(deterministic=True)
 
@@ -157,16 +157,17 @@ TableData: TypeAlias = pa.RecordBatch | DataTuple | BlindDataTuple | CommitData
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """How far time has come in the epoch that reads a table: what expiry is judged by."""
+    """The watermark and processing time by which an epoch judges expiry."""
 
     watermark_micros: int | None = None
     processing_time_micros: int = 0
     previous_processing_time_micros: int | None = None
-    """That of the epoch before; None before the first. Time-keyed tables by processing time
-    hide what had expired by then: what expires in an epoch is still seen in it."""
+    """The processing time of the epoch before; None before the first epoch. Time-keyed tables
+    by processing time hide only what had expired by then: a row that expires in an epoch is
+    still seen in it."""
 
     def is_after(self, other: "Frontier") -> bool:
-        """Tell whether time would go back, by either clock, on the way to `other`."""
+        """Tell whether any clock of this frontier is ahead of `other`: time would go back."""
         clocks = (
             (self.processing_time_micros, other.processing_time_micros),
             (self.watermark_micros, other.watermark_micros),
@@ -175,7 +176,7 @@ class Frontier:
         return any(mine is not None and (its is None or mine > its) for mine, its in clocks)
 
     def at_end(self, watermark_micros: int | None) -> "Frontier":
-        """Return how far time has come when an epoch begun here ends: its now has passed."""
+        """Return the frontier at the end of an epoch that began at this one."""
         now, previous = self.processing_time_micros, self.previous_processing_time_micros
         return Frontier(watermark_micros, now, None if previous is None else now)
 
@@ -187,13 +188,13 @@ class CheckpointMessage:
     epoch: Epoch
     frontier: Frontier
     min_epoch: Epoch
-    """The oldest epoch still retained; what only older ones need may be dropped locally."""
+    """The oldest epoch still retained; local data that only older epochs need may be dropped."""
     then_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TableEnvironment:
-    """Where a table lives: whose it is, where its files go, and which attempt writes them."""
+    """The surroundings of a table: its subtask, the attempt that writes, store and cache."""
 
     task: TaskInfo
     generation: Generation
@@ -211,14 +212,15 @@ class CompactionConfig:
     epoch: Epoch
     """The slot the outputs are written to: the epoch after the one it was planned from."""
     frontier: Frontier
-    """Rows expired at this frontier may be dropped. So the result may be swapped only into
-    lists of epochs that follow the one it was planned from, never into a restored older one."""
+    """Rows expired at this frontier may be dropped. So the result may only be swapped into
+    lists of epochs after the one it was planned from, never into a restored older one."""
     compact_generations: frozenset[int] | None = None
     """The levels that may be merged; None for any."""
     min_compaction_epochs: int = 4
-    """How many neighbouring files of one tier make a merge worth while."""
+    """How many neighbouring files of one tier are needed for a merge."""
     min_expiring_epochs: int | None = None
-    """The same for tables whose rows all expire: waiting may spare the merge. None: the same."""
+    """The same for tables whose rows all expire, as files may expire before a merge pays. None
+    means `min_compaction_epochs`."""
     max_runs: int = 16
     """How many runs a list may have before an epoch waits; merging begins well below."""
     target_file_bytes: int = 128 << 20
@@ -233,7 +235,7 @@ class TableEpochCheckpointer(ABC, Generic[TableT]):
     previous: Files
     """The list that the epoch goes on from."""
     commit_data: bytes | None = field(default=None, init=False)
-    """What the sink must commit once the epoch is acknowledged; None for most tables."""
+    """The data that the sink must commit once the epoch is acknowledged; None for most tables."""
 
     @abstractmethod
     def insert_data(self, data: TableData) -> None:
@@ -241,13 +243,13 @@ class TableEpochCheckpointer(ABC, Generic[TableT]):
 
     @abstractmethod
     def write(self, frontier: Frontier) -> Files:
-        """Write what was inserted, as files of this epoch; none if there is nothing."""
+        """Write the inserted changes as files of this epoch; without changes write no file."""
 
     def finish(self, checkpoint: CheckpointMessage) -> tuple[Files, int] | None:
         """Write what changed; return the subtask's list and the bytes written.
 
-        Nothing is written for an unchanged table: its list carries the earlier files that
-        are still needed and the size is 0. None means that there is nothing to restore.
+        For an unchanged table nothing is written: its list holds the earlier files that are
+        still needed, and the size is 0. None means that there is nothing to restore.
         """
         written = self.write(checkpoint.frontier)
         needed = self.table.still_needed(self.previous, checkpoint.frontier)
@@ -260,16 +262,16 @@ class View(ABC):
 
     table_name: str
     files: Files
-    """The list that `derive_missing` compares with the one wanted in the next epoch."""
+    """The list that `derive_missing` compares with the list of the next epoch."""
     is_released = False
 
     def check_usable(self) -> None:
-        """Refuse to be used after `release`."""
+        """Raise `InternalError` if the view was released."""
         if self.is_released:
             raise InternalError(f"table {self.table_name!r} was used after it was released")
 
     def check_settled(self, *, has_writes: bool) -> None:
-        """Refuse to catch up before own writes are checkpointed."""
+        """Raise `InternalError` if the view has own writes that are not checkpointed."""
         if has_writes:
             raise InternalError(
                 f"table {self.table_name!r} was to catch up with other writes while its own are "
@@ -278,18 +280,18 @@ class View(ABC):
 
     @abstractmethod
     def advance(self, frontier: Frontier) -> None:
-        """Start an epoch: judge expiry by `frontier` from now on."""
+        """Start an epoch, which judges expiry by `frontier`."""
 
     @abstractmethod
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
-        """Hand this epoch's changes to the checkpointer, each once."""
+        """Pass this epoch's changes to the checkpointer, each once."""
 
     @abstractmethod
     def checkpointed(self, files: Sequence[StateFile]) -> None:
         """Note that everything written so far is in `files`, the subtask's own list.
 
-        A view that folds other subtasks' files too (the global table) keeps its own `files`:
-        where its writes come among theirs is known only when it catches up.
+        A view that folds other subtasks' files too (the global table) keeps its own `files`,
+        because the place of its writes among theirs is only known when it catches up.
         """
 
     @abstractmethod
@@ -298,7 +300,7 @@ class View(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Let go of memory and mappings; the view is not used again."""
+        """Free memory and mappings; the view is not used again."""
 
 
 @dataclass(eq=False)
@@ -306,7 +308,7 @@ class Table(ABC, Generic[ConfigT]):
     """One table of one subtask, bound to the files that its view folds.
 
     A kind implements the abstract methods. A kind whose subtasks all fold the same files
-    (`is_shared`) also says which subtask carries a file, and swaps in all lists at once.
+    (`is_shared`) also decides which subtask lists a file, and swaps in all lists at once.
     """
 
     table_type: ClassVar[state_pb2.TableEnum]
@@ -337,13 +339,13 @@ class Table(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def view(self, frontier: Frontier | None = None) -> View:
-        """Fold the files into a new view, for an epoch begun at `frontier`."""
+        """Fold the files into a new view, for an epoch that begins at `frontier`."""
 
     @abstractmethod
     def epoch_checkpointer(
         self, epoch: Epoch, carried: Files
     ) -> TableEpochCheckpointer[Any]:
-        """Return the checkpointer of one epoch; `carried` is the list it goes on from."""
+        """Return the checkpointer of one epoch; `carried` is the list of the epoch before."""
 
     @abstractmethod
     def still_needed(self, files: Files, frontier: Frontier) -> Files:
@@ -360,8 +362,8 @@ class Table(ABC, Generic[ConfigT]):
     def compact_data(self, plan: "CompactionPlan", config: CompactionConfig) -> Files:
         """Merge a plan's inputs; return only the outputs.
 
-        Each names in `replaces` what it stands for. Run again with the same inputs, it writes
-        other objects with equal contents.
+        Each output names in `replaces` the entries that it replaces. A second run with the same
+        inputs writes other objects with equal contents.
         """
 
     merge_checkpoint_metadata = staticmethod(merge_lists)
@@ -371,14 +373,14 @@ class Table(ABC, Generic[ConfigT]):
     def subtask_metadata_from_table(
         cls, files: Sequence[StateFile], task: TaskInfo
     ) -> Files:
-        """Return the part of a whole table that a subtask carries after a restore."""
+        """Return the part of a whole table that a subtask lists after a restore."""
         return restrict(files, task.key_range)
 
     @classmethod
     def apply_compacted_checkpoint(
         cls, compacted: Sequence[StateFile], current: Mapping[int, Files]
     ) -> dict[int, Files]:
-        """Swap compacted files into subtasks' lists wherever their exact inputs still stand."""
+        """Swap compacted files into every subtask's list that still holds their exact inputs."""
         lists = dict(current)
         for group in swap_groups(compacted):
             for index, files in lists.items():
@@ -400,7 +402,7 @@ class Table(ABC, Generic[ConfigT]):
 
 
 def swap_groups(outputs: Iterable[StateFile]) -> list[list[StateFile]]:
-    """Sort compacted files by what they replace: each group is swapped in as a whole."""
+    """Group compacted files by what they replace: each group is swapped in as a whole."""
     groups: dict[tuple[str, ...], list[StateFile]] = {}
     for file in outputs:
         groups.setdefault(file.replaces, []).append(file)

@@ -2,14 +2,15 @@
 
 One epoch:
 
-    manager = TableManager.load(environment, specs, restored)     or manager.catch_up(restored)
+    manager = TableManager.load(environment, specs, restored)    the first time
+    manager.catch_up(environment, restored)                      in later epochs
     manager.begin_epoch(frontier)
     manager.get_keyed_state("sessions").put(rows) …
     checkpoint = manager.checkpoint(epoch, min_epoch, watermark, then_stop=False)
 
-It writes state files only. The metadata it returns goes to the driver, which alone
+The manager writes state files only. The metadata it returns goes to the driver, which alone
 publishes. After an error in `checkpoint` or `catch_up` the manager is not used again: its
-views may have handed over writes that never became durable, or be of different epochs.
+views may have given up writes that never became durable, or be of different epochs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,11 +49,11 @@ ViewT = TypeVar("ViewT", bound=View)
 
 @dataclass(frozen=True, slots=True)
 class SubtaskCheckpoint:
-    """What one subtask contributes to an epoch."""
+    """The part of an epoch's checkpoint that one subtask wrote."""
 
     metadata: Metadata
     changed: bool
-    """False if the parent's metadata object would restore the same: the driver may refer to it."""
+    """False if the parent's metadata restores the same state: the driver may refer to that."""
     bytes_written: int
 
 
@@ -66,13 +67,13 @@ class TableManager:
         parent: Metadata | None,
     ) -> None:
         self.environment = environment
-        """Whose tables they are, and of which attempt."""
+        """The subtask and the attempt that use the tables."""
         self._tables = dict(tables)
         self._parent = parent
         self._frontier: Frontier | None = None
-        """None between epochs: a row put without knowing the time would expire at once."""
+        """None between epochs: without a time, a row that is put would expire at once."""
         self._latest = Frontier()
-        """The time by which views, or the files written from them, last let rows go."""
+        """The latest time by which views, or files written from them, have dropped rows."""
         self._written_epoch = 0
         """The epoch of the last checkpoint since the tables were opened; 0 before the first."""
         self._is_usable = True
@@ -104,8 +105,8 @@ class TableManager:
     ) -> None:
         """Go on with open views after an epoch was published, reading only what is new.
 
-        `environment` carries the new attempt's token. A view that the checkpoint does not
-        extend, or of another subtask, is dropped and folded again when it is next used.
+        `environment` holds the new attempt's token. A view that the checkpoint does not extend,
+        or of another subtask, is dropped and folded again when it is next used.
         """
         self._check_usable()
         self._is_usable = False
@@ -139,8 +140,8 @@ class TableManager:
     def begin_epoch(self, frontier: Frontier) -> None:
         """Fix the time that expiry is judged by until the next epoch.
 
-        After a restore time may be earlier than it was. Views have let expired rows go that
-        are live again then, so they are folded again.
+        After a restore the time may be earlier than before. Views may have dropped rows that
+        are live again at that time, so they are folded again.
         """
         self._check_usable()
         if self._latest.is_after(frontier):
@@ -172,7 +173,7 @@ class TableManager:
         return self._view(name, KeyedView)
 
     def insert_committing_data(self, name: str, data: bytes) -> None:
-        """Store what the sink must commit once this epoch is acknowledged; once per epoch."""
+        """Store the data that the sink commits once this epoch is acknowledged; once per epoch."""
         self._check_usable()
         table = self._table(name)
         if not getattr(table.table.config, "uses_two_phase_commit", False):
@@ -201,8 +202,8 @@ class TableManager:
     ) -> SubtaskCheckpoint:
         """Write what changed in every table and return the metadata for the driver.
 
-        `watermark` is the operator's at the barrier: what expired by it is dropped from the
-        lists. With `then_stop` the views are released.
+        `watermark` is the operator's watermark at the barrier: files that expired by it are
+        dropped from the lists. With `then_stop` the views are released.
         """
         begun = self._begun()
         files = (file for table in self._tables.values() for file in table.table.files)
@@ -301,7 +302,7 @@ class TableManager:
         return table
 
     def _begun(self) -> Frontier:
-        """Return the epoch's frontier; without one nothing may be read or written."""
+        """Return the epoch's frontier; before `begin_epoch` nothing may be read or written."""
         self._check_usable()
         if self._frontier is None:
             raise InternalError(

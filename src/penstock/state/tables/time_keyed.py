@@ -1,10 +1,11 @@
-"""TimeKeyedTable: rows by time, kept until the time their operator gave them.
+"""TimeKeyedTable: rows by time, each kept until the expiry that its operator gave it.
 
-What windows (panes), joins and timers keep: append-only, duplicates legal. A row expires by its
-own `expires_at`, the end of the last window it serves, by event time or processing time. Files
-whose rows have all expired leave the list at the next checkpoint without being read; single rows
-are hidden when read and dropped by compaction. A compaction whose input expired meanwhile is
-void like any other whose inputs have changed: nothing is lost but its work.
+Windows (panes), joins and timers use it. It is append-only and may hold duplicates. A row
+expires at its own `expires_at`, the end of the last window that needs it, by event time or
+processing time. Files whose rows have all expired leave the list at the next checkpoint
+without being read; single expired rows are hidden when read and dropped by compaction. A
+compaction whose input expired meanwhile is void, like any other whose inputs have changed:
+only its work is lost.
 
 Without key columns a row belongs to the subtask that wrote it: its hash is the start of the
 writer's key range, so that after a rescale exactly one subtask sees it.
@@ -39,7 +40,7 @@ from penstock.state.tables.time_keyed_view import TimeKeyedView
 from penstock.state.tables.typed_files import Cursor, TypedFile, TypedTable
 
 _ONE_FILE_SHARE = 2
-"""Epochs that inserted more than the memory budget divided by this are written as several files."""
+"""A delta larger than the memory budget divided by this is written as several files."""
 
 
 class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]):
@@ -58,7 +59,7 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
 
     @override
     def view(self, frontier: Frontier | None = None) -> TimeKeyedView:
-        """Read all files but those whose rows have all expired."""
+        """Read all files except those whose rows have all expired."""
         return TimeKeyedView(self, frontier or Frontier())
 
     @override
@@ -78,7 +79,7 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
     def plan_compaction(
         cls, files: Sequence[StateFile], config: CompactionConfig
     ) -> CompactionPlan | None:
-        """Plan as for any list; as all rows expire, a merge may be worth waiting longer for."""
+        """Plan as for any list, but wait for more files: they may expire before a merge pays."""
         least = config.min_expiring_epochs
         if least is not None:
             config = replace(config, min_compaction_epochs=least)
@@ -116,7 +117,7 @@ class TimeKeyedTableCheckpointer(TableEpochCheckpointer[TimeKeyedTable]):
 
     @override
     def write(self, frontier: Frontier) -> Files:
-        """Write the live rows sorted by key hash: one file, or several if they are many."""
+        """Write the live rows sorted by key hash: one file, or several if they are large."""
         table, schema = self.table, self.table.schema
         clock = clock_after_epoch(schema.domain, frontier)
         live = [_live(batch, clock) for batch in self._batches]
@@ -149,9 +150,9 @@ def _live(rows: pa.RecordBatch, clock_micros: int | None) -> pa.RecordBatch:
 
 
 def merge_by_hash(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Merge sorted streams of rows; equal hashes in the order of the sources.
+    """Merge sorted streams of rows; rows of equal hash come in the order of the sources.
 
-    Holds one batch per source, however many rows share a hash.
+    The merge holds one batch per source, however many rows share a hash.
     """
     cursors = [Cursor(source) for source in sources]
     while cursors := [cursor for cursor in cursors if cursor.fill()]:
@@ -164,6 +165,6 @@ def merge_by_hash(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Re
             order = stable_order(hashes_of(joined))
             yield from joined.take(pa.array(order, pa.int64())).to_batches()
         for cursor in cursors:
-            # All rows that come next with this hash, whether at hand or not.
+            # A hash may go on in the next batches of its source: yield them one by one.
             while cursor.fill() and (rows := cursor.take(bound, "right")).num_rows:
                 yield rows

@@ -1,7 +1,7 @@
-"""Rows of a time-keyed table in memory: chunks that answer for a time range or for keys.
+"""Rows of a time-keyed table in memory: chunks that are searched by time range or by key.
 
 A chunk is a record batch of stored rows, from a file (mapped, sorted by hash) or written in
-this epoch. What it knows about itself (times, orders) is computed once, when asked.
+this epoch. Its times and orders are computed once, when they are first needed.
 
 Time bounds skip most chunks. After 16 scans a chunk is sorted by time, so that a range costs
 only its result. Chunks of own writes are joined so that their number grows with the logarithm
@@ -32,9 +32,9 @@ _SCANS_BEFORE_SORTING = 16
 """Sorting costs about as much as this many scans; a chunk scanned so often will be again."""
 _WALKED_ROWS = 256
 _FEW_CHUNKS = 8
-"""So many chunks are not worth joining: most rows die before there are more."""
+"""Up to this number chunks are not joined: most rows expire before there are more."""
 _LARGEST_JOINED = 1 << 20
-"""Rows beyond which chunks are not joined: copying them would be felt in an epoch."""
+"""Chunks are not joined beyond this many rows: the copy would slow an epoch down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TimeRange:
 
 
 class Chunk:
-    """Some stored rows of one table. Immutable."""
+    """Some stored rows of one table. The rows never change; only derived values are cached."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class Chunk:
         is_mapped: bool = False,
         bounds: tuple[int | None, int | None] | None = None,
     ) -> None:
-        """`bounds` are those of the file that the rows are of, which may have others too."""
+        """Wrap rows; `bounds` are the time bounds of their file, which may hold more rows."""
         self.rows = rows
         self.is_mapped = is_mapped
-        """The rows lie in a cached file, not in memory."""
+        """Whether the rows are mapped from a cached file instead of held in memory."""
         self._schema = schema
         self._file_bounds = bounds
         self._scans = 0
         self._is_sorted = False
-        """Whether the rows were scanned so often that ranges are found in their order by time."""
+        """Whether ranges are found in the order by time, after enough scans."""
         self._earliest: _Earliest | None = None
 
     @cached_property
@@ -86,7 +86,7 @@ class Chunk:
 
     @cached_property
     def time_bounds(self) -> tuple[int, int]:
-        """No row, live or not, is earlier than the first or later than the second."""
+        """A lower and an upper bound of the times of all rows, live or not."""
         low, high = self._file_bounds or (None, None)
         if low is None or high is None:
             return int(self.times.min()), int(self.times.max())
@@ -108,7 +108,7 @@ class Chunk:
 
     @cached_property
     def last_expiry_micros(self) -> int | None:
-        """The instant at which the last row dies; None if one never does."""
+        """The instant at which the last row expires; None if a row never expires."""
         column: Any = self.rows.column(EXPIRES_AT)
         return None if column.null_count else int(micros_of(column).max())
 
@@ -124,7 +124,7 @@ class Chunk:
         rows = self.rows
         if not times.covers(*self.time_bounds):
             positions = self._positions_in(times)
-            if self._is_sorted:  # back to the order in which they are held
+            if self._is_sorted:  # restore the order in which the rows are stored
                 positions = np.sort(positions)
             rows = rows.take(pa.array(positions, pa.int64()))
         picked = live_rows(rows.column(EXPIRES_AT), clock_micros)
@@ -133,14 +133,14 @@ class Chunk:
     def min_time(self, clock_micros: int | None, start: int | None) -> int | None:
         """Return the earliest time of a live row, at `start` or later; None without one.
 
-        The clock must not be behind that of the last call.
+        The clock must not be earlier than in the last call.
         """
         if TimeRange(start).misses(*self.time_bounds):
             return None
         if self._earliest is not None and self._earliest.holds(clock_micros, start):
             return self._earliest.time
         self._earliest = None
-        # Rows are walked in order of time, as far as the first that is live.
+        # Sorted rows are read in order of time up to the first live one, others all at once.
         places = self._positions_in(TimeRange(start))
         step = _WALKED_ROWS if self._is_sorted else len(places)
         for first in range(0, len(places), max(1, step)):
@@ -164,7 +164,7 @@ class Chunk:
         first = np.searchsorted(self._sorted_hashes, hashes, "left")
         counts = np.searchsorted(self._sorted_hashes, hashes, "right") - first
         probes = np.repeat(np.arange(len(hashes)), counts)
-        # Position inside each probe's stretch: a ramp that starts at 0 for every probe.
+        # The position among the rows of one probe: a ramp that starts at 0 for every probe.
         ramp = np.arange(len(probes)) - np.repeat(np.cumsum(counts) - counts, counts)
         places = np.repeat(first, counts) + ramp
         rows = places if self._order is None else self._order[places]
@@ -176,9 +176,9 @@ class Chunk:
         return probes[same], rows[same]
 
     def _positions_in(self, times: TimeRange) -> Positions:
-        """Return the rows whose time lies in a range, in order of time if that is at hand.
+        """Return the rows whose time lies in a range, in order of time if that was computed.
 
-        Scans are counted: after enough of them, an order by time has paid for itself.
+        Scans are counted: after enough of them, the order by time is computed.
         """
         self._scans += 1
         self._is_sorted = self._scans > _SCANS_BEFORE_SORTING
@@ -207,9 +207,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Earliest:
-    """The earliest live row of a chunk from `start` on, and how long that stays true.
+    """The earliest live row of a chunk from `start` on, and when it expires.
 
-    While it lives it stays the earliest, because rows only die.
+    While the row lives it stays the earliest, because no rows are added to a chunk.
     """
 
     start: int | None
@@ -218,7 +218,7 @@ class _Earliest:
     """When the row expires; None for never."""
 
     def holds(self, clock_micros: int | None, start: int | None) -> bool:
-        """Tell whether it answers the same question asked later, or for a later start."""
+        """Tell whether the row is still the earliest at a later clock and this start."""
         lives = clock_micros is None or self.until is None or clock_micros < self.until
         if self.start is None:
             return lives and (start is None or start <= self.time)
@@ -228,14 +228,14 @@ class _Earliest:
 def settle_chunks(
     chunks: Sequence[Chunk], schema: TimeKeyedSchema, clock_micros: int | None
 ) -> list[Chunk]:
-    """Join neighbouring chunks of own writes of like size, at the end, without dead rows."""
+    """Drop expired chunks, and join the last own chunks of similar size without expired rows."""
     settled = [chunk for chunk in chunks if not chunk.is_dead(clock_micros)]
     while len(settled) > _FEW_CHUNKS and _are_worth_joining(settled[-2], settled[-1]):
         every = TimeRange()
         live = [Chunk(c.live(clock_micros, every), schema) for c in settled[-2:]]
         joined = join_chunks(live, schema)
         settled[-2:] = joined
-        if len(joined) > 1:  # their values are too many for one batch
+        if len(joined) > 1:  # their values do not fit one batch
             break
     return settled
 
@@ -247,7 +247,7 @@ def _are_worth_joining(older: Chunk, newer: Chunk) -> bool:
 
 
 def join_chunks(chunks: Sequence[Chunk], schema: TimeKeyedSchema) -> list[Chunk]:
-    """Return the same rows in one chunk, or in several if they are too many for one batch."""
+    """Return the same rows in one chunk, or in several if they do not fit one batch."""
     table = pa.Table.from_batches([chunk.rows for chunk in chunks], schema=schema.stored)
     return [
         Chunk(batch, schema)

@@ -1,6 +1,7 @@
 """A time-keyed table as an operator uses it: by time (panes) or by key and time (joins).
 
-Both views show one bag of rows: append-only, duplicates kept, gone when expired.
+Both views show the same rows. Rows are only added, duplicates are kept, and expired rows are
+hidden.
 """
 
 from collections.abc import Sequence
@@ -38,13 +39,13 @@ _PENDING_CHUNKS = 64
 
 @dataclass(frozen=True, slots=True)
 class GroupedRows:
-    """The answer of a lookup by key: rows of key i are `rows[offsets[i]:offsets[i + 1]]`."""
+    """The result of a lookup by key: rows of key i are `rows[offsets[i]:offsets[i + 1]]`."""
 
     rows: pa.Table
     offsets: Positions
 
     def rows_of(self, index: int) -> pa.Table:
-        """Return the rows of one of the keys asked for, in the order they were inserted."""
+        """Return the rows of one of the looked-up keys, in the order they were inserted."""
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         return self.rows.slice(start, end - start)
 
@@ -56,7 +57,7 @@ class TimeKeyedView(View):
     """
 
     def __init__(self, table: TypedTable[Any, TimeKeyedSchema], frontier: Frontier) -> None:
-        """Fold the files, whose rows are mapped from the cache where they can be."""
+        """Fold the files, whose rows are mapped from the cache if possible."""
         self.schema = table.schema
         self.table_name = table.schema.table_name
         self.files: Files = table.files
@@ -69,8 +70,8 @@ class TimeKeyedView(View):
     def insert(self, rows: RowsLike, expires_at: ExpiresAt) -> None:
         """Add rows that live until the clock reaches `expires_at`: one instant, or one each.
 
-        A row that is expired already is not kept. A row whose key belongs to another subtask
-        is refused: after a restore no subtask would see it.
+        Rows that have all expired already are not kept. A row whose key belongs to another
+        subtask is refused: after a restore no subtask would see it.
         """
         self.check_usable()
         rows = to_batch(rows, self.schema.declared)
@@ -120,7 +121,7 @@ class TimeKeyedView(View):
         return earliest
 
     def expire(self) -> int:
-        """Forget rows that have expired, and return how many; they are hidden in any case."""
+        """Free rows that have expired, and return how many; they are hidden in any case."""
         before = sum(chunk.rows.num_rows for chunk in self._all_chunks())
         self._chunks = self._live_chunks(self._chunks, self._clock_micros)
         self._pending = self._live_chunks(self._pending, self._clock_micros)
@@ -156,7 +157,7 @@ class TimeKeyedView(View):
 
     @override
     def advance(self, frontier: Frontier) -> None:
-        """Start an epoch: rows are judged by its clock, which never goes back."""
+        """Start an epoch: expiry is judged by its clock, which never goes back."""
         self._frontier = frontier
         self._clock_micros = clock_within_epoch(self.schema.domain, frontier)
         self._chunks = [
@@ -165,14 +166,14 @@ class TimeKeyedView(View):
 
     @override
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
-        """Hand over the rows inserted in this epoch, as they came."""
+        """Insert the rows of this epoch in the order they came."""
         for chunk in self._pending:
             checkpointer.insert_data(chunk.rows)
 
     @override
     def checkpointed(self, files: Sequence[StateFile]) -> None:
-        """Keep this epoch's rows, which are now in `files`."""
-        # What dies with this epoch is in none of its files any more.
+        """Keep this epoch's rows, which are in `files`, as rows of files."""
+        # Rows that expire with this epoch were not written to its files.
         clock = clock_after_epoch(self.schema.domain, self._frontier)
         written = self._live_chunks(self._pending, clock)
         joined = [*self._chunks, *join_chunks(written, self.schema)]
@@ -209,13 +210,13 @@ class TimeKeyedView(View):
         return live
 
     def _read_chunks(self, files: Sequence[StateFile]) -> list[Chunk]:
-        """Return the visible rows of files, in order, without files of expired rows only."""
+        """Return the visible rows of files, in order; files of expired rows only are skipped."""
         chunks: list[Chunk] = []
         for file in files:
             if is_expired(file, self._clock_micros):
                 continue
             opened = TypedFile(file, self._table)
-            # Migration may change times, so the bounds are only those of unmigrated rows.
+            # Migration may change times, so the file's bounds hold only without migration.
             bounds = None if opened.steps else (file.min_time_micros, file.max_time_micros)
             chunks += [
                 Chunk(opened.current(rows), self.schema, is_mapped=True, bounds=bounds)
@@ -226,13 +227,13 @@ class TimeKeyedView(View):
 
 
 class KeyTimeView:
-    """The same rows by key: what a join looks up. Shares everything with a `TimeKeyedView`."""
+    """The rows of a `TimeKeyedView` by key, for joins. Both views share all rows."""
 
     def __init__(self, view: TimeKeyedView) -> None:
         self.by_time = view
 
     def get(self, keys: RowsLike) -> GroupedRows:
-        """Return the live rows of each key, in the order they were inserted. Vectorised."""
+        """Return the live rows of each key, in the order they were inserted."""
         return self.by_time.get(keys)
 
     def insert(self, rows: RowsLike, expires_at: ExpiresAt) -> None:

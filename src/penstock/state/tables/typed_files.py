@@ -1,7 +1,7 @@
 """Files of typed tables: read at the current version, described, merged by key hash.
 
-What keyed and time-keyed tables do alike with their files. All files are sorted by key hash;
-rows of equal hash are in the order in which they were written.
+This is the work on files that keyed and time-keyed tables share. All files are sorted by key
+hash; rows of equal hash are in the order in which they were written.
 """
 
 from abc import abstractmethod
@@ -42,7 +42,7 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
     """One subtask's part of a table whose rows have declared columns."""
 
     kind: ClassVar[str]
-    """What error messages call it."""
+    """The name of the kind in error messages."""
 
     @property
     @abstractmethod
@@ -69,7 +69,7 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
         cut_anywhere: bool = False,
         **described: Any,
     ) -> StateFileWriter:
-        """Return the writer of a plan's outputs; `described` narrows what they see."""
+        """Return the writer of a plan's outputs; `described` replaces fields of the plan."""
         return StateFileWriter(
             self.environment.store,
             lambda part: self.path_for(
@@ -87,7 +87,7 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
         )
 
     def checked_rows(self, data: TableData) -> pa.RecordBatch:
-        """Return what was inserted, which must be rows."""
+        """Return inserted data, which must be a record batch."""
         if isinstance(data, pa.RecordBatch):
             return data
         name = self.schema.table_name
@@ -100,15 +100,15 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
 
 
 class TypedFile:
-    """One list entry of a typed table, whose rows are brought to the current version."""
+    """One list entry of a typed table, whose rows are migrated to the current version."""
 
     def __init__(self, file: StateFile, table: TypedTable[Any, Any]) -> None:
-        """Bind one of the table's files; a version that cannot be migrated is refused here."""
+        """Bind one of the table's files; a version that cannot be migrated is refused."""
         store, cache = table.environment.store, table.environment.cache
         self.file = file
         self.reader = StateFileReader(store, cache, file)
         self.steps: tuple[MigrationStep, ...] = ()
-        """What migrates the rows; none if the file is of the current version."""
+        """The migration of the rows; empty if the file has the current version."""
         self._schema: TypedSchema = table.schema
         if file.state_version != table.state_version:
             name = table.schema.table_name
@@ -123,7 +123,7 @@ class TypedFile:
         values = rows.select([name for name in rows.schema.names if name not in own])
         puts: Positions | None = None
         if OPERATION in own:
-            # The user's code never sees a tombstone.
+            # User code must not see tombstones: they have no values to migrate.
             operations = rows.column(OPERATION).to_numpy()
             puts = np.flatnonzero(operations == DataOperation.UPSERT.value)
             values = take_rows(values, puts)
@@ -144,7 +144,7 @@ class TypedFile:
     def _with_tombstones(
         self, rows: pa.RecordBatch, columns: list[Any], puts: Positions
     ) -> list[Any]:
-        """Put migrated rows back to their places among tombstones, which keep only their keys."""
+        """Put migrated rows back to their places between tombstones, which have only keys."""
         source = np.full(rows.num_rows, -1, dtype=np.int64)
         source[puts] = np.arange(len(puts))
         picked = pa.array(source, mask=source < 0)
@@ -156,7 +156,7 @@ class TypedFile:
         ]
 
     def _relaid(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Adapt rows whose columns are the declared ones in another order or layout."""
+        """Adapt rows whose columns differ from the declared ones in order or layout only."""
         stored, found = self._schema.stored, rows.schema
         columns = []
         for field in stored:
@@ -192,7 +192,7 @@ class Cursor:
         self._rows = pa.RecordBatch.from_pydict({KEY_HASH: pa.array([], pa.uint64())})
 
     def fill(self) -> bool:
-        """Have some rows at hand; False at the end of the stream."""
+        """Load rows unless some are left; return False at the end of the stream."""
         while self._rows.num_rows == 0:
             following = next(self._source, None)
             if following is None:
@@ -202,11 +202,11 @@ class Cursor:
 
     @property
     def last_hash(self) -> int:
-        """The last hash at hand."""
+        """The last hash of the loaded rows."""
         return int(hashes_of(self._rows)[-1])
 
     def take(self, bound: int, side: Literal["left", "right"]) -> pa.RecordBatch:
-        """Hand out the rows at hand with hashes below `bound`; with "right", also those at it."""
+        """Remove and return the loaded rows with hashes below `bound`; "right" includes it."""
         count = int(np.searchsorted(hashes_of(self._rows), np.uint64(bound), side))
         taken, self._rows = self._rows.slice(0, count), self._rows.slice(count)
         return taken
