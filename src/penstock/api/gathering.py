@@ -1,12 +1,13 @@
-"""Mistakes of a pipeline: noted step by step where they were written, raised all at once.
+"""Gathers the mistakes of a pipeline step by step, and raises all of them at once.
 
-A step that cannot work notes its error and returns a stream that is broken. Steps behind it
-still check what they can know without its columns (names, windows, configs) and note nothing
-that only follows from the first mistake. `Pipeline.graph`, and so whatever runs or explains
-a pipeline, then raises everything.
+A step that cannot work notes its error and returns a broken stream. The steps behind it still
+check what does not depend on its columns (names, windows, configs), and note nothing that is
+only a consequence of the first mistake. `Pipeline.graph` then raises everything, and with it
+every method that runs or explains a pipeline.
 
-Only a `UserError` is gathered: writing the pipeline in another way helps. A store that does
-not answer while columns are inferred, or an operator's own code that fails, is raised at once.
+Only a `UserError` is gathered, because the user can correct the pipeline. A store that does
+not answer while columns are inferred, or a failure in an operator's own code, is raised at
+once.
 """
 
 import inspect
@@ -35,7 +36,7 @@ class Problems:
 
     @contextmanager
     def within(self, step: str) -> Iterator[None]:
-        """Say which step the mistakes are of that are noted meanwhile."""
+        """Attribute the mistakes that are noted in the body to a step."""
         outer, self._step = self._step, step
         try:
             yield
@@ -43,7 +44,7 @@ class Problems:
             self._step = outer
 
     def noting(self) -> "Noting":
-        """Note a mistake and go on behind the block, for a step that can still be checked."""
+        """Return a block whose mistake is noted, so that the rest of the step is still checked."""
         return Noting(self)
 
     def note(self, error: UserError) -> None:
@@ -54,7 +55,7 @@ class Problems:
         if where is not None:
             error.add_note(f"written at {where}, in {self._step}")
             start = f"{where}, {self._step}"
-        # Frames of the step hold on to data, and the note says where to look.
+        # The frames of the step would keep its data alive; the note holds file and line.
         error.__traceback__ = None
         self._noted.append((error, f"{start}: {error.message}"))
 
@@ -62,9 +63,9 @@ class Problems:
         return bool(self._noted)
 
     def refuse(self, job: str, others: Sequence[str] = ()) -> NoReturn:
-        """Raise the only mistake itself, or one error that lists all, `others` behind them."""
+        """Raise the only mistake itself, or one error that lists all of them, `others` last."""
         if len(self._noted) == 1 and not others:
-            # Raised again by every call, it must not carry the frames of the one before.
+            # Every call raises this same error: it must not keep the frames of the last call.
             raise self._noted[0][0].with_traceback(None)
         problems = (*(listed for _, listed in self._noted), *others)
         listed = "\n  ".join(problem.replace("\n", "\n    ") for problem in problems)
@@ -76,7 +77,10 @@ class Problems:
 
 
 class Noting:
-    """A block whose mistake is noted, not raised. No generator: its frames are Penstock's own."""
+    """A block whose mistake is noted, not raised.
+
+    It is no generator, so that all frames between the user and the error are Penstock's own.
+    """
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
@@ -97,19 +101,19 @@ class Noting:
 
 
 class Written(Protocol):
-    """What has steps: a pipeline, a stream, or one cut into windows."""
+    """An object whose methods are steps: a pipeline, a stream, or one cut into windows."""
 
     builder: Any
-    """What steps are added to: it gathers `problems`, and can `reserve` a name."""
+    """The graph builder: it gathers `problems`, and can `reserve` a name."""
 
 
 def step(
     instead: Callable[[Any], Any], *, is_named: bool = False
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a method a step: its mistakes are gathered, and it then returns what `instead` makes.
+    """Make a method a step: its mistake is gathered, and it returns what `instead` makes.
 
-    `instead` is given the object whose method it is, and must return what the method does.
-    `is_named` says that the first argument is the name of the step, which must be given.
+    `instead` is called with the object of the method, and returns a value of the method's own
+    return type. With `is_named` the first argument is the name of the step and is required.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -136,7 +140,7 @@ def step(
 
 
 def _naming(function: Callable[..., Any]) -> Callable[[Any, Any], object]:
-    """Return what finds the name among the arguments of a step; None if there is none."""
+    """Return a function that finds the step's name among its arguments, or gives None."""
     _, first, *_ = inspect.signature(function).parameters.values()
     may_be_keyword = first.kind is not inspect.Parameter.POSITIONAL_ONLY
 

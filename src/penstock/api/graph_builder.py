@@ -1,8 +1,9 @@
 """GraphBuilder: the graph behind a fluent pipeline, as it grows step by step.
 
-Every step is built once through the registry when it is added: what it emits is known for
-the next one. A step that cannot work raises here; `penstock.api.gathering` keeps its error.
-Users write expressions as Polars expressions, names of columns, or values.
+The registry builds every operator once when its step is added, so that the schema of its
+output is known for the next step. A step that cannot work raises here;
+`penstock.api.gathering` keeps its error. This module also turns what users write for
+expressions (Polars expressions, names of columns, or values) into Polars expressions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,15 +34,15 @@ from penstock.operators.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One stream on its way: where it comes from, and how its rows travel to the next step."""
+    """One stream: the output it comes from, and how its rows travel to the next step."""
 
     operator: OperatorId
     output: str
     schema: StreamSchema
-    """What the next step's input is; it has key columns only if rows are sent by them."""
+    """The schema of the next step's input; it has key columns only if rows are sent by them."""
     exchange: Exchange = Exchange.FORWARD
     parallelism: int | None = None
-    """What the next step is asked to have; None: as it comes."""
+    """The parallelism wanted for the next step; None leaves it to `_parallelism_behind`."""
 
     def sent(self, exchange: Exchange, *, parallelism: int | None = None) -> "Port":
         """Return the same stream, its rows travelling in another way and without a key."""
@@ -55,15 +56,15 @@ class Port:
 
 
 class BrokenPort(Port):
-    """A stream whose step cannot work: it travels on, but what its rows are is unknown."""
+    """The stream of a step that cannot work. Further steps may follow; its schema is unknown."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Leave all fields unset."""
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse what a step that works would have made known."""
+        """Raise for any field: only a step that works can fill it."""
         if name not in Port.__slots__:
             raise AttributeError(name)
         raise UserError(
@@ -90,7 +91,7 @@ class GraphBuilder:
         self._nodes: dict[OperatorId, Node] = {}
         self._edges: list[Edge] = []
         self._names: set[str] = set()
-        """Names that are taken, by steps in the graph and by steps that cannot work."""
+        """The names taken by steps in the graph and by steps that cannot work."""
         self.problems = Problems()
         """The mistakes of steps that are not in the graph."""
         self.displays: dict[OperatorId, DisplayableOperator] = {}
@@ -100,7 +101,7 @@ class GraphBuilder:
         """Return the graph, or raise with everything that is wrong with it or its steps."""
         graph = LogicalGraph(self.job, tuple(self._nodes.values()), tuple(self._edges))
         if self.problems:
-            # A graph without its broken steps has no loose ends: what is said of it is true.
+            # Without its broken steps the graph is well-formed, so its own problems are real.
             self.problems.refuse(self.job, find_problems(graph) if graph.nodes else ())
         validate(graph)
         return graph
@@ -123,13 +124,13 @@ class GraphBuilder:
         return OperatorId(f"{kind}-{number}")
 
     def reserve(self, name: str) -> None:
-        """Keep a name from being used, whether it is free, taken or none at all."""
+        """Make a name unavailable, whether it is free, taken or not a valid name."""
         self._names.add(name)
 
     def claim(self, name: str) -> OperatorId:
         """Take a name for a step that `place` will add; raise if it cannot be a name.
 
-        One that is taken is a mistake too, but what follows is checked under a free one.
+        A name that is taken is noted as a mistake, and the step is checked under a free name.
         """
         operator = OperatorId(name)
         if operator in self._names:
@@ -153,7 +154,10 @@ class GraphBuilder:
         watermark: WatermarkSpec | None,
         parallelism: int | None,
     ) -> Port:
-        """Add a source; a watermark is made if its stream has event times, given or declared."""
+        """Add a source; it makes watermarks if its stream has an event-time column.
+
+        `event_time` names that column, in place of the one that the source declares.
+        """
         operator = self.claim(name)
         with _naming(operator):
             source = self.registry.construct(spec).operator
@@ -192,7 +196,7 @@ class GraphBuilder:
         parallelism: int | None = None,
         is_sink: bool = False,
     ) -> OperatorId:
-        """Add an operator behind other ones; a sink emits nothing, any other does."""
+        """Add an operator behind others. Only a sink may have no output."""
         return self.place(
             self.claim(name), spec, inputs, parallelism=parallelism, is_sink=is_sink
         )
@@ -226,18 +230,18 @@ class GraphBuilder:
         for index, port in enumerate(inputs):
             exchange = port.exchange
             if exchange is Exchange.FORWARD and self._parallelism_of(port) != parallelism:
-                # Between different parallelisms no row can go straight on.
+                # A forward edge needs the same parallelism at both ends.
                 exchange = Exchange.REBALANCE
             self._edges.append(Edge(port.operator, operator, port.output, index, exchange))
         self.displays[operator] = step.display()
         return operator
 
     def port(self, operator: OperatorId, output: str = MAIN) -> Port:
-        """Return an output of an operator; the operator is known to have it."""
+        """Return an output of an operator, which must have it."""
         return Port(operator, output, self.outputs_of(operator)[output].keyed_by())
 
     def _parallelism_behind(self, inputs: Sequence[Port]) -> int:
-        """Return what a step gets that asks for nothing: as it is sent, else as its producer."""
+        """Return the default parallelism of a step: that of its port, else of its producer."""
         for port in inputs:
             if port.parallelism is not None:
                 return port.parallelism
@@ -251,7 +255,7 @@ class GraphBuilder:
 
 
 def _plain(spec: OperatorSpec) -> OperatorSpec:
-    """Return a spec without what a connector may have hung on to its own kind of spec."""
+    """Return a plain `OperatorSpec`, without the further fields of a connector's subclass."""
     return OperatorSpec(spec.kind, spec.config)
 
 
@@ -272,7 +276,7 @@ def _check_end(operator: str, stream: StreamSchema | None, *, is_sink: bool) -> 
 
 @contextmanager
 def _naming(operator: OperatorId) -> Iterator[None]:
-    """Say in any error of the body which operator it was about."""
+    """Add the operator's name to any error that the body raises."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Pipeline: where a job begins. Sources in, a graph and its explanation out, and ways to run it.
+"""Pipeline: where a job begins. It adds sources, makes and explains the graph, and runs it.
 
 A job runs on Spark or in this process, with the same supersteps, state and protocol.
 """
@@ -90,16 +90,16 @@ class Pipeline:
 
             registry = default_registry()
         self.builder = GraphBuilder(JobId(name), parallelism, registry)
-        """What steps are added to; for those who add steps of their own."""
+        """The graph that steps are added to; code that adds steps of its own uses it."""
 
     @property
     def name(self) -> str:
-        """The name of the job: what its state is found by."""
+        """The name of the job, under which its state is stored."""
         return self.builder.job
 
     @property
     def registry(self) -> Registry:
-        """What builds its operators; a UDF that is added here can be called by name."""
+        """The registry that builds its operators; a UDF added to it can be called by name."""
         return self.builder.registry
 
     @step(_broken, is_named=True)
@@ -113,11 +113,11 @@ class Pipeline:
         idle_timeout: DurationLike | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Read from a source: what a connector's function returns, or an object of one's own.
+        """Read from a source: what a connector's function returns, or a source object.
 
-        `event_time` names the timestamp column that windows and timers go by; rows may come
-        up to `lateness` behind the latest one. A split without rows for `idle_timeout` no
-        longer holds the others back.
+        `event_time` names the timestamp column that windows and timers use; a row may be up
+        to `lateness` behind the latest one. A split without rows for `idle_timeout` does not
+        hold the watermark of the others back.
 
         >>> import datetime as dt, penstock as ps
         >>> rows = ps.list_source([{"at": dt.datetime(2024, 1, 1), "n": 1}])
@@ -140,7 +140,7 @@ class Pipeline:
     def _watermark(
         self, lateness: DurationLike | None, idle_timeout: DurationLike | None
     ) -> WatermarkSpec:
-        """Return what was asked for; a mistake in one does not hide those in others."""
+        """Return the watermark rule; mistakes in both arguments are noted, not only the first."""
         lateness_micros, idle_micros = 0, None
         if lateness is not None:
             with self.builder.problems.noting():
@@ -179,7 +179,7 @@ class Pipeline:
         on_status: Callable[[JobStatus], None] | None = None,
         shows_logs: bool = False,
     ) -> JobStatus:
-        """Run it on Spark until its data ends; one that ran before goes on from its last epoch.
+        """Run the job on Spark until its data ends, from its last epoch if it ran before.
 
         Spark is embedded in this process (`local[*]`, with retries) unless `master` names a
         cluster or `session` is the user's own. Ctrl-C stops after a checkpoint, a second one
@@ -211,13 +211,13 @@ class Pipeline:
         allow_dropped_state: bool = False,
         on_status: Callable[[JobStatus], None] | None = None,
     ) -> "AttachedJob":
-        """Feed its `attached` source from a streaming DataFrame, one epoch per micro-batch.
+        """Feed the `attached` source from a streaming DataFrame, one epoch per micro-batch.
 
-        The job runs beside the query that this starts, in a thread of its own, until
-        `await_termination` or `stop` of what is returned. `checkpoint` is the job's; the
+        This starts a query, and the job beside it in a thread of its own. Both run until
+        `await_termination` or `stop` of the returned job. `checkpoint` is the job's; the
         query keeps its own below `query_checkpoint`, in a folder named after the source.
         `trigger` is as in `DataStreamWriter.trigger`, such as `{"availableNow": True}`.
-        Several sources take a dictionary of streams by the sources' names.
+        If there are several sources, `streams` is a dictionary by the sources' names.
         """
         from penstock.runtime.spark.attach import AttachedJob, check_streams
 
@@ -252,10 +252,10 @@ class Pipeline:
         allow_dropped_state: bool = False,
         on_status: Callable[[JobStatus], None] | None = None,
     ) -> "AttachedJob":
-        """Start it in a thread of its own, to be fed by `foreachBatch` of a query of one's own.
+        """Start the job in a thread of its own, to be fed by the user's own streaming query.
 
-        `job.feed(source)` is the function for `DataStreamWriter.foreachBatch`. Leaving the
-        job, which is a context manager, stops it.
+        `job.feed(source)` is the function to give to `DataStreamWriter.foreachBatch`. The job
+        is a context manager: leaving it stops the job.
         """
         from penstock.runtime.spark.attach import AttachedJob
 
@@ -276,7 +276,10 @@ class Pipeline:
         allow_dropped_state: bool = False,
         on_status: Callable[[JobStatus], None] | None = None,
     ) -> JobStatus:
-        """Run it here until its data ends, without Spark: for tests, notebooks and small jobs."""
+        """Run the job here until its data ends, without Spark.
+
+        This is for tests, notebooks and small jobs.
+        """
         options = RunOptions(
             checkpoint=checkpoint,
             restore=restore,

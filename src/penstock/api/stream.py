@@ -1,9 +1,9 @@
 """Stream and KeyedStream: the steps that a pipeline is made of.
 
-A stream is a value: every step returns another one, and several steps may follow the same.
-Nothing runs; each step adds an operator to the pipeline's graph. Steps without state get
-automatic names; operators, sources and sinks are named by the user, because a name is the
-identity of state. Mistakes are raised with the graph, all at once: `penstock.api.gathering`.
+A stream is a value: every step returns another one, and several steps may follow the same
+stream. Nothing runs; each step adds an operator to the pipeline's graph. Steps without state
+get automatic names; operators, sources and sinks are named by the user, because a name is the
+identity of state. Mistakes are gathered and raised all at once; see `penstock.api.gathering`.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,9 +53,9 @@ class AnyStream:
 
     def __init__(self, builder: GraphBuilder, port: Port) -> None:
         self.builder = builder
-        """What steps are added to; for those who add steps of their own."""
+        """The graph that steps are added to; code that adds steps of its own uses it."""
         self.port = port
-        """What the next step reads."""
+        """The output that the next step reads."""
 
     @property
     def schema(self) -> StreamSchema:
@@ -73,9 +73,9 @@ class AnyStream:
     ) -> "WindowedStream[Stream]":
         """Cut all rows, or those of each key, into windows by event time.
 
-        `aggregate` of what is returned says what to compute.
-        Rows whose event time is null or outside of the years 1 to 9999 fail the job, or go
-        to the side output `BAD` if `bad_times` is "divert".
+        `aggregate` of the returned stream takes what to compute. Rows whose event time is
+        null or outside of the years 1 to 9999 fail the job, or go to the side output `BAD` if
+        `bad_times` is "divert".
 
         >>> import datetime as dt, penstock as ps
         >>> rows = [
@@ -109,8 +109,8 @@ class AnyStream:
     ) -> "Stream":
         """Put an operator behind this stream, and `others` as its further inputs.
 
-        Behind a keyed stream each of its subtasks sees all rows of its keys. Key `others` too,
-        by the same columns in meaning, to have rows of one key meet.
+        Behind a keyed stream each subtask of the operator gets all rows of its keys. Key
+        `others` by columns of the same meaning, so that their rows reach the same subtask.
 
         >>> import penstock as ps
         >>> class Log(ps.ArrowOperator):
@@ -135,7 +135,7 @@ class AnyStream:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> "Stream":
-        """Add an operator behind this stream and others; without a name it gets one."""
+        """Add an operator behind this stream and others, under an automatic name by default."""
         builder, spec = self.builder, _to_spec(step)
         name = builder.name_for(spec.kind) if name is None else name
         for stream in others:
@@ -151,14 +151,14 @@ class AnyStream:
 
 
 class Stream(AnyStream):
-    """Rows on their way from one step to the next. Made by `Pipeline.read` and by steps."""
+    """The rows between two steps. Made by `Pipeline.read` and by steps."""
 
     def __init__(
         self, builder: GraphBuilder, port: Port, sides: Mapping[str, Port] | None = None
     ) -> None:
         super().__init__(builder, port)
         self._sides = dict(sides or {})
-        """Side outputs of the step that another operator makes on its behalf."""
+        """The step's side outputs that another operator of the same step emits."""
 
     @step(lambda stream: stream)
     def filter(self, predicate: ExpressionLike) -> "Stream":
@@ -172,7 +172,7 @@ class Stream(AnyStream):
 
     @step(_broken)
     def select(self, *expressions: ExpressionLike, **named: ExpressionLike) -> "Stream":
-        """Compute the columns of new rows, a row for each; text names a column.
+        """Replace the columns by computed ones, one row per row; text names a column.
 
         >>> import penstock as ps, polars as pl
         >>> pages = ps.Pipeline("p").read("pages", ps.list_source([{"page": 1, "ms": 5}]))
@@ -201,10 +201,11 @@ class Stream(AnyStream):
         *,
         schema: StreamSchema | pa.Schema | None = None,
     ) -> "Stream":
-        """Pass every batch through a function; `schema` says what it returns if not the same.
+        """Pass every batch through a function; give `schema` if it returns other columns.
 
-        How rows are cut into batches means nothing: the function must treat rows alike
-        whatever batch they come in. It gets what its parameter is annotated with.
+        The cuts between batches have no meaning: the result for a row must not depend on the
+        other rows of its batch. The function gets the type that its parameter is annotated
+        with.
 
         >>> import penstock as ps, polars as pl
         >>> def without_nulls(rows: pl.DataFrame) -> pl.DataFrame:
@@ -228,18 +229,21 @@ class Stream(AnyStream):
     def udf(self, name: str, declared: ResultSpec) -> "Stream":
         """Add a column that a user-defined function computes: see `udf`, `async_udf`, `native_udf`.
 
-        It has a name because calls that wait for an answer are kept in state.
+        The step needs a name because calls without an answer are kept in state under it.
         """
         return self._then(declared.to_operator_spec(), name=name)
 
     @step(_broken)
     def to_debezium(self) -> "Stream":
-        """Turn a changelog into Debezium's records `{before, after, op}`, keys inside of both."""
+        """Turn a changelog into Debezium's records `{before, after, op}`.
+
+        The key columns move into both `before` and `after`.
+        """
         return self._then(to_debezium_spec())
 
     @step(_broken)
     def union(self, *others: "Stream") -> "Stream":
-        """Bring streams with the same columns together, in no particular order.
+        """Merge streams that have the same columns, in no particular order.
 
         >>> import penstock as ps
         >>> p = ps.Pipeline("p")
@@ -251,7 +255,10 @@ class Stream(AnyStream):
         return self._then(UnionConfig().to_operator_spec(), *others)
 
     def rebalance(self, *, parallelism: int | None = None) -> "Stream":
-        """Deal batches evenly to the subtasks of the next step, of which there may be more."""
+        """Spread rows evenly over the subtasks of the next step.
+
+        With `parallelism` the next step has so many.
+        """
         return Stream(
             self.builder, self.port.sent(Exchange.REBALANCE, parallelism=parallelism)
         )
@@ -319,7 +326,7 @@ class Stream(AnyStream):
     def _to_stream_schema(
         self, schema: StreamSchema | pa.Schema | None
     ) -> StreamSchema | None:
-        """Return a schema with roles: rows keep their event time if they keep its column."""
+        """Return a stream schema; rows keep their event time if the schema has its column."""
         if schema is None or isinstance(schema, StreamSchema):
             return schema
         time_column = self.port.schema.time_column
@@ -342,8 +349,8 @@ class KeyedStream(AnyStream):
     ) -> Stream:
         """Keep results per key and emit their changes: a changelog of inserts and updates.
 
-        A key without rows for `ttl` is deleted, by event time if the stream has it. A change is
-        emitted per key and epoch, none if the results are as before.
+        A key without rows for `ttl` is deleted, by event time if the stream has it. The step
+        emits one change per key and epoch, and none if the results are as before.
 
         >>> import penstock as ps
         >>> p, out = ps.Pipeline("p"), ps.list_sink("doctest-of-aggregate")

@@ -1,10 +1,15 @@
-"""Windows as users write them: tumbling, sliding, session, and a stream cut into them.
+"""Turns aggregates as users write them, windowed and updating, into operators of a graph.
 
     keyed.window("per-auction", ps.tumbling("10s")).aggregate(bids=ps.count())
 
-A window is a value without a name; the step that uses it has one, and its errors say which.
+A window (tumbling, sliding or session) is a value without a name. The step that uses it has a
+name, which is part of its errors.
 
-`key_by(…).aggregate(…)` becomes two operators: rows are combined, sent by key and kept.
+| step | operators |
+|---|---|
+| tumbling, sliding | a combiner where the rows are, then by key the windows |
+| session | by key the windows, over rows |
+| `key_by(…).aggregate(…)` | a combiner where the rows are, then by key the updating aggregate |
 """
 
 from collections.abc import Callable, Mapping
@@ -44,23 +49,23 @@ from penstock.operators.windows.sessions import session_window_spec
 from penstock.state.tables.specs import TimeDomain
 
 BadTimes: TypeAlias = Literal["fail", "divert"]
-"""What becomes of rows whose event time is null or absurd."""
+"""What happens to rows whose event time is null or outside of the years 1 to 9999."""
 
 _BAD_TIMES = ("fail", "divert")
 _ANY_LENGTHS = {"width": 1, "slide": 1, "offset": 0, "gap": 1}
-"""For windows that cannot be: what they compute is checked all the same."""
+"""Replaces windows with wrong lengths, so that their aggregates are checked all the same."""
 StreamT = TypeVar("StreamT")
 ToStream: TypeAlias = Callable[[GraphBuilder, Port, Mapping[str, Port]], StreamT]
-"""How results become a stream again."""
+"""Makes a stream of the results: the output, and the side outputs by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaneWindow:
-    """Tumbling or sliding windows, as they were asked for."""
+    """Tumbling or sliding windows, with the lengths as the user wrote them."""
 
     width: DurationLike
     slide: DurationLike | None = None
-    """None: as wide as the window."""
+    """The distance between two starts; None for the width: tumbling windows."""
     offset: DurationLike = 0
 
     def __str__(self) -> str:
@@ -72,7 +77,7 @@ class PaneWindow:
 
 @dataclass(frozen=True, slots=True)
 class SessionWindow:
-    """Session windows, as they were asked for."""
+    """Session windows, with the gap as the user wrote it."""
 
     gap: DurationLike
 
@@ -97,7 +102,7 @@ def tumbling(width: DurationLike, *, offset: DurationLike = 0) -> PaneWindow:
 def sliding(
     width: DurationLike, slide: DurationLike, *, offset: DurationLike = 0
 ) -> PaneWindow:
-    """Let a window of `width` begin every `slide`; a row is in all that hold its event time.
+    """Begin a window of `width` every `slide`; a row is in all that hold its event time.
 
     They are aligned to 1970-01-01 UTC, shifted by `offset`. With a slide above the width
     some rows are in no window; they are counted as `rows_outside_windows`.
@@ -109,9 +114,9 @@ def sliding(
 
 
 def session(gap: DurationLike) -> SessionWindow:
-    """Let a window last as long as each row of a key follows the one before by at most `gap`.
+    """Group the rows of a key as long as each follows the one before by at most `gap`.
 
-    It starts at its first row and ends a gap after its last one.
+    A session starts at its first row and ends a gap after its last one.
 
     >>> str(session("30m"))
     'session(30m)'
@@ -124,7 +129,7 @@ def _broken_result(windowed: "WindowedStream[StreamT]") -> StreamT:
 
 
 class WindowedStream(Generic[StreamT]):
-    """A stream cut into windows; `aggregate` says what to compute. Made by `window`."""
+    """A stream cut into windows; `aggregate` takes what to compute. Made by `window`."""
 
     def __init__(
         self,
@@ -138,7 +143,7 @@ class WindowedStream(Generic[StreamT]):
         to_stream: ToStream[StreamT],
     ) -> None:
         self.builder = builder
-        """What steps are added to."""
+        """The graph that steps are added to."""
         self.to_stream = to_stream
         self._port = port
         self._name = name
@@ -181,7 +186,7 @@ class WindowedStream(Generic[StreamT]):
         return self._add_panes(operator, aggregation)
 
     def _add_panes(self, operator: OperatorId, aggregation: WindowAggregation) -> StreamT:
-        """Add a combiner where the rows are, and behind an exchange the windows."""
+        """Add a combiner where the rows are, and the windows behind an exchange by key."""
         lengths = self._lengths
         grid = WindowGrid(lengths["width"], lengths["slide"], lengths["offset"])
         combiner, window = pane_window_specs(
@@ -198,7 +203,7 @@ class WindowedStream(Generic[StreamT]):
     def _add_sessions(
         self, operator: OperatorId, aggregation: WindowAggregation
     ) -> StreamT:
-        """Add the windows behind an exchange of rows; they need a key to travel by."""
+        """Add the windows behind an exchange of rows by key."""
         rows = self._rows()
         if not aggregation.stream.key_columns:
             if ALL_ROWS in aggregation.stream.schema.names:
@@ -219,7 +224,7 @@ class WindowedStream(Generic[StreamT]):
         return self._add(operator, window, rows, aggregation)
 
     def _rows(self) -> Port:
-        """Return the rows before they are sent by key, or to all: partials are sent instead."""
+        """Return the rows before their exchange: partials are exchanged instead of them."""
         is_sent = self._port.exchange in (Exchange.BY_KEY, Exchange.BROADCAST)
         return self._port.sent(Exchange.FORWARD) if is_sent else self._port
 
@@ -243,7 +248,7 @@ class WindowedStream(Generic[StreamT]):
 
 
 class BrokenWindows(WindowedStream[StreamT]):
-    """Windows without a name: that was noted, and what they would compute is not looked at."""
+    """Windows without a name. The mistake was noted; their aggregates are not checked."""
 
     def __init__(self, builder: GraphBuilder, to_stream: ToStream[StreamT]) -> None:
         self.builder = builder
@@ -275,7 +280,7 @@ def _compile(
 
 
 def _to_micros(name: str, window: Window) -> dict[str, int]:
-    """Return the lengths of a window by what they are, or raise with all that are wrong."""
+    """Return the lengths of a window in microseconds by name, or raise with all wrong ones."""
     asked: dict[str, DurationLike] = {}
     if isinstance(window, SessionWindow):
         asked = {"gap": window.gap}
@@ -320,7 +325,7 @@ def add_updating_aggregate(
     ttl_domain: TimeDomain | None,
     parallelism: int | None,
 ) -> Port:
-    """Add both operators behind a keyed stream; return the changelog."""
+    """Add a combiner and an updating aggregate behind a keyed stream; return the changelog."""
     operator = builder.claim(name)
     ttl_micros = expiry = None
     with builder.problems.noting():

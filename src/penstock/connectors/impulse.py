@@ -1,13 +1,13 @@
-"""A source that counts: rows with a counter and an event time, as many or as fast as asked.
+"""`impulse`, a source that counts, and CountedSource, the base of sources that make their rows.
 
-Row number c of all splits together has `counter` c, goes to split `c % splits` and has the
-event time `start + c * step`, so the rows are the same in every run.
+Row number c of an impulse, over all splits, has `counter` c, goes to split `c % splits` and has
+the event time `start + c * step`, so the rows are the same in every run.
 
-`CountedSource` is for all sources that make their rows: row r of a split is always the same
-row. A split's offset is how many rows it has emitted, and the processing time at which the
-source was started. The driver plans how far each split counts, by count, rate and budget; a
-run reads exactly that, so a second run of an epoch gives the same rows. The first epoch fixes
-how many splits there are: the number is part of their names, and later runs keep it.
+Row r of a split of a `CountedSource` is always the same row. The offset of a split is how many
+rows it has emitted, and the processing time at which the source was started. The driver plans
+how far each split counts, by count, rate and budget; a run reads exactly that, so a second run
+of an epoch gives the same rows. The first epoch fixes the number of splits: it is part of
+their names, and later runs keep it.
 """
 
 from abc import abstractmethod
@@ -38,9 +38,9 @@ class CountedSource(SourceOperator):
 
     def __init__(self, count: int | None, rate: float | None, splits: int) -> None:
         self._count = count
-        """Numbers in all; None without an end."""
+        """How many numbers there are; None for no end."""
         self._rate = rate
-        """Numbers a second, since the first epoch; None as fast as possible."""
+        """How many numbers come per second since the first epoch; None for no limit."""
         self._split_count = splits
 
     @abstractmethod
@@ -55,16 +55,16 @@ class CountedSource(SourceOperator):
 
     @abstractmethod
     def row_bytes(self) -> int:
-        """Return about what a row takes, at least 1."""
+        """Return about how many bytes a row takes, at least 1."""
 
     @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        """Let every split count as far as count, rate and its share of the budget allow.
+        """Plan every split as far as count, rate and its share of the budget allow.
 
-        In the first epoch all splits are named, also those with nothing to do yet: from then
-        on their number is in the state.
+        The first epoch names all splits, even those that have nothing to do yet: so their
+        number is in the state from then on.
         """
         split_count = next((_parse(name)[1] for name in known), self._split_count)
         affordable = min(budget.rows, budget.size_bytes // self.row_bytes())
@@ -137,8 +137,9 @@ def impulse(
 ) -> OperatorSpec:
     """Count up to `count` (or for ever), `rate` rows a second (or as fast as possible).
 
-    The first row happens at `start`, the following ones every `step`: unless given, by the
-    rate, or a millisecond. Time without the job running counts for the rate: it catches up.
+    The first row has the event time `start`, and each one `step` more than the one before; by
+    default the step follows from the rate, or is a millisecond. Time in which the job did not
+    run counts for the rate: the job catches up.
     """
     problems = [
         f"{name} is {value}: it must be {bound}"

@@ -1,15 +1,15 @@
-"""Lists in, lists out: a source over rows in memory, and a sink that collects them.
+"""Lists in, lists out: a source over rows in memory, and a sink that collects rows.
 
-For tests, examples and notebooks. The source's rows are part of the graph. The sink's rows
-travel as commit data, so a list holds the rows of acknowledged epochs only, and a commit
-that is repeated changes nothing; lists live in the driver's process and die with it.
+They are for tests, examples and notebooks. The source's rows are part of the graph. The sink's
+rows travel as commit data, so a list holds the rows of acknowledged epochs only, and a repeated
+commit changes nothing. Lists live in the driver's process and end with it.
 
     clicks = list_source([{"user": "a", "ts": datetime(2026, 1, 1)}], time_column="ts")
     out = list_sink("out")          # put into the graph; read it after the run
     out.rows()
 
-`StagingSink` is for small outputs: the rows of an epoch are kept in its checkpoint, as an
-Arrow IPC stream, until they are committed.
+`StagingSink` is the base of sinks with small outputs: the rows of an epoch are kept in its
+checkpoint, as an Arrow IPC stream, until they are committed.
 """
 
 from collections import deque
@@ -52,7 +52,7 @@ def staged_tables(commit_data: Mapping[str, Mapping[int, bytes]]) -> list[pa.Tab
 
 
 class StagingSink(ArrowOperator):
-    """A sink that hands the rows of an epoch to its commit. Subclasses say what that does."""
+    """A sink whose commit gets the rows of the epoch. Subclasses implement `handle_commit`."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
@@ -77,7 +77,7 @@ class StagingSink(ArrowOperator):
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Stage the epoch's rows; without rows there is nothing to commit."""
+        """Stage the epoch's rows; an epoch without rows has nothing to commit."""
         batches, self._batches = self._batches, []
         if batches:
             ctx.insert_committing_data(STAGED, to_ipc(batches, batches[0].schema))
@@ -89,7 +89,7 @@ _Commit: TypeAlias = tuple[str, Epoch, str]
 
 _LISTS: dict[str, dict[_Commit, tuple[pa.Table, ...]]] = {}
 _LOCK = Lock()
-"""Several drivers of one process may commit to one list."""
+"""Guards the lists: several drivers of one process may commit to one list."""
 
 
 def list_source(
@@ -102,8 +102,8 @@ def list_source(
 ) -> OperatorSpec:
     """Read rows from memory: dictionaries, batches, an Arrow table or a Polars frame.
 
-    They are dealt to `splits` in turn, row by row, so that all splits come along equally.
-    The schema is taken from the rows unless it is given.
+    They are dealt to `splits` in turn, row by row, so that event time advances equally in all
+    of them. The schema is taken from the rows unless it is given.
     """
     if splits < 1 or batch_rows < 1:
         raise UserError(
@@ -148,7 +148,7 @@ class ListSourceConfig(OperatorConfig):
     kind: ClassVar[str] = "list_source"
 
     schema: bytes
-    """What `StreamSchema.to_bytes` gives."""
+    """The result of `StreamSchema.to_bytes`."""
     splits: tuple[bytes, ...]
     """The rows of each split as an Arrow IPC stream."""
     batch_rows: int = DEFAULT_BATCH_ROWS
@@ -195,7 +195,7 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         """Read the planned rows, the splits in turn, and end each after its last row."""
         waiting = deque((split.name, split.start or 0, split.end) for split in ctx.splits)
-        # Another one comes first in every epoch, so that a small budget starves none.
+        # Every epoch begins with another split, so that a small budget reaches all of them.
         waiting.rotate(-int(ctx.epoch))
         while waiting and not ctx.budget.is_spent:
             name, start, end = waiting.popleft()
@@ -224,7 +224,7 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
         return self._rows[name]
 
     def _check_known(self, known: Mapping[str, SplitState]) -> None:
-        """Refuse state of other rows: it would be read from the wrong place."""
+        """Refuse state of other rows: its offsets would point to wrong rows."""
         problems = []
         for name, state in known.items():
             row_count = self._rows_of(name).num_rows if name in self._splits else None
@@ -244,14 +244,14 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
 
 @dataclass(frozen=True, slots=True)
 class ListSinkSpec(OperatorSpec):
-    """A list sink of a graph, and the way to what it has collected in this process."""
+    """A list sink of a graph; it gives access to what was collected in this process."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows, in order of epoch, then subtask."""
         return [row for table in self._tables() for row in table.to_pylist()]
 
     def table(self) -> pa.Table:
-        """Return the rows as one table; one without columns before the first commit."""
+        """Return the rows as one table, which has no columns before the first commit."""
         tables = self._tables()
         return pa.concat_tables(tables) if tables else pa.table({})
 
@@ -298,7 +298,7 @@ class ListSink(Configured[ListSinkConfig], StagingSink):
         commit_data: Mapping[str, Mapping[int, bytes]],
         ctx: CommitContext,
     ) -> None:
-        """Add the epoch's rows, unless they are there."""
+        """Add the epoch's rows, unless an earlier commit has added them."""
         tables = tuple(staged_tables(commit_data))
         commit = (f"{ctx.task.job} {ctx.identity}", epoch, ctx.task.operator)
         with _LOCK:

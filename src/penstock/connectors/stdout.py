@@ -1,10 +1,10 @@
 """Two sinks that write no files: `stdout` prints rows, `blackhole` drops them.
 
-`stdout` prints on the driver, epoch by epoch, once they are acknowledged. At least once:
-what was printed cannot be looked up, so a commit that is repeated (after a crash between
-printing and noting that it was done) prints its epoch's rows again.
+`stdout` prints on the driver, epoch by epoch, when each is acknowledged. It delivers at least
+once: a commit that is repeated, after a crash between printing and writing the committed
+marker, prints its epoch's rows again, because what was printed cannot be looked up.
 
-`blackhole` takes every row and keeps none: to measure or warm up what comes before it.
+`blackhole` takes every row and keeps none, to measure or warm up the steps before it.
 """
 
 import json
@@ -66,13 +66,13 @@ class StdoutSink(Configured[StdoutConfig], StagingSink):
 
 
 def to_json_lines(rows: pa.Table) -> str:
-    """Return a JSON object per row; what JSON has no form for is written as text."""
+    """Return a JSON object per row; a value that JSON has no form for becomes text."""
     lines = [json.dumps(row, default=str, ensure_ascii=False) for row in rows.to_pylist()]
     return "".join(f"{line}\n" for line in lines)
 
 
 def to_text(rows: pa.Table) -> str:
-    """Return all rows as a table for people."""
+    """Return all rows as a table that people can read."""
     with pl.Config(tbl_rows=-1, tbl_cols=-1, tbl_hide_dataframe_shape=True):
         return f"{pl.DataFrame(rows)}\n"
 
@@ -90,7 +90,7 @@ def blackhole() -> OperatorSpec:
 
 
 class Blackhole(Configured[BlackholeConfig], ArrowOperator):
-    """Drops rows. It has no state, and nothing of it is ever committed."""
+    """Drops rows. It has no state and commits nothing."""
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
@@ -100,4 +100,4 @@ class Blackhole(Configured[BlackholeConfig], ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Let the rows go."""
+        """Drop the rows."""

@@ -1,10 +1,10 @@
-"""The chain loop: one epoch of the operators of one subtask, and how a chain is assembled.
+"""The chain loop: assembles the operators of one chain of one subtask, and runs their epochs.
 
     batches (or the source runs) → for each operator, in topological order:
         watermark → timers → tick → close → handle_checkpoint → tables are written
         → the watermark goes to its consumers
 
-What an operator emits is processed by its successors at once. It has finished its whole
+The successors of an operator process what it emits at once. An operator has finished its whole
 epoch, `handle_checkpoint` included, before the first of them merges its watermarks: so the
 barrier is aligned by construction, and no row can come behind a watermark or a checkpoint.
 
@@ -12,7 +12,8 @@ After every batch and every signal the loop hands on what has left the chain mea
 source reads its whole share of the epoch in one call, so its rows are handed on when it
 returns; its budget bounds them.
 
-A chain is assembled of operators from the registry, their tables, and links between them.
+`AssembledChain` builds a chain of operators from the registry, their tables, and the links
+between them.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -54,17 +55,17 @@ HandOn: TypeAlias = Callable[[], Iterable[OutT]]
 
 
 class ChainInput(Protocol):
-    """What comes from other chains. Watermarks are known when the batches are exhausted."""
+    """The input from other chains. Its watermarks are known when the batches are exhausted."""
 
     def batches(self) -> Iterator[tuple[OperatorId, int, pa.RecordBatch]]:
         """Return the rows for each operator's input, in order per producer.
 
-        An empty batch is for no operator: it lets the loop hand on what was relayed.
+        An empty batch is for no operator: it makes the loop hand on what was relayed.
         """
         ...
 
     def watermarks(self) -> Mapping[tuple[str, int], Watermark | None]:
-        """Return what all producers of each input together have reached."""
+        """Return the merged watermark of all producers of each input."""
         ...
 
 
@@ -77,7 +78,7 @@ def chain_processing(
 ) -> Generator[OutT, None, ChainResult]:
     """Run an epoch that all nodes have begun; return their reports and last watermarks.
 
-    What `hand_on` returns after a batch or a signal is yielded.
+    The loop yields what `hand_on` returns after each batch and signal.
     """
     ports = {n.task.operator: n for n in nodes if isinstance(n, ChainedOperator)}
     for operator, index, batch in source.batches():
@@ -103,7 +104,7 @@ def chain_processing(
 
 
 def run_source(node: SourceNode, terms: EpochTerms) -> Watermark | None:
-    """Let a source read its share of the epoch and write its offsets."""
+    """Run a source over its share of the epoch, and write its offsets."""
     node.run(terms)
     node.checkpoint(terms.barrier, None)
     return node.watermark()
@@ -133,7 +134,7 @@ OpenTables: TypeAlias = Callable[[TaskInfo, tuple[TableSpec, ...]], TableManager
 
 @dataclass(frozen=True, slots=True)
 class ChainSetting:
-    """Where a chain is assembled: whose it is and what it is given."""
+    """What a chain is assembled from: its job and subtask, the registry and the tables."""
 
     job: JobId
     subtask: Subtask
@@ -153,7 +154,7 @@ class AssembledChain:
         failures: list[PenstockError] = []
         ports: dict[tuple[str, int], Target] = {}
         built: list[ChainNode] = []
-        # Last first: a node is wired to nodes that exist already.
+        # The last node is built first: a node is wired to the nodes behind it.
         for node in reversed(nodes):
             targets: dict[str, list[Target]] = {}
             for link in self.links:
@@ -178,7 +179,7 @@ class AssembledChain:
         outlets: Mapping[OperatorId, Outlets],
         fed: Iterable[pa.RecordBatch] | None = None,
     ) -> None:
-        """Begin an epoch in every node, last first: rows may be emitted as soon as one begins.
+        """Begin an epoch in every node, last first: a node may emit as soon as it begins.
 
         `fed` is for the chain's source; a chain has one at most.
         """
@@ -200,7 +201,7 @@ class AssembledChain:
             node.forget()
 
     def close(self) -> None:
-        """Let go of operators and tables; the chain is not used again."""
+        """Release operators and tables; the chain is not used again."""
         self.forget()
         for node in self.nodes:
             node.tables.close()

@@ -1,8 +1,8 @@
-"""Contexts and collectors: what operators may ask of the runtime, and where they put rows.
+"""Contexts and collectors: how an operator reaches state, time and timers, and emits rows.
 
-Both belong to one operator of one subtask. The time of a context stands still within an epoch:
-whatever runs an epoch again sees the same instants. A collector checks rows against the
-declared schema. It is open from the start of an epoch to the operator's `handle_checkpoint`;
+Both belong to one operator of one subtask. The time of a context is fixed within an epoch, so
+a second run of the epoch sees the same instants. A collector checks rows against the declared
+schema. It is open from the start of an epoch to the end of the operator's `handle_checkpoint`:
 rows emitted later would be in no checkpoint.
 """
 
@@ -33,7 +33,7 @@ from penstock.state.tables.time_keyed_view import KeyTimeView, TimeKeyedView
 
 
 class OperatorContext:
-    """What one subtask of an operator sees of the world. Handed to every hook."""
+    """State, time and facts of one subtask of an operator. Every hook gets it as an argument."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class OperatorContext:
         """The schemas of its outputs by name."""
         self.epoch = Epoch(1)
         self.parent: Epoch | None = None
-        """The epoch that this one builds on; after a restore not the one before. None at first."""
+        """The epoch that this one builds on, after a restore an older one. None at first."""
         self.processing_time_micros = 0
-        """Now, by the epoch's one clock: the same in all hooks of all subtasks."""
+        """The processing time of the epoch: the same in all hooks of all subtasks."""
         self.previous_watermark: EventTime | None = None
         """How far event time had come after the epoch before; the same in all subtasks."""
         self.watermark: EventTime | None = None
-        """How far it has come: from `handle_watermark` on; equal to the previous one before."""
+        """The watermark of this epoch from `handle_watermark` on; until then the previous one."""
         self.counters: Counter[str] = Counter()
         self.wake_up_micros: int | None = None
         self.known_inputs: Mapping[OperatorId, Sequence[InputWatermark]] = {}
@@ -68,8 +68,8 @@ class OperatorContext:
     def previous_watermark_of(self, operator: str) -> EventTime | None:
         """Return how far event time had come in another operator after the epoch before.
 
-        The same in all subtasks of all operators. A step that prepares rows for another one
-        goes by it, where the other would go by its own `previous_watermark`.
+        It is the same in all subtasks of all operators. An operator that prepares rows for
+        another one uses it in place of the other's own `previous_watermark`.
         """
         return event_time_of(self.known_inputs.get(OperatorId(operator), ()))
 
@@ -96,7 +96,7 @@ class OperatorContext:
 
     @property
     def generation(self) -> Generation:
-        """The claim of the driver that this attempt runs for."""
+        """The generation of the driver that this attempt runs for."""
         return self._tables.environment.generation
 
     @property
@@ -105,7 +105,10 @@ class OperatorContext:
         return self._tables.environment.store
 
     def insert_committing_data(self, table: str, data: bytes) -> None:
-        """Keep what `handle_commit` needs once the epoch is acknowledged; once per epoch."""
+        """Store the data that `handle_commit` gets once the epoch is acknowledged.
+
+        It may be called once per table and epoch.
+        """
         self._tables.insert_committing_data(table, data)
 
     @property
@@ -123,7 +126,7 @@ class OperatorContext:
         self.counters[counter] += amount
 
     def wake_at(self, processing_time_micros: int) -> None:
-        """Ask for an epoch at that time even if no data comes. Holds for this epoch only."""
+        """Request an epoch at that time even if no data comes. Each epoch must request again."""
         if self.wake_up_micros is None or processing_time_micros < self.wake_up_micros:
             self.wake_up_micros = processing_time_micros
 
@@ -140,21 +143,21 @@ class OperatorContext:
 
 
 class SourceContext(OperatorContext):
-    """What one subtask of a source sees: its splits and its budget besides the rest."""
+    """The context of one subtask of a source: it also has its splits and its budget."""
 
     def __init__(
         self, task: TaskInfo, *, outputs: Mapping[str, StreamSchema], tables: TableManager
     ) -> None:
         super().__init__(task, inputs=(), outputs=outputs, tables=tables)
         self.splits: tuple[SplitPlan, ...] = ()
-        """What to read in this epoch; empty for a subtask that got nothing."""
+        """The splits to read in this epoch; empty for a subtask that got none."""
         self.budget: BudgetMeter
         """How much may still be read."""
         self.deadline = Deadline()
         self.split_states: dict[str, SplitState] = {}
         """The state of every split of this subtask, as changed so far in this epoch."""
         self.fed: Iterable[pa.RecordBatch] | None = None
-        """Rows that the executor brings, to be read once; None unless the plan asked for it."""
+        """Rows that the executor brings, to be read once; None unless the source is fed."""
 
     def advance(self, split: str, offset: Any) -> None:
         """Note that everything before `offset` was emitted: the next epoch goes on there."""
@@ -162,7 +165,7 @@ class SourceContext(OperatorContext):
         self.split_states[split] = replace(self.split_state(split), offset=offset)
 
     def note_event_time(self, split: str, micros: int) -> None:
-        """Note that event time has come at least that far in a split, whatever it was read of it."""
+        """Note that event time has come at least that far in a split, whatever rows were read."""
         state = self.split_state(split)
         known = state.max_event_time_micros
         latest = micros if known is None else max(known, micros)
@@ -173,7 +176,7 @@ class SourceContext(OperatorContext):
         self.split_states[split] = replace(self.split_state(split), ended=True)
 
     def split_state(self, split: str) -> SplitState:
-        """Return how far one of the own splits was read."""
+        """Return how far a split of this subtask was read."""
         if split not in self.split_states:
             known = ", ".join(map(repr, self.split_states)) or "none"
             raise UserError(
@@ -188,20 +191,20 @@ class SourceContext(OperatorContext):
 
 @dataclass(frozen=True, slots=True)
 class CommitContext:
-    """What a commit sees: whose it is. Tables are closed by then; the commit data is all."""
+    """The job and operator of a commit. Tables are closed by then: only commit data is left."""
 
     task: TaskInfo
     store: ObjectStore
     """The store of the checkpoints, for sinks that stage beside them."""
     identity: str = ""
-    """It differs from that of another job of the same name, elsewhere or after this one's end."""
+    """Differs from that of another job of the same name, in another store or made later."""
 
 
 class Target(Protocol):
-    """Whatever takes the rows of an output: the next operator of the chain, or an exchange."""
+    """Takes the rows of an output: the next operator of the chain, or an exchange."""
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Take some rows; never empty."""
+        """Take a batch, which is never empty."""
         ...
 
 
@@ -222,7 +225,7 @@ class ArrowCollector:
         self.rows_emitted: Counter[str] = Counter()
 
     def open(self, outlets: Mapping[str, Sequence[Target]]) -> None:
-        """Start an epoch: rows go to the next operators of the chain and to these besides."""
+        """Start an epoch: rows go to the next operators of the chain and to these outlets."""
         self.rows_emitted = Counter()
         self._targets = {
             name: (*chained, *outlets.get(name, ()))
@@ -238,12 +241,12 @@ class ArrowCollector:
         """Emit rows: a record batch, an Arrow table or a Polars frame of the output's schema.
 
         Layouts such as large strings are converted; other differences are an error. Rows for
-        an output without a reader are counted and dropped. No rows are no error.
+        an output without a reader are counted and dropped. An empty batch is ignored.
         """
         self._emit(self._conform(rows, output), output)
 
     def _conform(self, rows: RowsLike, output: str) -> list[pa.RecordBatch]:
-        """Return rows in the form the output declares, or refuse them."""
+        """Return rows in the schema that the output declares, or refuse them."""
         schema = self._schemas.get(output)
         if schema is None:
             known = "; it is a sink"
@@ -309,7 +312,7 @@ class SourceCollector(ArrowCollector):
     def collect(
         self, rows: RowsLike, output: str = MAIN, *, split: str | None = None
     ) -> None:
-        """Emit rows of a split; None is right for a source with only one."""
+        """Emit rows of a split; `split` may be None in a source that has only one."""
         self.deadline.check()
         batches = self._conform(rows, output)
         for batch in batches:
@@ -324,7 +327,7 @@ class SourceCollector(ArrowCollector):
         if self._stream.time_column is None:
             return
         times = batch.column(self._stream.time_column)
-        # What becomes of rows without a time is up to the operators that need one.
+        # Operators that need event times decide what happens to rows without one.
         timed = batch.filter(times.is_valid()) if times.null_count else batch
         if not timed.num_rows:
             return

@@ -1,8 +1,8 @@
-"""Shared libraries: fetched, verified by their sha256 before anything loads them, cached.
+"""Fetches shared libraries, verifies their sha256 before they are loaded, and caches them.
 
-A library is kept under its hash in a folder of this machine's cache: every version has a
-path of its own, as loaders remember libraries by path. A file appears there by a rename, so
-it is complete; a new process verifies it again before it is used.
+A library is kept under its hash in a folder of this machine's cache: every version has a path
+of its own, because loaders identify libraries by path. A file appears there by a rename, so it
+is complete; every process verifies it again before it is used.
 """
 
 import ctypes
@@ -35,8 +35,8 @@ def load_dylib(
 ) -> Path:
     """Return the path of a local copy of a library that has this hash.
 
-    `url` is a path, or names an object in whatever `open_store` opens; `options` are that
-    store's. The copy is fetched when there is none, or when it was damaged.
+    `url` is a path, or names an object in a store that `open_store` opens with `options`. The
+    copy is fetched if there is none, or if it is damaged.
     """
     if _SHA256.fullmatch(sha256) is None:
         raise UserError(
@@ -82,7 +82,7 @@ def _folder_in(cache_root: Path | None) -> Path:
     if cache_root is None and configured is not None:
         cache_root = Path(configured)
     if cache_root is None:
-        # Other users may write to the temporary folder, too: this one must belong to this user.
+        # Other users may write to the temporary folder too: this folder must be this user's.
         folder = Path(tempfile.gettempdir()) / f"penstock-{_FOLDER}-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
@@ -98,7 +98,7 @@ def _folder_in(cache_root: Path | None) -> Path:
 
 
 _verified: dict[Path, tuple[int, int, int]] = {}
-"""What was verified in this process: inode, size and time of change by path."""
+"""The files verified in this process: inode, size and time of change by path."""
 
 
 def _is_intact(path: Path, sha256: str) -> bool:

@@ -1,4 +1,4 @@
-"""Watermarks from event times: those of a source's splits, and the watermark generator.
+"""Derives watermarks from event times: those of a source's splits, and those of a generator.
 
 | a split that | has the watermark |
 |---|---|
@@ -7,14 +7,14 @@
 | has had no row for the idle timeout | idle: it is left out |
 | has ended | none: it is ignored, except in the epoch where the last split ends: then its last watermark is sent |
 
-Time without rows counts by the processing time of epochs, from the epoch in which the split
-was first known. The watermark of all splits is the merged one (see `core.watermark`). It may
-fall when an idle split wakes up: the operator that sends it on must not send less than before.
+Time without rows is measured in the processing time of epochs, from the epoch in which the
+split was first known. The watermark of all splits is the merged one (see `core.watermark`). It
+may fall when an idle split wakes up: the node that sends it on must not send less than before.
 
 **The generator.** A stream may be made of partitions, named by a column, that are each in order
 but for some lateness: then each has its own watermark, and the stream's is the lowest. Without
 such a column the rows that one subtask gets are one partition. A table holds, per value of the
-column, the latest event time, when that was, and the subtask that saw it. The subtask that got
+column, the latest event time, when it came, and the subtask that got it. The subtask that got
 the last rows of a partition, modulo the parallelism, sends the partition's watermark:
 
     rows at 2 of 3 ── rescale to 2 ──> 0 of 2 repeats its watermark ── rows at 1 ──> 1 of 2
@@ -26,13 +26,13 @@ partition nor wait for a subtask that will never get it. A subtask without a par
 A partition that goes silent for good holds the watermark for good, unless there is an idle
 timeout.
 
-Without a column the subtasks' inputs are different partitions, which a rescale ends: the new
-subtasks begin without a row. One that never had a row is idle at once, or after the idle
-timeout if there is one.
+Without a column the inputs of the subtasks are different partitions, and a rescale ends them:
+the new subtasks begin without a row. A subtask that never had a row is idle at once, or after
+the idle timeout if there is one.
 
-A subtask may send a lower watermark than before: when an idle partition wakes up, or one comes
-from another subtask. It must not send more than is true of its partitions; later operators
-keep the highest that all subtasks have sent together.
+A subtask may send a lower watermark than before: when an idle partition wakes up, or when one
+comes from another subtask. It must not send more than its partitions have reached; later
+operators keep the highest merged watermark of all subtasks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,8 +72,7 @@ def watermark_of_splits(
 ) -> Watermark | None:
     """Return the watermark of all splits together: None while one has none yet.
 
-    Without a split that has not ended it is idle; the end of all data is for the caller
-    to know.
+    It is idle if all splits have ended: the caller decides whether that is the end of data.
     """
     said: list[Watermark | None] = []
     for state in states.values():
@@ -88,9 +87,9 @@ def watermark_of_splits(
 
 
 def last_watermark(ended: Iterable[SplitState], spec: WatermarkSpec) -> Watermark:
-    """Return what splits say that ended in this epoch, all of them: how far the latest came.
+    """Return the highest watermark of splits that have ended, for the epoch in which all have.
 
-    Without it event time would stand still in a source whose splits are read whole.
+    Without it event time would not advance in a source that reads each split in one epoch.
     """
     latest = [s.max_event_time_micros for s in ended if s.max_event_time_micros is not None]
     return _to_event_time(max(latest), spec) if latest else IDLE
@@ -123,7 +122,7 @@ def _is_idle(
 
 
 def _to_event_time(latest_micros: int, spec: WatermarkSpec) -> EventTime:
-    # The largest instant stands for the end of all data, which no row can announce.
+    # The largest instant means the end of all data, which no row may announce.
     reached = min(latest_micros - spec.lateness_micros, MAX_MICROS - 1)
     return EventTime(max(reached, MIN_MICROS))
 
@@ -131,9 +130,9 @@ def _to_event_time(latest_micros: int, spec: WatermarkSpec) -> EventTime:
 WATERMARKS_TABLE = "penstock.watermarks"
 
 _Key: TypeAlias = tuple[str, str | None]
-"""A partition: its scope, which is the column, and its value there as text."""
+"""A partition: its scope, which is the name of the column, and its value there as text."""
 _INPUT = "input"
-"""The scope of the rows of each subtask, by `_own_name`, if there is no partition column."""
+"""The scope of partitions if there is no column: each subtask is one, named by `_own_name`."""
 
 
 class PartitionState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -143,7 +142,7 @@ class PartitionState(msgspec.Struct, frozen=True, omit_defaults=True):
     last_active_micros: int | None = None
     """The processing time of the last epoch that had rows of it."""
     subtask: int = 0
-    """Which one was fed it then."""
+    """The subtask that got these rows."""
     ended: ClassVar[bool] = False
     """A partition may always have further rows."""
 
@@ -158,7 +157,7 @@ class WatermarkConfig(OperatorConfig):
     idle_timeout_micros: int | None = None
     partition_column: str | None = None
     time_column: str | None = None
-    """Given if the stream has not named it before; None: the input's."""
+    """The column of event times; None for the one that the input declares."""
 
     def __post_init__(self) -> None:
         if self.lateness_micros < 0:
@@ -178,9 +177,9 @@ class WatermarkConfig(OperatorConfig):
 
 
 class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
-    """Passes rows on and says how far their event time has come.
+    """Passes rows on and sends the watermark that follows from their event times.
 
-    What its input says about event time is ignored, but for the end of all data.
+    The watermarks of its input are ignored, except for the end of all data.
     """
 
     def __init__(self, config: WatermarkConfig) -> None:
@@ -248,7 +247,7 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Keep what was seen, also in an epoch in which it was not asked for a watermark."""
+        """Store how far the partitions came, also in an epoch without `handle_watermark`."""
         if not self._is_noted:
             self._advance(ctx)
         self._is_noted = False
@@ -262,7 +261,7 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         known: dict[_Key, PartitionState] = dict(view.items())
         subtask, own_name = ctx.task.subtask, _own_name(ctx)
         if subtask.index == 0:
-            # The partitions of another column, and inputs of another parallelism, are outdated.
+            # Partitions of another column, or of inputs at another parallelism, are outdated.
             for scope, name in known:
                 is_gone = scope == _INPUT and not str(name).endswith(
                     f"/{subtask.parallelism}"

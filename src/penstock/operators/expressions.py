@@ -1,12 +1,10 @@
 """Operators made of Polars expressions: filter, select, with_columns.
 
-An expression is computed batch by batch, so it may look at one row at a time only: what
-depends on other rows (sums, shifts, ranks) would depend on how rows are cut into batches,
-and is refused. Columns that an expression does not touch are passed on as they are,
-without a copy and in their own Arrow layout; only the others go through Polars.
-
-An expression is checked against a schema before any data flows. Batches are handed to
-Polars without a copy where layouts allow it, and with no more columns than are read.
+An expression is checked against a schema before any data flows. It is computed batch by batch,
+so it may read one row at a time only: what depends on other rows (sums, shifts, ranks) would
+depend on how rows are cut into batches, and is refused. Columns that an expression does not
+change are passed on without a copy and in their own Arrow layout. Only the columns that are
+read go to Polars, without a copy where layouts allow it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +28,9 @@ class ExpressionInput:
     """The columns of a stream that some expressions read."""
 
     names: tuple[str, ...]
-    """In the order of the schema: selectors may ask for the first column."""
+    """In the order of the schema, because selectors may mean the first column."""
     opaque: frozenset[str]
-    """Those among them that Polars has no type for. Nothing can be computed from them."""
+    """The columns that Polars has no type for. Nothing can be computed from them."""
 
     def frame(self, batch: pa.RecordBatch) -> pl.DataFrame:
         """Return these columns of a batch; a frame without columns has no height."""
@@ -49,7 +47,7 @@ class ExpressionInput:
 
 
 def derive_input(expressions: Sequence[pl.Expr], schema: pa.Schema) -> ExpressionInput:
-    """Say what expressions read: all columns if there is a selector among them."""
+    """Return what expressions read: all columns if there is a selector among them."""
     if any(e.meta.has_multiple_outputs() for e in expressions):
         read = set(schema.names)
     else:
@@ -64,7 +62,7 @@ def derive_input(expressions: Sequence[pl.Expr], schema: pa.Schema) -> Expressio
 def derive_types(
     shown: str, schema: pa.Schema, expressions: Sequence[pl.Expr]
 ) -> pl.Schema:
-    """Return what expressions give for rows of a schema, or say why they cannot be computed."""
+    """Return the types that expressions give, or raise why they cannot be computed."""
     empty = pl.LazyFrame(schema={field.name: _polars_type(field.type) for field in schema})
     try:
         types = empty.select(expressions).collect_schema()
@@ -94,7 +92,7 @@ def derive_types(
 def to_arrow_field(shown: str, name: str, dtype: pl.DataType) -> Any:
     """Return the column that Polars exports values of a type as."""
     cause: Exception | None = None
-    if dtype != pl.Object:  # of Python objects Polars would export the addresses
+    if dtype != pl.Object:  # Polars would export the addresses of Python objects
         try:
             return pa.field(name, pl.Series(name, [], dtype=dtype).to_arrow().type)
         except (pa.ArrowException, pl.exceptions.PolarsError) as error:
@@ -117,7 +115,7 @@ def _polars_type(data_type: Any) -> pl.DataType:
 
 
 def _makes_polars_panic(data_type: Any) -> bool:
-    """Tell whether reading a type would end in a panic, which is no Exception to catch."""
+    """Return whether Polars panics on reading a type: a panic is no Exception to catch."""
     if pa.types.is_decimal256(data_type):
         return True
     parts = range(data_type.num_fields)
@@ -125,7 +123,7 @@ def _makes_polars_panic(data_type: Any) -> bool:
 
 
 def _find_row_problems(expression: pl.Expr) -> Iterator[str]:
-    """Say which parts of an expression look at other rows, as far as Polars knows."""
+    """Yield the parts of an expression that read other rows, as far as Polars shows them."""
     for part in _parts_of(expression):
         meta = part.meta
         try:
@@ -137,7 +135,7 @@ def _find_row_problems(expression: pl.Expr) -> Iterator[str]:
             if part is expression and not (meta.is_length_preserving() or meta.is_scalar()):
                 yield f"{part} does not give one value per row"
         except pl.exceptions.PolarsError:
-            continue  # selectors and Python functions: Polars cannot tell without the data
+            continue  # for selectors and Python functions Polars needs the data
 
 
 def _parts_of(expression: pl.Expr) -> Iterator[pl.Expr]:
@@ -153,7 +151,7 @@ class FilterConfig(OperatorConfig):
     kind: ClassVar[str] = "filter"
 
     predicate: bytes
-    """What `Expr.meta.serialize` gives."""
+    """The result of `Expr.meta.serialize`."""
 
     @override
     def shown(self) -> Mapping[str, str]:
@@ -167,7 +165,7 @@ class SelectConfig(OperatorConfig):
     kind: ClassVar[str] = "select"
 
     expressions: tuple[bytes, ...]
-    """What `Expr.meta.serialize` gives, each."""
+    """Each is the result of `Expr.meta.serialize`."""
 
     @override
     def shown(self) -> Mapping[str, str]:
@@ -264,7 +262,7 @@ class Project(Configured[SelectConfig], ArrowOperator):
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Derive the columns; time and key keep their role if their columns survive.
 
-        A key column that is computed is not the key of the output: rows were brought to their
+        A key column that is computed is no key of the output, because rows came to their
         subtask by its old value.
         """
         plan = self._planned(inputs[0].schema)
@@ -280,7 +278,7 @@ class Project(Configured[SelectConfig], ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Compute what is new and put it between the columns that are passed on."""
+        """Compute the new columns and put them between those that are passed on."""
         plan = self._plan or self._planned(ctx.inputs[0].schema)
         collector.collect(plan.apply(batch))
 
@@ -335,7 +333,7 @@ def _serialized(expressions: Sequence[pl.Expr | str]) -> tuple[bytes, ...]:
 
 
 def _to_array(column: pl.Series, data_type: pa.DataType, row_count: int) -> Any:
-    if len(column) != row_count:  # a literal, for want of columns to be as long as
+    if len(column) != row_count:  # a literal has one value, as no column sets its length
         column = column.new_from_index(0, row_count)
     array = column.to_arrow()
     return array if array.type.equals(data_type) else array.cast(data_type)

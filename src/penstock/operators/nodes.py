@@ -1,7 +1,7 @@
 """Nodes: the operators of one subtask at run time, with their tables, collectors and timers.
 
-A node outlives epochs; the operator inside may be forgotten between any two of them. The
-chain loop decides what a node does and when; here is only how. `ChainedOperator` is a node
+A node outlives epochs; the operator inside may be dropped between any two of them. The chain
+loop decides what a node does and when; nodes only carry it out. `ChainedOperator` is a node
 with inputs; `SourceNode` has a module of its own.
 """
 
@@ -55,17 +55,17 @@ Outlets = Mapping[str, Sequence[Target]]
 
 @dataclass(frozen=True, slots=True)
 class EpochTerms:
-    """What is fixed of an epoch before it starts; the same for all subtasks of the job."""
+    """What is fixed before an epoch starts; the same for all subtasks of the job."""
 
     barrier: CheckpointBarrier
     processing_time_micros: int
     """The one instant that every operator sees as now."""
     previous_processing_time_micros: int | None = None
-    """That of the epoch run before; None before the first."""
+    """The processing time of the epoch run before; None before the first."""
     is_stop: bool = False
     """Operators are closed: the job stops after this epoch and goes on another time."""
     parent: Epoch | None = None
-    """The epoch that this one builds on: the one before it, but after a restore an older one."""
+    """The epoch that this one builds on: the one before it, or after a restore an older one."""
 
 
 class OperatorReport(msgspec.Struct, frozen=True, array_like=True):
@@ -80,13 +80,13 @@ class OperatorReport(msgspec.Struct, frozen=True, array_like=True):
     wake_up_micros: int | None = None
     """When it wants to run again even if no data comes."""
     has_fired: bool = False
-    """Timers fired, so the epoch must count even if nothing else changed."""
+    """Timers fired, so the epoch must be published even if nothing else changed."""
     splits: Mapping[str, SplitState] = {}
-    """For a source: what changed."""
+    """For a source: the states of the splits that changed."""
     finish: SourceFinishType | None = None
     bytes_read: int = 0
     has_more: bool = False
-    """For a source: the budget ended the epoch, not the data."""
+    """For a source: the budget ended its epoch before the data did."""
 
 
 InstanceT = TypeVar("InstanceT", bound=ArrowOperator | SourceOperator)
@@ -101,7 +101,7 @@ class NodeParts(Generic[InstanceT]):
     node: Node
     task: TaskInfo
     construct: Callable[[], InstanceT]
-    """Builds another instance when one was forgotten."""
+    """Builds an instance: the first one, and another after `forget`."""
     instance: InstanceT
     tables: TableManager
 
@@ -118,21 +118,21 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         self.context = context
         self.collector = collector
         self.failures: list[PenstockError] = []
-        """Shared by the nodes of a chain. Kept, because user code may catch what it raises."""
+        """The failures of all nodes of the chain, kept because user code may catch them."""
         self._construct = parts.construct
         self.instance = parts.instance
         self._is_started = False
         self._checkpoint: SubtaskCheckpoint | None = None
         self.facts: dict[str, Any] = {}
-        """What else the report of the epoch says."""
+        """Further fields of the epoch's report."""
 
     @cached_property
     def instance(self) -> InstanceT:
-        """The user's operator; it is built again if it was forgotten."""
+        """The user's operator; it is built again after `forget`."""
         return self._construct()
 
     def forget(self) -> None:
-        """Drop the operator: the next epoch builds a new one on the tables."""
+        """Release and drop the operator; the next epoch builds another one on the tables."""
         self._is_started = False
         instance: InstanceT | None = self.__dict__.pop("instance", None)
         if instance is None:
@@ -140,7 +140,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         try:
             instance.release()
         except Exception:  # noqa: BLE001 (the boundary to user code)
-            # Its epochs are done or void either way; there is nothing left to fail.
+            # Its epochs are published or void by now, so there is nothing left to fail.
             _log.exception("operator %r failed in release", str(self.task.operator))
 
     def begin_epoch(
@@ -178,7 +178,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
     ) -> Any:
         """Call a hook of the operator, or a function on its behalf.
 
-        Whatever it raises becomes an error that names the hook; `batch` is what it was about.
+        Any exception becomes an error that names the hook and shows rows of `batch`.
         """
         called = function or getattr(self.instance, hook)
         try:
@@ -199,7 +199,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         return self.failures[0]
 
     def checkpoint(self, barrier: CheckpointBarrier, watermark: EventTime | None) -> None:
-        """Write the tables; the epoch's report can be made after this."""
+        """Write the tables. `report` may be called after this."""
         self.collector.close()
         micros = None if watermark is None else watermark.micros
         self._checkpoint = self.tables.checkpoint(
@@ -207,7 +207,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         )
 
     def report(self) -> OperatorReport:
-        """Return what was done in the epoch that was just checkpointed; once."""
+        """Return the report of the epoch just checkpointed. Called once per epoch."""
         done, self._checkpoint = self._checkpoint, None
         if done is None:
             raise InternalError(f"operator {self.task.operator!r} has no checkpoint")
@@ -271,18 +271,18 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
     def begin(
         self, terms: EpochTerms, previous: Sequence[InputWatermark], outlets: Outlets
     ) -> None:
-        """Start an epoch from what the last one left: `previous` is the manifest's."""
+        """Start an epoch; `previous` are the input watermarks in the parent's manifest."""
         known = event_time_of(previous)
         micros = None if known is None else known.micros
         self._previous = tuple(previous)
         if len(self._previous) != self._total_inputs:
-            # Inputs of an operator that got more or fewer of them start where the operator
-            # stood, so that its own watermark does not go back.
+            # If the operator has more or fewer inputs than before, all of them start at its
+            # own watermark, so that this does not go back.
             self._previous = (InputWatermark(micros),) * self._total_inputs
         self.had_ended = known == MAX_EVENT_TIME
         self.rows_taken = 0
         if self._last_output is not None and (known is None or known < self._last_output):
-            # An epoch begins at what all subtasks have reached; this one was ahead of them.
+            # This subtask was ahead: an epoch begins at what all subtasks have reached.
             self._last_output = known
         self.begin_epoch(terms, known, outlets)
         before = terms.previous_processing_time_micros
@@ -293,7 +293,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
     def process(self, index: int, batch: pa.RecordBatch) -> None:
         """Give the operator some rows."""
         if self.had_ended:
-            # The operator was closed and would lose them.
+            # A closed operator would lose these rows.
             error = StateError(
                 f"operator {self.task.operator!r} got rows at input {index} after all its "
                 "inputs had ended and it was closed for good: a source cannot go on, nor a new "
@@ -327,12 +327,12 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         return MAX_EVENT_TIME if self._advance.has_ended else self._checked(answer)
 
     def rest(self, watermarks: Sequence[Watermark | None]) -> None:
-        """Pass an epoch after the operator was closed for good: nothing is called."""
+        """Run an epoch of an operator that was closed for good: no hook is called."""
         self._advance = advance(self._previous, watermarks)
         self.context.watermark = self._advance.event_time
 
     def fire_timers(self, terms: EpochTerms) -> None:
-        """Hand over the timers that are due, until none is left."""
+        """Call `handle_timers` with timers that are due, until none is left."""
         watermark = self._advance.event_time
         clocks = {
             TimeDomain.EVENT_TIME: None if watermark is None else watermark.micros,
@@ -374,7 +374,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         wake_up_micros = None
         if not self._advance.has_ended:
             by_clock = self.timers.get(TimeDomain.PROCESSING_TIME)
-            # Asked before the tables are written: they may be closed afterwards.
+            # This comes before the tables are written, which may close them.
             due_micros = None if by_clock is None else by_clock.next_due_micros()
             if due_micros is not None:
                 self.context.wake_at(due_micros)
@@ -393,7 +393,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         super().forget()
 
     def _checked(self, answer: Any) -> Watermark | None:
-        """Refuse a watermark that takes back what was promised, or is none at all."""
+        """Refuse a watermark that is lower than an earlier one, or is no watermark at all."""
         if answer is None or isinstance(answer, Idle):
             return answer
         problem, said = None, self._last_output
@@ -404,7 +404,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         elif (
             said is not None and answer < said and not self.instance.generates_watermarks()
         ):
-            # Of a generator, partitions that move or wake up may take back what was said.
+            # Only a generator may send less: its partitions move and wake up.
             problem = f"went back in time from {said} to {answer}"
         if problem is not None:
             raise self.fail(

@@ -1,9 +1,10 @@
 """ArrowOperator and SourceOperator: what the author of an operator or a source implements.
 
-An operator must have `name` and `process_batch`. In every epoch each subtask's operator sees
+An operator must have `name` and `process_batch`. In every epoch these hooks of each subtask's
+operator are called, in this order:
 
     on_start                     only if it was just built: at first, after a restore, and
-                                 whenever it runs in a process that does not remember it
+                                 in a process that does not have it in memory
     process_batch[_index]        for every batch of the epoch, input by input as they come
     handle_watermark             once, if the watermark of all inputs is known
     handle_timers                once per time domain that has timers due
@@ -13,22 +14,22 @@ An operator must have `name` and `process_batch`. In every epoch each subtask's 
     (its tables are written)
     handle_commit                for sinks, on the driver, once the epoch is acknowledged
 
-in this order. What a hook emits reaches the next operators before any of their later hooks,
-so rows emitted in `handle_checkpoint` are part of the same epoch everywhere.
+What a hook emits reaches the next operators before any of their later hooks, so rows emitted in
+`handle_checkpoint` are part of the same epoch everywhere.
 
-An operator may be forgotten between any two epochs and built again elsewhere. What must
-survive is in a table; attributes are for what can be derived from config and from its own
-keyed tables. What other subtasks write to a global table is seen by reading it again. An
-epoch may run more than once before it counts, so no hook but `handle_commit` may have an
-effect outside of tables and emitted rows.
+An operator may be dropped between any two epochs and built again elsewhere. What must survive
+is in a table; attributes are for what can be derived from config and from its own keyed tables.
+To see what other subtasks wrote to a global table, read it again. An epoch may run more than
+once before it counts, so no hook but `handle_commit` may have an effect outside of tables and
+emitted rows.
 
 The input of a source is a set of **splits**: files, partitions, ranges. A split has a name
 that never changes and an offset that only the source understands. Offsets are kept in a
 global table by split name, never by subtask, so any subtask of any later parallelism can
 go on with any split.
 
-Before an epoch the driver asks `plan_splits` what there is to read. Splits are dealt to
-subtasks evenly; each subtask's `run` reads what it was given until the budget is spent.
+Before an epoch the driver calls `plan_splits`, which returns what to read. Splits are dealt to
+subtasks evenly; each subtask's `run` reads its splits until the budget is spent.
 """
 
 from abc import ABC, abstractmethod
@@ -78,12 +79,12 @@ class ArrowOperator(ABC):
 
     @abstractmethod
     def name(self) -> str:
-        """Return what kind of operator this is, for people."""
+        """Return the kind of operator, for people to read."""
 
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema | None:
-        """Return the stream it emits, given those it reads; None for a sink.
+        """Return the schema of its output, given those of its inputs; None for a sink.
 
-        As its first input unless overridden. Every batch is checked against it.
+        By default it is that of the first input. Every emitted batch is checked against it.
         """
         return inputs[0]
 
@@ -96,7 +97,7 @@ class ArrowOperator(ABC):
         return {}
 
     def tables(self) -> Sequence[TableSpec]:
-        """Return the tables it keeps state in. Must not depend on the subtask."""
+        """Return the tables it keeps state in. They must not depend on the subtask."""
         return ()
 
     def timers(self) -> Collection[TimeDomain]:
@@ -104,11 +105,11 @@ class ArrowOperator(ABC):
         return ()
 
     def tick_interval(self) -> timedelta | None:
-        """Return how often `handle_tick` is wanted; None for never."""
+        """Return the interval at which `handle_tick` is called; None for never."""
         return None
 
     def generates_watermarks(self) -> bool:
-        """Tell whether it makes watermarks from rows, instead of passing on its inputs'.
+        """Return whether it makes watermarks from rows, instead of passing on its inputs'.
 
         Then `handle_watermark` is called in every epoch, with `IDLE` while inputs are silent,
         and may return less than before: later operators keep the highest.
@@ -124,15 +125,15 @@ class ArrowOperator(ABC):
     def on_start(self, ctx: OperatorContext) -> None:
         """Prepare a new instance: open connections, derive attributes from tables.
 
-        Called at every construction, perhaps every epoch, before anything else. It only
-        reads: what it wrote would be written again each time.
+        Called at every construction, perhaps every epoch, before anything else. It may only
+        read tables: what it writes would be written again each time.
         """
 
     @abstractmethod
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Take some rows; never empty. How rows are cut into batches means nothing."""
+        """Process a batch, which is never empty. The cuts between batches have no meaning."""
 
     def process_batch_index(
         self,
@@ -142,7 +143,7 @@ class ArrowOperator(ABC):
         ctx: OperatorContext,
         collector: ArrowCollector,
     ) -> None:
-        """Take some rows of input `index`. Override it for operators with several inputs.
+        """Process a batch of input `index`. Override it for operators with several inputs.
 
         The order between inputs, and between the subtasks that feed one input, is arbitrary
         and may differ when an epoch is run again.
@@ -153,12 +154,13 @@ class ArrowOperator(ABC):
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark | None:
-        """Note how far event time has come; return what is true of the output.
+        """Handle the watermark of all inputs; return the watermark of the output.
 
-        Called once per epoch behind all its rows, also when nothing moved; not before every
-        input has a watermark, unless it `generates_watermarks`. `ctx.previous_watermark` is the
-        value of the epoch before. Return less to hold later operators back, None to say
-        nothing new. Returning less than in an earlier epoch is an error.
+        Called once per epoch behind all its rows, even if the watermark did not change, but
+        not before every input has a watermark, unless it `generates_watermarks`.
+        `ctx.previous_watermark` is the value of the epoch before. Return less to hold later
+        operators back, or None for no new watermark. It is an error to return less than in an
+        earlier epoch.
         """
         del ctx, collector
         return watermark
@@ -174,7 +176,7 @@ class ArrowOperator(ABC):
     def handle_tick(
         self, tick: int, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Do what is wanted every `tick_interval` of processing time.
+        """Handle a tick, which comes every `tick_interval` of processing time.
 
         `tick` counts intervals since 1970; ticks that were missed are skipped. A tick may be
         repeated when the epoch it belonged to did not count.
@@ -218,7 +220,7 @@ class ArrowOperator(ABC):
             )
 
     def release(self) -> None:
-        """Close connections; the instance is not used again. Not called when a process dies."""
+        """Close connections; the instance is not used again. A dying process does not call it."""
 
 
 ONLY_SPLIT = "all"
@@ -229,7 +231,7 @@ SPLITS_TABLE = "penstock.splits"
 
 
 class SourceFinishType(Enum):
-    """Why a source stops for good, as `run` says it; None instead of one means: go on later."""
+    """Why a source stops for good, as returned by `run`; None instead means to go on later."""
 
     GRACEFUL = "graceful"
     """Stop the job after this epoch; windows stay open and a restart goes on from here."""
@@ -240,11 +242,11 @@ class SourceFinishType(Enum):
 
 
 class SourceOperator(ABC):
-    """Where rows come from. One instance serves one subtask, another one plans on the driver."""
+    """A source of rows. One instance serves one subtask; another one plans on the driver."""
 
     @abstractmethod
     def name(self) -> str:
-        """Return what kind of source this is, for people."""
+        """Return the kind of source, for people to read."""
 
     @abstractmethod
     def output_schema(self) -> StreamSchema:
@@ -259,11 +261,11 @@ class SourceOperator(ABC):
         return ()
 
     def is_rewindable(self) -> bool:
-        """Tell whether it can read again from an offset; otherwise it is at-most-once."""
+        """Return whether it can read again from an offset; otherwise it is at-most-once."""
         return True
 
     def poll_interval(self) -> timedelta:
-        """Return how long to wait before asking again when there was nothing to read."""
+        """Return how long to wait before the next `plan_splits` if there was nothing to read."""
         return timedelta(milliseconds=100)
 
     def display(self) -> DisplayableOperator:
@@ -273,11 +275,11 @@ class SourceOperator(ABC):
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> "SourcePlan":
-        """Say what to read in the next epoch. Called on the driver, before every epoch.
+        """Return what to read in the next epoch. Called on the driver, before every epoch.
 
-        `known` is what the last epoch stored. A split that is not named in the plan rests.
-        Naming an `end` makes the epoch repeatable: a second run of it reads the same rows.
-        The default is one split without an end.
+        `known` is what the last epoch stored. A split that is not in the plan is not read. An
+        `end` makes the epoch repeatable: a second run of it reads the same rows. The default
+        is one split without an end.
         """
         del budget, now_micros
         only = known.get(ONLY_SPLIT, SplitState())
@@ -294,14 +296,14 @@ class SourceOperator(ABC):
     ) -> SourceFinishType | None:
         """Read `ctx.splits` until each has reached its end, or the budget is spent.
 
-        Emit with `collector.collect(batch, split=name)`, say with `ctx.advance(name, offset)`
-        how far that went, and with `ctx.end_split(name)` that nothing will follow. Return
-        None to go on in the next epoch. It must come back: check `ctx.budget.is_spent`
-        between batches, and do not wait for data that is not there.
+        Emit with `collector.collect(batch, split=name)`; then call `ctx.advance(name, offset)`
+        with the offset behind these rows, and `ctx.end_split(name)` if nothing will follow.
+        Return None to go on in the next epoch. This method must return: check
+        `ctx.budget.is_spent` between batches, and do not wait for data that is not there.
         """
 
     def on_close(self, ctx: SourceContext) -> None:
-        """Let go of what `run` used, in the epoch that carries Stop or the end of the source."""
+        """Release what `run` used, in the epoch that carries Stop or the end of the source."""
 
     def release(self) -> None:
         """Close connections; the instance is not used again."""
@@ -315,16 +317,16 @@ class SourcePlan:
     is_complete: bool
     """True if no split will ever be added: when all known ones have ended, so has the source."""
     has_more: bool = False
-    """True if more is known to be there than this plan reads."""
+    """True if there is more to read than this plan reads."""
     fed: str | None = None
-    """Names what the executor brings the rows from, as `SourceContext.fed`; None: `run` reads.
+    """Names the rows that the executor brings as `SourceContext.fed`; None if `run` reads.
 
-    Executors know only what belongs to their engine, such as a Spark DataFrame. Every subtask
-    of a fed source is given a part of the rows, so each needs a split to read.
+    An executor brings only what its engine has, such as a Spark DataFrame. Every subtask of a
+    fed source gets a part of the rows, so each needs a split to read.
     """
 
 
 @cache
 def splits_table() -> TableSpec:
-    """Declare the table every source keeps its splits in."""
+    """Declare the table in which every source keeps the states of its splits."""
     return global_table(SPLITS_TABLE, str, SplitState)

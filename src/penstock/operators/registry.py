@@ -1,4 +1,4 @@
-"""Registry: how an operator of a kind is built. The only lookup by kind.
+"""Registry: builds operators from kind and config. It is the only lookup by kind.
 
 A graph names operators by kind and plain config. A kind is declared once, by the class of its
 config and a function that builds the operator from it:
@@ -56,7 +56,7 @@ def check_config_type(kind: str, config_type: Any) -> None:
 
 
 def read_config(kind: str, config: Mapping[str, Plain], config_type: Any) -> Any:
-    """Return the config as its class, or complain about every key that is wrong."""
+    """Return the config as its class, or raise with every key that is wrong."""
     types, required = _fields_of(config_type)
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -108,7 +108,7 @@ def _find_type_problem(config_type: Any) -> str | None:
 
 @cache
 def _fields_of(config_type: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the types of the fields that a config fills, and which of them it must fill."""
+    """Return the types of a config's fields by name, and the names of the required ones."""
     parameters = inspect.signature(config_type).parameters
     hints = typing.get_type_hints(config_type, include_extras=True)
     types = {name: hints.get(name, Any) for name in parameters}
@@ -131,11 +131,11 @@ class ConstructedOperator:
 
     @property
     def is_source(self) -> bool:
-        """Tell whether it is a source."""
+        """Return whether it is a source."""
         return isinstance(self.operator, SourceOperator)
 
     def name(self) -> str:
-        """Return what kind of operator it is, for people."""
+        """Return the kind of operator, for people to read."""
         return self.operator.name()
 
     def display(self) -> DisplayableOperator:
@@ -146,8 +146,8 @@ class ConstructedOperator:
 class OperatorConstructor(ABC, Generic[ConfigT]):
     """Builds the operators of one kind. Stateless: one instance serves all of them.
 
-    It runs on the driver when the graph is checked and again in every subtask, so it must
-    be cheap, and refuse what cannot work: no data has flowed yet.
+    It runs on the driver when the graph is checked and again in every subtask, so it must be
+    cheap. It refuses what cannot work, because no data has flowed yet.
     """
 
     config_type: type[ConfigT]
@@ -160,12 +160,12 @@ class OperatorConstructor(ABC, Generic[ConfigT]):
 
 @dataclass(frozen=True, slots=True)
 class OperatorConfig:
-    """What a user asks of one kind of operator: the config and the spec in one. Plain data."""
+    """The config of an operator of one kind, which also makes its spec. Plain data."""
 
     kind: ClassVar[str]
 
     def to_operator_spec(self) -> OperatorSpec:
-        """Return what a graph names the operator by."""
+        """Return the spec that a graph holds."""
         return OperatorSpec(
             self.kind,
             {field.name: _to_plain(getattr(self, field.name)) for field in fields(self)},
@@ -177,7 +177,7 @@ class OperatorConfig:
 
 
 def _to_plain(value: Any) -> Plain:
-    """Return a part of a config as plain values; functions stay as they are."""
+    """Return a part of a config as plain values; functions are not changed."""
     if isinstance(value, tuple):
         return tuple(map(_to_plain, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, UserFunction):
@@ -192,7 +192,7 @@ OperatorConfigT = TypeVar("OperatorConfigT", bound=OperatorConfig)
 
 
 class Configured(Generic[OperatorConfigT]):
-    """Gives an operator or source its name and display: those of its config."""
+    """Gives an operator or source the name and display of its config."""
 
     def __init__(self, config: OperatorConfigT) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class _Kind(OperatorConstructor[ConfigT]):
 
 
 class Udf(Protocol):
-    """What the registry knows of a user-defined function: how graphs call it."""
+    """A user-defined function in the registry, which graphs call by name."""
 
     @property
     def name(self) -> str:
@@ -241,7 +241,7 @@ class Registry:
 
     @property
     def constructors(self) -> Mapping[str, OperatorConstructor[Any]]:
-        """What builds operators, by kind; changed by `add` only."""
+        """The constructors by kind; only `add` changes them."""
         return self._constructors
 
     @overload
@@ -256,7 +256,7 @@ class Registry:
     ) -> None: ...
 
     def add(self, kind: str, constructor: Any, build: Any = None) -> None:
-        """Add a kind: a constructor, or its config class and what builds the operator of it.
+        """Add a kind: a constructor, or a config class and a function that builds from it.
 
         A kind that is taken is refused, so that plug-ins cannot replace each other's.
         """
@@ -320,7 +320,7 @@ class Registry:
         for entry_point in sorted(found, key=lambda entry: (entry.name, entry.value)):
             try:
                 entry_point.load()(self)
-            except Exception as error:  # importing and calling others' code raises anything
+            except Exception as error:  # code of other packages may raise anything
                 owner = entry_point.dist
                 package = "a package" if owner is None else f"{owner.name} {owner.version}"
                 raise UserError(

@@ -34,7 +34,7 @@ from penstock.operators.splits import (
 
 
 class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
-    """A source that reads what it was dealt. Offsets go into its table, by split."""
+    """A source that reads its assignment. It stores offsets in its table, by split."""
 
     def __init__(
         self, parts: NodeParts[SourceOperator], collector: SourceCollector, clock: Clock
@@ -67,7 +67,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         for name in (*(split.name for split in assignment.splits), *assignment.resting):
             state = table.get(name)
             if state is None:
-                # A split that is new begins now.
+                # Its time without rows is measured from its first epoch on.
                 state = SplitState(last_active_micros=terms.processing_time_micros)
                 table.insert(name, state)
                 self._changed[name] = state
@@ -77,7 +77,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             self.start()
 
     def run(self, terms: EpochTerms) -> None:
-        """Read until the source returns; then store how far it got."""
+        """Call the source until it returns, then store how far each split was read."""
         assignment, context = self._assignment, self.context
         before = context.split_states.copy()
         is_reading = assignment.phase is SourcePhase.READING
@@ -112,7 +112,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         context, meter, spec = self.context, self.context.budget, self.node.watermark
         is_reading = self._assignment.phase is SourcePhase.READING
         if is_reading and spec is not None:
-            # An epoch without data notices that a split has become idle.
+            # The epoch at that time finds that the split has become idle.
             now = context.processing_time_micros
             idle_micros = next_idle_micros(context.split_states, spec, now)
             if idle_micros is not None:
@@ -145,7 +145,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             try:
                 finish = self.instance.run(self.context, self.collector)
             finally:
-                # A call that gave up too late is an overrun, too, and not to be tried again.
+                # A call that raised after its deadline overran too: it must not be retried.
                 deadline.check()
             if finish is not None and not isinstance(finish, SourceFinishType):
                 raise UserError(
@@ -168,7 +168,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         return finish
 
     def _note_activity(self) -> None:
-        """Note for every split that gave rows when that was and how late they got."""
+        """Note the processing time and the latest event time of every split that gave rows."""
         now_micros = self.context.processing_time_micros
         only = self.context.splits[0].name if len(self.context.splits) == 1 else None
         for given in self.collector.active_splits:
@@ -188,7 +188,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
                 state, max_event_time_micros=latest, last_active_micros=now_micros
             )
         for split in self.context.splits:
-            # Rows that are known to be there make a split busy, also when it was not its turn.
+            # A split with planned rows is not idle, even if the budget left them unread.
             if split.end is not None and split.end != split.start:
                 state = self.context.split_state(split.name)
                 self.context.split_states[split.name] = replace(

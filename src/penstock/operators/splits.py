@@ -1,7 +1,7 @@
-"""Splits and budgets: what a source has to read, how far it came, and how much it may take.
+"""Splits, budgets and deadlines: what a source reads, how far it came, how much it may take.
 
-Values, but for the meter of a budget and the deadline, which serve one epoch. A split's state
-is stored in the source's global table.
+All are immutable values, except the meter of a budget and the deadline, which serve one epoch.
+A split's state is stored in the source's global table.
 """
 
 import math
@@ -23,7 +23,7 @@ class SplitState(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: Any = None
     """Where to go on, in the source's own terms; None before the first row."""
     ended: bool = False
-    """Nothing will follow, ever."""
+    """The split will never have another row."""
     max_event_time_micros: int | None = None
     """The latest event time seen; the split's watermark follows from it."""
     last_active_micros: int | None = None
@@ -57,11 +57,11 @@ class SourceBudget:
 
 
 FED_BUDGET = SourceBudget(rows=1 << 50, size_bytes=1 << 50, wall_micros=1 << 50)
-"""What a fed subtask may take: all that it is brought, however long that takes to come."""
+"""The budget of a fed subtask: it takes all rows it is brought, however long that takes."""
 
 
 class BudgetMeter:
-    """What is left of a budget while a source runs. Asks the clock, so a slow source stops too."""
+    """What is left of a budget while a source runs. It also limits time, by the clock."""
 
     def __init__(self, budget: SourceBudget, clock: Clock) -> None:
         self.budget = budget
@@ -87,7 +87,7 @@ class BudgetMeter:
 
     @property
     def is_spent(self) -> bool:
-        """Tell whether the source should return now."""
+        """Return whether the source should return now."""
         return (
             self.rows_read >= self.budget.rows
             or self.bytes_read >= self.budget.size_bytes
@@ -96,11 +96,11 @@ class BudgetMeter:
 
 
 class SourceOverrunError(BaseException):
-    """Raised inside a source that is too late; user code that catches `Exception` lets it pass."""
+    """Raised inside a source that is too late. It is no `Exception`, so user code lets it pass."""
 
 
 class Deadline:
-    """Until when `run` of a source must return, by the machine's clock.
+    """The time by which `run` of a source must return, by the machine's clock.
 
     It is checked where the source calls Penstock, in `SourceCollector.collect` and
     `SourceContext.advance`, and when `run` ends. A source that blocks in C, or loops without
@@ -123,7 +123,7 @@ class Deadline:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time of the body: what the source's rows cost further on."""
+        """Do not count the time of the body, in which later operators process the rows."""
         began = time.monotonic()
         try:
             yield
@@ -134,7 +134,10 @@ class Deadline:
 def deal_splits(
     splits: Sequence[SplitPlan], parallelism: int
 ) -> tuple[tuple[SplitPlan, ...], ...]:
-    """Deal splits to subtasks, heaviest first to the one that has least. Deterministic."""
+    """Deal splits to subtasks, the heaviest first, each to the subtask with the least weight.
+
+    Deterministic.
+    """
     dealt: list[list[SplitPlan]] = [[] for _ in range(parallelism)]
     loads = [0] * parallelism
     for split in sorted(splits, key=lambda split: (-split.weight, split.name)):
@@ -160,14 +163,14 @@ class SourceAssignment:
 
     phase: SourcePhase = SourcePhase.READING
     splits: tuple[SplitPlan, ...] = ()
-    """To be read."""
+    """The splits to read."""
     resting: tuple[str, ...] = ()
-    """Not to be read in this epoch, but their watermarks count for this subtask."""
+    """The splits that are not read in this epoch; this subtask sends their watermarks."""
     budget: SourceBudget = field(default_factory=SourceBudget)
     fed: str | None = None
-    """What the executor brings the rows from, as the plan names it; None: the source reads."""
+    """Names the rows that the executor brings, as in `SourcePlan.fed`; None if `run` reads."""
 
 
 def have_ended(known: Mapping[str, SplitState], *, is_complete: bool) -> bool:
-    """Tell whether a source has ended: all its splits have, and none will be added."""
+    """Return whether a source has ended: all its splits have, and none will be added."""
     return is_complete and all(state.ended for state in known.values())

@@ -1,4 +1,4 @@
-"""Operators without state or expressions: map_batches, flat_map, key_by, union."""
+"""Operators without state and without expressions: map_batches, flat_map, key_by, union."""
 
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ class MapBatchesConfig(OperatorConfig):
 
     function: UserFunction
     schema: bytes | None = None
-    """What `StreamSchema.to_bytes` gives; None if the output has the input's schema."""
+    """The result of `StreamSchema.to_bytes`; None if the output has the input's schema."""
 
     @override
     def shown(self) -> Mapping[str, str]:
@@ -82,8 +82,8 @@ def flat_map_spec(
 class MapBatches(Configured[MapBatchesConfig], ArrowOperator):
     """Calls a function for every batch.
 
-    It gets a `pyarrow.RecordBatch`, or a `pyarrow.Table` or `polars.DataFrame` if that is
-    how its first parameter is annotated, and may return any of the three.
+    The function gets a `pyarrow.RecordBatch`, or a `pyarrow.Table` or `polars.DataFrame` if its
+    first parameter is annotated so, and may return any of the three.
     """
 
     def __init__(self, config: MapBatchesConfig) -> None:
@@ -124,7 +124,7 @@ class FlatMap(MapBatches):
     ) -> None:
         """Emit the function's results as they come."""
         results = self.call(batch)
-        # Batches and frames are iterable, too: column by column, which is never meant.
+        # Batches and frames are iterable too, column by column: they are one result.
         is_single = isinstance(results, pa.RecordBatch | pa.Table | pl.DataFrame)
         if is_single or not isinstance(results, Iterable):
             raise UserError(
@@ -165,7 +165,7 @@ class Union(Configured[UnionConfig], ArrowOperator):
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the first input's columns, which the others must have too.
 
-        Layouts and the order of columns may differ. The key stays if all have the same.
+        Layouts and the order of columns may differ. The key is kept if all inputs have it.
         """
         first = inputs[0]
         problems: list[str] = []
@@ -194,7 +194,7 @@ class Union(Configured[UnionConfig], ArrowOperator):
 
 
 def _conversion_for(function: BatchFunction) -> Callable[[pa.RecordBatch], RowsLike]:
-    """Return what turns a batch into the kind of rows that a function is annotated with."""
+    """Return the function that converts a batch into the annotated type of rows."""
     wanted = str(_first_annotation(function)).strip("'<>")
     if wanted.endswith("DataFrame"):
         return pl.DataFrame

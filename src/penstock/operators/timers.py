@@ -1,23 +1,24 @@
 """Timers: instants per key at which an operator wants to be called, kept in a table.
 
-How it works. A timer is a row of a time-keyed table that expires when its clock (watermark
-or processing time) reaches it. It fires in the one epoch where
+How it works. A timer is a row of a time-keyed table. It fires in the one epoch where
 
     clock of the epoch before  <  due  <=  clock of this epoch
 
-so nothing is ever deleted, and nothing fires twice after a restore or a rescale: the clock of
-the epoch before is in the manifest. A timer for an instant that has passed fires in the epoch
-that sets it. If it is set when the epoch's timers have fired already (in a tick, on close, at
-the checkpoint) it is kept for the next instant of the clock.
+The clock is the watermark or processing time. Nothing fires twice after a restore or a
+rescale, because the clock of the epoch before is in the manifest.
 
-If the clock did not move, a fired timer has not expired; a cancelling row stops it from firing
-again. Timers set before the first watermark wait for it. After the last one, the end of
-data, a timer can be set but no clock will reach it.
+- A row holds a key, the instant `due`, and whether the timer is set or cancelled. Of several
+  rows of one key and instant the last one counts.
+- `fires_at` is `due`. A timer for an instant that has passed fires in the epoch that sets it. If
+  the epoch's timers have fired already (in a tick, on close, at the checkpoint), `fires_at` is
+  the next instant of the clock.
+- A row expires when the clock reaches `fires_at`; rows are never deleted.
+- If the clock did not move, a fired timer has not expired; a cancelling row stops it from
+  firing again.
+- Timers set before the first watermark wait for it. After the last one, the end of data, a
+  timer can be set but no clock will reach it.
 
-Timer rows are pure. A row is a key, an instant, and whether the timer is set or cancelled; of several rows
-of one key and instant the last one counts. `fires_at` is `due`, or for a timer that was set
-too late for its own instant, the next instant of the clock. A row expires with it: rows are
-never deleted, the clock passes them.
+The functions on timer rows are pure; `Timers` holds the table and the clock of one subtask.
 """
 
 from collections.abc import Collection
@@ -46,7 +47,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 def timer_schema(keyed: StreamSchema) -> pa.Schema:
-    """Return the columns of a timer table; prefixed keys never meet the table's own columns."""
+    """Return the columns of a timer table; a prefix keeps keys apart from the table's own."""
     keys = [
         keyed.schema.field(name).with_name(key_column(name)).remove_metadata()
         for name in keyed.key_columns
@@ -62,12 +63,12 @@ def timer_schema(keyed: StreamSchema) -> pa.Schema:
 
 
 def key_column(name: str) -> str:
-    """Return what a key column of the input is called in a timer table."""
+    """Return the name of a key column of the input in a timer table."""
     return _KEY_PREFIX + name
 
 
 def keys_of(rows: pa.RecordBatch, keyed: StreamSchema) -> pa.RecordBatch:
-    """Return the keys of timer rows as the input has them."""
+    """Return the keys of timer rows, under the names that the input has."""
     fields = [keyed.schema.field(name) for name in keyed.key_columns]
     columns = [rows.column(key_column(name)) for name in keyed.key_columns]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
@@ -83,7 +84,7 @@ def micros_in(rows: pa.RecordBatch, name: str) -> Micros:
 def to_rows(
     keys: pa.RecordBatch, due_micros: Any, keyed: StreamSchema, *, is_set: bool
 ) -> pa.RecordBatch:
-    """Return timer rows as a user asks for them, each timer once, firing when they are due."""
+    """Return the rows that set or cancel timers, each timer once, with `fires_at` as `due`."""
     schema = timer_schema(keyed)
     due = pa.array(to_instants(due_micros, keys.num_rows)).view(pa.timestamp("us"))
     columns = [*keyed.keys_of(keys), due, due, pa.array(np.full(len(due), is_set))]
@@ -106,7 +107,7 @@ def newest_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def set_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return those of the newest rows that say that a timer is set."""
+    """Return the newest rows whose timer is set, not cancelled."""
     return rows.filter(rows.column(IS_SET))
 
 
@@ -184,14 +185,14 @@ _LOOKS = 8
 class DueTimers:
     """Timers of one time domain that are due, earliest first, each once.
 
-    Those of one instant come in an order that is the same whenever the epoch is run.
+    Timers of one instant come in an order that is the same in every run of the epoch.
     """
 
     domain: TimeDomain
     keys: pa.RecordBatch
     """The key columns, a row per timer."""
     due_micros: pa.Int64Array
-    """When each was due, as it was set."""
+    """The instant that each timer was set for."""
 
 
 def timer_tables(
@@ -221,19 +222,19 @@ class Timers:
         """Keep timers in the table that `timer_tables` declared in `tables`."""
         self.domain = domain
         self.has_fired = False
-        """Something fired in this epoch."""
+        """A timer fired in this epoch."""
         self._tables = tables
         self._keyed = keyed
         self._previous: int | None = None
         self._now: int | None = None
-        """Known from the first `take_due` of the epoch on."""
+        """The clock of this epoch; None before the first `take_due`."""
         self._floor: int | None = None
-        """Instants up to here are past, and what was set for them has fired or will fire now."""
+        """The latest instant that has passed: its timers have fired or fire in this epoch."""
         self._recent: list[pa.RecordBatch] = []
         """What was set and cancelled since the last `take_due`."""
 
     def set(self, keys: RowsLike, due_micros: Any) -> None:
-        """Set a timer per row; one that is set already stays set once.
+        """Set a timer per row; setting one twice is the same as once.
 
         `keys` holds the key columns of the operator's first input, and perhaps others.
         `due_micros` is one instant for all of them, or an array with one each.
@@ -254,8 +255,8 @@ class Timers:
     def take_due(self, now_micros: int | None) -> DueTimers | None:
         """Return all timers due at `now_micros` that have not fired yet; None without any.
 
-        Called until it returns None, because timers that are set by those that fire may be
-        due as well. A clock that says nothing, None, stands still.
+        Called until it returns None, because a timer that fires may set others that are due
+        as well. If `now_micros` is None, the clock has not moved.
         """
         now = self._previous if now_micros is None else now_micros
         if now is None:
@@ -283,8 +284,8 @@ class Timers:
     def next_due_micros(self) -> int | None:
         """Return when the next timer is due after this epoch's own time; None without timers.
 
-        Behind very many cancelled timers it may be an earlier instant, never a later one. Ask
-        before the tables are closed.
+        Behind very many cancelled timers it may be an earlier instant, never a later one. Call
+        it before the tables are closed.
         """
         view = self._view()
         start = None if self._floor is None else next_instant(self._floor)
@@ -309,7 +310,7 @@ class Timers:
         if rows.num_rows == 0:
             return
         if self._floor is not None:
-            # Instants that the clock has passed fire at its next one.
+            # Timers for instants that have passed fire at the next instant of the clock.
             moved = np.maximum(micros_in(rows, DUE), next_instant(self._floor))
             rows = _with_column(rows, FIRES_AT, pa.array(moved).view(pa.timestamp("us")))
         self._view().insert(rows, rows.column(FIRES_AT))
@@ -319,7 +320,7 @@ class Timers:
     def _rows_to_fire(self, now: int) -> pa.RecordBatch | None:
         """Return the timers set for `now` or earlier, in order; None if there is none."""
         if self._now is None:
-            # The rows that the clock passes in this epoch, and those kept for it.
+            # Rows whose `fires_at` the clock reaches in this epoch.
             start = None if self._previous is None else next_instant(self._previous)
             last = now if start is None else max(now, start)
             end = None if last == MAX_MICROS else last + 1
@@ -328,7 +329,8 @@ class Timers:
             rows = join_rows(self._recent)
         else:
             return None
-        # Rows kept for the next instant of the clock lie beside timers that are for it.
+        # If the clock did not move, the next instant is read too, where late timers are kept:
+        # timers that are due only then do not fire yet.
         past = rows.filter(pa.array(micros_in(rows, DUE) <= now))
         due = set_rows(newest_rows(past))
         return in_firing_order(due) if due.num_rows else None

@@ -1,11 +1,11 @@
-"""User functions ↔ bytes, user operators in a graph, and the errors of user code.
+"""Users' own code: pickled into a graph, run as an operator or source, and its exceptions.
 
 This is the only module that pickles. Functions and operator objects of users travel inside the
-graph to the workers; state never does: it is Parquet. A function that a worker can import is
-pickled by its name; anything else, such as a lambda or what a notebook defines, by value.
+graph to the workers; state is never pickled: it is Parquet. A function that a worker can import
+is pickled by its name; anything else, such as a lambda or what a notebook defines, by value.
 
 The kinds "process" and "source" are operators and sources that users have written. An exception
-of user code becomes an error that says where it was raised and on what.
+of user code becomes an error that names the place where it was raised, and shows the rows.
 """
 
 import inspect
@@ -26,18 +26,18 @@ from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import OperatorConfig
 
 _SEARCH_DEPTH = 4
-"""How deep inside an object the part that cannot be pickled is looked for."""
+"""How deep the search goes for the part of an object that cannot be pickled."""
 
 
 def pickle_function(obj: Any, name: str | None = None) -> UserFunction:
     """Return a function or an object in the form that goes into a graph.
 
-    What it refers to is copied now: changing a captured list afterwards changes nothing.
+    What it refers to is copied by this call: a later change of a captured list has no effect.
     """
     shown = name or name_of(obj)
     try:
         return UserFunction(shown, cloudpickle.dumps(obj))
-    except Exception as error:  # __reduce__ and __getstate__ of users raise anything
+    except Exception as error:  # __reduce__ and __getstate__ of users may raise anything
         raise UserError(
             f"{shown!r} cannot be sent to workers: {_culprit_of(obj) or 'it'} cannot be "
             f"pickled ({_first_line(error)}). Create it inside the function, or in on_start of "
@@ -61,7 +61,7 @@ def unpickle_function(function: UserFunction) -> Any:
 
 
 def name_of(obj: Any) -> str:
-    """Return what people call a function or an object: its own name, else that of its class."""
+    """Return the name of a function or an object: its own, else that of its class."""
     named = getattr(obj, "func", obj)  # functools.partial
     name = getattr(named, "__qualname__", None) or type(named).__qualname__
     return str(name).rpartition("<locals>.")[2]
@@ -89,7 +89,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _culprit_of(obj: Any) -> str | None:
-    """Say which part cannot be pickled, as precisely as a search from the outside finds it."""
+    """Return which part of an object cannot be pickled, as deep as the search goes."""
     path: list[str] = []
     part = obj
     for _ in range(_SEARCH_DEPTH):
@@ -104,7 +104,7 @@ def _culprit_of(obj: Any) -> str | None:
 
 
 def _parts_of(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what pickling an object would pickle, with a name for each."""
+    """Yield the parts that are pickled with an object, with a name for each."""
     if inspect.ismethod(obj):
         yield from _parts_of(obj.__func__)
         yield "its object", obj.__self__
@@ -165,26 +165,26 @@ class SourceConfig(OperatorConfig):
 
 
 def process_spec(operator: ArrowOperator) -> OperatorSpec:
-    """Put a user's operator into a graph, as it is now."""
+    """Return the spec of a user's operator, with a copy of its current attributes."""
     _check_instance(operator, ArrowOperator, ProcessConfig.kind)
     return ProcessConfig(pickle_function(operator)).to_operator_spec()
 
 
 def source_spec(source: SourceOperator) -> OperatorSpec:
-    """Put a user's source into a graph, as it is now."""
+    """Return the spec of a user's source, with a copy of its current attributes."""
     _check_instance(source, SourceOperator, SourceConfig.kind)
     return SourceConfig(pickle_function(source)).to_operator_spec()
 
 
 def build_process(config: ProcessConfig) -> ArrowOperator:
-    """Return another copy of a user's operator each time."""
+    """Return a new copy of a user's operator."""
     operator: ArrowOperator = unpickle_function(config.operator)
     _check_instance(operator, ArrowOperator, config.kind)
     return operator
 
 
 def build_source(config: SourceConfig) -> SourceOperator:
-    """Return another copy of a user's source each time."""
+    """Return a new copy of a user's source."""
     source: SourceOperator = unpickle_function(config.source)
     _check_instance(source, SourceOperator, config.kind)
     return source
@@ -216,9 +216,9 @@ def to_failure(
 ) -> PenstockError:
     """Return the error to raise for an exception of user code: a `UserCodeError`.
 
-    An error that is Penstock's own keeps its class and learns the facts. If the error travels
-    to the driver, `note` says where it was raised, and what else is worth knowing goes into
-    notes, too: causes do not survive pickling. Raise it `from` its own cause.
+    An error of Penstock's own keeps its class and gets the facts. If the error travels to the
+    driver, `note` says where it was raised; the traceback and sample rows go into notes too,
+    because causes do not survive pickling. Raise it `from` its own cause.
     """
     notes = []
     failure = error if isinstance(error, PenstockError) else UserCodeError(message, **facts)
@@ -234,7 +234,7 @@ def to_failure(
         frames = traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)
         notes.append("".join(frames).rstrip())
     for text in notes:
-        # An error object may be raised again: it gets each note once.
+        # The same error object may be raised again: it gets each note only once.
         if text is not None and text not in getattr(failure, "__notes__", ()):
             failure.add_note(text)
     return failure

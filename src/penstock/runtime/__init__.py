@@ -1,5 +1,5 @@
 """Running a graph: compile it to supersteps, run epochs on an executor, publish them.
 
-`physical` cuts the graph, `superstep` is what a task does, `driver` owns the loop, and an
-`Executor` says where tasks run. Only `runtime.spark` knows Spark.
+`plan` holds the values that the others exchange, `task` runs one task, `driver` owns the loop,
+and an `Executor` runs the tasks: `in_process` or `spark`. Only `runtime.spark` uses Spark.
 """

@@ -1,8 +1,8 @@
-"""InProcessExecutor: all tasks in this process, one after the other, over an in-memory exchange.
+"""InProcessExecutor: runs all tasks in this process, one by one, over an in-memory exchange.
 
-For tests, the harness and crash matrices. It shuffles the records of different producers by
-seed, because no engine promises an order between them. By seed, `Chaos` lets it misbehave as
-engines do after failures:
+It serves runs without Spark, harnesses and tests of crashes. It shuffles the records of
+different producers by seed, because no engine promises an order between them. By seed, `Chaos`
+makes it fail as engines do:
 
 | mischief | what an engine does |
 |---|---|
@@ -46,13 +46,13 @@ class Mischief(StrEnum):
 
 @dataclass
 class Chaos:
-    """Decides by seed which tasks go wrong and how; harmless with a rate of 0."""
+    """Decides by seed which tasks go wrong and how; with a rate of 0 none does."""
 
     rate: float = 0.0
     seed: int = 0
     kinds: tuple[Mischief, ...] = tuple(Mischief)
     done: list[tuple[int, int, Mischief]] = field(default_factory=list)
-    """What was done so far: level, task, mischief."""
+    """All that went wrong so far: level, task, mischief."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311 (an order, not a secret)
@@ -60,7 +60,7 @@ class Chaos:
     def run_level(
         self, level: int, tasks: Iterable[int], run: RunTask
     ) -> Iterator[list[Record]]:
-        """Run the tasks of a level and return the outputs that the exchange keeps."""
+        """Run the tasks of a level and yield the outputs that the exchange keeps."""
         for task in tasks:
             if self.rate == 0 or self._random.random() >= self.rate:
                 yield run(task)
@@ -104,7 +104,7 @@ NO_CHAOS = Chaos()
 
 
 class InProcessExecutor:
-    """Runs supersteps here. Has one worker unless more are given; tasks are dealt to them."""
+    """Runs supersteps here. Tasks are dealt to its workers; by default there is one."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class InProcessExecutor:
 
     @property
     def is_compacting(self) -> bool:
-        """Tell whether something was compacted and not taken yet."""
+        """Return whether something was compacted and not taken yet."""
         return bool(self._compacted)
 
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:

@@ -1,10 +1,9 @@
 """The public test kit: what Penstock tests itself with, for users to test their own code.
 
-Harnesses for operators and sources, whole pipelines in one process, stores that fail on
-purpose, sweeps over every point where they can, and checks of what must hold afterwards.
-Nothing in Penstock outside of tests imports from here. `testing.strategies` needs
-Hypothesis and `testing.plugin` is for pytest, which imports it in every run: so names are
-imported at their first use.
+It has harnesses for operators and sources, whole pipelines in one process, stores that fail on
+purpose, sweeps over every call that can fail, and checks of what must hold afterwards. Nothing
+in Penstock outside of tests imports from here. Names are imported at their first use, because
+`testing.strategies` needs Hypothesis, and every run of pytest imports `testing.plugin`.
 """
 
 import lazy_loader

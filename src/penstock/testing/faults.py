@@ -1,4 +1,4 @@
-"""A store that misbehaves on purpose, at a call chosen beforehand, and sweeps over all calls.
+"""FaultyStore, which fails on purpose at chosen calls, and sweeps that fail at every call.
 
 | mode                | the call is carried out      | the caller sees               |
 |---------------------|------------------------------|-------------------------------|
@@ -14,7 +14,7 @@
 
 A read that fails changes nothing, so it raises `StorageError` in every failing mode.
 
-A sweep runs one workflow once for every fault at every storage call that it makes.
+A sweep runs a workflow many times: once for each fault at each storage call that it makes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ from penstock.state.storage.watched import ForwardingStore
 
 
 class FaultMode(StrEnum):
-    """What goes wrong; the module's table says how."""
+    """What goes wrong; the table of the module describes each mode."""
 
     FAIL_BEFORE = "fail-before"
     FAIL_AFTER = "fail-after"
@@ -61,7 +61,7 @@ _SUFFERED_BY = {
     FaultMode.STALE_READ: frozenset({"read", "read_range", "size", "checksum"}),
     FaultMode.IGNORE_PRECONDITION: frozenset({"create"}),
 }
-"""The modes that only some operations can suffer."""
+"""The operations that a mode applies to; other modes apply to all."""
 
 
 class Call(NamedTuple):
@@ -77,24 +77,24 @@ class Fault:
 
     mode: FaultMode
     at: int | None = 1
-    """Which of the matching calls suffers, counted from 1; None is every one."""
+    """The number of the matching call that fails, from 1; None for every one."""
     operation: str | None = None
     """Only calls of this method match, such as `create`."""
     path: str | None = None
     """Only calls on such a path match, as in `*/epochs/*`; a `*` also spans `/`."""
     lands: Lands = Lands.NEVER
-    """For LOSE_RESPONSE. A write that lands later does so in `deliver_late`."""
+    """For LOSE_RESPONSE: when the write lands. A later write lands in `deliver_late`."""
     late_calls: int | None = None
-    """For `Lands.LATER`: it lands by itself right before that many calls later."""
+    """For `Lands.LATER`: after how many further calls it lands by itself, before the next."""
     as_of: int = 0
-    """For STALE_*: after how many calls the store looked like this; 0 is when it was wrapped."""
+    """For STALE_*: the number of calls after which the old state was taken; 0 for the start."""
     hook: Callable[[Call], None] | None = field(default=None, compare=False)
-    """For DELAY: runs while the request is under way; other actors' steps go in here."""
+    """For DELAY: called while the request is under way, to run steps of other processes."""
     when: Callable[[Call], bool] | None = field(default=None, compare=False)
-    """Asked last, whether such a call suffers: processes that share a store count each for itself."""
+    """A last condition for a call to fail, so that processes that share a store count apart."""
 
     def matches(self, call: Call) -> bool:
-        """Tell whether the call is one this fault counts."""
+        """Return whether this fault counts the call."""
         operations = _SUFFERED_BY.get(self.mode)
         return (
             (operations is None or call.operation in operations)
@@ -113,7 +113,7 @@ STORAGE_FAULTS = (
     Fault(FaultMode.CRASH_BEFORE),
     Fault(FaultMode.CRASH_AFTER),
 )
-"""All a store that keeps its contract may do to a caller: what correct code survives."""
+"""All that a store may do within its contract. Correct code survives each of them."""
 
 _Answer = TypeVar("_Answer")
 _Act: TypeAlias = Callable[[ObjectStore], _Answer]
@@ -126,7 +126,7 @@ class CrashError(BaseException):
 
 
 class FaultyStore(ForwardingStore):
-    """An `ObjectStore` over another one that suffers the given faults and logs every call.
+    """An `ObjectStore` over another one, with the given faults and a log of every call.
 
     >>> from penstock.state.storage.memory import MemoryStore
     >>> inner = MemoryStore()
@@ -151,7 +151,7 @@ class FaultyStore(ForwardingStore):
         """Whether any fault has struck."""
         self._log: list[Call] = []
         self._late: list[tuple[float, _Act[object]]] = []
-        """Writes on their way, each with the number of the call before which it lands."""
+        """Writes that have not landed, each with the number of the call before which it does."""
         stale = {FaultMode.STALE_LIST, FaultMode.STALE_READ}
         self._wanted = {fault.as_of for fault in faults if fault.mode in stale}
         self._old: dict[int, ObjectStore] = {}
@@ -161,13 +161,13 @@ class FaultyStore(ForwardingStore):
 
     @property
     def calls(self) -> list[Call]:
-        """Every call so far, in order; the ones that failed too."""
+        """Every call so far, in order, also those that failed."""
         return self._log.copy()
 
     def deliver_late(self) -> None:
-        """Let every write still on its way land now, in the order they were made.
+        """Let every write that has not landed land, in the order they were made.
 
-        Works after a crash too: a dead process's request may still be in the network.
+        This works after a crash too: the request of a dead process may still be in the network.
         """
         with self._lock:
             self._land(inf)
@@ -186,7 +186,7 @@ class FaultyStore(ForwardingStore):
         return f"FaultyStore({self.store!r}, {len(self._faults)} faults)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process has the same faults ahead of it and an empty log."""
+        """Return what makes a copy in another process, with the same faults and an empty log."""
         return FaultyStore, (self.store, *self._faults)
 
     @override
@@ -194,7 +194,7 @@ class FaultyStore(ForwardingStore):
         return self._call(Call(operation, path), act, act)
 
     def _call(self, call: Call, act: _Act[_Answer], careless: _Act[_Answer]) -> _Answer:
-        """Carry out `act` as the faults allow; `careless` is it without its precondition."""
+        """Do `act` as the faults allow; `careless` is the same call without its precondition."""
         struck: Fault | None = None
         for fault in self._enter(call):
             if fault.mode is not FaultMode.DELAY:
@@ -208,7 +208,7 @@ class FaultyStore(ForwardingStore):
         return self._suffer(struck, call, act)
 
     def _enter(self, call: Call) -> Sequence[Fault]:
-        """Log the call, let late writes land that are due, and return the faults it meets."""
+        """Log the call, let late writes land that are due, and return the call's faults."""
         with self._lock:
             if self._dead:
                 raise CrashError(f"{call.operation} {call.path!r} after the crash")
@@ -261,7 +261,7 @@ class FaultyStore(ForwardingStore):
         raise about.refused(reason)
 
     def _remember(self, number: int) -> None:
-        """Copy the store if a fault will ask what it looked like after this many calls."""
+        """Copy the store if a fault needs its state after this many calls."""
         if number in self._wanted and number not in self._old:
             self._old[number] = MemoryStore(stored_objects(self.store))
 
@@ -278,7 +278,7 @@ class Trial:
 
     fault: Fault
     store: FaultyStore
-    """The store the workflow used, with its log; `store.store` is what is left of it."""
+    """The store that the workflow used, with its log; `store.store` holds what it wrote."""
     result: object
     """What the workflow returned; None if it raised."""
     error: PenstockError | CrashError | None
@@ -292,9 +292,9 @@ def sweep(
 ) -> Iterator[Trial]:
     """Run the workflow with each fault at its first matching call, its second, … its last.
 
-    Every trial starts from a fresh `make_store()`. It may end by itself, with an error of
-    Penstock's, or with a crash; any other exception is a bug and comes out of the sweep.
-    The caller then checks what `trial.store.store` holds, or recovers from it.
+    Every trial starts from a new `make_store()`. It may end by itself, with an error of
+    Penstock's, or with a crash; any other exception is a bug, and the sweep raises it. The
+    caller then checks what `trial.store.store` holds, or recovers from it.
 
     >>> def workflow(store):
     ...     store.create("data", b"1")

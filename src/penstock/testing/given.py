@@ -1,8 +1,8 @@
-"""What tests give to operators, and what they get back: rows, instants, streams, output.
+"""Converts what tests give to operators (rows, instants, operators), and holds their output.
 
 Rows are columns, dictionaries, batches or frames. Timestamps may be written as text, and a
-column that is misspelt is an error, not a null. Instants are text, `datetime`s, microseconds
-or watermarks. Operators are instances or specs, and become the nodes of a chain.
+misspelt column is an error, not a null. Instants are text, `datetime`s, microseconds or
+watermarks. Operators are instances or specs, and become the nodes of a chain.
 """
 
 import dataclasses
@@ -125,29 +125,29 @@ class Emitted:
         return rows
 
     def add(self, output: str, batch: pa.RecordBatch) -> None:
-        """Note what was emitted."""
+        """Add rows that were emitted."""
         self._batches[output].append(batch)
 
     def extend(self, other: "Emitted") -> None:
-        """Note everything that another one holds."""
+        """Add all rows of another one."""
         for output, batches in other._batches.items():  # noqa: SLF001 (of the same class)
             self._batches[output] += batches
 
 
 @dataclass(slots=True)
 class EpochOutput:
-    """What one epoch of operators under test gave."""
+    """The output of one epoch of operators under test."""
 
     epoch: int
     emitted: Emitted
     watermark: Watermark | None
-    """What the last operator passed on, merged over its subtasks."""
+    """The watermark of the last operator, merged over its subtasks."""
     counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """What `ctx.count` counted, over all operators and subtasks."""
     wake_up_micros: int | None = None
     """When the operators want to run again even if no data comes."""
     finish: SourceFinishType | None = None
-    """What a source said about going on."""
+    """The stop that a source requested; None to go on."""
 
     def rows(self, output: str = MAIN) -> list[dict[str, Any]]:
         """Return the rows of an output as dictionaries."""
@@ -163,7 +163,7 @@ class EpochOutput:
 
 
 InstantLike: TypeAlias = str | datetime | int | EventTime
-"""Such as "2026-01-01T00:00:10", which is UTC unless it says otherwise."""
+"""An instant, such as the text "2026-01-01T00:00:10", which is UTC without a zone of its own."""
 
 WatermarkLike: TypeAlias = InstantLike | Idle | None
 """An instant, `IDLE`, or None for an input that has no watermark yet."""
@@ -221,7 +221,7 @@ def chain_of(
     parallelism: int,
     registry: Registry,
 ) -> LogicalGraph:
-    """Return a chain: the first operator takes `inputs`, every other one what comes before.
+    """Return a chain: the first operator takes `inputs`, every other one the output before it.
 
     One operator is named `operator`, those of a chain `operator-1`, `operator-2` and so on.
     """

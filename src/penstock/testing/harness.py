@@ -17,9 +17,9 @@ between parts that bring rows and watermarks and a part that keeps what comes ou
     input-0 → feed-0 ─by key→ operator → output
 
 `push`, `watermark` and `advance` prepare an epoch; `barrier` runs it: plan, tasks, real
-tables, publication. Time stands still unless `advance` moves it. What a hook raises comes
-out of `barrier` as the `PenstockError` a job would fail with; the epoch and its rows are
-then gone. Commits wait until `commit` is called.
+tables, publication. Only `advance` moves the clock. If a hook raises, `barrier` raises the
+`PenstockError` that a job would fail with, and the epoch and its rows are lost. Nothing is
+committed before `commit` is called.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -86,7 +86,7 @@ class _Harness:
         return self._job.emitted.take(output)
 
     def advance(self, duration: DurationLike) -> None:
-        """Let processing time pass, such as "10s": the next epoch happens then."""
+        """Advance processing time, such as by "10s", before the next epoch."""
         self.clock.advance(to_micros(duration))
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class _Harness:
 
 
 def _place_in(store: ObjectStore | None) -> tuple[JobId, ObjectStore]:
-    """Return the name and the store of a harness's job; others may be in a given store."""
+    """Return the name and the store of a harness's job; a given store may hold other jobs."""
     if store is None:
         return JobId("harness"), MemoryStore()
     return JobId(f"harness-{new_token()}"), store
@@ -109,10 +109,10 @@ def _place_in(store: ObjectStore | None) -> tuple[JobId, ObjectStore]:
 
 @dataclass(frozen=True, slots=True)
 class HarnessCheckpoint:
-    """Where a harness stood after an epoch. Stays valid whatever the harness does later."""
+    """The state of a harness after an epoch. Later epochs of the harness do not change it."""
 
     epoch: int
-    """The epoch it was made in; 0 before the first."""
+    """The epoch after which it was made; 0 before the first."""
     graph: LogicalGraph
     """The operators under test."""
     watermarks: tuple[Watermark | None, ...]
@@ -189,7 +189,7 @@ class OperatorHarness(_Harness):
         operator: OperatorLike | Sequence[OperatorLike] | None = None,
         amnesia: bool | Amnesia = False,
     ) -> Self:
-        """Go on from a checkpoint, as another process would; perhaps with a newer operator."""
+        """Go on from a checkpoint, as another process does; `operator` may be a newer one."""
         job, _ = _place_in(checkpoint.store)
         graph = replace(checkpoint.graph, job=job)
         head = graph.nodes[0]
@@ -220,7 +220,7 @@ class OperatorHarness(_Harness):
             if number in checkpoint.broadcast:
                 exchange = Exchange.BROADCAST
             if head.parallelism == 1:
-                # All in one chain: there is nothing to be sent.
+                # All operators are in one chain, so no rows are exchanged.
                 exchange = Exchange.FORWARD
             self._inputs.append(GivenInput(stream, exchange, watermark))
         self._job = SteppedJob(
@@ -259,8 +259,8 @@ class OperatorHarness(_Harness):
     def barrier(self, *, attempts: int = 1) -> EpochOutput:
         """Run an epoch over what was pushed, checkpoint it, and return what came out.
 
-        With several `attempts` it is run so often, as after failures, and the last counts:
-        an operator that has effects outside of its tables and rows shows them twice.
+        With several `attempts` the epoch runs so often, as after failures, and the last one
+        counts: an operator with effects outside of its tables and rows then has them twice.
         """
         return self._run_epoch(attempts=attempts)
 
@@ -272,7 +272,7 @@ class OperatorHarness(_Harness):
     def stop(self, *, tells_operators: bool = True) -> EpochOutput:
         """Run the last epoch before the job stops; the next one starts as after a restart.
 
-        Operators see `on_close(Stop)`, or nothing at all in a checkpoint-then-stop.
+        With `tells_operators` their `on_close(Stop)` is called; otherwise they only checkpoint.
         """
         return self._run_epoch(
             StopMode.GRACEFUL if tells_operators else StopMode.CHECKPOINT
@@ -287,7 +287,7 @@ class OperatorHarness(_Harness):
     def state(self, table: str, *, subtask: int | None = None) -> Any:
         """Return what a table holds after the last epoch, in all subtasks or in one.
 
-        A dictionary for a global table, else an Arrow table.
+        It is a dictionary for a global table, and an Arrow table for any other.
         """
         return self._job.read_table(table, subtask)
 
@@ -309,7 +309,7 @@ class OperatorHarness(_Harness):
 
     @property
     def commits(self) -> Mapping[int, Mapping[str, Mapping[int, bytes]]]:
-        """What the last operator gave `handle_commit` to do: by epoch, table and subtask."""
+        """The commit data of the last operator, by epoch, table and subtask."""
         last = self._start.graph.nodes[-1].operator
         return {
             epoch: data
@@ -319,13 +319,13 @@ class OperatorHarness(_Harness):
         }
 
     def commit(self, epoch: int | None = None) -> None:
-        """Commit an epoch, again if it was; without a number all that are not committed yet."""
+        """Commit an epoch, even a second time; without a number all that are not committed."""
         self._job.commits.carry_out(epoch)
 
     # ---- other processes
 
     def checkpoint(self) -> HarnessCheckpoint:
-        """Return where the harness stands after its last epoch; see `restore`."""
+        """Return the state of the harness after its last epoch; see `restore`."""
         return replace(
             self._start,
             epoch=self.epoch,
@@ -374,7 +374,7 @@ class SourceHarness(_Harness):
     ) -> None:
         self.clock = ManualClock(to_instant(now))
         self.assignments: tuple[SourceAssignment, ...] = ()
-        """What each subtask was given in the last epoch."""
+        """The assignment of each subtask in the last epoch."""
         self._budget = budget or SourceBudget()
         registry = registry or shared_registry()
         spec = source if isinstance(source, OperatorSpec) else source_spec(source)
@@ -409,7 +409,7 @@ class SourceHarness(_Harness):
     def read(self, *, rows: int | None = None, is_stop: bool = False) -> EpochOutput:
         """Run an epoch; `rows` limits what each subtask may read, `is_stop` closes the source.
 
-        An epoch in which the source asks to stop immediately does not count.
+        An epoch in which the source returns `IMMEDIATE` does not count.
         """
         planned = self._job.session.planner.sources[_SOURCE]
         planned.budget = self._budget if rows is None else replace(self._budget, rows=rows)
@@ -418,7 +418,7 @@ class SourceHarness(_Harness):
         return output
 
     def read_all(self, *, rows: int | None = None, max_epochs: int = 1_000) -> None:
-        """Run epochs until the source has ended and its readers know it."""
+        """Run epochs until the source has ended and its end has reached its readers."""
         for _ in range(max_epochs):
             if self.has_ended:
                 return
@@ -430,11 +430,11 @@ class SourceHarness(_Harness):
         )
 
     def rescale(self, parallelism: int) -> None:
-        """Go on in another process with so many subtasks: only the checkpoint is left."""
+        """Go on with so many subtasks, as another process does: from the checkpoint alone."""
         self._job.rescale(parallelism)
 
     def state(self, table: str) -> Any:
-        """Return what a table of the source's own holds after the last epoch."""
+        """Return what a table that the source declares holds after the last epoch."""
         return self._job.read_table(table)
 
     @property
@@ -445,5 +445,5 @@ class SourceHarness(_Harness):
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether the source has ended and said so in an epoch."""
+        """Return whether the source has ended and an epoch has announced its end."""
         return self._job.session.is_finished

@@ -1,4 +1,4 @@
-"""Sources and operators that the test kit itself puts into a graph.
+"""Sources and operators of the test kit: ScriptedSource, and the parts around a harness.
 
 `ScriptedSource` plays a script: rows, and what happens between them.
 
@@ -11,13 +11,13 @@
         {"user": "b", "n": 2},
     ])
 
-What follows the last step is the end of data. A script per split, by name, makes a source
-of several splits; they are read side by side.
+The end of data follows the last step. A dictionary of scripts by split name makes a source of
+several splits; they are read side by side.
 
-How it works. The offset of a split is the number of its next step. `ABORT` is remembered by
-the process that it kills, so a restart in the same process passes it. A split that stands at
-an `EOF` rests until another run of the job starts, and when all splits rest there or have
-ended, the source asks for a graceful stop.
+How it works. The offset of a split is the number of its next step. A process-wide set holds
+the `ABORT`s that have happened, so a restart in the same process skips them. A split at an
+`EOF` is not read until another run of the job starts. When all splits are at an `EOF` or have
+ended, the source requests a graceful stop.
 
 A harness puts its operators between parts of its own, see `surround`:
 
@@ -59,14 +59,14 @@ from penstock.testing.given import GivenRows, rows_to_batches
 
 _IDLE_POLL = timedelta(milliseconds=100)
 _STOP = "stop"
-"""The end of a planned split that only asks for the run to stop."""
+"""The end of a planned split that only requests the stop of the run."""
 
 _ABORTED: set[tuple[Token, str, int]] = set()
-"""The aborts that have struck in this process: source, split, step."""
+"""The aborts that have happened in this process: source, split, step."""
 
 
 class Mark(Enum):
-    """What can be between the rows of a script, besides a pause."""
+    """A step of a script that is neither rows nor a pause."""
 
     EOF = "eof"
     """This run of the job ends gracefully; the next one goes on behind."""
@@ -97,7 +97,7 @@ Script: TypeAlias = Iterable[GivenRows | Marker]
 
 
 class ScriptedSource(SourceOperator):
-    """Plays a script per split; the module says what can be in one."""
+    """Plays a script per split; the docstring of the module lists the steps."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class ScriptedSource(SourceOperator):
         }
         self._token = new_token()
         self._passed: dict[str, int] | None = None
-        """The EOF that each split stood at when this run began; None before it did."""
+        """The EOF at which each split was when this run began; None before the run."""
         self._poll = _IDLE_POLL
 
     @override
@@ -205,7 +205,7 @@ def _offset(state: SplitState) -> tuple[int, int]:
 
 
 def _end(steps: Sequence[Step], start: int, rows: int) -> int:
-    """Return where an epoch that starts at a step ends: at a marker, or when it has enough."""
+    """Return where an epoch that starts at a step ends: at a marker, or after enough rows."""
     for number in range(start, len(steps)):
         step = steps[number]
         if isinstance(step, pa.RecordBatch):
@@ -232,7 +232,7 @@ def _step(step: Any, schema: pa.Schema) -> Step:
 
 
 def _infer(scripts: Iterable[Sequence[Any]]) -> pa.Schema:
-    """Take the schema from the first rows that are given as such, else from all dictionaries."""
+    """Take the schema from the first batch, table or frame, else from all dictionaries."""
     rows: list[Any] = []
     for step in (step for steps in scripts for step in steps):
         if isinstance(step, Marker):
@@ -252,29 +252,29 @@ def _infer(scripts: Iterable[Sequence[Any]]) -> pa.Schema:
 
 Builder: TypeAlias = Callable[[], ArrowOperator | SourceOperator]
 Keep: TypeAlias = Callable[[str, pa.RecordBatch], None]
-"""Called with an output and what came out of it."""
+"""Called with the name of an output and a batch that it emitted."""
 OUTPUT = OperatorId("output")
 
 
 @dataclass(slots=True)
 class GivenInput:
-    """What one input of an operator under test is given: rows of an epoch, and a watermark."""
+    """The rows of an epoch and the watermark for one input of an operator under test."""
 
     stream: StreamSchema
     exchange: Exchange = Exchange.FORWARD
     watermark: Watermark | None = None
     batches: list[pa.RecordBatch] = field(default_factory=list)
-    """Of the epoch that runs."""
+    """The rows of the epoch that runs."""
 
 
 def surround(
     graph: LogicalGraph, inputs: Sequence[GivenInput], keep: Keep
 ) -> tuple[LogicalGraph, dict[str, Builder]]:
-    """Put parts around what stands under test; return the graph and what builds them, by kind.
+    """Put parts around the operators under test; return the graph, and their builders by kind.
 
-    In front of an input are a source and an operator that emits for it: a source alone could
-    not, as sources do not read in the last epoch of a run. The outputs that nothing reads go
-    to a part that keeps their rows.
+    A source and an operator that emits the rows are put before each input: a source alone
+    could not emit them, because sources do not read in the last epoch of a run. Outputs that
+    no operator reads go to a part that keeps their rows.
     """
     nodes: list[Node] = []
     edges: list[Edge] = []

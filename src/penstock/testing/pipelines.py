@@ -1,4 +1,4 @@
-"""Whole pipelines in this process, in no time: run, crash, restart, rescale, misbehave.
+"""LocalJob runs whole pipelines in this process, with faults; checks say whether state is whole.
 
     job = LocalJob(pipeline)
     job.run()                                      to the end of the data, or an EOF
@@ -6,12 +6,12 @@
     job.run(Fault(FaultMode.CRASH_BEFORE, at=7))   CrashError at the seventh storage call
     LocalJob(pipeline, chaos=Chaos(0.2, seed=1))   an exchange that loses and repeats
 
-State is kept in memory, and a clock that only moves when the job would wait takes the place
-of time. Each `run` is a process of its own: nothing but the store survives from the last.
+State is kept in memory, and the clock only moves when the job would wait. Each `run` acts as a
+process of its own: only the store remains from the last one.
 
-Invariants: named checks of what must hold of a job's checkpoints, whatever happened to its
-drivers. Each raises `AssertionError` with what is wrong and where. All of them only read,
-and take nothing on trust: they look at every object a kept epoch needs.
+The functions `assert_…` check what must hold of a job's checkpoints, whatever happened to its
+drivers. Each raises `AssertionError` with what is wrong and where. All of them only read, and
+read every object that a kept epoch needs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,7 +49,7 @@ from penstock.testing.stepped_job import NO_CACHE, rescaled
 
 
 class LocalJob:
-    """A job that is run here as often as wanted. What lasts between runs is its store."""
+    """A job that can be run here many times. Only its store lasts between runs."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class LocalJob:
         restore: Epochs | None = None,
         between_supersteps: Callable[[int], None] | None = None,
     ) -> JobStatus:
-        """Run the job until its data ends, it stops, or it fails; return how it stands then.
+        """Run the job until its data ends, it stops, or it fails; return its status.
 
-        With `epochs` it stops after so many, and one more to close. A `CrashError`, of a
-        fault or an `ABORT`, comes out as if the process had died there: run the job again
-        to see what it recovers.
-        `between_supersteps` is called with the level that was run, and may raise one too.
+        With `epochs` it stops after so many, and one more to close. A fault or an `ABORT` may
+        raise `CrashError`, as if the process had died there: run the job again to see what it
+        recovers. `between_supersteps` is called with the level that was run, and may raise a
+        `CrashError` too.
         """
         graph = self.graph if parallelism is None else rescaled(self.graph, parallelism)
         store = FaultyStore(self.store, *faults)
@@ -121,7 +121,7 @@ class LocalJob:
     ) -> JobStatus:
         """Run the job, and after every crash once more, until a run comes to its end.
 
-        `faults` strike in the first run only.
+        `faults` apply to the first run only.
         """
         for _ in range(max_starts - 1):
             try:
@@ -132,16 +132,16 @@ class LocalJob:
 
     @property
     def checkpoints(self) -> JobCheckpoints:
-        """The job's checkpoints, for `assert_job_is_whole` and other looks at them."""
+        """The job's checkpoints, for `assert_job_is_whole` and other checks."""
         return JobCheckpoints(self.store, self.graph.job, self.clock, self._settings.rules)
 
 
 def run_pipeline(
     pipeline: Pipeline | LogicalGraph, *, parallelism: int | None = None
 ) -> JobStatus:
-    """Run a pipeline to its end in this process, its state in memory; return how it ended.
+    """Run a pipeline to its end in this process, its state in memory; return its status.
 
-    Sinks such as `list_sink` hold what it gave. For restarts and crashes see `LocalJob`.
+    Sinks such as `list_sink` hold its output. For restarts and crashes see `LocalJob`.
     """
     return LocalJob(pipeline).run(parallelism=parallelism)
 
@@ -151,7 +151,7 @@ def assert_job_is_whole(checkpoints: JobCheckpoints) -> None:
 
     Epochs from the floor up to the newest have no gap; each of them, and each pinned one,
     has its manifest, all metadata and all state files, with the recorded sizes and
-    checksums; all but the newest are committed, which may be waiting for its successor.
+    checksums. All are committed, except perhaps the newest.
 
     >>> from penstock.core.ids import JobId
     >>> from penstock.state.storage.memory import MemoryStore
@@ -162,7 +162,7 @@ def assert_job_is_whole(checkpoints: JobCheckpoints) -> None:
     for index, epoch in enumerate(epochs):
         ref = epoch.record.ref
         allowed = Ready | Committing if index == 0 else Ready
-        # A restore may pass over a damaged commit; what it abandoned stays as it was.
+        # A restore may skip a damaged commit: an abandoned epoch stays uncommitted.
         if epoch.canonical is not False and not isinstance(epoch.status, allowed):
             raise AssertionError(f"{ref} is kept, but {type(epoch.status).__name__}")
         _assert_objects_exist(checkpoints, checkpoints.manifest(ref))
@@ -190,7 +190,7 @@ def _assert_objects_exist(
         for subtask in operator.subtasks:
             metadata = backend.read_operator_checkpoint_metadata(subtask)
             for table in metadata.table_checkpoint_metadata.values():
-                # Every kind of table lists its files alike.
+                # Every kind of table lists its files in the same fields.
                 listed = pb.KeyedTableSubtaskCheckpointMetadata.FromString(table.data)
                 for file in listed.files:
                     data, ref = checkpoints.store.read(file.path), manifest.ref
@@ -205,9 +205,9 @@ def _assert_objects_exist(
 def assert_acknowledged_epochs_survive(
     checkpoints: JobCheckpoints, acknowledged: Iterable[CheckpointRef]
 ) -> None:
-    """Check that every checkpoint a driver was told is acknowledged still owns its epoch.
+    """Check that every checkpoint that was acknowledged to a driver still owns its epoch.
 
-    Epochs given up since, by a collection that was asked for, may be gone.
+    Epochs that a collection has deleted since may be gone.
     """
     state = checkpoints.read_retention()
     for ref in acknowledged:
@@ -222,7 +222,7 @@ def assert_acknowledged_epochs_survive(
 def assert_commits_were_permitted(
     checkpoints: JobCheckpoints, commits: Iterable[tuple[CheckpointRef, Generation]]
 ) -> None:
-    """Check that sinks committed acknowledged checkpoints only, and that none is left out.
+    """Check that sinks committed acknowledged checkpoints only, and all of them.
 
     `commits` are the checkpoints the sinks committed, each with the generation that did.
     """
@@ -243,7 +243,7 @@ def assert_commits_were_permitted(
 
 
 def assert_no_restore_is_left_pinned(checkpoints: JobCheckpoints) -> None:
-    """Check that restores which were honoured keep nothing from being collected."""
+    """Check that no pin is left of a restore that has taken effect."""
     left = [pin for pin in checkpoints.pins() if pin.kind is PinKind.RESTORE]
     if left:
         names = ", ".join(f"{pin.name} ({pin.ref})" for pin in left)

@@ -1,16 +1,16 @@
-"""The pytest plug-in: fixtures of the test kit, there as soon as Penstock is installed.
+"""The pytest plug-in: the fixtures of the test kit, available once Penstock is installed.
 
 | fixture | is |
 |---|---|
 | `memory_store` | an empty store of this test |
-| `faulty_store` | a function: faults → a store over `memory_store` that suffers them |
+| `faulty_store` | a function: faults → a store over `memory_store` that has them |
 | `manual_clock` | a clock that stands at the beginning of 2026 |
 | `operator_harness` | `OperatorHarness`, closed after the test |
 | `source_harness` | `SourceHarness`, closed after the test |
 | `local_job` | `LocalJob` on `memory_store` and `manual_clock` |
 | `run_pipeline` | runs a pipeline to its end on the same; returns its status |
 
-Nothing is imported before a fixture is used: every run of pytest loads this file.
+A fixture imports what it needs when it is used, because every run of pytest loads this file.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def memory_store() -> "MemoryStore":
 
 @pytest.fixture
 def faulty_store(memory_store: "MemoryStore") -> Callable[..., "FaultyStore"]:
-    """Make stores over `memory_store` that suffer the given faults."""
+    """Make stores over `memory_store` that have the given faults."""
     from penstock.testing.faults import FaultyStore
 
     return lambda *faults: FaultyStore(memory_store, *faults)

@@ -1,8 +1,8 @@
 """SteppedJob: a job in this process that runs one epoch per call; harnesses are made of it.
 
-It runs on the session, executor and worker of every other job. What differs: every epoch is
-published, even one that changed nothing, so that epochs are numbered without gaps; commits
-are noted instead of carried out; and whatever leaves the operators under test is kept.
+It uses the same session, executor and worker as every other job, with three differences: every
+epoch is published, even one that changed nothing, so that epochs are numbered without gaps;
+commits are noted and run only on request; and all output of the operators under test is kept.
 """
 
 from collections import Counter
@@ -56,14 +56,14 @@ from penstock.testing.given import Emitted, EpochOutput
 from penstock.testing.parts import OUTPUT, Builder, GivenInput, surround
 
 NO_CACHE = FileCache(Path("/nonexistent"), 0)
-"""A cache without room: everything is read from the store."""
+"""A cache of size 0: everything is read from the store."""
 CommitData: TypeAlias = Mapping[str, Mapping[int, bytes]]
 """By table and subtask."""
 _SETTINGS = DriverSettings(
     keep_epochs=1,
     collect_every=1 << 62,
     adapts_budget=False,
-    # Files are merged by so many, so that long tests stay fast.
+    # Compactions keep the number of files small, so that long tests stay fast.
     compaction=CompactionSettings(min_files=16, min_expiring_files=16),
 )
 
@@ -75,7 +75,7 @@ def rescaled(graph: LogicalGraph, parallelism: int) -> LogicalGraph:
 
 
 class Amnesia(Enum):
-    """What is forgotten after every epoch, as if the next one ran elsewhere."""
+    """What is dropped after every epoch, as if the next one ran elsewhere."""
 
     NOTHING = "nothing"
     OPERATORS = "operators"
@@ -85,9 +85,9 @@ class Amnesia(Enum):
 
 
 class SteppedJob:
-    """A job that runs one epoch per call. What lasts between epochs is its store.
+    """A job that runs one epoch per call. Only its store lasts between epochs.
 
-    An epoch that fails leaves no trace: the next one starts from the checkpoint before it,
+    An epoch that fails changes nothing: the next one starts from the checkpoint before it,
     in a new session.
     """
 
@@ -140,7 +140,7 @@ class SteppedJob:
 
     @property
     def session(self) -> JobSession:
-        """The claim of the job; made when it is first needed."""
+        """The session of the job, started when it is first needed."""
         if self._session is None:
             self._session = JobSession.start(self._environment, sinks=self.commits)
         return self._session
@@ -225,20 +225,20 @@ class SteppedJob:
         self._worker.forget()
 
     def close(self) -> None:
-        """Let go of everything; the next epoch takes the job over again."""
+        """Release everything; the next epoch claims the job again."""
         self._executor.close()
         if self._session is not None:
             self._session.close()
             self._session = None
 
     def _output(self, ran: EpochRan) -> EpochOutput:
-        """Return what users see of an epoch."""
+        """Return the output of an epoch as harnesses give it to users."""
         reports = ran.reports.values()
         counters: Counter[str] = Counter()
         for report in reports:
             counters.update(report.counters)
         wake_ups = [report.wake_up_micros for report in reports]
-        # What the last operator passed on has arrived at the part that keeps its rows.
+        # The part that keeps the rows of the last operator has got its watermark.
         last = self.graph.nodes[-1]
         inputs = merge_subtasks(
             [ran.reports[last.operator, i].inputs for i in range(last.parallelism)]
@@ -280,7 +280,7 @@ class SteppedJob:
 
 
 class _SteppedEnvironment(JobEnvironment):
-    """Allows state by event time behind a forward edge: all subtasks see one watermark."""
+    """Allows state by event time behind a forward edge, as all subtasks get one watermark."""
 
     @cached_property
     @override
@@ -294,7 +294,7 @@ class _SteppedEnvironment(JobEnvironment):
 
 
 class _SteppedExecutor(InProcessExecutor):
-    """Runs an epoch as often as wanted, and lets it count even if it changed nothing."""
+    """Runs an epoch several times, and makes it count even if it changed nothing."""
 
     def __init__(self, worker: Worker, outputs: Mapping[str, StreamSchema]) -> None:
         super().__init__(worker)
@@ -338,7 +338,7 @@ class _PartsRegistry(Registry):
 
 
 class _StagedCommits(CommittingSinks):
-    """Notes what may be committed, and commits an epoch only when it is asked to."""
+    """Notes what may be committed, and commits an epoch only in `carry_out`."""
 
     def __init__(self, environment: JobEnvironment) -> None:
         super().__init__(environment, checkpoints_of(environment))
@@ -352,7 +352,7 @@ class _StagedCommits(CommittingSinks):
         self._waiting.add(epoch)
 
     def carry_out(self, epoch: int | None) -> None:
-        """Commit an epoch on new instances of its sinks, or all that never were."""
+        """Commit an epoch on new instances of its sinks; without a number all uncommitted ones."""
         if epoch is not None and epoch not in self.staged:
             raise UserError(
                 f"epoch {epoch} staged nothing to commit; these did: "

@@ -123,7 +123,7 @@ def disordered_times(
 def watermark_histories(
     draw: st.DrawFn, *, epochs: int = 8, ends: bool = True
 ) -> list[Watermark | None]:
-    """Return what one input says in each epoch: silent at first, then on, sometimes idle.
+    """Return the watermark of one input in each epoch: None at first, later sometimes idle.
 
     Instants never fall. With `ends` the last one is the end of data.
     """
@@ -139,7 +139,7 @@ def watermark_histories(
 def epoch_cuts(
     draw: st.DrawFn, row_count: int, *, max_epochs: int = 5
 ) -> list[tuple[int, int]]:
-    """Return `[start, end)` of each epoch: how so many rows are cut, some epochs empty."""
+    """Return the rows `[start, end)` of each epoch; some epochs are empty."""
     inner = draw(st.lists(st.integers(0, row_count), max_size=max_epochs - 1))
     edges = [0, *sorted(inner), row_count]
     return list(pairwise(edges))
@@ -151,7 +151,7 @@ class SmallPipeline:
 
     pipeline: Pipeline
     rows: tuple[dict[str, Any], ...]
-    """What goes in."""
+    """The rows of all sources together."""
     sinks: tuple[ListSinkSpec, ...]
 
 

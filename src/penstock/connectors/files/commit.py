@@ -1,14 +1,14 @@
-"""Committing staged files: each gets its final name once, then the epoch's list is written.
+"""Commits staged files and lists them: each gets its final name once, then the list is written.
 
-    list there and the same?  → done before: only tidy up
+    list there and the same?  → committed before: only remove what was staged
     copy every staged file to its final name, which is created once
     create the list           → from here on readers see the epoch, all of it
     remove what was staged
 
 Every step may be repeated at any time, by another process too. A staged file that is gone
-while its final one is there was copied before. Staging is tidied last, and only up to this
-epoch: the files of acknowledged epochs have their final names by then, and other attempts at
-these epochs do not count.
+while its final one is there was copied before. Staged files are removed last, and only up to
+this epoch: the files of acknowledged epochs have their final names by then, and files of other
+attempts at these epochs are not needed.
 
 `StagedParts` travels as commit data, in the checkpoint. `CommittedEpoch` is a JSON object
 beside the output, created once, after all files it lists. So a reader that follows the lists,
@@ -17,17 +17,18 @@ not acknowledged.
 
 A restore goes back to an older epoch, and the epochs after it are abandoned: their rows come
 again under new numbers. Nothing is written at the restore itself. The first epoch after it
-knows by its parent what it does not descend from, and from then on every list says so:
+finds by its parent which epochs it does not descend from, and every list from then on names
+them:
 
     epoch    1   2   3   4   5   restore of 2   6                  7
     parent       1   2   3   4                  2                  6
     its list                                    abandoned [3, 6)   abandoned [3, 6)
 
-So a reader sees the old output until that epoch is committed and the new one from then on,
-no row twice. A sink keeps the ranges in its state: a restore brings back those that held at
-the restored epoch, so one that is undone needs nothing more. That lists are of acknowledged
-epochs only, and the same for every driver that commits them, makes this safe against crashes
-and against drivers that were replaced.
+So a reader sees the old output until that epoch is committed, the new one from then on, and no
+row twice. A sink keeps the ranges in its state. A later restore brings back the ranges of its
+epoch, so undoing a restore needs nothing more. This is safe against crashes and replaced
+drivers, because lists are of acknowledged epochs only and the same for every driver that
+commits them.
 """
 
 import logging
@@ -65,7 +66,7 @@ _Record = TypeVar("_Record")
 
 
 class StagedFile(msgspec.Struct, frozen=True):
-    """A file in the staging area, with the name it will have."""
+    """A file in the staging area, and the name it gets in the commit."""
 
     staged: str
     path: str
@@ -81,7 +82,7 @@ class StagedParts(msgspec.Struct, frozen=True):
 
     format: OutputFormat
     schema: str
-    """Of all columns, the partition columns included: an Arrow IPC schema in base64."""
+    """All columns, the partition columns included: an Arrow IPC schema in base64."""
     partition_by: tuple[str, ...]
     files: tuple[StagedFile, ...]
     abandoned: tuple[EpochRange, ...] = ()
@@ -105,7 +106,7 @@ class CommittedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     job: str
     identity: str
-    """What tells the job from another of its name."""
+    """Differs from that of another job of the same name."""
     operator: str
     epoch: int
     format: OutputFormat
@@ -116,7 +117,7 @@ class CommittedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     files: tuple[ListedFile, ...]
     abandoned: tuple[EpochRange, ...] = ()
-    """Earlier epochs of the job that restores have taken out of the output."""
+    """Earlier epochs of the job whose files are no part of the output, because of restores."""
 
 
 def decode_staged(
@@ -167,7 +168,7 @@ def commit_files(
     if listed is None:
         for file in staged:
             _place(store, file)
-        # The list is for people to read as well.
+        # People read the list too.
         data = msgspec.json.format(msgspec.json.encode(record), indent=1)
         listed = create_own(store, path, data)
     where = f"{path!r} of {store.url}"
@@ -211,7 +212,7 @@ def _to_record(
 
 
 def _place(store: ObjectStore, file: StagedFile) -> None:
-    """Give a staged file its final name, or make sure that it has it."""
+    """Copy a staged file to its final name, unless an earlier commit did."""
     lost: UnknownOutcomeError | None = None
     try:
         copied = store.copy(file.staged, file.path)
@@ -249,7 +250,7 @@ def tidy_staging(
 ) -> None:
     """Remove what a sink staged up to this epoch; what cannot be removed is left for later.
 
-    The files that the caller knows of go first: a listing may not show them yet.
+    The files in `staged` are removed first: a listing may not show them yet.
     """
     try:
         for file in staged:
@@ -269,11 +270,11 @@ def tidy_staging(
 
 
 ABANDONED = "abandoned"
-"""The table of abandoned epochs: the start of each range, by its end."""
+"""The table of abandoned epochs: its keys are the ends of the ranges, its values their starts."""
 
 
 def follows_restore(ctx: OperatorContext) -> bool:
-    """Tell whether this is the first epoch after a restore that abandoned others."""
+    """Return whether this is the first epoch after a restore that abandoned others."""
     return ctx.parent is not None and ctx.parent + 1 < ctx.epoch
 
 
@@ -292,8 +293,8 @@ def find_abandoned(ctx: OperatorContext) -> tuple[EpochRange, ...]:
 def drop_abandoned(records: Iterable[CommittedEpoch]) -> list[CommittedEpoch]:
     """Return the lists that the newest one of their job descends from, in order of epoch.
 
-    Pure. What a list says counts unless it is abandoned itself: a later restore may have
-    gone back to what an earlier one had abandoned.
+    Pure. The ranges of a list count unless the list is abandoned itself: a later restore may
+    have gone back to epochs that an earlier one had abandoned.
     """
     abandoned: dict[tuple[str, str], set[EpochRange]] = {}
     kept = []
@@ -369,8 +370,8 @@ def _list_files(
 ) -> Iterator[tuple[ObjectStore, CommittedEpoch, ListedFile]]:
     """Yield the files that count in order of epoch, then operator.
 
-    Which earlier epochs count is said by later ones, so older lists than asked for are not
-    needed.
+    Later lists name the earlier epochs that do not count, so lists before `since_epoch` need
+    not be read.
     """
     store = open_store(url, **(options or {})) if isinstance(url, str) else url
     records = []
@@ -400,7 +401,7 @@ def _read(store: ObjectStore, record: CommittedEpoch, file: ListedFile) -> pa.Ta
     schema = schema_of(record.schema)
     kept = pa.schema([field for field in schema if field.name not in record.partition_by])
     if record.format == "parquet":
-        # Not `pq.read_table`: a process that ends soon after it aborts, now and then.
+        # Not `pq.read_table`: a process that exits soon after it sometimes aborts.
         rows = pq.ParquetFile(pa.BufferReader(data)).read()
     else:
         rows = from_json_lines(data, kept)

@@ -1,9 +1,9 @@
-"""Files by path or glob, to read from or to write to: what users call.
+"""`files`, the function by which users name files to read or to write, by path or glob.
 
     p.read("bids", files("s3://lake/bids/*.parquet", discover="10s"))
     stream.write("out", files("out", format="parquet", partition_by=["day"]))
 
-What is read and how is in `source`, what is written and how in `sink`.
+The reading itself is in `source`, the writing in `sink`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,14 +52,15 @@ def files(
     `format` is "parquet", "jsonl" (JSON lines) or "csv" (with a header, read only); unless it
     is given, it follows from the ending of the path. `store_options` are those of `open_store`.
 
-    Reading: without `schema` the columns are those of the first file by name; then all files
-    must have exactly these. With it, other columns are skipped. `discover=True` looks for
-    new files for ever, every second, or as often as it says ("10s"); otherwise the files are
-    those there at the first epoch and the job ends with them; event time waits until the last
-    of them is begun, unless they are `in_time_order` of their names. A row of text that
-    cannot be read fails the job, or with `on_bad="side"` goes to the side output `BAD`, with
-    the columns path, line, text and error. A job goes on only with the files it began with;
-    if these are in another folder now, `moved_from` is the path that named them before.
+    Reading: without `schema` the columns are those of the first file by name, and all files
+    must have exactly these. With it, other columns are skipped. `discover=True` looks for new
+    files for ever, every second; a duration such as "10s" sets another interval. Otherwise the
+    files are those there at the first epoch, and the job ends with them. The watermark then
+    waits until the last of them is begun, unless `in_time_order` promises that files sorted by
+    name are in order of time. A row of text that cannot be read fails the job, or with
+    `on_bad="side"` goes to the side output `BAD`, with the columns path, line, text and error.
+    A job goes on only with the files it began with; if they were moved to another folder,
+    `moved_from` is the path that named them before.
 
     Writing: `partition_by` names the columns whose values become folders; a file is closed
     at about `target_bytes`.
@@ -107,11 +108,11 @@ def files(
 
 @dataclass(frozen=True, slots=True)
 class FilesSpec:
-    """Files of a graph, not yet looked at. Made by `files`; see there."""
+    """Files of a graph, not yet read or listed. Made by `files`, which explains the fields."""
 
     path: str
     format: FormatName | None
-    """None if it is not known: an error only if they are read."""
+    """None if it is not known, which is an error only if the files are read."""
     schema: StreamSchema | pa.Schema | None = None
     discover_micros: int | None = None
     in_time_order: bool = False
@@ -119,11 +120,11 @@ class FilesSpec:
     moved_from: str | None = None
     partition_by: Sequence[str] = ()
     target_bytes: int | None = None
-    """None: what the sink does by default."""
+    """None for the sink's default."""
     store_options: Mapping[str, Plain] = field(default_factory=dict)
 
     def source_spec(self) -> OperatorSpec:
-        """Return what reads them; looks at the first file if there is no schema."""
+        """Return the source that reads them; without a schema this reads the first file."""
         if self.format is None:
             raise UserError(
                 f"the format of {self.path!r} is not known: pass format=, one of "
@@ -154,7 +155,7 @@ class FilesSpec:
         return config.to_operator_spec()
 
     def sink_spec(self) -> OperatorSpec:
-        """Return what writes them, exactly once."""
+        """Return the sink that writes them, exactly once."""
         if self.format == "csv":
             raise UserError(
                 f"CSV is only read, so {self.path!r} cannot be written: use 'parquet' or "

@@ -1,11 +1,12 @@
-"""CSV as RFC 4180 has it: a header, commas, quotes that may hold newlines. Parsed by Arrow.
+"""Reads CSV as RFC 4180 has it: a header, commas, quotes that may hold newlines.
 
-An empty field is null, except in a column of text, where it is empty text. A quote that
-begins or ends no field is against the rule: it makes the row bad, and rows up to the next
-such quote with it.
+Arrow parses the rows. An empty field is null, except in a column of text, where it is empty
+text. A quote that neither begins nor ends a field breaks the format: it makes its row bad, and
+all rows up to the next such quote.
 
-A row ends at a newline; for Arrow a carriage return outside of quotes ends one too. So one
-before or after a row does no harm, and one inside makes it bad: it would be two rows.
+A row ends at a newline. For Arrow a carriage return outside of quotes ends a row too: one
+before or after a row does no harm, and one inside makes the row bad, because Arrow would read
+two rows.
 """
 
 import csv
@@ -33,7 +34,8 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 
 _QUOTE, _CARRIAGE_RETURN = b'"\r'
 _BESIDE_FIELDS = np.frombuffer(b',\r\n"', dtype=np.uint8)
-"""What may precede an opening quote or follow a closing one; a quote, if it is doubled."""
+"""The characters that may stand before an opening or behind a closing quote. A doubled quote
+stands beside another one."""
 
 
 class CsvFormat(TextFormat):
@@ -41,7 +43,7 @@ class CsvFormat(TextFormat):
 
     @override
     def row_without_values(self) -> bytes:
-        """Return empty fields; quoted, so that a single one is no empty line."""
+        """Return empty fields, in quotes: a single empty field would be a blank line."""
         return b",".join([b'""'] * len(self.schema)) + b"\n"
 
     @override
@@ -51,10 +53,11 @@ class CsvFormat(TextFormat):
 
     @override
     def count_rows(self, text: bytes) -> int:
-        """Return how many rows are more than line ends; quotes must be where the rule has them.
+        """Return how many rows are not blank; raise if a quote is in a wrong place.
 
-        Then quotes that are open at a newline are open for Arrow too, which gives no row for
-        a blank one and at least one for any other: so as many rows as counted means one each.
+        With all quotes in their places, quotes that are open at a newline are open for Arrow
+        too. Arrow gives no row for a blank line and at least one for any other, so if it gives
+        as many rows as counted here, each line gave exactly one.
         """
         characters = np.frombuffer(text, dtype=np.uint8)
         _check_quotes(characters)
@@ -73,7 +76,7 @@ class CsvFormat(TextFormat):
 
     @override
     def read_heading(self, file: SourceFile) -> Heading:
-        """Return the header, once its columns were compared with the schema's."""
+        """Return the header, after comparing its columns with the schema's."""
         heading = _read_heading(file, self._max_row_bytes)
         problems = [
             f"column {name!r} occurs more than once"
@@ -117,7 +120,7 @@ def _check_quotes(characters: npt.NDArray[np.uint8]) -> None:
         return
     if len(quotes) % 2:
         raise ValueError("a quote is not closed")
-    # As if the text had newlines around it, so that every character has neighbours.
+    # A newline before and behind the text gives every character two neighbours.
     padded = np.concatenate([[NEWLINE], characters, [NEWLINE]])
     before, after = padded[quotes[0::2]], padded[quotes[1::2] + 2]
     if not (np.isin(before, _BESIDE_FIELDS).all() and np.isin(after, _BESIDE_FIELDS).all()):
@@ -138,7 +141,7 @@ def _read_heading(file: SourceFile, max_bytes: int) -> Heading:
 
 
 def _read_columns(file: SourceFile, line: bytes) -> tuple[str, ...]:
-    """Return the names in a header; refuse one that would hide rows behind them."""
+    """Return the names in a header; refuse a header that holds more than one row."""
     try:
         text = io.StringIO(line.decode(), newline="")
         parts = filter(None, csv.reader(text, strict=True))
@@ -168,7 +171,8 @@ def _read(
         fields = [pa.field(name, (types or {}).get(name, pa.null())) for name in columns]
         return pa.schema(fields).empty_table()
     if mark_length(text):
-        # Arrow drops a mark at the start, which may be any row's: an empty line keeps it.
+        # Arrow drops a byte order mark at the start of a text, which here may be part of a
+        # row. Behind an empty line it is kept.
         text = b"\n" + text
     return pa_csv.read_csv(
         io.BytesIO(text),

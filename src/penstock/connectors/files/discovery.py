@@ -1,4 +1,4 @@
-"""Which files a path or glob names, on any store.
+"""Finds the files that a path or glob names, on any store, and checks that they stay the same.
 
 | pattern         | names                                                             |
 |-----------------|-------------------------------------------------------------------|
@@ -9,13 +9,13 @@
 
 Wildcards and sets do not match a leading `.` or `_`, neither of files nor of folders: such
 names are for what is not, or not yet, data. A store is opened at the folder before the first
-wildcard and files are named by their path below it. A file that is meant, but has a name that
-stores do not take, is refused: it would be left out otherwise.
+wildcard, and files are named by their path below it. A file that the pattern names, but whose
+name is no object path, is refused: it would be left out otherwise.
 
-A file is known by its path below the root. Below another root the same path is another file,
-which would be passed over; with another root or pattern the same file may have another path,
-and would be read twice. So root and pattern are kept as the offset of a split, and do not
-change, unless the user says that the files have moved.
+The identity of a file is its path below the root. Below another root the same path is another
+file, which would be skipped as already read; with another root or pattern the same file may
+have another path, and would be read twice. So root and pattern are kept as the offset of a
+split, and must not change, unless the user says that the files have moved.
 """
 
 import re
@@ -40,7 +40,7 @@ _SHOWN_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class FilePattern:
-    """A store and the files in it that are meant. Plain data; `parse_pattern` makes it."""
+    """A store and the pattern of the files in it. Plain data, made by `parse_pattern`."""
 
     root: str
     """The URL of the store."""
@@ -53,7 +53,7 @@ class FilePattern:
         return f"{self.root.rstrip('/')}/{pattern}"
 
     def has_folder(self) -> bool:
-        """Tell whether the folder to look in is there; opening its store would make it."""
+        """Return whether the root folder exists; opening its store would create it."""
         scheme, _, path = self.root.partition("://")
         return scheme != "file" or Path(unquote(path)).is_dir()
 
@@ -98,7 +98,7 @@ class FilePattern:
 
 
 def parse_pattern(path: str) -> FilePattern:
-    """Part a path or URL into the store to open and the pattern of names in it.
+    """Split a path or URL into the store to open and the pattern of names in it.
 
     A relative path is made absolute, because a worker may have another working folder.
 
@@ -116,7 +116,7 @@ def parse_pattern(path: str) -> FilePattern:
     if segments[-1] == "":
         segments[-1] = "**"
     if scheme.lower() == "memory:":
-        # A store in memory has no folders of its own: its name is the first segment.
+        # The first segment is the name of a store in memory.
         name, segments = (
             (authority, segments[1:]) if authority else (segments[0], segments[1:])
         )
@@ -171,9 +171,9 @@ def _static_count(segments: list[str]) -> int:
 
 
 LISTING = "#listing"
-"""The split whose offset is pattern and list of files; no object path holds a `#`."""
+"""The split whose offset is the pattern and the list of files; no object path holds a `#`."""
 ORIGIN = "#origin"
-"""The split whose offset is root and pattern. Older checkpoints do not have it."""
+"""The split whose offset is the root and the pattern. Older checkpoints do not have it."""
 
 
 def find_moved_root(files: FilePattern, moved_from: str) -> str:
@@ -192,8 +192,8 @@ def find_moved_root(files: FilePattern, moved_from: str) -> str:
 def check_origin(
     known: Mapping[str, SplitState], files: FilePattern, moved_root: str | None
 ) -> None:
-    """Refuse to go on with other files than those that were begun."""
-    # Older checkpoints do not have the origin: what they lack is taken to be unchanged.
+    """Refuse to go on with other files than those that the job began with."""
+    # Older checkpoints do not have the origin: it is taken to be unchanged.
     before = files
     if ORIGIN in known:
         before = FilePattern(*known[ORIGIN].offset)

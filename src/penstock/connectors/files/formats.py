@@ -1,7 +1,7 @@
-"""What the files source asks of a file format, and what it gets.
+"""FileFormat: the contract between the files source and a file format.
 
-A format measures a file, so that the driver can say how far an epoch reads, and reads such
-a part of it in pieces. It decides nothing about epochs, splits or discovery.
+On the driver a format measures a file, so that the plan of an epoch says how far it is read.
+In a task it reads such a part in pieces. It decides nothing about epochs, splits or discovery.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ class FileOffset(NamedTuple):
     """How far a file was read. Stored as a list, so fields are only ever appended."""
 
     size_bytes: int
-    """The size of the whole file: another one later means that it was changed."""
+    """The size of the whole file; if it differs later, the file was changed."""
     position: int = 0
     """The next row group of a Parquet file; in text, the byte at which the next row begins."""
     lines: int = 0
@@ -40,7 +40,7 @@ class SourceFile:
     size_bytes: int
 
     def read_range(self, start: int, length: int) -> bytes:
-        """Return bytes of the file; they are there, or the file has gone."""
+        """Return bytes of the file; raise if it is gone or too short."""
         data = self.store.read_range(self.path, start, length)
         if data is None:
             raise changed_error(self, None)
@@ -65,7 +65,7 @@ class Allowance:
     rows: int
     size_bytes: int
     is_first: bool
-    """Nothing else is read: the smallest possible piece is, however large it is."""
+    """The plan holds nothing yet: the smallest possible piece is read, however large it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class Reach:
     """How far an epoch may read a file, and about how much that is."""
 
     end: int
-    """A position: rows that begin before it are read."""
+    """The position before which rows must begin to be read."""
     rows: float
     size_bytes: int
     is_whole: bool
-    """Nothing is left after it."""
+    """No row is left behind `end`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class BadRow:
     """Text that is no row of the schema."""
 
     line: int
-    """Its line in the file, from 1; its first, if it has several."""
+    """The line in the file, from 1, on which it begins."""
     text: bytes
     error: str
 
@@ -97,7 +97,7 @@ class Piece:
     rows: Sequence[pa.RecordBatch | pa.Table]
     bad: Sequence[BadRow]
     next: FileOffset | None
-    """None in the midst of what can only be read whole: reading must not stop here."""
+    """None within a unit that can only be read whole: reading must not stop here."""
     is_last: bool
     """The file has no more rows."""
 
@@ -112,20 +112,20 @@ class FileFormat(ABC):
 
     @abstractmethod
     def check_types(self) -> None:
-        """Refuse a schema with types that have no form in this format; called when building."""
+        """Refuse types that have no form in this format. Called when the graph is built."""
 
     @abstractmethod
     def reach(
         self, file: SourceFile, start: FileOffset, allowance: Allowance
     ) -> Reach | None:
-        """Say how far to read; None if not even one row fits. Called on the driver."""
+        """Return how far to read, or None if not even one row fits. Called on the driver."""
 
     @abstractmethod
     def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
         """Read the rows that begin in `[start, end)`; at least one piece, perhaps empty."""
 
     def check_columns(self, file: SourceFile, found: pa.Schema) -> None:
-        """Refuse a file whose columns are not those of the schema; say all differences."""
+        """Refuse a file whose columns are not those of the schema; name all differences."""
         if self.ignores_extra:
             found = pa.schema([field for field in found if field.name in self.schema.names])
         problems = find_differences(found, self.schema)
@@ -139,7 +139,7 @@ class FileFormat(ABC):
 
 
 def changed_error(file: SourceFile, found_bytes: int | None) -> UserError:
-    """Make the error of a file that is not what it was when it was listed."""
+    """Return the error for a file that has changed since it was listed."""
     now = "has gone" if found_bytes is None else f"now has {found_bytes} bytes"
     return UserError(
         f"{file} {now}; it had {file.size_bytes} bytes when it was first listed. Files must "

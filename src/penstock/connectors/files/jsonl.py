@@ -1,4 +1,4 @@
-"""JSON lines, read and written: an object a line, and what each Arrow type looks like in it.
+"""Reads and writes JSON lines, one object per line, and maps Arrow types to JSON.
 
 | Arrow type                | JSON                                                            |
 |---------------------------|-----------------------------------------------------------------|
@@ -16,8 +16,8 @@ Inside lists and structs there may be booleans, numbers, text, timestamps, dates
 decimals. Years are 0000 to 9999, because the text of dates and timestamps has four digits for
 them: other values could be written and not read back, so they are refused.
 
-Arrow parses the lines; a key that is absent is null. What it cannot parse as its own type is
-carried by text or by a whole number, and converted after that.
+Arrow parses the lines; a key that is absent is null. A type that Arrow cannot parse from JSON
+is parsed as a *carrier*, text or a whole number, and then converted.
 """
 
 import io
@@ -84,8 +84,9 @@ class JsonLinesFormat(TextFormat):
     def count_rows(self, text: bytes) -> int:
         """Return how many lines are not blank; each must look like an object.
 
-        Arrow takes a newline for any other white space, but after an object that is not
-        closed no line can begin with a brace. So as many rows as such lines means one each.
+        Arrow treats a newline as any other white space, but inside an object that is not
+        closed no line can begin with a brace. So if Arrow gives as many rows as there are such
+        lines, each line gave exactly one.
         """
         characters = np.frombuffer(text, dtype=np.uint8)
         newlines = np.flatnonzero(characters == NEWLINE)
@@ -165,7 +166,7 @@ def find_json_problems(schema: pa.Schema) -> list[str]:
 
 
 def to_json_lines(rows: pa.Table) -> bytes:
-    """Return one line per row, in UTF-8; a value without a form is an error of the user."""
+    """Return one line per row, in UTF-8; raise `UserError` for a value without a form."""
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         _check_years(name, column)
     columns = [column.cast(_change_type(column.type, _writer)) for column in rows.columns]
@@ -201,7 +202,7 @@ def _read(text: bytes, schema: pa.Schema | None, unexpected: Any) -> pa.Table:
 
 
 def _change_type(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a type with a change made to it, or to what its lists and structs hold."""
+    """Return a type changed by `change`; in lists and structs the inner types are changed."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_change_type(kind.value_type, change))
     if pa.types.is_struct(kind):
@@ -210,14 +211,14 @@ def _change_type(kind: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _writer(kind: pa.DataType) -> pa.DataType:
-    """Return the type that Polars writes in the form that values of this type have."""
+    """Return the type to convert a column to, so that Polars writes the form of its values."""
     if pa.types.is_duration(kind):
         return pa.int64()
     return pa.date32() if pa.types.is_date64(kind) else kind
 
 
 def _carrier(kind: pa.DataType) -> pa.DataType:
-    """Return the type to parse a column as before it is brought into its own."""
+    """Return the type to parse a column as before it is converted into its own."""
     types = pa.types
     if types.is_date(kind) or types.is_time(kind) or types.is_binary(kind):
         return pa.string()
@@ -225,7 +226,7 @@ def _carrier(kind: pa.DataType) -> pa.DataType:
 
 
 def _written_carrier(kind: pa.DataType) -> pa.DataType:
-    """Return a carrier for every type that is written; the source refuses some of them."""
+    """Return the carrier of any type that the sink writes; the source refuses some of them."""
     if pa.types.is_float16(kind):
         return pa.float32()
     is_text = pa.types.is_dictionary(kind) or _is_binary(kind)
@@ -233,7 +234,7 @@ def _written_carrier(kind: pa.DataType) -> pa.DataType:
 
 
 def _from_carrier(column: Any, kind: pa.DataType) -> Any:
-    """Bring a column from what carried it into its type."""
+    """Convert a column from its carrier into its own type."""
     if column.type.equals(kind) or pa.types.is_nested(kind):
         return column
     if pa.types.is_dictionary(kind):
@@ -311,7 +312,8 @@ def _have_text(times: Any) -> bool:
     end = _END_DAY * day
     if not pa.types.is_timestamp(kind) or kind.tz is None:
         return all(first <= scalar.value < end for scalar in ends)
-    # The text is in local time, which has no meaning where local years have no bounds.
+    # The text is in local time, which is only defined for instants near the bounds: so the
+    # instants are compared first, with a day of tolerance for the offset of the zone.
     return all(first - day <= scalar.value < end + day for scalar in ends) and all(
         first <= scalar.value < end for scalar in pc.local_timestamp(ends)
     )

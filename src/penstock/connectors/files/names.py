@@ -4,12 +4,12 @@
     {out}/{column}={value}/…/part-{epoch}-{operator}-{subtask}-{seq}.{extension}
     {out}/_committed/{epoch}-{operator}.json
 
-Spark and other engines that read a whole folder pass over names that begin with `_`. A
-staged name holds the token of the attempt that wrote it, so no two attempts share one. Final
-names hold an epoch, and epochs are never reused.
+Spark and other engines that read a whole folder skip names that begin with `_`. A staged name
+holds the token of the attempt that wrote it, so no two attempts share one. Final names hold an
+epoch, and epochs are never reused.
 
-Folders of partitions are named as Hive and Spark name them: see `partition_folder`. Which
-columns may be partitions, and which rows go to which folder, is decided here, too.
+Folders of partitions are named as Hive and Spark name them: see `partition_folder`. This
+module also decides which columns may be partitions, and which rows go to which folder.
 """
 
 import re
@@ -31,7 +31,7 @@ STAGING = "_staging"
 COMMITTED = "_committed"
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 LONGEST_SEGMENT = 255
-"""How many bytes a folder's name may have on a disk; kept everywhere, so output can be moved."""
+"""The longest name of a folder on a disk. It holds on all stores, so that output can be moved."""
 
 Partition: TypeAlias = tuple[str | None, ...]
 """The values of the partition columns as text; empty for output without partitions."""
@@ -54,7 +54,7 @@ class PartNames:
     extension: str
 
     def of_file(self, seq: int, folder: str) -> tuple[str, str]:
-        """Return where the attempt puts its file of this number, and its name once committed."""
+        """Return the staged and the final name of the attempt's file of this number."""
         epoch, subtask = f"{self.epoch:010}", self.task.subtask.index
         who = f"{self.task.operator}-{subtask:03}-{seq:03}.{self.extension}"
         staged = (
@@ -105,7 +105,7 @@ def partition_folder(columns: Sequence[str], partition: Partition) -> str:
 def find_name_problem(
     columns: Sequence[str], partition: Partition, path: str
 ) -> str | None:
-    """Say why a file of this partition could not be called `path` in every store, or None."""
+    """Return why a file of this partition cannot be named `path` in every store, or None."""
     for column, value in zip(columns, partition, strict=True):
         size_bytes = len(partition_folder([column], (value,)).encode())
         if size_bytes > LONGEST_SEGMENT:
@@ -195,7 +195,7 @@ def split_rows(
 def add_partition(
     table: pa.Table, columns: Sequence[str], partition: Partition, schema: pa.Schema
 ) -> pa.Table:
-    """Return rows of one partition with its columns back in their places, as they were typed."""
+    """Return rows of one partition with the partition columns back, in their places and types."""
     for column, value in zip(columns, partition, strict=True):
         value_array = _from_text([value], schema.field(column).type)
         filled = value_array.take(np.zeros(table.num_rows, np.int64))

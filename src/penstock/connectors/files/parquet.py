@@ -1,4 +1,4 @@
-"""Parquet files, read and written: positions are row groups, sizes come from the footer.
+"""Reads and writes Parquet files: positions are row groups, sizes come from the footer.
 
 A row group is fetched with one request and decoded batch by batch, so a reader holds one
 row group in its encoded form and one batch. A writer holds the encoded bytes of its file.
@@ -45,7 +45,7 @@ class ParquetFormat(FileFormat):
     def reach(
         self, file: SourceFile, start: FileOffset, allowance: Allowance
     ) -> Reach | None:
-        """Take row groups while they fit, by rows and by their size when decoded."""
+        """Take row groups as long as their rows and their decoded size fit."""
         groups = self._groups_of(file)
         end, rows, size_bytes = start.position, 0, 0
         for group_rows, group_bytes in groups[start.position :]:
@@ -63,7 +63,7 @@ class ParquetFormat(FileFormat):
 
     @override
     def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
-        """Read row groups, each in batches; only after its last batch the offset moves."""
+        """Read row groups in batches; the offset moves only behind the last batch of a group."""
         with _open(file) as (reader, window):
             self.check_columns(file, reader.schema_arrow)
             group_count = reader.metadata.num_row_groups
@@ -92,7 +92,7 @@ class ParquetFormat(FileFormat):
             raise _unreadable(file, f"row group {index}: {error}") from error
 
     def _groups_of(self, file: SourceFile) -> list[tuple[int, int]]:
-        """Return rows and decoded bytes of every row group, once the columns were checked."""
+        """Return rows and decoded bytes of every row group, after checking the columns."""
         key = (file.path, file.size_bytes)
         found = self._groups.get(key)
         if found is None:
@@ -117,7 +117,7 @@ def infer_parquet(file: SourceFile) -> pa.Schema:
 
 
 def _to_plain_layout(kind: Any) -> pa.DataType:
-    """Return the usual layout of a type: writers choose others for the same values."""
+    """Return the usual layout of a type; writers may choose another for the same values."""
     if pa.types.is_dictionary(kind):
         return _to_plain_layout(kind.value_type)
     if is_text(kind):
@@ -127,7 +127,7 @@ def _to_plain_layout(kind: Any) -> pa.DataType:
 
 @contextmanager
 def _open(file: SourceFile) -> Iterator[tuple[pq.ParquetFile, "_Window"]]:
-    """Open a file by its footer; gives the reader and the window its bytes come through."""
+    """Open a file by its footer; yield the reader, and the window that it reads through."""
     window = _Window(file)
     length = min(_FOOTER_BYTES, file.size_bytes)
     window.fetch(file.size_bytes - length, length)
@@ -142,7 +142,7 @@ def _open(file: SourceFile) -> Iterator[tuple[pq.ParquetFile, "_Window"]]:
 
 
 class _Window(io.RawIOBase):
-    """A file as Arrow reads it: from the bytes fetched last, or by a request of its own."""
+    """A file for Arrow: a read is served from the bytes fetched last, else by a request."""
 
     def __init__(self, file: SourceFile) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Window(io.RawIOBase):
         self._at = 0
 
     def fetch(self, start: int, length: int) -> None:
-        """Hold these bytes, instead of those before."""
+        """Fetch these bytes and hold them, instead of those before."""
         self._bytes = b""
         self._start, self._bytes = start, self._file.read_range(start, length)
 
@@ -210,15 +210,15 @@ def _unreadable(file: SourceFile, reason: str) -> UserError:
 class ParquetPart:
     """A Parquet file being written in memory. Used by one thread, closed once.
 
-    Zstd at its fastest level, dictionaries for text, differences for numbers.
+    Files use Zstd at its fastest level, dictionaries for text and differences for numbers.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         types = pa.types
-        # A dictionary of numbers rarely pays, and finding that out halves the speed.
+        # A dictionary of numbers rarely makes a file smaller, and trying it halves the speed.
         has_text = (types.is_string, types.is_large_string, types.is_dictionary)
         text: Any = [c.name for c in schema if any(has(c.type) for has in has_text)]
-        # Differences are smaller than numbers: half the time and less to compress.
+        # Differences are smaller than the numbers: writing takes half the time and less space.
         has_differences = (types.is_integer, types.is_timestamp, types.is_date)
         numbers = [c.name for c in schema if any(has(c.type) for has in has_differences)]
         self._out = pa.BufferOutputStream()

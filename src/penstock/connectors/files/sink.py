@@ -1,9 +1,9 @@
 """The files sink: Parquet or JSON lines, each row in exactly one committed file.
 
-An epoch's rows are staged by its subtasks as files that no reader looks at, durable before
-the epoch is acknowledged, and get their final names in its commit. `names` lists the names,
-`commit` says what a crash at any step leads to. An epoch without rows writes nothing, unless
-it is the first after a restore.
+Subtasks stage the rows of an epoch as files that no reader looks at. They are durable before
+the epoch is acknowledged, and its commit gives them their final names. `names` has all names,
+`commit` the order of its steps and what a crash between them leads to. An epoch without rows
+writes nothing, unless it is the first after a restore.
 
     {out}/day=2026-01-01/part-0000000007-hot-000-000.parquet
     {out}/_committed/0000000007-hot.json
@@ -62,13 +62,13 @@ from penstock.state.tables.specs import TableSpec, global_table
 
 DEFAULT_TARGET_BYTES = 128 * 1024**2
 LARGEST_TARGET_BYTES = 4 * 1024**3
-"""Stores copy and create objects of up to 5 GiB in one request."""
+"""The largest file: stores copy and create objects of up to 5 GiB in one request."""
 
 ROW_GROUP_BYTES = 16 * 1024**2
 """How many bytes of rows, as Arrow holds them, become a row group."""
 
 BATCH_BYTES = 1024
-"""About what a batch costs besides its rows: it counts when there are many partitions."""
+"""About what a batch takes besides its rows, which matters if there are many partitions."""
 
 STAGED = "staged"
 """The table whose commit data names the files of an epoch."""
@@ -91,7 +91,7 @@ class FilesSinkConfig(OperatorConfig):
     """What `open_store` takes for the store's kind."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be written, and say everything that is wrong."""
+        """Refuse a config that cannot work, with all problems at once."""
         problems = []
         if self.format not in ("parquet", "jsonl"):
             problems.append(f"format is {self.format!r}: use 'parquet' or 'jsonl'")
@@ -117,7 +117,7 @@ class FilesSinkConfig(OperatorConfig):
 
 
 class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
-    """Writes rows to files. Opens its store once, and keeps it until it is released."""
+    """Writes rows to files. It opens its store once, and keeps it until `release`."""
 
     def __init__(
         self, config: FilesSinkConfig, open_output: Callable[..., ObjectStore] = open_store
@@ -154,7 +154,7 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Encode the rows, and upload files that are full."""
-        # Rows of an attempt that was cut off must not get into the next one.
+        # Rows of an attempt that did not finish must not get into the next one.
         if self._parts is None or self._parts.attempt != ctx.attempt:
             self._parts = EpochParts(self._store, ctx, ctx.inputs[0].schema, self.config)
         self._parts.add(batch)
@@ -163,10 +163,11 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Upload the rest; then the epoch's files are durable, and named in the commit data."""
+        """Upload the rest, then name the files, which are durable by then, in the commit data."""
         parts, self._parts = self._parts, None
         if parts is None or parts.attempt != ctx.attempt:
-            # An epoch after a restore has a list also without rows: readers learn of it there.
+            # The first epoch after a restore writes its list even without rows: the list is
+            # how readers find out which epochs were abandoned.
             if not follows_restore(ctx):
                 return
             parts = EpochParts(self._store, ctx, ctx.inputs[0].schema, self.config)
@@ -189,7 +190,7 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
 
     @override
     def release(self) -> None:
-        """Let go of the store and of what an unfinished epoch held."""
+        """Drop the store and what an unfinished epoch held."""
         self._parts = self._opened = None
 
     @property
@@ -216,7 +217,7 @@ class _OpenPart:
     form: OutputFormat
     schema: pa.Schema
     writer: PartWriter | None = None
-    """None before the first row group: an open Parquet file costs memory of its own."""
+    """None before the first row group, because an open Parquet file takes memory of its own."""
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
     encoded_bytes: int = 0
@@ -248,14 +249,15 @@ class EpochParts:
     ) -> None:
         form, target_bytes = config.format, config.target_bytes
         self.attempt = ctx.attempt
-        """Whose rows these are; no other attempt at any epoch has the same token."""
+        """The attempt that these rows belong to; no other attempt at any epoch has its token."""
         self._names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, form)
         self._store = store
         self._schema = schema
         self._format: OutputFormat = form
         self._partition_by = tuple(config.partition_by)
         self._target_bytes = target_bytes
-        # Text may be some times larger than its rows; a file should not exceed its size by much.
+        # JSON lines may be several times larger than their rows; with small groups a file does
+        # not exceed its size by much.
         self._group_bytes = min(ROW_GROUP_BYTES, max(1, target_bytes // 4))
         kept = [field for field in schema if field.name not in self._partition_by]
         self._file_schema = pa.schema(kept)
@@ -264,7 +266,7 @@ class EpochParts:
         self._held_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows; files that are full are uploaded on the way."""
+        """Add rows; files that become full are uploaded."""
         for partition, rows in split_rows(batch, self._partition_by):
             piece_count = max(1, -(-rows.nbytes // self._group_bytes))
             step = max(1, -(-rows.num_rows // piece_count))
@@ -272,7 +274,7 @@ class EpochParts:
                 self._add(partition, rows.slice(start, step))
 
     def finish(self) -> StagedParts:
-        """Upload what is still open; return what was staged, no files if there was no row."""
+        """Upload the open files and return what was staged: no files if there was no row."""
         for partition in list(self._open):
             self._upload(partition)
         return StagedParts(
@@ -296,7 +298,7 @@ class EpochParts:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Let the largest of the open files take less: encode its rows, or else upload it."""
+        """Shrink the largest open file: encode its rows, or upload it if most are encoded."""
         partition, part = max(self._open.items(), key=lambda item: item[1].held_bytes)
         if part.waiting_bytes > part.encoded_bytes:
             before = part.held_bytes
@@ -311,7 +313,7 @@ class EpochParts:
         folder = partition_folder(self._partition_by, partition)
         staged, final = self._names.of_file(len(self._files), folder)
         problem = find_name_problem(self._partition_by, partition, final)
-        # What cannot have its final name is refused here: a commit cannot go back.
+        # A name that cannot be used is refused here: once acknowledged, an epoch must commit.
         if problem is not None:
             raise UserError(
                 f"rows cannot be written by partition_by: {problem}. Shorten the value before "

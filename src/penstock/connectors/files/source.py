@@ -1,15 +1,15 @@
 """The files source: every file is a split, read from its first row to its last.
 
-How it works: the driver lists the files and says of each how far the epoch reads it; see
-`plan_files`. A subtask reads its parts in pieces of a row group or some megabytes. The
-offset of a file has its size: a file that is another size later was changed, and is refused,
-as is one that went before its end. One that was read to its end may go.
+How it works: the driver lists the files and decides how far the epoch reads each; see
+`plan_files`. A subtask reads its parts in pieces of a row group or some megabytes. The offset
+of a file holds its size. A file whose size differs later was changed, and is refused, as is
+one that was deleted before its end was read. After that it may be deleted.
 
-Without discovery the files are those of the first epoch. Their list is kept in the state,
-as the offset of a split that no file can be named like: so a job that is started again
-reads the same files and ends, whatever came since. Until the last of them is begun this
-split holds the watermark back, because a file that waits may have the oldest rows; unless
-the user says that files are in order of time. Root and pattern are kept in the same manner,
+Without discovery the files are those of the first epoch. Their list is kept in the state, as
+the offset of a split whose name no file can have: so a job that is started again reads the
+same files and ends, whatever files were added since. Until the last of them is begun this
+split holds the watermark back, because a file that waits may have the oldest rows, unless the
+user says that the files are in order of time. Root and pattern are kept in the same manner,
 with discovery too; see `discovery`.
 """
 
@@ -56,7 +56,7 @@ _SAMPLE_CHARACTERS = 200
 
 
 _FULL = 0.95
-"""A subtask with so much of its budget planned takes no further file."""
+"""The share of its budget from which on a subtask takes no further file."""
 _WEIGHT_OF_BUDGET = 1_000_000
 
 
@@ -65,15 +65,14 @@ def plan_files(
     budget: SourceBudget,
     format_: FileFormat,
 ) -> tuple[tuple[SplitPlan, ...], bool]:
-    """Return what to read of files that have rows left, and whether more is there.
+    """Return what to read of files that have rows left, and whether more is left behind it.
 
-    Files that were begun come first, then new ones, each in order of name. Every subtask is
-    filled up in turn; a file goes to one subtask only. No file is begun before there is room
-    for it: one that waits with no rows read would hold the watermark of all the others back.
+    Files that were begun come first, then new ones, each in order of name. The subtasks are
+    filled one after the other; a file goes to one subtask only. No file is begun before there
+    is room for it: a known split without a row would hold the watermark of all others back.
 
-    The shares are those of the subtasks of a greedy dealing. The real one may pack files
-    differently, so a subtask may get a third more than its budget, or a piece that cannot be
-    smaller.
+    The splits are dealt to the subtasks later, and may be packed differently than here. So a
+    subtask may get a third more than its budget, or a piece that cannot be smaller.
     """
     loads = [0.0] * max(1, budget.subtasks)
     plans: list[SplitPlan] = []
@@ -111,19 +110,19 @@ class FilesSourceConfig(OperatorConfig):
     pattern: str
     format: FormatName
     schema: bytes
-    """What `StreamSchema.to_bytes` gives."""
+    """The result of `StreamSchema.to_bytes`."""
     ignores_extra: bool = False
     """Skip columns that the schema does not name, instead of refusing them."""
     discover_micros: int | None = None
-    """How often to look for new files; None: never."""
+    """The interval at which new files are looked for; None for never."""
     in_time_order: bool = False
-    """Files that wait to be read do not hold event time back."""
+    """Files that wait to be read do not hold the watermark back."""
     bad_to_side: bool = False
     """Rows that cannot be read go to the output `BAD`, instead of failing the job."""
     moved_root: str | None = None
     """The URL of the store in which the files were when the job began to read them."""
     store_options: Mapping[str, Any] = field(default_factory=dict)
-    """What `open_store` takes for the store's kind."""
+    """The options of `open_store` for the store's kind."""
 
     @property
     def files(self) -> FilePattern:
@@ -153,7 +152,7 @@ def infer_schema(
 
 
 def check_types(schema: pa.Schema, format_: FormatName) -> None:
-    """Refuse columns that files of a format cannot have; rows of text have at least one."""
+    """Refuse columns that files of a format cannot have, and text without any column."""
     if not schema.names and format_ != "parquet":
         raise SchemaError(
             f"schema= names no column, and {format_} without columns has no rows: name the "
@@ -163,7 +162,7 @@ def check_types(schema: pa.Schema, format_: FormatName) -> None:
 
 
 class FilesSource(Configured[FilesSourceConfig], SourceOperator):
-    """Reads the files of a pattern. Opens its store once, when it first needs it."""
+    """Reads the files of a pattern. It opens its store once, when it is first needed."""
 
     def __init__(
         self, config: FilesSourceConfig, open_files: Callable[..., ObjectStore] = open_store
@@ -185,7 +184,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
 
     @override
     def side_outputs(self) -> Mapping[str, StreamSchema]:
-        """Return the stream of bad rows, if they are wanted as such."""
+        """Return the stream of bad rows, unless they fail the job."""
         return {BAD: BAD_ROWS} if self.config.bad_to_side else {}
 
     @override
@@ -198,7 +197,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        """Read on in the files that were begun, then in others, as far as the budget goes."""
+        """Plan the files that were begun, then others, as far as the budget goes."""
         check_origin(known, self._files, self.config.moved_root)
         discovers = self.config.discover_micros is not None
         if discovers:
@@ -223,8 +222,8 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         """Read what was planned, so that a second run of the epoch gives the same rows.
 
-        The plan keeps to the budget of rows and bytes. Time is looked at only to come back
-        before the runtime gives the source up.
+        The plan keeps to the budget of rows and bytes. The clock is read only to return
+        before the source's deadline.
         """
         files = [split for split in ctx.splits if split.name not in (LISTING, ORIGIN)]
         for split in ctx.splits:
@@ -294,7 +293,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
 
     @override
     def release(self) -> None:
-        """Let go of the store."""
+        """Drop the store."""
         self._opened = None
 
     @property
@@ -309,9 +308,10 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         return {info.path: info.size_bytes for info in self._files.list_files(self._store)}
 
     def _plan_listing(self, known: Mapping[str, SplitState], begun: Set[str]) -> SplitPlan:
-        """Have the list kept, in the first epoch, and say when all its files are begun.
+        """Plan the split of the list, which ends when all files are begun.
 
-        With discovery there is one only if the job began without: nothing waits for it then.
+        The first epoch stores the list. With discovery there is a list only if the job began
+        without; it then ends at once.
         """
         listing = None
         if LISTING not in known:
@@ -335,7 +335,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             state = known.get(path)
             before = None if state is None else FileOffset(*state.offset).size_bytes
             if before is not None and before != size_bytes:
-                # Listings may lag behind, so the store is asked about the file itself.
+                # A listing may be out of date, so the size is read from the file itself.
                 SourceFile(self._store, path, before).check_size()
 
     def _candidates(

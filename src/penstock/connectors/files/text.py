@@ -1,8 +1,8 @@
-"""Text files of rows: cut into pieces at row ends, and bad rows found without parsing row by row.
+"""TextFormat: rows as text, cut into pieces at row ends; bad rows are found by halving pieces.
 
 How it works: a piece of some megabytes is parsed at once. Only if that fails, or gives
 another number of rows than the text has, the piece is halved, again and again, until the
-rows that cannot be read stand alone; what is left is parsed in stretches as long as possible.
+rows that cannot be read stand alone; the others are parsed in stretches as long as possible.
 
 A row belongs to the range in which it begins, so a range that ends in the midst of a row
 takes the whole row, and the next range begins after it.
@@ -35,13 +35,13 @@ MAX_ROW_BYTES = 64 << 20
 SAMPLE_BYTES = 1 << 20
 NEWLINE = ord("\n")
 _ROW_OF_STRETCH = re.compile(r"Row #\d+: |\.? in row \d+")
-"""Arrow counts from where it was told to begin: this is no line of the file."""
+"""Matches the row number in Arrow's messages: it counts from the start of the parsed text."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FEW_ROWS_BYTES = 64 << 10
 _BAD_ROWS_OF_PIECE = 256
 
 Ends: TypeAlias = npt.NDArray[np.int64]
-"""For every row of some text, the place behind it."""
+"""The position behind each row of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Heading:
 
 
 class TextFormat(FileFormat):
-    """Rows as text. Subclasses say where rows end and what they hold."""
+    """Rows as text. Subclasses find the ends of rows and parse them."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class TextFormat(FileFormat):
     ) -> None:
         super().__init__(schema, ignores_extra=ignores_extra)
         self.row_bytes: float | None = None
-        """What a row takes on average, as far as known."""
+        """The average size of a row; None before any was read."""
         self._piece_bytes = piece_bytes
         self._max_row_bytes = max_row_bytes
 
@@ -85,7 +85,7 @@ class TextFormat(FileFormat):
                 "text and convert it in a later step, or use Parquet"
             ) from error
         except pa.ArrowInvalid:
-            return  # a column that may not be null; its type is known
+            return  # the type can be parsed; only a null was refused
 
     @abstractmethod
     def find_row_ends(self, text: bytes) -> Ends:
@@ -93,10 +93,10 @@ class TextFormat(FileFormat):
 
     @abstractmethod
     def count_rows(self, text: bytes) -> int:
-        """Return how many rows there are in whole lines; blank ones are none.
+        """Return how many rows there are in whole lines, without blank ones.
 
-        Raises ValueError for text that a parser would read as other rows than those between
-        row ends: then a bad row could be made good by the rows beside it.
+        Raises ValueError for text that a parser would cut into other rows than `find_row_ends`
+        does: a bad row could then pass for a good one together with the rows beside it.
         """
 
     @abstractmethod
@@ -105,13 +105,13 @@ class TextFormat(FileFormat):
 
     @abstractmethod
     def read_heading(self, file: SourceFile) -> Heading:
-        """Return what precedes the rows, and check that it fits the schema."""
+        """Return what precedes the rows, after checking that it fits the schema."""
 
     @override
     def reach(
         self, file: SourceFile, start: FileOffset, allowance: Allowance
     ) -> Reach | None:
-        """Take as many bytes as fit, and as hold about as many rows as fit."""
+        """Take the bytes that fit, at most those that hold about the rows that fit."""
         row_bytes = self._estimate_row_bytes(file, start)
         rest = file.size_bytes - start.position
         fitting = int(min(allowance.size_bytes, allowance.rows * row_bytes))
@@ -160,10 +160,10 @@ class TextFormat(FileFormat):
     def _parse_rows(
         self, text: bytes, ends: Ends, heading: Heading, at: FileOffset
     ) -> Iterator[Piece]:
-        """Parse rows; those that cannot be are named, with the reason.
+        """Parse rows; those that cannot be parsed become bad rows with the reason.
 
         A stretch costs a fraction of a millisecond however short it is, so where most rows
-        are bad this takes seconds: it gives what it has from time to time.
+        are bad this takes seconds: what is parsed is yielded from time to time.
         """
         starts = np.concatenate([[0], ends[:-1]])
         newlines = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE)
@@ -255,9 +255,9 @@ def infer_text(
     find_row_ends: Callable[[bytes], Ends],
     parse: Callable[[bytes], pa.Table],
 ) -> pa.Schema:
-    """Return the columns that the first rows of a file suggest, wide enough for what may follow.
+    """Return the columns that the first rows of a file suggest, in types wide enough for others.
 
-    Timestamps get microseconds, whatever the sample's have. A column of nulls says nothing.
+    Timestamps get microseconds, whatever the sample has. A column of nulls has no known type.
     """
     length = min(SAMPLE_BYTES, file.size_bytes - heading.length)
     text = file.read_range(heading.length, length)

@@ -1,4 +1,4 @@
-"""Events by number: which kind an event is, which split emits it, and what is random in it.
+"""Computes from an event's number its kind, the split that emits it, and its random values.
 
 Events come in groups that repeat one pattern: `persons`, then `auctions`, then `bids`. Split
 k of K takes the groups g with `g % K == k`, whole, so that every split has all kinds in the
@@ -9,9 +9,9 @@ same proportions and all splits move through event time together.
     kind      P A A A B … B    P A A A B … B    P A A A B … B    P A A A B … B
     split     0 (of 2)         1                0                1
 
-Random values are counter-based: one is a hash of seed, number and purpose, so any range of
-events can be made by itself, in any order, on any machine. All arithmetic is on integers,
-because floating point functions differ between processors in the last bit. Pure.
+Pure. Random values are counter-based: each is a hash of seed, number and purpose, so any range
+of events can be made by itself, in any order, on any machine. All arithmetic is on integers,
+because floating point functions differ between processors in the last bit.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True)
 class EventSequence:
-    """The pattern of a group, and what of it a source emits."""
+    """The pattern of a group, and the kinds that a source emits."""
 
     persons: int
     auctions: int
@@ -92,7 +92,7 @@ class EventSequence:
 
 
 class Purpose(IntEnum):
-    """What a random word is for. The numbers are part of every row: never reuse one."""
+    """What a random word is used for. Every row depends on these numbers: never reuse one."""
 
     REFERENCES = 0
     HOTNESS = 1
@@ -144,7 +144,7 @@ def to_prices(bits: Bits) -> Numbers:
 
 @cache
 def _price_table() -> Numbers:
-    # Decimals in a context of their own: the same on every machine, whatever users set.
+    # A context of its own makes decimals the same on every machine, whatever users set.
     context = Context(prec=28)
     factor = context.power(Decimal(10), context.divide(Decimal(6), Decimal(_PRICE_STEPS)))
     prices, price = [], Decimal(100)
@@ -180,8 +180,8 @@ def write_texts(
 def text_pool(mean_length: int) -> pa.StringArray:
     """Return texts of up to a fifth more or fewer letters, to pad rows with.
 
-    The standard generator pads every row with fresh letters. Taking one of a few hundred
-    texts costs a copy instead, and no query looks into padding.
+    The standard generator pads every row with other random letters. Choosing one of a few
+    hundred texts only costs a copy, and no query reads the padding.
     """
     spread = mean_length // 5
     numbers = np.arange(_POOL_SIZE, dtype=np.int64)

@@ -1,9 +1,9 @@
-"""The rows of Nexmark: what the columns of persons, auctions and bids hold.
+"""The rows of Nexmark: computes the columns of persons, auctions and bids.
 
-Vectorised, a batch of events at a time, and only the columns that are asked for. Names,
-places, prices and the sizes of rows are those of the standard generator, and so are
-references. They need no memory of what was generated: the number of an event tells how many
-people and auctions there are by then.
+Rows are computed a batch of events at a time, without a loop over rows, and only the wanted
+columns. Names, places, prices, references and the sizes of rows are those of the standard
+generator. References need no memory of earlier events: how many people and auctions there are
+follows from the number of the event.
 
     a bid's auction    1 in `hot_auction_ratio`: any of the last `in_flight_auctions` ones;
                        otherwise the first one of the latest hundred
@@ -41,7 +41,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS
 
 LARGEST_POPULATION = 1 << 31
-"""Draws are made of 32 bits."""
+"""The most people or auctions to choose from: a draw has 32 bits."""
 
 
 def _between(least: int, most: int, *, default: Any) -> Any:
@@ -76,15 +76,15 @@ class NexmarkConfig:
 
     @property
     def sequence(self) -> EventSequence:
-        """The events in their order; the config is known to be sound."""
+        """The events in their order, for a config that `check_config` has accepted."""
         persons, auctions, bids = self.proportions
         return EventSequence(persons, auctions, bids, EventKind(self.kind))
 
 
 FIRST_ID = 1_000
-"""Of people and of auctions."""
+"""The first id of people and of auctions."""
 ID_LEAD = 10
-"""References may be to so many ids that come later, as if events had been swapped."""
+"""How many later ids a reference may choose from, as if events had been swapped."""
 _HOT_GROUP = 100
 
 
@@ -143,12 +143,12 @@ class EventBatch:
         return np.where(is_hot, last // _HOT_GROUP * _HOT_GROUP, cold) + FIRST_ID
 
     def bidders(self) -> Numbers:
-        """Return the people who bid."""
+        """Return the ids of the people that bid."""
         hotness = low(self.words(Purpose.HOTNESS))
         return self._people(hotness, self.config.hot_bidder_ratio, hot_index=1)
 
     def sellers(self) -> Numbers:
-        """Return the people whose auctions they are."""
+        """Return the ids of the people that sell."""
         hotness = high(self.words(Purpose.HOTNESS))
         return self._people(hotness, self.config.hot_seller_ratio, hot_index=0)
 
@@ -222,7 +222,7 @@ def _picks(
 
 def _channels(make_pool: Callable[[], _Array]) -> _Column:
     def make(events: EventBatch) -> _Array:
-        # Every second bid comes through one of the hot channels, the first of the pool.
+        # Every second bid uses one of the hot channels, which are the first of the pool.
         cold = scale(low(events.words(Purpose.AMOUNTS)), 2 * _CHANNELS)
         places = np.where(cold < _CHANNELS, cold + len(_HOT_CHANNELS), cold % 4)
         return make_pool().take(places)
@@ -250,7 +250,7 @@ def _reserves(events: EventBatch) -> Numbers:
 
 
 def _expires(events: EventBatch) -> Numbers:
-    """Let auctions run until about `in_flight_auctions` more have begun."""
+    """Return when auctions expire: when about `in_flight_auctions` more have begun."""
     config = events.config
     ahead = config.in_flight_auctions * sum(config.proportions) // config.proportions[1]
     bound = min(max(1, 2 * ahead), _LARGEST_BOUND)

@@ -1,8 +1,8 @@
-"""The Nexmark source: an online auction's persons, auctions and bids, as many as asked for.
+"""The Nexmark source: generates the persons, auctions and bids of an online auction site.
 
 The events of one seed are one endless sequence, the same in every run, on every machine and
 for any number of splits. What an event holds follows from its number alone, so epochs can be
-run again and splits read anywhere. `rows` says what is in them.
+run again and splits read anywhere. `rows` computes what the events hold.
 
     bids = pipeline.read("bids", ps.nexmark(1_000_000, kind="bids", splits=4))
 """
@@ -27,7 +27,7 @@ from penstock.operators.operator import DisplayableOperator
 
 KIND = "nexmark"
 _START = datetime(2015, 7, 15, tzinfo=UTC)
-"""When the benchmark's auctions have always begun."""
+"""The start of event time in the standard benchmark."""
 _GAP_NANOS = 100_000
 _SAMPLE_ROWS = 128
 
@@ -55,14 +55,15 @@ def nexmark(
     """Generate the first `events` of an auction site (or all), `rate` a second (or at once).
 
     Of 50 events one is a person, three are auctions and 46 are bids: `proportions`. `kind`
-    says which are emitted: "persons", "auctions", "bids", or "all" as rows of `event_type`
+    selects which are emitted: "persons", "auctions", "bids", or "all" as rows of `event_type`
     (0, 1, 2), `person`, `auction`, `bid` (structs, two of them null) and `date_time`.
     `events`, `rate` and `gap` count all events whatever the kind, so sources of one seed
     that differ in their kind fit together. `columns` names those to emit.
 
-    The first event happens at `start`, the following ones every `gap`: unless given, by the
-    rate, or 100 microseconds. Events are up to `disorder` earlier than that, so read them
-    with this lateness. Time without the job running counts for the rate: it catches up.
+    The first event happens at `start`, the following ones every `gap`; by default the gap
+    follows from the rate, or is 100 microseconds. Events are up to `disorder` earlier than
+    that, so read them with this lateness. Time in which the job did not run counts for the
+    rate: the job catches up.
 
     Bids prefer hot auctions and bidders, auctions hot sellers: all but 1 in `hot_…_ratio`.
     The others are among the last `in_flight_auctions` and `active_people`, and up to ten
@@ -116,7 +117,7 @@ def _read_micros(duration: DurationLike, name: str, problems: list[str]) -> int:
 
 
 def check_config(config: NexmarkConfig, *further: str) -> None:
-    """Refuse settings that cannot work, and name all of them at once."""
+    """Refuse settings that cannot work, with all problems at once."""
     problems = [
         *further,
         *_number_problems(config),

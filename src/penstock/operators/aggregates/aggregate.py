@@ -1,7 +1,7 @@
-"""Aggregate: what a user asks for, such as `ps.sum("price")`; compiled against a stream.
+"""Aggregate: what a user wants computed, such as `ps.sum("price")`, compiled against a stream.
 
-An aggregate is three expressions: what a group of rows comes to (partials), what a group of
-partials comes to (partials again), and what is the result of partials.
+An aggregate is three expressions: one makes partials of a group of rows, one makes partials of
+a group of partials, and one makes the result of partials.
 
     class WeightedMean(ps.Aggregate):
         def partial(self):
@@ -14,8 +14,8 @@ partials comes to (partials again), and what is the result of partials.
         def final(self, total, weight):
             return total / weight
 
-A `ColumnAggregate` is one of the values of one column, perhaps only of rows that satisfy a
-predicate. All problems of the aggregates of a step are reported at once.
+A `ColumnAggregate` is computed of the values of one column, perhaps only of rows that satisfy
+a predicate. All problems of the aggregates of a step are reported at once.
 """
 
 from abc import ABC, abstractmethod
@@ -43,49 +43,50 @@ _GROUP = "_penstock_group"
 
 
 class Aggregate(ABC):
-    """One aggregate. Immutable, pickles; knows no stream until it is compiled."""
+    """One aggregate. It is immutable, can be pickled, and has no stream until it is compiled."""
 
     @abstractmethod
     def partial(self) -> Mapping[str, pl.Expr]:
-        """Return by name what a group of rows comes to; expressions over columns of the rows.
+        """Return the partials of a group of rows by name: expressions over the rows' columns.
 
-        Each gives one value per group. One that gives several is kept as a list of them.
+        Each gives one value per group. If one gives several values, their list is kept.
         """
 
     @abstractmethod
     def merge(self, *args: Any, **kwargs: Any) -> Mapping[str, pl.Expr]:
-        """Return by name what a group of partials comes to; the columns are the arguments.
+        """Return the partials of a group of partials by name; the arguments are their columns.
 
-        It must not matter in which order partials are merged, nor how often.
+        The result must not depend on the order in which partials are merged, nor how often.
         """
 
     @abstractmethod
     def final(self, *args: Any, **kwargs: Any) -> pl.Expr:
-        """Return the result of one row of partials; the columns are the arguments."""
+        """Return the result of one row of partials; the arguments are their columns."""
 
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr] | None:
-        """Return what `merge` makes of two rows of partials, computed side by side, if simple.
+        """Return what `merge` makes of two rows of partials side by side; None if not simple.
 
-        Faster where most groups are of two. The others are all null where there are none.
+        This is faster where most groups have two rows. Where a row has no other, all columns
+        of `others` are null.
         """
         del partials, others
         return None
 
     def reductions(self) -> Mapping[str, Reduction] | None:
-        """Return what `partial` gives where each is a plain reduction of a column, else None.
+        """Return the partials as plain reductions of columns, or None if they are not.
 
-        Then groups of whole numbers that lie close together are computed without hashing.
+        With them, groups whose keys are whole numbers close together need no hashing.
         """
         return None
 
     def display(self) -> str:
-        """Return how it is written: `sum(price)`."""
+        """Return the aggregate as the user writes it: `sum(price)`."""
         return type(self).__name__
 
     def for_stream(self, stream: StreamSchema) -> "Aggregate":
-        """Return the form of it that fits the types of a stream; itself unless overridden.
+        """Return the form of the aggregate for the types of a stream; by default itself.
 
         Raises `SchemaError` for a column that is missing or of a type that does not fit.
         """
@@ -93,7 +94,7 @@ class Aggregate(ABC):
         return self
 
     def result_type(self, stream: StreamSchema) -> pa.DataType | None:
-        """Return the type of the result if it is not simply what `final` gives."""
+        """Return the type of the result, or None for the type that `final` gives."""
         del stream
         return None
 
@@ -150,10 +151,10 @@ class _Compiler:
         )
 
     def _merging(self, types: pl.Schema, merged: Mapping[str, pl.Expr]) -> list[pl.Expr]:
-        """Return what merges partials of some types into partials of the same types."""
+        """Return the expressions that merge partials into partials of the same types."""
         given = [e.alias(self._column(part)) for part, e in merged.items()]
         found = self._types_of(types, given)
-        # Sums of short integers are longer: what is merged keeps the type of what was made.
+        # Polars sums short integers into longer ones: a cast keeps the type of the partials.
         return [
             e if found[name] == types[name] else e.cast(types[name])
             for name, e in zip(found, given, strict=True)
@@ -176,7 +177,7 @@ class _Compiler:
         return None if by_part is None else tuple(by_part[part] for part in parts)
 
     def _column(self, part: str) -> str:
-        """Return the column of a partial: readers of the state find it by the result's name."""
+        """Return the column of a partial; it begins with the result's name, for readers."""
         return f"{self._result}.{part}"
 
     def _call(self, method: str, columns: Mapping[str, pl.Expr]) -> Any:
@@ -197,7 +198,7 @@ class _Compiler:
         raise self._refusal(f"{method} must return {wanted}")
 
     def _types_of(self, given: pl.Schema, expressions: Sequence[pl.Expr]) -> pl.Schema:
-        """Return what a group comes to, or say why it cannot be computed."""
+        """Return the types that expressions give for a group, or raise why they cannot."""
         named = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
         unknown = [name for name in named if name not in given]
         if unknown:
@@ -265,8 +266,8 @@ def compile_aggregates(
 ) -> AggregatePlan:
     """Compile what a step computes, or raise with everything that is wrong with any of it.
 
-    Values that are no aggregates are among the problems. `taken` are columns of the output
-    that are no results: no result may have their name.
+    Values that are no aggregates are among the problems. `taken` are the other columns of the
+    output, whose names no result may have.
     """
     problems = []
     compiled = []
@@ -295,7 +296,7 @@ class ColumnAggregate(Aggregate):
     """An aggregate of the values of one column. Null values never count."""
 
     function: ClassVar[str]
-    """The name that users call it by."""
+    """The name of the function that makes it, as in `ps.sum`."""
     wanted: ClassVar[str]
     """What the column may hold, in words."""
     reduced: ClassVar[Mapping[str, Kind]] = {}
@@ -303,13 +304,13 @@ class ColumnAggregate(Aggregate):
 
     column: str
     where: pl.Expr | None = None
-    """Says which rows count; None for all."""
+    """The predicate of the rows that count; None for all rows."""
     dtype: pl.DataType = pl.Int64()  # noqa: RUF009 (data types are immutable)
-    """The column's type in Polars, as soon as a stream is known."""
+    """The column's type in Polars, set by `for_stream`."""
 
     @staticmethod
     def fits(dtype: pl.DataType) -> bool:
-        """Tell whether the aggregate can be computed of values of a type."""
+        """Return whether the aggregate can be computed of values of a type."""
         raise NotImplementedError
 
     @override
@@ -321,7 +322,7 @@ class ColumnAggregate(Aggregate):
 
     @override
     def for_stream(self, stream: StreamSchema) -> Self:
-        """Return it for the column's type; raises with everything that does not fit."""
+        """Return it for the column's type, or raise with everything that does not fit."""
         types = frame_schema(stream.schema)
         problems = find_where_problems(self.where, stream)
         dtype: pl.DataType = types.get(self.column, pl.Null())
@@ -351,12 +352,12 @@ class ColumnAggregate(Aggregate):
         return column if self.where is None else pl.when(self.where).then(column)
 
     def type_in(self, stream: StreamSchema) -> Any:
-        """Return the type of the values in a stream, layouts aside."""
+        """Return the type of the values in a stream, in its plain layout."""
         return decoded(stream.schema).field(self.column).type
 
 
 def find_where_problems(where: pl.Expr | None, stream: StreamSchema) -> list[str]:
-    """Say why a predicate cannot tell which rows of a stream count."""
+    """Return why a predicate cannot select rows of a stream."""
     if where is None:
         return []
     if not where.meta.root_names():
@@ -372,7 +373,7 @@ def find_where_problems(where: pl.Expr | None, stream: StreamSchema) -> list[str
 
 
 def check_arguments(function: str, column: object, where: object) -> None:
-    """Refuse what is not the name of a column, or not a predicate, at the line that wrote it."""
+    """Refuse what is not the name of a column, or not a predicate, where the user wrote it."""
     problems = []
     if isinstance(column, pl.Expr):
         problems.append(
@@ -391,12 +392,12 @@ def check_arguments(function: str, column: object, where: object) -> None:
 
 
 def is_number(dtype: pl.DataType) -> bool:
-    """Tell whether it is an integer, a float or a decimal."""
+    """Return whether it is an integer, a float or a decimal."""
     return dtype.is_numeric()
 
 
 def is_orderable(dtype: pl.DataType) -> bool:
-    """Tell whether values have a least and a greatest one."""
+    """Return whether values have a least and a greatest one."""
     return (
         dtype.is_numeric()
         or dtype.is_temporal()

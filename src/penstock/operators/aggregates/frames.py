@@ -1,8 +1,8 @@
-"""Rows of Arrow as Polars frames and back, and grouping them by key and instant. Pure.
+"""Converts Arrow rows to Polars frames and back, and groups frames by key and instant. Pure.
 
 Polars has fewer types than Arrow (no seconds, one kind of text, no dictionary of numbers). A
-frame holds the values of a stream in plain layouts; what is computed goes back into the
-declared type, which holds its values.
+frame holds the values of a stream in plain layouts; results are converted back into the
+declared type, which can hold their values.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +98,7 @@ Compute: TypeAlias = Callable[[pl.DataFrame, Sequence[str]], pl.DataFrame]
 """Computes one row per group, given rows and the columns to group by."""
 
 ROWS_WORTH_A_PASS = 20_000
-"""Fewer rows are not worth a pass of their own, which has a fixed cost."""
+"""An instant with fewer rows gets no pass of its own, because a pass has a fixed cost."""
 
 
 def group_by_instant(
@@ -108,7 +108,7 @@ def group_by_instant(
 
     `instant` names a column of microseconds without nulls. Grouping by one column is several
     times as fast as by two. So the rows of an instant that has many of them are grouped by
-    key alone, in a pass of their own; all others at once.
+    key alone, in a pass of their own; all other rows are grouped at once.
     """
     if not frame.height:
         return

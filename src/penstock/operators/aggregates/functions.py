@@ -1,8 +1,9 @@
-"""The aggregates that users name: `ps.count()`, `ps.sum("price")` and so on.
+"""The functions that make aggregates, such as `ps.count()` and `ps.sum("price")`.
 
 Each takes the name of a column, and `where=`, a Polars predicate over the same row: only
 rows for which it is true count. Null values never count. Except for counts, the result of no
-values is null, as in SQL. See `docs/aggregates.md`.
+values is null, as in SQL. See `docs/aggregates.md`. `totals` has the classes of sum, avg, var
+and stddev; all others are here.
 """
 
 from collections.abc import Mapping
@@ -175,8 +176,8 @@ def _other_if(wins: pl.Expr, mine: pl.Expr, other: pl.Expr) -> pl.Expr:
 class First(_OneValue):
     """The value of the row with the earliest event time that has one.
 
-    Of several rows at that instant it is the least value: which row came first would depend
-    on how rows travelled.
+    Of several rows at that instant it is the least value, because which of them comes first
+    depends on how rows travelled.
     """
 
     function: ClassVar[str] = "first"

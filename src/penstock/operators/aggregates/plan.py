@@ -3,11 +3,11 @@
     rows ─ partials_of ─▶ partials ─ merge ─▶ partials ─ results_of ─▶ results
 
 Merging is associative and commutative, so partials may be made and merged anywhere, in any
-order and any number of times. A plan travels in a graph as plain data: fields as Arrow writes
-them, expressions as Polars does.
+order and any number of times. A plan travels in a graph as plain data: Arrow serialises its
+fields, Polars its expressions.
 
-Keys that are whole numbers close together, as ids mostly are, need no hashing: `reduce_by_place`
-indexes an array by key, which takes a third of the time.
+Keys that are whole numbers close together, as ids mostly are, need no hashing:
+`reduce_by_place` indexes an array by key, which takes a third of the time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ Kind: TypeAlias = Literal["count", "sum", "float_sum", "min", "max"]
 _Array: TypeAlias = "np.typing.NDArray[Any]"
 
 PLACES_PER_ROW = 4
-"""With more places than this per row, most of them would be empty."""
+"""The most places per row: with more, most of the array would be empty."""
 _LONGEST = 1 << 63
 
 
 class Reduction(NamedTuple):
-    """What becomes of a column within a group, or of the rows themselves if none is named."""
+    """The reduction of a column within a group, or of the rows themselves without a column."""
 
     kind: Kind
     column: str | None
@@ -40,9 +40,11 @@ class Reduction(NamedTuple):
 def reduce_by_place(
     rows: pl.DataFrame, key: str, reductions: Mapping[str, Reduction]
 ) -> pl.DataFrame | None:
-    """Return one row per key, by key: the key, then the reductions; None if this is not for them.
+    """Return one row per key in order of key: the key, then the reductions.
 
-    Columns must be numbers of up to 64 bits, all there: no nulls, no NaN, no sum that overflows.
+    The key indexes an array, without hashing. Returns None when this cannot be exact or would
+    waste memory: columns must be numbers of up to 64 bits, without nulls, NaN or a sum that
+    overflows.
     """
     keys = rows[key]
     if not rows.height or not _is_whole(keys) or keys.null_count():
@@ -92,7 +94,7 @@ def _reduce(kind: Kind, values: _Array, places: _Array, span: int) -> _Array:
 
 
 def _is_whole(column: pl.Series) -> bool:
-    """Tell whether a column has whole numbers that fit into 64 bits with a sign."""
+    """Return whether a column has whole numbers that fit into 64 bits with a sign."""
     return column.dtype.is_integer() and column.dtype not in (
         pl.UInt64,
         pl.Int128,
@@ -101,7 +103,7 @@ def _is_whole(column: pl.Series) -> bool:
 
 
 def _is_plain(column: pl.Series, *, is_summed: bool) -> bool:
-    """Tell whether a column has numbers only, and a sum of them cannot overflow."""
+    """Return whether a column has numbers only, and a sum of them cannot overflow."""
     if column.null_count():
         return False
     if column.dtype in (pl.Float32, pl.Float64):
@@ -123,7 +125,7 @@ def _bounds(column: pl.Series) -> tuple[int, int]:
 _Engine: TypeAlias = Literal["streaming", "in-memory"]
 _PLACE = "_penstock_place"
 _STREAMING_ROWS = 20_000
-"""From here on Polars' streaming engine is up to three times as fast, below it is slower."""
+"""From so many rows on Polars' streaming engine is up to three times as fast; below, slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ class AggregateConfig:
     fields: bytes
     """The result, then the partials: an Arrow schema in its IPC form."""
     from_rows: tuple[bytes, ...]
-    """What `Expr.meta.serialize` gives, each; also below."""
+    """Each is the result of `Expr.meta.serialize`, as in the fields below."""
     from_partials: tuple[bytes, ...]
     finish: bytes
     from_pair: tuple[bytes, ...] | None = None
@@ -144,12 +146,12 @@ class AggregateConfig:
 
 @dataclass(frozen=True, slots=True)
 class CompiledAggregate:
-    """One aggregate over columns that are known to exist and to fit it."""
+    """One aggregate over columns that exist and fit it: the compiler has checked them."""
 
     result: "pa.Field[pa.DataType]"
-    """The column it ends in."""
+    """The column of the result."""
     reads: tuple[str, ...]
-    """The columns of the rows that it looks at."""
+    """The columns of the rows that it reads."""
     partials: tuple["pa.Field[pa.DataType]", ...]
     """The columns of its partials; each begins with the name of the result."""
     from_rows: tuple[pl.Expr, ...]
@@ -159,14 +161,14 @@ class CompiledAggregate:
     finish: pl.Expr
     """Computes the result from the partials of one row."""
     shown: str = ""
-    """How it is written: `sum(price)`."""
+    """The aggregate as the user writes it: `sum(price)`."""
     from_pair: tuple[pl.Expr, ...] | None = None
-    """As `from_partials` for two rows side by side, the second one's columns `other_column`s."""
+    """As `from_partials`, for two rows side by side; `other_column` names the second's columns."""
     reductions: tuple[Reduction, ...] | None = None
-    """The same as `from_rows`, where each of them is a plain reduction of a column."""
+    """The same as `from_rows`, if each of them is a plain reduction of a column."""
 
     def to_config(self) -> AggregateConfig:
-        """Return it as plain data: workers need neither the aggregate nor the stream's schema."""
+        """Return it as plain data, so that workers need neither aggregate nor stream schema."""
         pair = self.from_pair
         return AggregateConfig(
             self.shown,
@@ -210,7 +212,7 @@ class CompiledAggregate:
 
 
 def other_column(name: str) -> str:
-    """Return what a column of partials is called in the second of two rows."""
+    """Return the name of a column of partials in the second of two rows side by side."""
     return f"{name}|other"
 
 
@@ -222,7 +224,7 @@ class AggregatePlan:
 
     @cached_property
     def _from_rows(self) -> dict[str, Reduction] | None:
-        """What computes the partials from rows, by column; None unless all are reductions."""
+        """The reductions that make partials of rows, by column; None unless all are plain."""
         reductions = [a.reductions for a in self.aggregates if a.reductions is not None]
         if len(reductions) < len(self.aggregates):
             return None
@@ -231,7 +233,7 @@ class AggregatePlan:
 
     @cached_property
     def _from_partials(self) -> dict[str, Reduction] | None:
-        """What merges partials, by column; counts are added."""
+        """The reductions that merge partials, by column; counts are added."""
         if self._from_rows is None:
             return None
         kinds = {name: reduction.kind for name, reduction in self._from_rows.items()}
@@ -255,7 +257,7 @@ class AggregatePlan:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns of the rows that any of them looks at, each once."""
+        """The columns of the rows that any of them reads, each once."""
         return tuple(dict.fromkeys(name for a in self.aggregates for name in a.reads))
 
     @property
@@ -269,7 +271,7 @@ class AggregatePlan:
         return tuple(a.result for a in self.aggregates)
 
     def partials_of(self, rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-        """Return one row per group, in no particular order: the columns `by`, then the partials."""
+        """Return one row per group, in any order: the columns `by`, then the partials."""
         made = [e for a in self.aggregates for e in a.from_rows]
         return self._grouped(rows, by, made, self._from_rows)
 
@@ -300,7 +302,7 @@ class AggregatePlan:
         return partials.select(*keep, *(a.finish for a in self.aggregates))
 
     def display(self) -> str:
-        """Return how they are written: `total=sum(price), n=count()`."""
+        """Return them as the user writes them: `total=sum(price), n=count()`."""
         return ", ".join(f"{a.result.name}={a.shown}" for a in self.aggregates)
 
     def _grouped(
@@ -315,8 +317,8 @@ class AggregatePlan:
             if reduced is not None:
                 return reduced
         engine: _Engine = "streaming" if frame.height >= _STREAMING_ROWS else "in-memory"
-        # Without a key all rows are one group; no rows are none. A plain select would do for
-        # single values, but not for lists of them.
+        # Without a key all rows are one group, but no rows are no group. A constant column
+        # groups them: a plain select would fit single values, but not lists of them.
         given = frame.lazy() if by else frame.lazy().with_columns(pl.lit(0).alias(_PLACE))
         grouped = given.group_by(*(by or [_PLACE])).agg(*computed)
         return self._computed(grouped if by else grouped.drop(_PLACE), engine)

@@ -1,4 +1,4 @@
-"""sum, avg, var and stddev: of no values null, as in SQL."""
+"""The aggregates sum, avg, var and stddev; of no values they are null, as in SQL."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Sum(ColumnAggregate):
     def partial(self) -> Mapping[str, pl.Expr]:
         values = self.values()
         if self.dtype in _NARROW:
-            # 64 bits hold the sum of any number of them that fits into one batch.
+            # 64 bits hold the sum of all such integers that fit into one batch.
             return {"sum": _null_if_none(values, values.cast(self._wide()).sum())}
         return {"sum": self._total(values)}
 
@@ -82,16 +82,17 @@ class Sum(ColumnAggregate):
         return self.dtype.is_integer() or isinstance(self.dtype, pl.Duration)
 
     def _narrow(self, total: pl.Expr) -> pl.Expr:
-        """Return a sum of 128 bits in its own type, refusing what would wrap otherwise."""
+        """Return a sum of 128 bits in its own type; a sum that does not fit is an error."""
         if self.dtype.is_integer():
             return total.cast(self._wide())
         return total.cast(_LONG).cast(self.dtype)
 
     def _decimal_total(self, values: pl.Expr) -> pl.Expr:
-        """Return the sum of decimals, refusing one of more than 38 digits."""
+        """Return the sum of decimals; a sum of more than 38 digits is an error."""
         scale = getattr(self.dtype, "scale", 0)
         rough = values.cast(pl.Float64).sum().abs()
-        # Sums of decimals wrap. A cast that must fail is the only way to stop a computation.
+        # Sums of decimals wrap around, and only a failing cast stops a computation: this one
+        # fails if the sum, estimated in floating point, is too large.
         share = (rough / (_DECIMAL_LIMIT / 10**scale) * 128).cast(pl.Int8)
         return pl.when(share >= 0).then(values.sum())
 
@@ -153,10 +154,10 @@ class Variance(ColumnAggregate):
 
     @override
     def merge(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> Mapping[str, pl.Expr]:
-        """Add what each is apart from its own mean, and how far those lie from the common one.
+        """Add the distances from each mean, and the distances of the means from the common one.
 
-        Distances are small numbers and means may be large ones: so all is computed from
-        distances, and what the common mean was rounded by is taken out again.
+        Distances are small numbers and means may be large ones. So everything is computed from
+        distances, and the rounding error of the common mean is subtracted again.
         """
         total = count.sum()
         base = mean.max()
@@ -170,7 +171,7 @@ class Variance(ColumnAggregate):
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
-        """Merge two: by the distance of their means, which is exact where these are close."""
+        """Merge two by the distance of their means, which is exact where these are close."""
         mine, other = partials["count"], others["count"].fill_null(0)
         total = mine + other
         distance = others["mean"] - partials["mean"]

@@ -1,13 +1,13 @@
-"""Async calls: made by an event loop in a thread of its own, and kept if an epoch ends before.
+"""Makes async calls in an event loop's thread, and keeps in state those that outlive an epoch.
 
-There is a bound on how many calls are under way. The thread that submits calls never waits
-for the loop itself, only for answers, and can take back all calls at any time. An answer that
-comes after that is dropped.
+The number of calls under way is bounded. The thread that submits calls never waits for the
+loop itself, only for answers, and can cancel all calls at any time. An answer that comes after
+that is dropped.
 
 A call that outlives its epoch is kept in a global table under `epoch-subtask-number` of the
-epoch that first kept it: a name that is never given again, whatever the parallelism becomes.
-Each call has a position in key space, and the subtask that owns this position owns the call:
-it alone asks again, and removes the entry with the answer.
+epoch that first kept it: a name that is never used again, at any parallelism. Each call has a
+position in key space, and the subtask that owns this position owns the call: only this subtask
+makes the call again, and removes the entry when it has the answer.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ _LOGGER = logging.getLogger(__name__)
 _LONGEST_DELAY_SECONDS = 10.0
 _MOST_DOUBLINGS = 30
 _CLOSE_SECONDS = 5.0
-"""How long closing waits for calls that do not let themselves be cancelled."""
+"""How long `close` waits for calls that cannot be cancelled."""
 
 
 @dataclass(slots=True, eq=False)
 class AsyncCall:
-    """One call: what it is called with and, later, what came of it. Owned by the submitter."""
+    """One call: its arguments and, later, its result or error. Owned by the submitter."""
 
     order: int
-    """Its place among all calls; submitted in this order."""
+    """Its place among all calls, which are submitted in this order."""
     arguments: tuple[Any, ...]
     failures: int = 0
     """How many attempts have failed."""
@@ -73,7 +73,7 @@ class CallPool:
         self._thread: threading.Thread | None = None
 
     def submit(self, calls: Iterable[AsyncCall]) -> None:
-        """Hand over calls; they start in order as soon as there is room."""
+        """Submit calls; they start in order as soon as the bound allows."""
         with self._changed:
             self._waiting.extend(calls)
             has_work = bool(self._waiting)
@@ -81,7 +81,7 @@ class CallPool:
             self._open_loop().call_soon_threadsafe(self._start_calls)
 
     def wait_started(self) -> bool:
-        """Block until no call waits for room, or one has failed; tell whether none waits."""
+        """Block until all calls have started, or one has failed; return whether all started."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_failure or not self._waiting)
             return not self._waiting
@@ -89,7 +89,7 @@ class CallPool:
     def wait_idle(self, seconds: float | None) -> bool:
         """Block until all are answered, one has failed, or the time is over.
 
-        Tell whether all are answered.
+        Return whether all are answered.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._has_failure or self._is_idle, seconds)
@@ -100,14 +100,14 @@ class CallPool:
         return not (self._waiting or self._running)
 
     def take_finished(self) -> list[AsyncCall]:
-        """Return the calls that were answered since the last time."""
+        """Return the calls that were answered since the last call of this method."""
         with self._changed:
             finished, self._finished = self._finished, []
             self._has_failure = False
             return finished
 
     def cancel_all(self) -> None:
-        """Take back every call that has no answer; none of them will get one."""
+        """Cancel every call that has no answer; none of them will get one."""
         with self._changed:
             tasks = list(self._running.values())
             self._waiting.clear()
@@ -195,14 +195,14 @@ class CallPool:
                 f"no answer within {self._spec.timeout_seconds} seconds"
             ) from error
         except (SystemExit, KeyboardInterrupt) as error:
-            # Either would end the loop, and leave all other calls without an answer.
+            # These two would end the loop, and leave all other calls without an answer.
             raise RuntimeError(f"the function raised {type(error).__name__}") from error
 
     def _settle(self, call: AsyncCall, task: asyncio.Task[Any]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         with self._changed:
             if call not in self._running:
-                return  # taken back
+                return  # it was cancelled
             del self._running[call]
             call.is_answered = True
             call.error = error
@@ -218,7 +218,7 @@ CALLS_TABLE = "penstock.calls"
 
 
 class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call without an answer, or one whose answer waits its turn. New fields need defaults."""
+    """One call without an answer, or whose row may not be emitted yet. New fields need defaults."""
 
     epoch: int
     """The epoch that first kept it; orders calls, with `number`."""
@@ -229,7 +229,7 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
     row: bytes
     """The whole input row as an Arrow IPC stream."""
     hold_micros: int | None = None
-    """What the output's watermark must not pass; None if the row was late when it came."""
+    """The bound of the output's watermark; None if the row was late when it came."""
     failures: int = 0
     """How many attempts have failed."""
     cut_offs: int = 0
@@ -250,7 +250,7 @@ class RowCall(AsyncCall):
     stored: tuple[str, StoredCall] | None = None
     """Its name and entry in state, if an earlier epoch kept it."""
     reason: str | None = None
-    """Why it has failed for good, if its row is to be sent aside."""
+    """Why it has failed for good, if its row goes to the side output."""
 
     @property
     def cut_offs(self) -> int:
@@ -266,8 +266,9 @@ class RowCall(AsyncCall):
 def patience_of(calls: Iterable[RowCall], spec: AsyncUdfSpec) -> float:
     """Return for how many seconds the end of an epoch waits for calls.
 
-    A call that is made again in every epoch and takes longer than one would never be answered.
-    So a call that was cut off gets twice as long, until an epoch waits for its whole timeout.
+    A call that takes longer than an epoch, and is made again in every epoch, would never be
+    answered. So the epoch waits twice as long after each time a call was cut off, up to the
+    whole timeout of the call.
     """
     most = max((call.cut_offs for call in calls), default=0)
     longer = spec.drain_seconds * (1 << min(most, _MOST_DOUBLINGS))
@@ -275,10 +276,10 @@ def patience_of(calls: Iterable[RowCall], spec: AsyncUdfSpec) -> float:
 
 
 def hold_of(call: RowCall, ctx: OperatorContext) -> int | None:
-    """Return what the output's watermark must not pass while the row is not emitted.
+    """Return the bound of the output's watermark while the row is not emitted.
 
-    None for a row that was late when it came: the watermark had passed it already, and a
-    watermark never goes back.
+    It is None for a row that was late when it came: the watermark had passed it already, and
+    a watermark never goes back.
     """
     if call.stored is not None:
         return call.stored[1].hold_micros
@@ -300,7 +301,7 @@ def restore_calls(spec: ResultSpec, ctx: OperatorContext) -> list[RowCall]:
         row = _read_row(stored, ctx)
         value = None
         if stored.answer is not None:
-            # An Arrow scalar, which no Python type would cut short.
+            # It stays an Arrow scalar: a Python value might lose precision.
             value = from_ipc(stored.answer).column(0)[0]
         call = RowCall(
             order=order,
@@ -318,7 +319,7 @@ def restore_calls(spec: ResultSpec, ctx: OperatorContext) -> list[RowCall]:
 
 
 def keep_calls(calls: Sequence[RowCall], spec: ResultSpec, ctx: OperatorContext) -> None:
-    """Put calls into state that this epoch does not emit."""
+    """Put calls into state whose rows this epoch does not emit."""
     view = ctx.get_global_keyed_state(CALLS_TABLE)
     for number, call in enumerate(calls):
         name, stored = call.stored or _first_entry(call, number, ctx)
@@ -365,8 +366,8 @@ def _first_entry(
     row, stream, key_range = call.row, ctx.inputs[0], ctx.task.key_range
     position = key_range.start
     if stream.key_columns:
-        # A row whose key belongs to another subtask stays here: it was not brought by its key,
-        # and only this subtask holds the watermark back for it.
+        # A row whose key belongs to another subtask stays with this one: rows were not
+        # exchanged by key, and only this subtask holds the watermark back for it.
         key_hash = int(stream.key_hashes_of(row)[0])
         position = key_hash if key_hash in key_range else position
     stored = StoredCall(
@@ -380,7 +381,7 @@ def _first_entry(
 
 
 def _read_row(stored: StoredCall, ctx: OperatorContext) -> pa.RecordBatch:
-    """Return the row of a stored call in the schema that the input has now."""
+    """Return the row of a stored call in the current schema of the input."""
     try:
         return to_batches(from_ipc(stored.row), ctx.inputs[0].schema)[0]
     except (SchemaError, pa.ArrowException) as error:

@@ -2,18 +2,18 @@
 
 How it works
 
-- A batch's rows are called in order, at most `max_concurrency` at a time; `process_batch`
-  returns when the last of them has started. So no more than that many calls are without an
-  answer at the end of the input, and a slow service slows the source down.
-- Behind the input, before it passes the watermark on, the operator waits for answers until
-  `drain_seconds` are over. Calls that have none then are cancelled and kept in state. They are
-  the first ones to be made in the next epoch, which is asked for at once and waits longer for
-  them: every call has its whole timeout in the end.
+- The calls of a batch's rows start in order, at most `max_concurrency` at a time;
+  `process_batch` returns when the last of them has started. So at most that many calls are
+  without an answer at the end of the input, and a slow service slows the source down.
+- Behind the input, before it passes the watermark on, the operator waits up to `drain_seconds`
+  for answers. Calls without an answer are then cancelled and kept in state. The next epoch is
+  requested at once, makes these calls first and waits longer for them, so every call has its
+  whole timeout in the end.
 - The watermark does not pass the event time of a row that has not been emitted. A row that
-  was late when it came holds nothing back: the promise it breaks was made before.
+  was late when it came does not hold it back, because the watermark had passed it already.
 - At the end of the data the operator waits for all answers; each call is bounded by its
   timeouts.
-- Between epochs nothing is under way, so an instance can be forgotten at any time.
+- Between epochs no call is under way, so an instance can be dropped there.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -76,7 +76,7 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
         super().__init__(spec)
         self._clock = clock
         self._poll_seconds = poll_seconds
-        """How often the clock is asked while waiting: it need not be the machine's."""
+        """How often the clock is read while waiting: it may be another than the machine's."""
         self._pool = CallPool(function, spec)
         self._open: list[RowCall] = []
         """The calls whose rows this epoch has not emitted yet, in order."""
@@ -93,7 +93,7 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Start the calls of all rows, waiting for room, and emit what is answered by then."""
+        """Start the calls of all rows, and emit what is answered by then."""
         self._begin(ctx)
         skips_nulls = self.config.nulls == "skip"
         self._add(
@@ -115,7 +115,7 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark | None:
-        """Wait for answers, and hold back for rows that have none."""
+        """Wait for answers; return a watermark that does not pass rows without one."""
         self._begin(ctx)
         is_last = watermark == MAX_EVENT_TIME
         self._drain(ctx, collector, waits_for_all=is_last)
@@ -123,7 +123,7 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
         known = [micros for micros in holds if micros is not None]
         if not known:
             return watermark
-        # Not idle either: rows will follow.
+        # The output is not idle either, because rows will follow.
         reached = watermark if isinstance(watermark, EventTime) else ctx.watermark
         return None if reached is None else min(reached, EventTime(min(known)))
 
@@ -131,7 +131,7 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
     def on_close(
         self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Wait for all answers at the end of the data; a stopped job asks again later."""
+        """Wait for all answers at the end of the data; a stopped job calls again later."""
         if isinstance(final, EndOfData):
             self._begin(ctx)
             self._drain(ctx, collector, waits_for_all=True)
@@ -160,7 +160,7 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
         self._pool.close()
 
     def _begin(self, ctx: OperatorContext) -> None:
-        """Ask what earlier epochs have kept, before anything else of the epoch."""
+        """Make the calls that earlier epochs have kept, before all others of the epoch."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -175,7 +175,7 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
     def _drain(
         self, ctx: OperatorContext, collector: ArrowCollector, *, waits_for_all: bool
     ) -> None:
-        """Wait until all calls are answered, or the deadline is over, and emit."""
+        """Wait until all calls are answered or the deadline has passed, and emit."""
         deadline = None
         if not waits_for_all:
             patience = patience_of(self._open, self.config)
@@ -189,7 +189,7 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
         self._has_drained = True
 
     def _take_answers(self, ctx: OperatorContext) -> None:
-        """Note the answers that came; raise the first one that fails the epoch."""
+        """Note the answers that came; raise the first error that fails the epoch."""
         for call in self._pool.take_finished():
             error = call.error
             if error is None or not isinstance(call, RowCall):
@@ -212,7 +212,7 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
             ) from error
 
     def _emit(self, ctx: OperatorContext, collector: ArrowCollector) -> None:
-        """Emit the rows whose turn it is, and forget those that were in state."""
+        """Emit the rows that may be emitted, and remove their entries from state."""
         if self.config.is_ordered:
             ready = list(takewhile(lambda call: call.is_answered, self._open))
             self._open = self._open[len(ready) :]

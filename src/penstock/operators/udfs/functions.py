@@ -1,9 +1,8 @@
 """The operator that adds a column computed by a synchronous function. Stateless.
 
-A Python function is called row by row, or with whole columns. What it gives back is checked
-against what was declared: a result of another type or length is a mistake in the declaration
-or in the function, never in a row, so it fails the epoch even where rows that raise are sent
-aside.
+A Python function is called row by row, or with whole columns. Its result is checked against
+the declaration. A result of another type or length is a mistake in the declaration or in the
+function, never in a row, so it fails the epoch even if rows that raise go to the side output.
 """
 
 import inspect
@@ -40,23 +39,23 @@ ResultSpecT = TypeVar("ResultSpecT", bound=ResultSpec)
 _SHOWN_CHARACTERS = 200
 
 ERROR_COLUMN = "error"
-"""What the `BAD` side output has beyond the input's columns: why the call failed."""
+"""The column of the `BAD` side output besides the input's: why the call failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came of calling a function on some rows."""
+    """The results and errors of calling a function on some rows."""
 
     values: ResultArray
     """The results of the rows that have one, in order."""
     errors: dict[int, str] = field(default_factory=dict)
-    """Why the others have none, by row."""
+    """Why the other rows have no result, by row."""
 
 
 def to_result_array(
     values: Sequence[Any], spec: ResultSpec, operator: str, arguments: Sequence[Any]
 ) -> ResultArray:
-    """Return Python values as an array of the declared type; name the first that is not.
+    """Return Python values as an array of the declared type; raise for the first misfit.
 
     `arguments` are those of each call, for the message.
     """
@@ -79,7 +78,7 @@ def to_result_array(
 def conform_result(
     result: Any, spec: ResultSpec, operator: str, batch: pa.RecordBatch
 ) -> ResultArray:
-    """Return a whole column of results in the declared type, or say how it differs."""
+    """Return a whole column of results in the declared type, or raise how it differs."""
     if isinstance(result, pa.ChunkedArray):
         result = result.combine_chunks()
     kind = spec.return_type
@@ -120,9 +119,9 @@ def call_failed(
 
 
 def is_row_fault(error: BaseException, spec: ResultSpec) -> bool:
-    """Tell whether a failed call only sends its row aside.
+    """Return whether a failed call only sends its row to the side output.
 
-    Not so if user code says with `ExternalError` that the epoch is to be tried again.
+    It does not if user code raised `ExternalError`, so that the epoch is tried again.
     """
     return spec.on_error == "bad" and not isinstance(error, ExternalError)
 
@@ -147,11 +146,11 @@ def _show(value: Any) -> str:
 
 
 Evaluate = Callable[[str, pa.RecordBatch], Evaluation]
-"""Calls the function on a batch; the first argument names the operator in messages."""
+"""Calls the function on a batch; the first argument is the operator's name, for messages."""
 
 
 class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
-    """An operator that adds the column of a UDF, and has an output for rows without one."""
+    """An operator that adds the column of a UDF, and has a side output for failed rows."""
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -191,7 +190,7 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
 
 
 class UdfOperator(ColumnOperator[ResultSpec]):
-    """Calls a function on every batch, and sends rows whose call failed aside if asked to."""
+    """Calls a function on every batch; rows whose call failed may go to a side output."""
 
     def __init__(
         self,
@@ -253,7 +252,7 @@ def emit_results(
     ctx: OperatorContext,
     collector: ArrowCollector,
 ) -> None:
-    """Emit rows with their results, and those that have none with the reason."""
+    """Emit rows with their results, and rows without one to `BAD` with the reason."""
     good = batch
     errors = evaluation.errors
     if errors:
@@ -281,7 +280,7 @@ ColumnCall: TypeAlias = Callable[[pa.RecordBatch], Any]
 def evaluate_rows(
     function: Callable[..., Any], spec: UdfSpec, operator: str, batch: pa.RecordBatch
 ) -> Evaluation:
-    """Call the function once per row; rows with a null argument give null unless wanted."""
+    """Call the function once per row; a null argument gives null without a call by default."""
     skips_nulls = spec.nulls == "skip"
     values: list[Any] = []
     called_with: list[tuple[Any, ...]] = []
@@ -308,7 +307,7 @@ def arguments_of(batch: pa.RecordBatch, inputs: Sequence[str]) -> list[tuple[Any
 
 
 def has_null(arguments: tuple[Any, ...]) -> bool:
-    """Tell whether an argument is null."""
+    """Return whether an argument is null."""
     return any(argument is None for argument in arguments)
 
 
@@ -329,7 +328,7 @@ def evaluate_columns(
 ) -> Evaluation:
     """Call the function with whole columns; halve a batch that fails to find the bad rows.
 
-    That is sound because how rows are cut into batches means nothing, and takes about
+    That is correct because the cuts between batches have no meaning. It takes about
     log2(rows) more calls per bad row.
     """
     try:
@@ -358,7 +357,7 @@ def _find_call_problems(function: Any, spec: ResultSpec) -> list[str]:
         return [f"it is a {type(function).__name__}, which cannot be called"]
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # built-in functions do not all tell
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return []
     try:
         signature.bind(*spec.inputs)

@@ -1,7 +1,7 @@
-"""Functions found while a graph is built: of native libraries, and of the registry.
+"""UDFs that are looked up while a graph is built: in native libraries, and in the registry.
 
 A native Polars plug-in library is verified and its symbols are checked when the operator is
-constructed: Polars would abort the process of a query that names a missing symbol.
+constructed, because a missing symbol would make Polars abort the process of the query.
 """
 
 import re
@@ -32,7 +32,7 @@ class NativeFunction:
     def __init__(self, spec: NativeUdfSpec, path: Path) -> None:
         check_symbols(spec, path)
         self._spec = spec
-        # By position: the expression must not depend on what a stream calls its columns.
+        # Arguments go by position, so that the expression does not depend on column names.
         self._expression = register_plugin_function(
             plugin_path=path,
             function_name=spec.function,
@@ -69,7 +69,7 @@ class NativeFunction:
 
 
 def check_symbols(spec: NativeUdfSpec, path: Path) -> None:
-    """Refuse a library that lacks the function, and say which ones it has."""
+    """Refuse a library that lacks the function, and name those that it has."""
     library = open_dylib(path)
     needed = (f"{_PREFIX}{spec.function}", f"{_PREFIX}field_{spec.function}")
     missing = [symbol for symbol in needed if not hasattr(library, symbol)]
@@ -86,7 +86,7 @@ def check_symbols(spec: NativeUdfSpec, path: Path) -> None:
 
 
 def find_functions(library: bytes) -> list[str]:
-    """Return the plug-in functions that a library's bytes name; for messages."""
+    """Return the plug-in functions that a library's bytes name, for messages."""
     names = {name.decode() for name in _OFFERED.findall(library)}
     return sorted(name for name in names if f"field_{name}" in names)
 

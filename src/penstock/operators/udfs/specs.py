@@ -1,13 +1,13 @@
-"""Declarations of user-defined functions: what to call, with which columns, giving what.
+"""Declarations of user-defined functions: the function, the columns it reads, and its result.
 
     area = udf(lambda w, h: w * h, returns=pa.int64(), inputs=["width", "height"])
     place = async_udf(look_up, returns=pa.string(), inputs=["ip"], max_concurrency=50)
     digest = native_udf("s3://libs/hash.so", sha256="…", function="sha2_256",
                         returns=pa.string(), inputs=["body"])
 
-Frozen values, refused when they cannot work. Each is also the config of its operator kind,
-so `to_operator_spec` puts it into a graph; a function that was added to the registry is
-called by its name with `call_udf`.
+Declarations are frozen values; one that cannot work is refused. Each is also the config of its
+operator kind, so `to_operator_spec` puts it into a graph. `call_udf` calls a function of the
+registry by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +29,10 @@ OnError: TypeAlias = Literal["fail", "bad"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSpec(OperatorConfig):
-    """What all of them declare: the columns read, and the one that is added."""
+    """What all declarations share: the columns that are read, and the one that is added."""
 
     name: str
-    """What people call the function, and `call_udf` finds it by."""
+    """The name of the function in messages, and for `call_udf`."""
     inputs: tuple[str, ...]
     """The columns passed to the function, in order."""
     output: str
@@ -52,7 +52,7 @@ class ResultSpec(OperatorConfig):
             )
 
     def find_problems(self) -> list[str]:
-        """Say everything that is wrong with the declaration by itself."""
+        """Return everything that is wrong with the declaration by itself."""
         problems = []
         if not self.name:
             problems.append("it has no name: give it one")
@@ -79,7 +79,7 @@ class ResultSpec(OperatorConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UdfSpec(ResultSpec):
-    """A Python function that is called in line."""
+    """A Python function that is called within `process_batch`."""
 
     kind: ClassVar[str] = "udf"
 
@@ -87,7 +87,7 @@ class UdfSpec(ResultSpec):
     mode: Mode = "row"
     """Called with one row's values, with Arrow arrays, or with Polars series."""
     nulls: Nulls = "skip"
-    """By row: whether a null among the arguments gives null without a call."""
+    """In mode "row": whether a null among the arguments gives null without a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ class AsyncUdfSpec(ResultSpec):
     retry_delay_seconds: float = 0.1
     """The pause before the first of them; it doubles every time, up to ten seconds."""
     drain_seconds: float = 1.0
-    """How long the end of an epoch waits for answers; the rest is asked again in the next.
-    A call that was cut off gets twice as long every time, up to its timeout."""
+    """How long the end of an epoch waits for answers. Calls without one are made again in the
+    next epoch, which waits twice as long each time, up to the timeout of a call."""
 
     @override
     def find_problems(self) -> list[str]:
@@ -145,7 +145,7 @@ class NativeUdfSpec(ResultSpec):
     """The library: a path, or an object in a store."""
     sha256: str
     function: str
-    """As the library calls it."""
+    """The name of the function in the library."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for the function, the same for all rows."""
     store_options: Mapping[str, Any] = field(default_factory=dict)
@@ -160,9 +160,9 @@ class CallUdfSpec(OperatorConfig):
 
     udf: str
     inputs: tuple[str, ...] | None = None
-    """Instead of the declared ones."""
+    """Replaces the declared columns; None keeps them."""
     output: str | None = None
-    """Instead of the declared one."""
+    """Replaces the declared column; None keeps it."""
 
 
 def udf(
@@ -179,8 +179,8 @@ def udf(
     """Declare a Python function; `returns` is a `pyarrow` type, `output` its name by default.
 
     In the modes "arrow" and "polars" the function gets whole columns and must give one of
-    the same length; how rows are cut into batches means nothing. With `on_error="bad"` it
-    is called again on halves of a batch that failed, to find the rows that are to blame.
+    the same length; the cuts between batches have no meaning. With `on_error="bad"` it is
+    called again on halves of a batch that failed, to find the rows that cause it.
     """
     packed = pickle_function(function, name)
     column = _column(packed.name, inputs, output, returns)
@@ -251,7 +251,7 @@ def native_udf(
 def call_udf(
     name: str, *, inputs: Sequence[str] | None = None, output: str | None = None
 ) -> OperatorSpec:
-    """Return what a graph calls a function of the registry by."""
+    """Return the spec of an operator that calls a function of the registry."""
     columns = None if inputs is None else _names(inputs)
     return CallUdfSpec(udf=name, inputs=columns, output=output).to_operator_spec()
 

@@ -4,12 +4,12 @@ The partials of an epoch are gathered; then the state of all their keys is looke
 with them and put back, each once. The operator emits one change per key and epoch, and none
 if the results are as before.
 
-With a time to live, a key expires that long after its last row. By event time the last row
-is the latest one, kept as a partial like any aggregate; by processing time it is the epoch
-that brought rows. A timer is set when a key is new. When it fires, the key is deleted or, if
-rows came meanwhile, the timer is set again. By event time the rows of an epoch come before
-its watermark and may keep a key alive; by processing time they come at the epoch's instant,
-when the key is deleted already, and begin a new life of the key.
+With a time to live, a key expires that long after its last row. By event time the last row is
+the one with the latest event time, kept as a partial like any aggregate; by processing time it
+is the time of the last epoch that brought rows. A timer is set when a key is new. When it
+fires, the key is deleted or, if rows came meanwhile, the timer is set again. By event time the
+rows of an epoch come before its watermark and may keep a key; by processing time they come at
+the epoch's instant, when the key is deleted already, and insert the key again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -44,12 +44,12 @@ from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table
 RESULT = "ttl"
 """The aggregate that keeps the latest event time; no result of a user can have this name."""
 LAST_SEEN = f"{RESULT}.value"
-"""The column of the state that holds when a key was last seen."""
+"""The column of the state with the time of a key's last row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """After how long, and by which clock, a key without rows is forgotten."""
+    """The time after which a key without rows is deleted, and the clock that measures it."""
 
     micros: int
     domain: TimeDomain
@@ -64,7 +64,7 @@ class Expiry:
 
     @classmethod
     def of(cls, micros: int, domain: TimeDomain | None, stream: StreamSchema) -> "Expiry":
-        """Choose event time for a stream that has it, unless a clock is asked for."""
+        """Choose event time for a stream that has it, unless a time domain is given."""
         has_time = stream.time_column is not None
         if domain is None:
             domain = TimeDomain.EVENT_TIME if has_time else TimeDomain.PROCESSING_TIME
@@ -76,15 +76,15 @@ class Expiry:
         return cls(micros, domain)
 
     def hidden_aggregates(self, stream: StreamSchema) -> dict[str, Aggregate]:
-        """Return what must be kept besides what the user asked for."""
+        """Return the aggregates that must be kept besides the user's own."""
         if self.domain is TimeDomain.PROCESSING_TIME or stream.time_column is None:
             return {}
         return {RESULT: Max(stream.time_column)}
 
     def now_micros(self, ctx: OperatorContext) -> int | None:
-        """Return the clock; None while nothing can expire.
+        """Return the time by the clock; None while nothing can expire.
 
-        The end of data is no passing of time: what is there then stays.
+        The end of data does not count as time that passes: keys that are there then stay.
         """
         if self.domain is TimeDomain.PROCESSING_TIME:
             return ctx.processing_time_micros
@@ -97,7 +97,7 @@ class Expiry:
         """Return when keys last seen at some instants expire; null is never."""
         if isinstance(last_seen, pa.ChunkedArray):
             last_seen = last_seen.combine_chunks()
-        # Whole numbers of Python do not wrap, but arrays do: stay below the end of time.
+        # Sums of arrays wrap around, unlike integers of Python: this keeps them in range.
         micros = to_micros_within_reach(last_seen)
         due = np.minimum(micros, MAX_MICROS - self.micros) + self.micros
         due[last_seen.is_null().to_numpy(zero_copy_only=False)] = MAX_MICROS
@@ -114,13 +114,13 @@ class UpdatingAggregateConfig(OperatorConfig):
     kind: ClassVar[str] = "updating_aggregate"
 
     partials: bytes
-    """What `StreamSchema.to_bytes` gives of the input."""
+    """The input's schema, as `StreamSchema.to_bytes` returns it."""
     aggregates: tuple[AggregateConfig, ...]
     ttl_micros: int | None = None
     ttl_domain: Literal["event-time", "processing-time"] = "event-time"
 
     def expiry(self) -> Expiry | None:
-        """Return when keys are forgotten; None for never."""
+        """Return when keys are deleted; None for never."""
         if self.ttl_micros is None:
             return None
         return Expiry(self.ttl_micros, TimeDomain(self.ttl_domain))
@@ -191,7 +191,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark:
-        """Let rows keep their keys alive, if it is event time that ends them."""
+        """Merge the rows so far if keys expire by event time, so that rows keep their keys."""
         if self._expiry is not None and self._expiry.domain is TimeDomain.EVENT_TIME:
             self._update(ctx, collector)
         return watermark
@@ -200,7 +200,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
     def handle_timers(
         self, due: DueTimers, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Delete the keys that were not seen for long enough; look at the others again later."""
+        """Delete the keys without rows for long enough; set another timer for the others."""
         if self._expiry is None or (now := self._expiry.now_micros(ctx)) is None:
             return
         table = ctx.get_keyed_state(TABLE)
@@ -250,7 +250,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         if self._expiry is not None:
             is_unarmed = ~known.found
             if LAST_SEEN in state.columns:
-                # The timer of a key without a time so far was set for the end of time.
+                # A key without an event time so far has a timer that never fires.
                 is_unarmed |= state.get_column(LAST_SEEN).is_null().to_numpy()
             if is_unarmed.any():
                 unarmed = stored.filter(pa.array(is_unarmed))
@@ -266,7 +266,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         ctx: OperatorContext,
         collector: ArrowCollector,
     ) -> None:
-        """Emit how results went from one state to the other; those of new keys from nothing."""
+        """Emit the changes of results between two states; new keys have no first state."""
         before, after = (self._plan.results_of(state, ()) for state in states)
         changed = ~found
         for field in self._results:

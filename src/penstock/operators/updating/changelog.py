@@ -1,4 +1,4 @@
-"""Changelogs: streams of changes of a table, a row per change; and Debezium's form of them.
+"""Changelogs: the rows that say how a table changes, and their conversion to Debezium's form.
 
     key columns …, op ("insert" | "update" | "delete"), before {…} or null, after {…} or null
 
@@ -31,7 +31,7 @@ _OPS = (INSERT, UPDATE, DELETE)
 def changelog_schema(
     keys: Sequence["pa.Field[Any]"], values: Sequence["pa.Field[Any]"]
 ) -> StreamSchema:
-    """Return the stream of changes of a table with such keys and values; it has no key."""
+    """Return the schema of the changes of a table with such keys and values; it has no key."""
     taken = [field.name for field in keys if field.name in (OP, BEFORE, AFTER)]
     if taken:
         raise SchemaError(
@@ -50,7 +50,7 @@ def to_changes(
     before: "pa.StructArray",
     after: "pa.StructArray",
 ) -> pa.RecordBatch:
-    """Return a change per key; where there is no `before` it is an insert, no `after` a delete."""
+    """Return a change per key: an insert if `before` is null, a delete if `after` is null."""
     is_new = before.is_null().to_numpy(zero_copy_only=False)
     is_gone = after.is_null().to_numpy(zero_copy_only=False)
     codes: Any = np.where(is_new, 0, np.where(is_gone, 2, 1)).astype(np.int8)
@@ -60,7 +60,7 @@ def to_changes(
 
 
 def keys_of_changelog(stream: StreamSchema) -> tuple[str, ...]:
-    """Return the key columns of a changelog, or say why a stream is none."""
+    """Return the key columns of a changelog, or raise why a stream is none."""
     schema = stream.schema
     missing = [name for name in (OP, BEFORE, AFTER) if name not in schema.names]
     problems = [f"it has no column {name!r}" for name in missing]
@@ -110,7 +110,7 @@ class ToDebezium(Configured[ToDebeziumConfig], ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Put the keys into both structs, null where there is none, and shorten `op`."""
+        """Put the keys into both structs, unless a struct is null, and shorten `op`."""
         (output,) = ctx.outputs.values()
         row: Any = output.schema.field(BEFORE).type
         keys = [batch.column(name) for name in keys_of_changelog(ctx.inputs[0])]

@@ -1,7 +1,7 @@
-"""Combine: rows become partials before they are sent to the owner of their key.
+"""Combine: makes partials of rows before they are sent to the owner of their key.
 
 An exchange then moves one row per key and epoch instead of one per row. The operator has no
-state: what it has taken it passes on in the same epoch.
+state: it emits the partials of an epoch's rows in the same epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,14 +42,14 @@ class CombineConfig(OperatorConfig):
 
 
 def combine_spec(plan: AggregatePlan, keys: Sequence[str]) -> OperatorSpec:
-    """Turn rows into partials by key, a row per key and epoch if they fit into memory."""
+    """Turn rows into partials by key, one per key and epoch if the rows fit into memory."""
     return CombineConfig(tuple(keys), plan.to_config()).to_operator_spec()
 
 
 def partial_schema(
     plan: AggregatePlan, keys: Sequence[str], stream: StreamSchema
 ) -> StreamSchema:
-    """Return the stream of partials by key; encoded key columns hold their values instead."""
+    """Return the schema of partials by key; dictionary-encoded keys are decoded in it."""
     fields = [stream.schema.field(name) for name in keys]
     plain = [field.with_type(stored_type(field.type)) for field in fields]
     return StreamSchema(pa.schema([*plain, *plan.partials]), None, tuple(keys))
@@ -81,7 +81,7 @@ class Combine(Configured[CombineConfig], ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Keep what is needed of some rows; combine them when they get many."""
+        """Keep the columns that are read; combine the rows when there are many."""
         needed = batch.select(list(self._columns))
         self._taken.append(needed)
         self._row_count += needed.num_rows
@@ -93,7 +93,7 @@ class Combine(Configured[CombineConfig], ArrowOperator):
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark:
-        """Emit before the watermark passes: what follows may act on it."""
+        """Emit the partials before the watermark, because later operators may act on it."""
         self._emit(ctx, collector)
         return watermark
 
@@ -101,7 +101,7 @@ class Combine(Configured[CombineConfig], ArrowOperator):
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Emit what came without a watermark or behind it."""
+        """Emit the rest: rows of an epoch without a watermark, or that came behind it."""
         self._emit(ctx, collector)
 
     def _emit(self, ctx: OperatorContext, collector: ArrowCollector) -> None:

@@ -2,5 +2,5 @@
 
 Tumbling and sliding windows share panes: rows become partials per key and pane before they
 are sent to the owner of their key, and a window is merged from its panes when it closes.
-Sessions are kept one by one. What an aggregate computes is none of this package's business.
+Sessions are kept one by one. The aggregates themselves are in `operators.aggregates`.
 """

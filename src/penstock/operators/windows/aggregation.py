@@ -1,4 +1,4 @@
-"""What a window step computes: keys, aggregates, and the columns of partials and results.
+"""WindowAggregation: the keys and aggregates of a window step, its partials and results.
 
 `WindowAggregation` binds aggregates to a stream; `WindowConfig` is what the configs of all
 window operators share.
@@ -31,9 +31,9 @@ WINDOW_END = "window_end"
 WINDOW_TIME = "window_time"
 PANE = "pane_start"
 ALL_ROWS = "all_rows"
-"""The key column of a stream without a key: every row has the same."""
+"""The key column that a stream without a key gets: every row has the same value."""
 KEY_OF_ALL_ROWS = 0x61C8864680B583EB
-"""Its value. It hashes to 0, so the first subtask owns it at any parallelism."""
+"""The value of that column. It hashes to 0, so the first subtask owns it at any parallelism."""
 MICROS = pa.timestamp("us")
 
 OWN_COLUMNS = (
@@ -53,12 +53,12 @@ class WindowAggregation:
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The key columns of partials; there is always one."""
+        """The key columns of partials; there is always at least one."""
         return self.stream.key_columns or (ALL_ROWS,)
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """The columns of the rows that are looked at, besides their event time."""
+        """The columns of the rows that are read, besides their event time."""
         return tuple(dict.fromkeys((*self.stream.key_columns, *self.plan.reads)))
 
     @cached_property
@@ -73,13 +73,13 @@ class WindowAggregation:
 
     @cached_property
     def partials(self) -> StreamSchema:
-        """What is sent to the owners of keys: partials per key and pane."""
+        """The schema of what is sent to the owners of keys: partials per key and pane."""
         columns = [*self.key_fields, pa.field(PANE, MICROS), *self.plan.partials]
         return StreamSchema(pa.schema(columns), PANE)
 
     @cached_property
     def results(self) -> StreamSchema:
-        """What comes out: a row per key and window."""
+        """The schema of the output: a row per key and window."""
         instant = pa.timestamp("us", self._zone)
         columns = [
             *(field for field in self.key_fields if field.name != ALL_ROWS),
@@ -97,7 +97,7 @@ class WindowAggregation:
     def read_times(
         self, batch: pa.RecordBatch, ctx: OperatorContext, *, diverts_bad: bool
     ) -> EventTimes:
-        """Return the event times of rows; bad ones are counted, or refused."""
+        """Return the event times of rows; bad ones are counted if diverted, else refused."""
         name = self.stream.time_column or ""
         times = read_event_times(batch.column(name))
         if times.bad is not None:
@@ -129,7 +129,7 @@ class WindowAggregation:
 
 
 def find_stream_problems(stream: StreamSchema) -> list[str]:
-    """Say what keeps a stream from being cut into windows."""
+    """Return the reasons why a stream cannot be cut into windows."""
     problems = [
         f"key column {name!r} has the name of a column that the window adds: rename it"
         for name in stream.key_columns
@@ -162,9 +162,9 @@ class WindowConfig(OperatorConfig):
     """What the configs of all window operators hold."""
 
     window: str
-    """How the user wrote it."""
+    """The window as the user wrote it."""
     stream: bytes
-    """The schema of the rows, with their key: what `StreamSchema.to_bytes` gives."""
+    """The schema of the rows, with their key, as `StreamSchema.to_bytes` returns it."""
     aggregates: tuple[AggregateConfig, ...]
 
     @override

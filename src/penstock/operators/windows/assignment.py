@@ -1,4 +1,4 @@
-"""Which windows and panes hold an instant, and which rows are late or in no window. Pure.
+"""Finds the windows and panes of an instant, and the rows that are late or in no window. Pure.
 
 Windows are `[start, end)` with `start = offset + k * slide` and `end = start + width`, so
 they are aligned to 1970-01-01 UTC. Time is cut into **panes** at every start and every end
@@ -35,16 +35,16 @@ InstantsT = TypeVar("InstantsT", int, Micros)
 """One instant, or one per row."""
 
 FIRST_MICROS = -62_135_596_800_000_000
-"""0001-01-01: rows before it have no event time that a window could hold."""
+"""0001-01-01: no window holds an earlier event time."""
 END_MICROS = 253_402_300_800_000_000
-"""10000-01-01: nor do rows from here on."""
+"""10000-01-01: no window holds this event time or a later one."""
 LONGEST_MICROS = END_MICROS - FIRST_MICROS
 """The longest width, slide or gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowGrid:
-    """The windows of one step. The numbers are known to be sound: see `find_grid_problems`."""
+    """The windows of one step. `find_grid_problems` must have accepted its numbers."""
 
     width_micros: int
     slide_micros: int
@@ -52,7 +52,7 @@ class WindowGrid:
 
     @property
     def meaning(self) -> str:
-        """What panes stand for. Kept in checkpoints: panes of another grid hold other rows."""
+        """The grid as text. Checkpoints keep it, because panes of another grid hold other rows."""
         return (
             f"panes of windows {self.width_micros} us wide, every {self.slide_micros} us, "
             f"from {self.offset_micros} us"
@@ -60,12 +60,12 @@ class WindowGrid:
 
     @property
     def has_gaps(self) -> bool:
-        """Tell whether there are instants in no window."""
+        """Return whether there are instants in no window."""
         return self.slide_micros > self.width_micros
 
     @property
     def is_pane_per_window(self) -> bool:
-        """Tell whether windows do not overlap."""
+        """Return whether windows do not overlap."""
         return self.slide_micros >= self.width_micros
 
     def pane_starts(self, times: Micros) -> Micros:
@@ -94,7 +94,7 @@ class WindowGrid:
         return held if len(held) <= limit else None
 
     def last_starts(self, times: InstantsT) -> InstantsT:
-        """Return where the last window starts that has begun at an instant, or at each of some."""
+        """Return the start of the last window that has begun at an instant, or at each."""
         starts = times - self.offset_micros
         starts //= self.slide_micros
         starts *= self.slide_micros
@@ -102,15 +102,18 @@ class WindowGrid:
         return starts
 
     def first_starts(self, times: InstantsT) -> InstantsT:
-        """Return where the first window starts that has not ended at an instant, or each."""
+        """Return the start of the first window that has not ended at an instant, or at each."""
         return self.last_starts(times - self.width_micros) + self.slide_micros
 
     def last_ends(self, times: Micros) -> Micros:
-        """Return where that window ends: when a pane that starts then has served them all."""
+        """Return the end of the last window that has begun at each instant.
+
+        A pane that starts at that instant is needed until then.
+        """
         return self.last_starts(times) + self.width_micros
 
     def is_outside(self, times: Micros) -> Flags:
-        """Tell which instants no window holds."""
+        """Return which instants no window holds."""
         return times - self.last_starts(times) >= self.width_micros
 
     def open_from(self, watermark_micros: int | None) -> int:
@@ -140,7 +143,7 @@ class WindowGrid:
 
 
 def find_grid_problems(width: int, slide: int, offset: int) -> list[str]:
-    """Say what keeps windows of these numbers of microseconds from being computed."""
+    """Return the reasons why windows of these lengths in microseconds are not possible."""
     problems = find_length_problems({"width": width, "slide": slide})
     if not -LONGEST_MICROS <= offset <= LONGEST_MICROS:
         problems.append(
@@ -150,7 +153,7 @@ def find_grid_problems(width: int, slide: int, offset: int) -> list[str]:
 
 
 def find_length_problems(lengths: Mapping[str, int]) -> list[str]:
-    """Say which lengths of windows, in microseconds and by what they are, are not possible."""
+    """Return which lengths of windows, given in microseconds by name, are not possible."""
     return [
         f"a {what} of {micros} microseconds is not possible: it must be positive and at most "
         "9999 years"
@@ -166,7 +169,7 @@ class EventTimes:
     micros: Micros
     """Undefined where it is bad."""
     bad: Flags | None
-    """Where it is null or outside of the years 1 to 9999; None if it is so nowhere."""
+    """Marks rows whose time is null or outside of the years 1 to 9999; None for no row."""
     first_micros: int
     """The earliest one that is not bad."""
 
@@ -176,7 +179,7 @@ def read_event_times(column: Any) -> EventTimes:
     is_null: Flags | None = None
     if column.null_count:
         is_null = column.is_null().to_numpy(zero_copy_only=False)
-    # In the column's own unit, so that nothing is multiplied that could overflow.
+    # Values stay in the column's own unit: a multiplication could overflow.
     values, per_unit = units_in(column)
     if per_unit is None:
         values, per_unit = values // 1_000, 1
@@ -218,11 +221,11 @@ class PlacedRows:
     """Where the rows of a batch belong."""
 
     kept: Flags | None
-    """Those some open window holds; None for all."""
+    """The rows that some open window holds; None for all."""
     late: Flags | None
-    """Those whose windows have all closed; None for none."""
+    """The rows whose windows have all closed; None for none."""
     outside: Flags | None
-    """Those between windows; None for none."""
+    """The rows between windows; None for none."""
 
 
 def place_rows(
@@ -241,7 +244,7 @@ def place_rows(
 
 
 def _take_out(chosen: Flags, kept: Flags | None) -> tuple[Flags | None, Flags | None]:
-    """Return what is still kept without the chosen rows, and which of them were kept before."""
+    """Return the kept rows without the chosen ones, and which chosen ones were kept before."""
     if kept is not None:
         chosen = chosen & kept
     if not chosen.any():

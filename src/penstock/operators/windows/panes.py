@@ -2,8 +2,8 @@
 
 The combiner runs where the rows are and keeps no state. It buffers the columns that are
 needed and groups them into partials per key and pane, once per epoch or whenever the buffer
-is full. It also decides which rows are late, because partials cannot be taken apart again:
-by the watermark that the window operator has reached, which decides what is still open there.
+is full. It also decides which rows are late, because partials cannot be taken apart again. It
+uses the previous watermark of the window operator, which decides which windows are open there.
 
 The window operator appends what windows of later epochs need to a table by time. It never
 changes a row of it; a row expires when the last window that it serves has closed. A window
@@ -12,9 +12,9 @@ closes in the epoch where
     watermark of the epoch before  <  end  <=  watermark of this epoch
 
 and is merged from the panes in `[start, end)`, those kept and those of the epoch itself. So
-an epoch costs what came in and what goes out, whatever is kept. A watermark may pass many
-windows at once: after a pause, in a backfill, at the end of data. They are closed in blocks,
-earliest first, so that memory is bounded by a block; time without panes is skipped.
+the cost of an epoch depends on its input and output, not on how much is kept. A watermark may
+pass many windows at once: after a pause, in a backfill, at the end of data. They are closed in
+blocks, earliest first, so that memory is bounded by a block; time without panes is skipped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ from penstock.state.tables.specs import TableSpec, time_keyed_table
 from penstock.state.tables.time_keyed_view import TimeKeyedView
 
 BUFFERED_ROWS = 1 << 20
-"""So many rows are grouped at once: more cost memory and save little."""
+"""How many rows are grouped at once: more would take memory and save little time."""
 _PANE = f"{RESERVED_PREFIX}_pane"
 """The pane of a row, under a name that no column of a stream has."""
 
@@ -130,7 +130,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
 
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
-        """Return late rows and, if they are wanted, bad ones: as they came."""
+        """Return the input's schema for late rows and, if they are diverted, for bad ones."""
         sides = {LATE: inputs[0]}
         if self.config.diverts_bad_times:
             sides[BAD] = StreamSchema(inputs[0].schema)
@@ -140,7 +140,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Buffer the rows that some open window holds; send late and bad ones aside."""
+        """Buffer the rows that some open window holds; late and bad ones go to side outputs."""
         diverts_bad = self.config.diverts_bad_times
         times = self._aggregation.read_times(batch, ctx, diverts_bad=diverts_bad)
         if times.bad is not None:
@@ -183,7 +183,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
             collector.collect(to_table(keyed, aggregation.partials.schema))
 
     def _partials_of(self, frame: pl.DataFrame, times: Micros) -> Iterator[pl.DataFrame]:
-        """Yield the partials per key and pane; the frame has no columns if none is needed."""
+        """Yield the partials per key and pane; `frame` has no columns if none is read."""
         keys, compute = (
             self._aggregation.stream.key_columns,
             self._aggregation.plan.partials_of,
@@ -195,7 +195,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
             placed = pl.DataFrame([*frame.get_columns(), starts])
             yield from group_by_instant(placed, _PANE, keys, compute)
             return
-        # Rows of few adjacent panes are separated by comparisons, without a division per row.
+        # Comparisons separate the rows of a few adjacent panes, without a division per row.
         for start, end in panes:
             inside = pl.Series((times >= start) & (times < end))
             rows = frame if len(panes) == 1 else frame.filter(inside)
@@ -205,12 +205,12 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
 
 
 _FIRST_BLOCK = 16
-"""With so many windows a block starts; it grows while windows turn out to be small."""
+"""How many windows are in the first block; later blocks grow if windows are small."""
 _FEW_ROWS = 200_000
 _MANY_ROWS = 2_000_000
 _LARGEST_BLOCK = 1 << 16
 _LARGEST_SHARING_BLOCK = 128
-"""Windows that share panes hold rows several times over."""
+"""The most windows of a block if windows share panes: then a row counts once per window."""
 
 
 class OpenPanes:
@@ -252,7 +252,7 @@ def close_windows(
 ) -> Iterator[pl.DataFrame]:
     """Yield the merged partials of windows that end in `ends`, both included.
 
-    In the column of panes is where the window starts.
+    Their pane column holds the start of the window.
     """
     start, last = ends[0] - grid.width_micros, ends[1] - grid.width_micros
     size = _FIRST_BLOCK
@@ -292,7 +292,7 @@ def _merge(
         rows = rows.sort(PANE)
         times = rows[PANE].to_numpy()
     for start in starts:
-        # In order of time the rows of a window lie side by side: they are not copied.
+        # Rows are sorted by time, so those of a window are adjacent and are not copied.
         first_row, end_row = np.searchsorted(times, [start, start + grid.width_micros])
         merged = merge(rows.slice(int(first_row), int(end_row - first_row)), keys)
         yield merged.with_columns(pl.lit(start, pl.Int64).alias(PANE))
@@ -306,7 +306,7 @@ def _repeat(
 ) -> pl.DataFrame:
     """Return each row once per window that it is in, with the start of that window."""
     places = np.repeat(np.arange(len(counts)), counts)
-    # Position among the windows of a row: a ramp that restarts at every row.
+    # The position among the windows of a row: it counts up and restarts at every row.
     ramp = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = first[places] + ramp * slide
     return rows[places].with_columns(pl.Series(PANE, starts))
@@ -345,7 +345,7 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Take partials; they are merged when the epoch's are complete."""
+        """Buffer partials; they are merged when the epoch's rows are complete."""
         self._received.append(batch)
 
     @override
@@ -360,7 +360,7 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
         fresh = panes_frame(pa.Table.from_batches(received, schema))
         is_needed = fresh[PANE] >= grid.open_from(watermark)
         needed, rest = fresh.filter(is_needed), fresh.filter(~is_needed)
-        # Partials of several senders become one row per key and pane.
+        # Partials of several combiners become one row per key and pane.
         merge = aggregation.plan.merge
         parts = [
             part.select(needed.columns)
@@ -375,7 +375,7 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
                 starts, ends = pl.col(PANE), pl.col(PANE) + grid.width_micros
                 results = aggregation.results_of(merged, starts, ends, ends - 1)
                 collector.collect(results)
-        # Only now: a pane of this epoch must not be found in the table as well.
+        # The write comes last: a pane of this epoch must not be found in the table as well.
         if needed.height:
             expiry = grid.last_ends(needed[PANE].to_numpy())
             view.insert(to_table(needed, schema), pa.array(expiry).view(MICROS))

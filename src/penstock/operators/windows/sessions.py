@@ -5,8 +5,8 @@ A session is `[start, end]` with `end` a gap after its last row, and takes in ev
 watermark is beyond its end: then no row can follow that would belong to it.
 
 Rows and open sessions that are within a gap of each other become one session, in whatever
-order they come. What comes out late is decided for the whole of it: rows whose session had
-ended when the epoch began are late, all others count.
+order they come. Lateness is decided for a whole session: rows whose session had ended when the
+epoch began are late, all others count.
 
 Merging sorts rows and open sessions by key and instant and cuts where the distance exceeds
 the gap, so sessions may have any length and rows may come in any order.
@@ -18,9 +18,9 @@ Open sessions are kept in two tables:
 | `sessions` | keyed by key and slot, routed by key | one per open session; slots 0, 1, 2 … by start |
 | `wake-ups` | by time | when a session ended as of some epoch, and its key |
 
-The row in slot 0 says how many slots there are. A session that grows leaves its wake-up where
-it is: when that comes, the session turns out to be open and gets another one. So there is one
-outstanding wake-up per session, however long it is, and no epoch looks through all sessions.
+The row in slot 0 holds the number of slots. The wake-up of a session stays when the session
+grows: when it is due and the session is still open, another one is set. So there is one
+outstanding wake-up per session, however long it is, and no epoch reads all sessions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def number_keys(frame: pl.DataFrame, keys: Sequence[str]) -> pl.Series:
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """What the rows of an epoch make of sessions, before others are known."""
+    """The sessions within the rows of an epoch, before they are merged with those in state."""
 
     rows: pl.DataFrame
     """`FRAGMENT` of each row, in the order the rows were given."""
@@ -107,7 +107,7 @@ def fragments_of(rows: pl.DataFrame, plan: AggregatePlan, gap: int) -> Fragments
 def merge_sessions(
     fragments: pl.DataFrame, known: pl.DataFrame, plan: AggregatePlan, gap: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Merge what this epoch brings with sessions known before.
+    """Merge the fragments of this epoch with the sessions known before.
 
     Both have `KEY`, `START`, `LAST` and partials, `known` also `WAKES_AT`, and fragments
     `FRAGMENT`. Return the sessions by `SESSION`, and which session each fragment is in.
@@ -142,7 +142,7 @@ def merge_sessions(
 
 
 def _changes(key: Micros) -> Flags:
-    """Tell which of some sorted keys differ from the one before; the first one does."""
+    """Return which of some sorted keys differ from the one before; the first one does."""
     is_new = np.ones(len(key), np.bool_)
     np.not_equal(key[1:], key[:-1], out=is_new[1:])
     return is_new
@@ -152,13 +152,13 @@ def _reached(key: Micros, last: Micros) -> Micros:
     """Return the latest instant among each row and those of its key before it; sorted by key."""
     ranked = np.sort(last)
     rank = np.searchsorted(ranked, last)
-    # Ranks of a later key are above those of an earlier one, so keys do not mix.
+    # The ranks of a key are above those of earlier keys, so the maximum stays within a key.
     highest = np.maximum.accumulate(key * len(key) + rank)
     return ranked[highest - key * len(key)]
 
 
 def _in_one_number(key: Micros, instant: Micros) -> Micros:
-    """Return numbers that sort as keys, and within a key as instants, do."""
+    """Return numbers that sort by key, and within a key by instant."""
     if not len(key):
         return key
     first, last = int(instant.min()), int(instant.max())
@@ -175,7 +175,7 @@ _TIMES = (START, LAST, WAKES_AT)
 
 
 class SessionStore:
-    """The sessions of one step. Knows columns and tables, not what a session is."""
+    """Reads and writes the sessions of one step; it decides nothing about them."""
 
     def __init__(self, aggregation: WindowAggregation, shown: str) -> None:
         self._keys = aggregation.keys
@@ -236,7 +236,7 @@ class SessionStore:
     def write(
         self, ctx: OperatorContext, sessions: pl.DataFrame, known: pl.DataFrame
     ) -> None:
-        """Let `sessions` be all that their keys and those of `known` have.
+        """Replace the stored sessions of all keys in `sessions` and `known` by `sessions`.
 
         Both are numbered in `KEY`; sessions have the key columns, instants in microseconds.
         """
@@ -258,7 +258,7 @@ class SessionStore:
             return
         instants: Any = sessions[WAKES_AT].to_numpy()
         timed = sessions.with_columns(pl.col(WAKES_AT).cast(pl.Datetime("us")))
-        # A wake-up is due once the watermark is beyond it: until then it must be seen.
+        # A wake-up is due when the watermark is beyond it, so it must not expire before.
         expiry = pa.array(instants + np.int64(1)).view(MICROS)
         ctx.get_time_keyed_state(WAKE_UPS).insert(to_table(timed, self._wake_ups), expiry)
 
@@ -276,7 +276,7 @@ class SessionWindowConfig(WindowConfig):
 def session_window_spec(
     gap_micros: int, aggregation: WindowAggregation, *, shown: str, diverts_bad_times: bool
 ) -> OperatorSpec:
-    """Return the operator of a step; its rows come by `aggregation.keys`."""
+    """Return the operator of a step; its input must be keyed by `aggregation.keys`."""
     return SessionWindowConfig(
         window=shown,
         stream=aggregation.stream.to_bytes(),
@@ -304,7 +304,7 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
 
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
-        """Return late rows and, if they are wanted, bad ones: as they came."""
+        """Return the input's schema for late rows and, if they are diverted, for bad ones."""
         fields = [inputs[0].schema.field(name) for name in self._given(inputs[0].schema)]
         rows = StreamSchema(pa.schema(fields), inputs[0].time_column)
         sides = {LATE: rows}
@@ -320,7 +320,7 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Buffer rows until the epoch's are complete; send bad ones aside."""
+        """Buffer rows until the epoch's are complete; bad ones go to the side output."""
         diverts_bad = self.config.diverts_bad_times
         times = self._aggregation.read_times(batch, ctx, diverts_bad=diverts_bad)
         micros = times.micros
@@ -370,7 +370,7 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         self._keep(sessions.filter(~is_closed), known, watermark, ctx)
 
     def _take_rows(self) -> tuple[list[pa.RecordBatch], pl.DataFrame]:
-        """Return this epoch's rows as they came, and what is needed of them, with `TIME`."""
+        """Return this epoch's rows as they came, and the columns to read of them, with `TIME`."""
         batches, self._batches = self._batches, []
         times, self._times = self._times, []
         aggregation = self._aggregation
@@ -404,7 +404,7 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         watermark: int | None,
         ctx: OperatorContext,
     ) -> None:
-        """Write open sessions; set a wake-up for those that have none ahead of them."""
+        """Write open sessions; set a wake-up for those that have none outstanding."""
         is_asleep = pl.col(WAKES_AT).is_null()
         if watermark is not None:
             is_asleep |= pl.col(WAKES_AT) < watermark
@@ -424,6 +424,6 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         collector.collect(batch.select(self._given(batch.schema)), output)
 
     def _given(self, schema: pa.Schema) -> list[str]:
-        """Return the columns that rows came with: those of a stream without a key got one."""
+        """Return the columns that rows came with, without the key column added to them."""
         is_keyed = bool(self._aggregation.stream.key_columns)
         return [name for name in schema.names if is_keyed or name != ALL_ROWS]

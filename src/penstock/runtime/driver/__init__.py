@@ -1,5 +1,5 @@
-"""The driver: plans epochs, checks what came back, publishes, commits, starts again.
+"""The driver: plans epochs, checks the reports, publishes, commits, and restarts after failures.
 
-`driver` owns the loop, `decide` says what comes next, `session` is one claim of a job. Tasks
-are known here only through `runtime.plan`: an executor runs them.
+`driver` owns the loop, `decide` chooses the next action, `session` is one claim of a job. Tasks
+appear here only as values of `runtime.plan`: an executor runs them.
 """

@@ -1,13 +1,18 @@
-"""What a driver does next. Pure: facts in, an action out.
+"""Decides what a driver does next, and holds the status values that show what it is doing.
 
-stop asked for: immediate ──► Finish(STOPPED)
-a failure that may pass ────► Wait until its time, then Restart
-all operators have ended ───► Finish(FINISHED)
-stop asked for otherwise ───► RunEpoch(final) once, then Finish(STOPPED)
-data, or a source ended ────► RunEpoch
-nothing to do ──────────────► Wait until the next poll, tick, timer or idle timeout
+Pure: `next_action` turns facts into an action. The first row that applies counts:
 
-Status: what a job is doing, as immutable values for the command line and the console.
+| facts | action |
+|---|---|
+| an immediate stop is requested, or the last epoch of a stop has run | Finish(STOPPED) |
+| a failure may pass, and a stop is requested | Finish(STOPPED) |
+| a failure may pass | Wait until the time to retry, then Restart |
+| all operators have ended | Finish(FINISHED) |
+| another stop is requested | RunEpoch(stop) |
+| there is data, or a source ended | RunEpoch |
+| there is nothing to do | Wait until the next poll, tick, timer or idle timeout |
+
+`JobStatus` and its parts are immutable values for the command line and the console.
 """
 
 from collections.abc import Mapping
@@ -22,9 +27,9 @@ class JobPhase(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting"
-    """No data; it wakes up by itself."""
+    """There is no data; the driver wakes up by itself."""
     RESTARTING = "restarting"
-    """A failure may pass: it tries again in a while."""
+    """A failure may pass; the driver tries again later."""
     STOPPED = "stopped"
     """Stopped on request; a start goes on from the last epoch."""
     FINISHED = "finished"
@@ -43,14 +48,14 @@ class OperatorStatus:
     parallelism: int
     rows_taken: int = 0
     rows_emitted: Mapping[str, int] = field(default_factory=dict)
-    """In total since the driver started, by output."""
+    """The total since the driver started, by output."""
     counters: Mapping[str, int] = field(default_factory=dict)
     watermark_micros: int | None = None
     is_idle: bool = False
     state_bytes: int = 0
     state_files: int = 0
     is_sink: bool = False
-    """Nothing reads from it: what it took has left the job."""
+    """No operator reads from it: the rows it took have left the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +64,32 @@ class EpochProgress:
 
     epoch: int
     is_published: bool
-    """False for one that changed nothing."""
+    """False for an epoch that changed nothing."""
     processing_time_micros: int
     duration_micros: int
     rows_read: int
     bytes_read: int
     bytes_written: int
-    """Of state files."""
+    """The size of the state files that it wrote."""
     compactions: int
-    """Results swapped in."""
+    """How many results of compactions it swapped in."""
     waited_for_compaction: bool = False
     storage_requests: int = 0
-    """Of all tasks; the driver's own, a dozen or so to publish an epoch, come on top."""
+    """The requests of all tasks; the driver's own, about a dozen per epoch, are not counted."""
     cache_hits: int = 0
     cache_misses: int = 0
-    """Pieces of state files that tasks looked up in their cache, in vain."""
+    """Pieces of state files that tasks did not find in their cache."""
 
     @property
     def cache_hit_rate(self) -> float | None:
-        """Hits among all lookups; None if there were none."""
+        """The share of hits among all lookups; None without lookups."""
         lookups = self.cache_hits + self.cache_misses
         return self.cache_hits / lookups if lookups else None
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job as its driver sees it now."""
+    """The state of a job as its driver sees it. Immutable."""
 
     job: str
     phase: JobPhase
@@ -99,24 +104,24 @@ class JobStatus:
     last: EpochProgress | None = None
     operators: tuple[OperatorStatus, ...] = ()
     error: str | None = None
-    """What it failed of, or is about to try again after."""
+    """The error that it failed of, or after which it tries again."""
     next_wake_up_micros: int | None = None
 
 
 class StopMode(StrEnum):
-    """How a job is asked to stop. None of them flushes windows: that is for the end of data."""
+    """How a job stops on request. None of the modes flushes windows: only the end of data does."""
 
     GRACEFUL = "graceful"
-    """One more epoch in which operators close; then stop."""
+    """The job runs one more epoch, in which operators close, then stops."""
     CHECKPOINT = "checkpoint"
-    """One more epoch; then stop. Operators do not close."""
+    """The job runs one more epoch, in which operators do not close, then stops."""
     IMMEDIATE = "immediate"
-    """Now: the epoch that runs does not count."""
+    """The job stops at once: the epoch that runs does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the decision rests on."""
+    """All that a decision depends on."""
 
     now_micros: int
     stop: StopMode | None = None
@@ -125,13 +130,13 @@ class Facts:
     is_finished: bool = False
     """Every operator has ended."""
     retry_at_micros: int | None = None
-    """After a failure that may pass: when to try again."""
+    """The time to try again after a failure that may pass."""
     has_work: bool = True
-    """A source has more to read or has just ended, or nothing ran yet."""
+    """A source has more to read or has just ended, or no epoch has run yet."""
     wake_up_micros: int | None = None
     """The earliest poll, tick, timer or idle timeout; None if nothing will ever happen."""
     next_epoch_micros: int = 0
-    """Not before this, unless there is work: epochs without data keep a distance."""
+    """The earliest time of an epoch without work: such epochs keep a distance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +144,12 @@ class RunEpoch:
     """Run one epoch."""
 
     stop: StopMode | None = None
-    """Set for the last one of this run."""
+    """The requested stop, set for the last epoch of this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until then, or until a stop is requested."""
+    """Wait until that time, or until a stop is requested or the driver is woken up."""
 
     until_micros: int | None
     phase: JobPhase = JobPhase.WAITING
@@ -152,7 +157,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Take the job over again and go on from the last acknowledged epoch."""
+    """Claim the job again and go on from the last acknowledged epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,7 @@ Action: TypeAlias = RunEpoch | Wait | Restart | Finish
 
 
 def next_action(facts: Facts) -> Action:
-    """Say what to do next."""
+    """Return what to do next."""
     if facts.stop is StopMode.IMMEDIATE or facts.has_stopped:
         return Finish(JobPhase.STOPPED)
     if facts.retry_at_micros is not None:
@@ -182,7 +187,7 @@ def next_action(facts: Facts) -> Action:
 
 def _retry(facts: Facts, at_micros: int) -> Action:
     if facts.stop is not None:
-        # It could only stop after a successful epoch, which may never come.
+        # The job could only stop after a successful epoch, which may never come.
         return Finish(JobPhase.STOPPED)
     if facts.now_micros < at_micros:
         return Wait(at_micros, JobPhase.RESTARTING)

@@ -1,4 +1,4 @@
-"""JobDriver: the loop that runs a job. It asks `next_action` what to do, and does it.
+"""JobDriver: the loop that runs a job. It takes each next action from `decide`.
 
     driver = JobDriver(environment)
     status = driver.run()              until the data ends, a stop, or a failure that stays
@@ -6,11 +6,11 @@
     driver.wake_up()                   from another thread that has data for a source
 
 Every restart, also in one process, is a new session: it claims a new generation and goes on
-from the last acknowledged epoch, whatever the failed one left behind.
+from the last acknowledged epoch, whatever the failed session left behind.
 
-A driver waits between epochs until an instant, or until another thread interrupts it.
+A `Pacer` waits between epochs until an instant, or until another thread interrupts it.
 
-`RunOptions` is how a run is asked for: every way to run a job hands on this one value.
+`RunOptions` holds the arguments of a run: every way to run a job passes on this one value.
 """
 
 import logging
@@ -57,10 +57,10 @@ _REMOTE_SCHEMES = ("s3:", "gs:", "az:")
 
 
 class Pacer(Protocol):
-    """How a driver waits."""
+    """Waits for a driver."""
 
     def wait_until(self, micros: int | None) -> None:
-        """Wait until that time, for ever if None; return early when interrupted."""
+        """Wait until that time, for ever if it is None; return early when interrupted."""
         ...
 
     def interrupt(self) -> None:
@@ -89,7 +89,7 @@ class ClockPacer:
 
 
 class ManualPacer:
-    """Moves a manual clock instead of waiting: for tests, which then take no time."""
+    """Moves a manual clock instead of waiting, so that tests take no time."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -97,7 +97,7 @@ class ManualPacer:
         """Every instant that was waited for."""
 
     def wait_until(self, micros: int | None) -> None:
-        """Move the clock there; to wait for ever means that the test has ended."""
+        """Move the clock to that time; a wait for ever fails, as no other thread would end it."""
         self.waits.append(micros)
         if micros is None:
             raise RuntimeError(
@@ -106,7 +106,7 @@ class ManualPacer:
         self._clock.micros = max(self._clock.micros, micros)
 
     def interrupt(self) -> None:
-        """There is nothing to interrupt."""
+        """Do nothing: no wait takes time."""
 
 
 _log = logging.getLogger(__name__)
@@ -145,18 +145,18 @@ class JobDriver:
         return self._keeper.status
 
     def request_stop(self, mode: StopMode = StopMode.CHECKPOINT) -> None:
-        """Ask the job to stop; a later, more urgent request replaces an earlier one."""
+        """Request a stop; a later, more urgent request replaces an earlier one."""
         if self._stop is not StopMode.IMMEDIATE:
             self._stop = mode
         self._pacer.interrupt()
 
     def wake_up(self) -> None:
-        """Ask for an epoch now, because there is data that no source could know of."""
+        """Request an epoch at once, because there is data that no source can poll for."""
         self._is_woken = True
         self._pacer.interrupt()
 
     def run(self, *, restore: Epochs | None = None) -> JobStatus:
-        """Run the job until it ends; raises what it cannot recover from.
+        """Run the job until it ends; raise a failure that it cannot recover from.
 
         `restore` goes back to an epoch or savepoint first.
         """
@@ -203,11 +203,11 @@ class JobDriver:
             return
         self._environment.side_work.settle()
         if self._session is not None:
-            # A driver that failed and was replaced meanwhile must not take the job back.
+            # A driver that was replaced after its failure must not take the job back.
             self._session.check_ownership()
             self._session.close()
         session = JobSession.start(self._environment, restore=self._restore)
-        # From here on the claim remembers the wish; asking again would abandon new epochs.
+        # The claim holds the restore from here on: another one would abandon new epochs.
         self._restore = None
         self._session = session
         self._keeper.note_session(session)
@@ -216,7 +216,7 @@ class JobDriver:
         session = self._session
         assert session is not None  # noqa: S101 (facts only lead here with one)
         self._last_started_micros = self._environment.clock.now_micros()
-        # Before the plan is made: a call of `wake_up` from now on may be too late for it.
+        # Reset before the plan is made: a later `wake_up` may be too late for this plan.
         self._is_woken = False
         self._keeper.note_phase(JobPhase.RUNNING)
         outcome = session.run_epoch(stop=stop)
@@ -230,7 +230,7 @@ class JobDriver:
                 self._restart()
 
     def _note_torn(self, reason: str) -> None:
-        """Run the epoch again: nothing of it counts. Should that never help, it is a failure."""
+        """Have the torn epoch run again; it is a failure after `torn_limit` runs in a row."""
         self._keeper.update(torn_epochs=self.status.torn_epochs + 1)
         self._torn_in_a_row += 1
         error = torn_error(str(self._environment.graph.job), reason)
@@ -253,7 +253,7 @@ class JobDriver:
             self._on_epoch(ran)
 
     def _attempt(self, step: Callable[[], None]) -> None:
-        """Do a step; a failure that may pass is tried again later, any other is raised."""
+        """Do a step; after a failure that may pass retry later, raise any other."""
         try:
             step()
         except PenstockError as error:
@@ -290,7 +290,7 @@ class JobDriver:
 
 
 def _has_work(ran: EpochRan) -> bool:
-    """Tell whether the next epoch should follow at once."""
+    """Return whether the next epoch should follow at once."""
     return (
         ran.reading.has_more
         or ran.reading.has_ending
@@ -314,15 +314,12 @@ def _wake_up(ran: EpochRan) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How one run of a job is started, driven and watched.
-
-    The public signatures spell these names; below them only this value is handed on.
-    """
+    """The arguments of one run of a job. The public functions have parameters of these names."""
 
     checkpoint: str | ObjectStore
     """A URL, or an open store."""
     restore: int | str | None = None
-    """Go back to an epoch by number, or to a savepoint by name, first."""
+    """The epoch number or savepoint name to go back to before the run."""
     allow_dropped_state: bool = False
     on_status: Callable[[JobStatus], None] | None = None
     on_driver: Callable[[JobDriver], None] | None = None
@@ -330,24 +327,24 @@ class RunOptions:
     on_epoch: Callable[[EpochRan], None] | None = None
     """Called with every epoch that counts, when its sinks have committed."""
     settings: DriverSettings | None = None
-    """Replaces what follows from the process's settings and the store."""
+    """Replaces the settings that follow from the process's settings and the store."""
     clock: Clock = field(default_factory=SystemClock)
     master: str | None = None
-    """On Spark: the cluster."""
+    """On Spark: the master URL of the cluster."""
     session: Any = None
     """On Spark: the user's own session."""
     shows_logs: bool = False
     """On Spark: whether an embedded Spark shows its log."""
 
     def open_store(self, job: JobId) -> ObjectStore:
-        """Open the store, and prove that a job can keep its checkpoints there."""
+        """Open the store, and check that a job can keep its checkpoints there."""
         found = self.checkpoint
         store = open_store(found) if isinstance(found, str) else found
         probe_store(store, job, new_token())
         return store
 
     def driver_settings(self) -> DriverSettings:
-        """Return how the job is driven: objects far away want longer epochs."""
+        """Return the driver's settings; a remote store gets longer epochs."""
         if self.settings is not None:
             return self.settings
         found, chosen = self.checkpoint, current()
@@ -361,7 +358,7 @@ class RunOptions:
         )
 
     def driver(self, environment: JobEnvironment) -> JobDriver:
-        """Return the driver of a run, shown to `on_driver`; `run` it with `epochs`."""
+        """Return the driver of a run, after passing it to `on_driver`; `run` it with `epochs`."""
         driver = JobDriver(environment, on_status=self.on_status, on_epoch=self.on_epoch)
         if self.on_driver is not None:
             self.on_driver(driver)
@@ -369,7 +366,7 @@ class RunOptions:
 
     @property
     def epochs(self) -> Epochs | None:
-        """What `restore` means; None to go on from the last epoch."""
+        """The epochs that `restore` names; None to go on from the last epoch."""
         if self.restore is None:
             return None
         if isinstance(self.restore, str):

@@ -1,16 +1,16 @@
-"""What a driver works with: the graph it runs, where state lives, and the choices made for it.
+"""JobEnvironment: the graph, stores, executor, settings and side work that a driver works with.
 
-**Restarts.** What follows from a failure depends on its kind:
+**Restarts.** The kind of a failure decides what the driver does:
 
-| failure | what follows |
+| failure | what the driver does |
 |---|---|
-| torn epoch, storage, unknown outcome, a system outside | try again, later and later |
-| the user's code, bad input, damaged or unfit state, our bug | stop: again would be the same |
-| fenced | stop for good: another driver owns the job |
+| torn epoch, storage, unknown outcome, a system outside | tries again, with growing waits |
+| the user's code, bad input, damaged or unfit state, our bug | stops: it would fail again |
+| fenced | stops for good: another driver owns the job |
 
-**Side work** is made of storage calls that need not wait for each other, or that no epoch waits
-for. Without threads everything happens at once and in order, which is what tests of failures
-need. With threads, objects are written side by side and old ones are deleted while the next
+**Side work** consists of storage calls that need not wait for each other, or that no epoch
+waits for. Without threads all calls are made at once and in order, which tests of failures
+need. With threads, objects are written side by side, and old ones are deleted while the next
 epoch runs.
 """
 
@@ -52,15 +52,15 @@ _LASTING = frozenset(
         ErrorCode.STORAGE_UNSAFE,
     }
 )
-"""Storage errors that waiting does not cure."""
+"""Storage errors that do not pass with time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How often, and how patiently, a failed job is tried again."""
+    """How often a failed job is tried again, and how long the driver waits before."""
 
     max_restarts: int = 10
-    """In a row: an epoch that succeeds resets the count."""
+    """The most restarts in a row: an epoch that succeeds resets the count."""
     first_delay_micros: int = 1_000_000
     max_delay_micros: int = 60_000_000
 
@@ -79,7 +79,7 @@ def decide_restart(
 
 
 def is_transient(error: PenstockError) -> bool:
-    """Tell whether trying again can help."""
+    """Return whether trying again can help."""
     if error.code is ErrorCode.TORN_EPOCH:
         return True
     is_outside = isinstance(error, StorageError | UnknownOutcomeError | ExternalError)
@@ -102,7 +102,7 @@ class SideWork:
         self._started: Future[object] | None = None
 
     def run_all(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Make all calls; the first failure is raised when none of them is under way."""
+        """Make all calls; raise the first failure when none of them is under way."""
         if self._writers is None or len(calls) < 2:
             return [call() for call in calls]
         futures = [self._writers.submit(call) for call in calls]
@@ -110,7 +110,7 @@ class SideWork:
         return [future.result() for future in futures]
 
     def start(self, call: Callable[[], object]) -> None:
-        """Make a call without waiting for it; it is left out if another one is under way."""
+        """Start a call without waiting for it, unless another one is under way."""
         if self._aside is None:
             call()
         elif self._started is None:
@@ -123,13 +123,13 @@ class SideWork:
             done.result()
 
     def settle(self) -> None:
-        """Wait for the call under way, and raise what it failed of."""
+        """Wait for the call under way, and raise its failure."""
         if self._started is not None:
             done, self._started = self._started, None
             done.result()
 
     def close(self) -> None:
-        """Wait for the call under way, and start no other. What failed now is only logged."""
+        """Wait for the call under way, and start no other. Its failure is only logged."""
         try:
             self.settle()
         except PenstockError as error:
@@ -152,7 +152,7 @@ class DriverSettings:
     """What a source subtask may read in the first epoch; adapted from then on."""
     adapts_budget: bool = True
     epoch_deadline_micros: int | None = None
-    """How long an epoch that reads may run before an executor that can cancels it."""
+    """How long an epoch that reads may run, before an executor cancels it if it can."""
     torn_limit: int = 5
     """How often in a row a torn epoch is simply run again before it counts as a failure."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
@@ -181,7 +181,7 @@ class JobEnvironment:
 
     @property
     def backend(self) -> BackingStore:
-        """Where the metadata of subtasks is kept: beside the state files."""
+        """The store of the subtasks' metadata, beside the state files."""
         return ParquetBackend(self.store)
 
     @cached_property
@@ -200,8 +200,8 @@ def _check_event_time(
 ) -> None:
     """Refuse state that expires by event time where subtasks may see different watermarks.
 
-    Only one watermark is kept for all of them. A subtask that was ahead would see expired
-    rows, and timers that have fired, once more.
+    A checkpoint keeps only one watermark for all of them. A subtask that was ahead would see
+    expired rows, and timers that have fired, once more.
     """
     timed = [spec.name for spec in tables if spec.expires_by is TimeDomain.EVENT_TIME]
     if node.parallelism == 1 or not timed:

@@ -1,14 +1,14 @@
-"""Agreement: whether the reports of an epoch belong together, and what the epoch came to.
+"""Decides whether the reports of an epoch belong together, and so whether the epoch counts.
 
 The driver publishes only if, from the last level down to the first, every task is named by
 one token: the one its consumers hold receipts for, or for a task without consumers the only
 one that reported. That attempt's report must have arrived and be whole, and it must itself
 hold a receipt for every producer it reads. Otherwise the epoch is torn and runs again.
 
-A run of an epoch counts, was torn, or was lost to another driver. Most of the protocol says
-`Fenced` by itself. But a replaced driver may notice it first by what is gone: its successor
-collects checkpoints that it was about to read. Missing objects are damage only as long as no
-newer driver owns the job.
+A run of an epoch counts, is torn, or is lost to another driver. Most steps of the protocol
+return `Fenced` themselves. But a replaced driver may find missing objects first, because its
+successor collects checkpoints that it was about to read. Missing objects are damage only as
+long as no newer driver owns the job.
 """
 
 from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ class Agreed:
     reports: dict[TaskKey, TaskReport]
 
     def by_operator(self, plan: PhysicalPlan) -> Reports:
-        """Return what each subtask of each operator did."""
+        """Return the report of each subtask of each operator."""
         return {
             (part.operator, plan.task(*key)[1].index): part
             for key, report in self.reports.items()
@@ -53,20 +53,20 @@ class Agreed:
 
     @property
     def usage(self) -> StoreUsage:
-        """What all tasks together asked of the store."""
+        """The storage requests and cache lookups of all tasks together."""
         return sum((report.usage for report in self.reports.values()), NO_USAGE)
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """Attempts were mixed, repeated or lost: nothing of this run counts; it can be run again."""
+    """Attempts were mixed, repeated or lost: this run does not count, and can be run again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Some tasks failed for reasons that travel as values."""
+    """Some tasks failed, and reported their errors as values."""
 
     errors: tuple[ErrorPart, ...]
 
@@ -82,12 +82,12 @@ class EpochRan:
     reports: Reports
     reading: ReadingPlan
     finish: SourceFinishType | None
-    """What a source asked for."""
+    """The stop that a source requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochLost:
-    """Another driver owns the epoch, and may be gone already: take the job over again."""
+    """Another driver owns the epoch and may have ended since: the job must be claimed again."""
 
     winner: CheckpointRef
 
@@ -96,7 +96,7 @@ EpochOutcome: TypeAlias = EpochRan | Torn | EpochLost
 
 
 def find_agreement(plan: PhysicalPlan, reports: Iterable[TaskReport]) -> Agreement:
-    """Decide what a run of an epoch came to."""
+    """Return whether the reports of a run agree, are torn, or hold failures."""
     arrived: dict[TaskKey, dict[str, TaskReport]] = {}
     for report in reports:
         attempts = arrived.setdefault((report.level, report.task), {})
@@ -204,7 +204,7 @@ def fenced_error(job: JobId, fenced: Fenced) -> FencedError:
 def damage_while_owned(checkpoints: JobCheckpoints, claim: ClaimRecord) -> Iterator[None]:
     """Turn CorruptStateError into FencedError if a newer driver owns the job.
 
-    It may have collected the objects that are missing.
+    That driver may have collected the objects that are missing.
     """
     try:
         yield

@@ -1,15 +1,15 @@
-"""Publishing an epoch: from the tasks' reports to an acknowledged, committed checkpoint.
+"""Publishes an epoch: makes an acknowledged, committed checkpoint of the tasks' reports.
 
     nothing changed? → done, no number is used
     swap compactions in → write changed metadata → manifest → epoch record → fence
     acknowledged → every sink commits what the epoch holds for it
 
-**Compactions** are ordered after an epoch, swapped in by a later one, and not waited for, except
-when a table has more runs than reads can bear: then the next epoch waits. What is pending is
-dropped with the session: after a restart or restore its inputs may be gone.
+**Compactions** are ordered after an epoch and swapped in by a later one. No epoch waits for
+them, except when a table has too many runs to read: then the next epoch waits. Pending
+compactions are dropped with the session: after a restart or restore their inputs may be gone.
 
-**Commits.** What sinks commit comes from the epoch's metadata objects, so a commit can be
-repeated by any later driver. It runs on the driver only, and only with a permit.
+**Commits.** The commit data comes from the epoch's metadata objects, so any later driver can
+repeat a commit. A commit runs on the driver only, and only with a permit.
 """
 
 import logging
@@ -53,33 +53,33 @@ from penstock.state.tables.table import CompactionConfig, Frontier
 
 @dataclass(slots=True)
 class JobState:
-    """Owned by one session; moved on only by a successful publication."""
+    """The checkpoint that a session stands on. Only a successful publication changes it."""
 
     next_epoch: Epoch
     base: ReadyCheckpoint | None
-    """What the next epoch builds on."""
+    """The checkpoint that the next epoch builds on."""
     manifest: CheckpointManifest | None
-    """The base's; of another job if a branch has not published yet."""
+    """The manifest of the base, which belongs to another job if a branch has not published yet."""
     metadata: dict[OperatorId, dict[int, Metadata]]
-    """Of every subtask of the base, by operator and index."""
+    """The metadata of every subtask of the base, by operator and index."""
 
 
 _ONLY_TOO_MANY = 1_000_000
-"""As `min_files`: merge only because there are too many runs."""
+"""A `min_files` that no table reaches: files are merged only if there are too many runs."""
 
 
 class PendingCompactions:
-    """What one session has ordered."""
+    """The compactions that one session has ordered."""
 
     def __init__(self, environment: JobEnvironment, generation: Generation) -> None:
         self._environment = environment
         self._generation = generation
         self._urgent: list[CompactionResult] = []
         self.swapped = 0
-        """How many results the last published epoch took in."""
+        """How many results the last published epoch swapped in."""
 
     def start(self, state: JobState) -> None:
-        """Order what is due in the tables of the epoch just published."""
+        """Order the compactions that are due in the tables of the epoch just published."""
         executor = self._environment.executor
         if executor.is_compacting:
             return
@@ -88,9 +88,9 @@ class PendingCompactions:
             executor.compact(orders)
 
     def wait_if_needed(self, state: JobState) -> bool:
-        """Merge at once where there are too many runs; tell whether that was so.
+        """Merge at once where there are too many runs; return whether that was so.
 
-        The results are swapped in by the epoch that follows.
+        The following epoch swaps the results in.
         """
         if self._urgent:
             return False
@@ -98,7 +98,7 @@ class PendingCompactions:
         if not overfull:
             return False
         executor = self._environment.executor
-        if not executor.is_compacting:  # else what is under way may be what is needed
+        if not executor.is_compacting:  # what is under way may be what is needed
             executor.compact(overfull)
         self._urgent += executor.compacted(wait=True)
         return True
@@ -106,7 +106,7 @@ class PendingCompactions:
     def swap(
         self, metadata: dict[OperatorId, dict[int, Metadata]], epoch: Epoch
     ) -> set[tuple[OperatorId, int]]:
-        """Swap finished results into the metadata about to be published; return which."""
+        """Swap finished results into metadata about to be published; return whose changed."""
         rules = self._environment.settings.rules
         changed: set[tuple[OperatorId, int]] = set()
         self.swapped = 0
@@ -125,13 +125,13 @@ class PendingCompactions:
     def _orders(
         self, state: JobState, *, only_overfull: bool = False
     ) -> Iterator[CompactionOrder]:
-        """Plan what each subtask should merge: all that is due, or only what must not wait."""
+        """Yield what each subtask merges: all that is due, or only what must not wait."""
         manifest = state.manifest
         if manifest is None:
             return
         settings = self._environment.settings.compaction
         least, levels = settings.min_files, settings.compact_generations
-        if only_overfull:  # The limit of runs holds whatever else is set.
+        if only_overfull:  # the limit of runs holds with any settings
             least, levels = _ONLY_TOO_MANY, None
         for node in self._environment.graph.nodes:
             specs = self._environment.tables[node.operator]
@@ -158,7 +158,7 @@ class PendingCompactions:
 
 
 def frontier_of(manifest: CheckpointManifest, operator: OperatorId) -> Frontier:
-    """Return the time by which an operator's state is judged as of a checkpoint."""
+    """Return the frontier by which an operator's state expires as of a checkpoint."""
     for entry in manifest.operators:
         if entry.operator == operator:
             known = event_time_of(entry.input_watermarks)
@@ -188,7 +188,7 @@ class EpochPublisher:
     ) -> PublicationOutcome | None:
         """Acknowledge an epoch, or return None if it changed nothing.
 
-        `state` moves on only if the epoch is acknowledged.
+        `state` changes only if the epoch is acknowledged.
         """
         graph = self.environment.graph
         watermarks = {
@@ -230,7 +230,7 @@ class EpochPublisher:
         return outcome
 
     def _next_metadata(self, state: JobState, reports: Reports) -> AllMetadata:
-        """Return the metadata of all subtasks with tables: new if changed, else the parent's."""
+        """Return the metadata of all subtasks with tables: the new one, or the parent's."""
         metadata: AllMetadata = {}
         for node in self.environment.graph.nodes:
             if not self.environment.tables[node.operator]:
@@ -251,7 +251,7 @@ class EpochPublisher:
     ) -> dict[OperatorId, tuple[ObjectRef, ...]]:
         """Write what changed; return all objects: an unchanged subtask keeps its parent's.
 
-        The writes are made side by side, because on an object store each takes its time.
+        The writes are made side by side, because each waits for the object store.
         """
         backend = self.environment.backend
         tasks = sorted(changed & {(name, i) for name in metadata for i in metadata[name]})
@@ -272,10 +272,10 @@ class EpochPublisher:
 
 
 def _has_news(report: OperatorReport, known: Metadata | None) -> bool:
-    """Tell whether anything of a subtask would be lost if the epoch were forgotten.
+    """Return whether anything of a subtask would be lost if the epoch were not published.
 
-    Metadata differs from the parent's also when it only lists empty tables, or does not hold
-    what the parent had to commit: neither is worth an epoch.
+    Metadata that only lists empty tables, or only lacks what the parent had to commit, differs
+    from the parent's too: neither is a reason to publish.
     """
     if report.has_fired or report.splits:
         return True

@@ -3,9 +3,9 @@
     session = JobSession.start(environment, restore=None)
     result = session.run_epoch(stop=None)        plan → run → agree → publish → commit
 
-A failure before anything was published leaves the session usable: the epoch is simply run
-again. A failure from the manifest on does not: what landed is unknown, so the driver starts
-another session, which claims a new generation and finds out.
+After a failure before anything was published the session stays usable: the epoch is run again.
+After a failure from the manifest on it is not: which objects were written is unknown, so the
+driver starts another session, which claims a new generation and reads them.
 """
 
 import logging
@@ -66,13 +66,13 @@ from penstock.state.tables.table_manager import TableManager
 _log = logging.getLogger(__name__)
 
 _COLLECTIONS_PER_SWEEP = 64
-"""Orphans are looked for at the first collection and then rarely: that lists all slots."""
+"""How many collections lie between two sweeps, which list all slots. The first one sweeps."""
 SMALLEST_STEP_MICROS = 1
-"""Processing time moves by at least this from epoch to epoch."""
+"""The least step of processing time from epoch to epoch."""
 
 
 class JobSession:
-    """One generation of a job. It is closed when the driver leaves it or takes over again."""
+    """One generation of a job. The driver closes it when it stops or claims the job again."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class JobSession:
         restore: Epochs | None = None,
         sinks: CommittingSinks | None = None,
     ) -> "JobSession":
-        """Take the job over: check that the graph fits, claim, replay open commits."""
+        """Claim the job: check that the graph fits, claim, replay open commits."""
         checkpoints = checkpoints_of(environment)
         sinks = sinks or CommittingSinks(environment, checkpoints)
         try:
@@ -138,7 +138,7 @@ class JobSession:
 
     @property
     def is_finished(self) -> bool:
-        """Tell whether the input of every operator has ended."""
+        """Return whether the input of every operator has ended."""
         return has_finished(self.environment.graph, self.state.manifest)
 
     def run_epoch(self, *, stop: StopMode | None = None) -> EpochOutcome:
@@ -159,7 +159,7 @@ class JobSession:
         if isinstance(agreement, Failed):
             raise combined_error(agreement)
         reports = agreement.by_operator(environment.job.plan)
-        # The most urgent wish of any source counts; an end concerns only the source.
+        # The most urgent stop of any source counts; FINAL concerns only the source itself.
         wishes = {report.finish for report in reports.values()}
         stopping = (SourceFinishType.IMMEDIATE, SourceFinishType.GRACEFUL)
         finish = next((wish for wish in stopping if wish in wishes), None)
@@ -218,11 +218,11 @@ class JobSession:
     def _plan(
         self, now_micros: int, stop: StopMode | None
     ) -> tuple[EpochPlan, ReadingPlan]:
-        """Fix everything that the epoch depends on."""
+        """Return the plan, which fixes everything that the epoch depends on."""
         previous = self._previous_micros
         now = now_micros
         if previous is not None:
-            # One clock for the whole job: it never stands still and never goes back.
+            # The job has one clock, which advances with every epoch and never goes back.
             now = max(now, previous + SMALLEST_STEP_MICROS)
         epoch = self.state.next_epoch
         keep = self.environment.settings.keep_epochs
@@ -240,8 +240,8 @@ class JobSession:
             is_stop=stop is StopMode.GRACEFUL,
             parent=None if parent is None else parent.epoch,
         )
-        # An epoch may run for ever unless a source may be stuck in it. Spark computes what it
-        # feeds to a source within the epoch, however long that takes.
+        # Only an epoch in which a source itself reads has a deadline, because the source may
+        # be stuck. Spark computes fed rows within the epoch, however long that takes.
         parts = [part for parts in reading.assignments.values() for part in parts]
         is_fed = any(part.fed is not None for part in parts)
         has_readers = any(part.splits for part in parts) and not is_fed
@@ -261,7 +261,7 @@ class JobSession:
         return plan, reading
 
     def _collect(self) -> None:
-        """Delete what nothing kept needs; a store that cannot is no reason to stop the job."""
+        """Delete what no kept epoch needs; a storage failure does not stop the job."""
         try:
             outcome = self.checkpoints.collect(
                 self.claim, keep_epochs=self.environment.settings.keep_epochs
@@ -280,7 +280,7 @@ class JobSession:
         self._collections += 1
 
     def _adapt(self, ran: EpochRan) -> None:
-        """Give each source the budget by which the next epoch takes about as long as wanted."""
+        """Adapt each source's budget, so that the next epoch takes about its target time."""
         duration = ran.progress.duration_micros
         for operator, planned in self.planner.sources.items():
             reports = [r for (name, _), r in ran.reports.items() if name == operator]
@@ -307,7 +307,7 @@ class JobSession:
         specs: Sequence[TableSpec],
         subtask: Subtask | None = None,
     ) -> Iterator[TableManager]:
-        """Open some tables as a subtask would find them, by default one that owns all keys."""
+        """Open some tables as a subtask does; by default as a subtask that owns all keys."""
         environment = TableEnvironment(
             TaskInfo(self.environment.graph.job, operator, subtask or Subtask(0, 1)),
             self.claim.generation,
@@ -322,7 +322,7 @@ class JobSession:
             yield manager
 
     def frontier(self, operator: OperatorId) -> Frontier:
-        """Return the time by which the next epoch judges an operator's state."""
+        """Return the frontier by which an operator's state expires in the next epoch."""
         if self.state.manifest is None:
             return Frontier()
         known = frontier_of(self.state.manifest, operator)

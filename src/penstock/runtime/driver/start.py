@@ -1,9 +1,9 @@
-"""Starting a job: whether the graph fits, whose the job is, and where it goes on or is over.
+"""Starts a job: checks that the graph fits its state, claims it, and finds where it goes on.
 
 **Fitness** is checked before the job is claimed, so that nothing is damaged. State is kept
 under the operator's name. An operator that is gone, a table that changed its kind, or a state
-version that cannot be read would lose state silently: it is refused, all problems at once,
-unless dropping is allowed explicitly.
+version that cannot be read would lose state silently. Such a start is refused, with all
+problems at once, unless dropping is allowed explicitly.
 
 A restore cannot take back the output of the epochs that it abandons; a warning names them.
 """
@@ -39,14 +39,14 @@ _log = logging.getLogger(__name__)
 def check_start(
     environment: JobEnvironment, checkpoints: JobCheckpoints, restore: CheckpointRef | None
 ) -> None:
-    """Refuse a graph that does not fit, before the claim fences a driver whose graph does."""
+    """Refuse a graph that does not fit, before the claim fences a driver whose graph fits."""
     _ = environment.job, environment.tables  # raise what is wrong with the graph itself
     manifest = checkpoints.newest() if restore is None else checkpoints.manifest(restore)
     while manifest is not None:
         try:
             _check_fitness(environment, manifest)
         except CorruptStateError:
-            # A driver that still runs may have given up what was the newest epoch.
+            # A driver that still runs may have collected the epoch that was the newest.
             newest = checkpoints.newest()
             if restore is not None or newest is None or newest.ref == manifest.ref:
                 raise
@@ -56,7 +56,7 @@ def check_start(
 
 
 def _check_fitness(environment: JobEnvironment, manifest: CheckpointManifest) -> None:
-    """Refuse a graph that cannot go on from a checkpoint, naming everything that differs."""
+    """Refuse a graph that cannot go on from a checkpoint; name everything that differs."""
     allow_dropped = environment.settings.allow_dropped_state
     problems: list[tuple[str, ErrorCode]] = []
     for entry in manifest.operators:
@@ -123,7 +123,7 @@ def format_epochs(epochs: Iterable[int]) -> str:
 
 
 def _has_output(checkpoints: JobCheckpoints, ref: CheckpointRef) -> bool:
-    """Tell whether an epoch had something to commit; one that cannot be read may have had."""
+    """Return whether an epoch had something to commit; True if it cannot be read."""
     try:
         return checkpoints.manifest(ref).needs_commit
     except CorruptStateError:
@@ -168,7 +168,7 @@ def take_over_job(
                 sinks.commit(permit)
                 checkpoints.complete_commit(permit)
             except CorruptStateError:
-                # A restore may pass over an open commit that is damaged.
+                # A restore may skip an open commit that is damaged.
                 if ref is None:
                     raise
                 skipped = permit.ref
@@ -185,7 +185,7 @@ def take_over_job(
 def _check_goes_on(
     environment: JobEnvironment, checkpoints: JobCheckpoints, plan: RestorePlan
 ) -> None:
-    """Refuse to go back to an end of the job: no epoch would follow to say so."""
+    """Refuse to go back to a finished epoch: no epoch would follow to record the restore."""
     ends = has_finished(environment.graph, checkpoints.manifest(plan.ref))
     if ends and plan.abandoned:
         raise StateError(
@@ -198,7 +198,7 @@ def _check_goes_on(
 
 
 def has_finished(graph: LogicalGraph, manifest: CheckpointManifest | None) -> bool:
-    """Tell whether a graph has nothing left to do after a checkpoint."""
+    """Return whether a graph has nothing left to do after a checkpoint."""
     if manifest is None:
         return False
     inputs = known_inputs(graph, manifest)
@@ -206,9 +206,9 @@ def has_finished(graph: LogicalGraph, manifest: CheckpointManifest | None) -> bo
 
 
 def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
-    """Return the last checkpoint of a job that is over: starting it again changes nothing.
+    """Return the last checkpoint of a finished job, which a start would not change; else None.
 
-    One that was asked to go back, and died before its next epoch, is not over.
+    A job whose restore was claimed, but whose next epoch was not published, is not finished.
     """
     checkpoints = checkpoints_of(environment)
     manifest = checkpoints.newest()

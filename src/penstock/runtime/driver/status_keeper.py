@@ -1,4 +1,4 @@
-"""Keeping the status of a job: counts what happened and publishes immutable values of it."""
+"""StatusKeeper: counts what happens to a job, and publishes immutable values of its status."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from penstock.state.tables.table import files_of
 
 
 class StatusKeeper:
-    """Owned by the driver; others see only the values that it publishes."""
+    """Owned by the driver; other threads see only the values that it publishes."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class StatusKeeper:
         error: Exception | None = None,
         wake_up_micros: int | None = None,
     ) -> None:
-        """Note what the driver is doing; an earlier error stays until an epoch counts."""
+        """Note the phase of the driver; an earlier error stays until an epoch counts."""
         text = self.status.error if error is None else str(error)
         self.update(phase=phase, error=text, next_wake_up_micros=wake_up_micros)
 
     def note_session(self, session: JobSession) -> None:
-        """Note that the job was taken over."""
+        """Note that the job was claimed."""
         manifest = session.state.manifest
         epoch = None if manifest is None else int(manifest.ref.epoch)
         self.update(generation=int(session.claim.generation), epoch=epoch)

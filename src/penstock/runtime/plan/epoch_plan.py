@@ -1,21 +1,21 @@
-"""The plan of one epoch, fixed by the driver before any task runs. Plain data.
+"""Makes the plan of one epoch, which the driver fixes before any task runs.
 
-The plan is small whatever the job's size: it names the checkpoint it starts from, and tasks
-read what they need of it.
+A plan is plain data, and small whatever the job's size: it names the checkpoint it starts from,
+and tasks read what they need of it.
 
-**Budgets** say how much a source may read, so that an epoch takes about as long as wanted. An
-epoch costs something even if it reads nothing, and on a busy or slow machine that alone may
-be more than an epoch should take. If a smaller budget did not shorten the last epoch, the
-budget is not cut again.
+**Budgets** limit how much a source reads, so that an epoch takes about its target time. An
+epoch takes some time even if it reads nothing, and on a busy or slow machine that alone may be
+more than the target. If a smaller budget did not shorten the last epoch, the budget is not cut
+again.
 
 **Input watermarks** are kept in the manifest by producer and read back by input, because a
 program may change between two runs. An input is the same if the same output of the same
-operator feeds it, wherever it stands among the others; a new one starts where its operator
-stands, so that the operator's own watermark does not go back.
+operator feeds it, at any position among the inputs. A new input starts at the watermark of its
+operator, so that this does not go back.
 
-**What sources read** is asked of the sources and dealt to their subtasks before an epoch. The
-driver's own instance of every source does this and never reads rows. What is known of the
-splits comes from the source's table once, at the start; then from the tasks' reports.
+**Splits** are planned by the driver's own instance of every source, which never reads rows,
+and dealt to the subtasks before an epoch. Their states are read from the source's table once,
+at the start; then they come from the tasks' reports.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ class EpochPlan:
     run: int
     """Counts the runs of this driver; a run that is repeated gets a new number."""
     accepted_run: int | None = None
-    """The last run that counted: only what remembers exactly that may go on from memory."""
+    """The last run that counted: only a chain that was kept after it may go on from memory."""
     parent: CheckpointRef | None = None
     """The checkpoint the epoch builds on."""
     assignments: Mapping[OperatorId, tuple[SourceAssignment, ...]] = field(
@@ -62,9 +62,9 @@ class EpochPlan:
     )
     """What each subtask of each source reads."""
     allow_dropped_state: bool = False
-    """Whether tables that operators no longer declare may be left behind."""
+    """Whether tables that no operator declares may be dropped."""
     deadline_micros: int | None = None
-    """After how long an executor that can do so cancels the epoch; None for never."""
+    """The time after which an executor cancels the epoch, if it can; None for never."""
 
     @property
     def readers(self) -> list[OperatorId]:
@@ -81,7 +81,7 @@ _FASTEST_FALL = 0.5
 _TELLING_CHANGE = 1.25
 """Rows must have changed by this factor for their effect to stand out from noise."""
 _HARDLY = 0.3
-"""Where duration goes with this power of the rows or less, the rows hardly matter."""
+"""If the duration grows with this power of the rows or less, the rows hardly matter."""
 MIN_ROWS = 1_000
 MAX_ROWS = 100_000_000
 
@@ -104,9 +104,9 @@ def adapt_budget(
 ) -> SourceBudget:
     """Return the next epoch's budget, given how long the last one took.
 
-    It grows only if the budget was what ended the epoch: a source without data says nothing
-    about how much could be read. Steps are bounded, so that one odd epoch does little harm.
-    An epoch that is too long for reasons other than its rows may as well read more.
+    The budget grows only if it was spent: a source without data does not show how much could
+    be read. Steps are bounded, so that one unusual epoch changes little. If an epoch is too
+    long for other reasons than its rows, a spent budget grows too.
     """
     ratio = target_micros / max(duration_micros, 1)
     if ratio < 1 and not rows_matter:
@@ -114,14 +114,14 @@ def adapt_budget(
     if ratio >= 1 and not was_spent:
         return budget
     factor = min(max(ratio, _FASTEST_FALL), _FASTEST_GROWTH)
-    # Bounds for adapting, not for what a user chose: a budget beyond them stays there.
+    # The bounds limit changes: a user's own budget beyond them is kept.
     lowest, highest = min(MIN_ROWS, budget.rows), max(MAX_ROWS, budget.rows)
     rows = min(max(int(budget.rows * factor), lowest), highest)
     return replace(budget, rows=rows)
 
 
 def do_rows_matter(before: Pace | None, now: Pace) -> bool:
-    """Tell whether an epoch's duration followed its rows; they do until shown otherwise."""
+    """Return whether an epoch's duration follows its rows; True until two epochs show else."""
     if before is None or not before.rows or not now.rows:
         return True
     change = now.rows / before.rows
@@ -148,7 +148,7 @@ def known_inputs(
 def label_inputs(
     graph: LogicalGraph, operator: OperatorId, inputs: Sequence[InputWatermark]
 ) -> tuple[InputWatermark, ...]:
-    """Return an operator's watermarks with the producers they are found again by."""
+    """Return an operator's watermarks with the producers by which inputs are found again."""
     return tuple(
         replace(known, producer=f"{edge.source}.{edge.output}")
         for known, edge in zip(inputs, graph.edges_into(operator), strict=True)
@@ -180,11 +180,11 @@ class ReadingPlan:
 
     assignments: Assignments
     has_more: bool
-    """Some source knows of more than this epoch reads."""
+    """Some source has more to read than this epoch reads."""
     has_ending: bool
     """Some source announces its end in this epoch."""
     poll_micros: int | None
-    """The shortest interval at which a source wants to be asked again; None if all ended."""
+    """The shortest poll interval of the sources; None if all have ended."""
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ class PlannedSource:
     budget: SourceBudget
     known: dict[str, SplitState] = field(default_factory=dict)
     pace: Pace | None = None
-    """Of the epoch before, if it read anything."""
+    """The pace of the epoch before, if it read anything."""
 
 
 class SourcePlanner:
@@ -215,7 +215,7 @@ class SourcePlanner:
     def restore(
         self, read_splits: Callable[[OperatorId], Mapping[str, SplitState]]
     ) -> None:
-        """Take over what the checkpoint knows of every source's splits."""
+        """Set the states of every source's splits from the checkpoint."""
         for operator, planned in self.sources.items():
             planned.known = dict(read_splits(operator))
 
@@ -228,7 +228,7 @@ class SourcePlanner:
     ) -> ReadingPlan:
         """Decide what every subtask of every source does in the next epoch.
 
-        In the last epoch of a run all splits rest, so that the job stops soon.
+        In the last epoch of a run no split is read, so that the job stops soon.
         """
         assignments: dict[OperatorId, tuple[SourceAssignment, ...]] = {}
         polls: list[int] = []
@@ -292,7 +292,7 @@ class SourcePlanner:
         operator = planned.node.operator
         inputs = known_inputs(self._graph, manifest)
         readers = self._graph.edges_out_of(operator)
-        # Whether every operator that reads the source knows that it has ended.
+        # Whether the end of the source has reached every operator that reads it.
         is_known = manifest is not None and all(
             inputs[edge.target][edge.input_index].event_time_micros == MAX_EVENT_TIME.micros
             for edge in readers
@@ -313,7 +313,7 @@ class SourcePlanner:
 def _deal(
     planned: PlannedSource, plan: SourcePlan, phase: SourcePhase
 ) -> tuple[SourceAssignment, ...]:
-    """Deal what is read, and with it the splits that only rest, to the subtasks."""
+    """Deal the splits to the subtasks, both those that are read and those that rest."""
     reads = {split.name for split in plan.splits}
     resting = [
         SplitPlan(name, weight=0)

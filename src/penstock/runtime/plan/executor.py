@@ -1,4 +1,4 @@
-"""Executor: where the tasks of an epoch run, and the reports that it brings back to the driver.
+"""Executor: the contract of what runs the tasks of an epoch, and the reports that they send.
 
 All implementations pass one contract suite; the in-process one is the specification.
 
@@ -32,11 +32,11 @@ from penstock.state.tables.table import CompactionConfig, TableEnvironment
 from penstock.state.tables.table_manager import SubtaskCheckpoint
 
 Reports: TypeAlias = Mapping[tuple[OperatorId, int], OperatorReport]
-"""What all subtasks of all operators did in one run of an epoch, by operator and subtask."""
+"""The reports of one run of an epoch, by operator and subtask."""
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
-    """Which attempt of a producer was consumed on an edge."""
+    """The attempt of a producer that a task consumed on an edge."""
 
     edge: int
     level: int
@@ -65,14 +65,14 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
     error: ErrorPart | None = None
     """A failure that running the epoch again would not cure by itself."""
     torn: str | None = None
-    """Why the input was not what one attempt of each producer sent."""
+    """Why the input was not what one attempt of each producer sent; None if it was."""
     is_skipped: bool = False
-    """A producer failed, so nothing was done."""
+    """A producer failed, so the task did nothing."""
     usage: StoreUsage = NO_USAGE
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether the task did all of its work."""
+        """Return whether the task did all of its work."""
         return self.error is None and self.torn is None and not self.is_skipped
 
 
@@ -105,7 +105,7 @@ def encode_report(report: TaskReport) -> bytes:
 
 
 def decode_report(data: Any) -> TaskReport:
-    """Decode a report; one that cannot be decoded means that driver and worker differ."""
+    """Decode a report; an error means that driver and worker have different versions."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, DecodeError) as error:
@@ -116,7 +116,7 @@ def decode_report(data: Any) -> TaskReport:
 
 
 def to_error_part(error: PenstockError) -> ErrorPart:
-    """Return an error as data; a class of the user's own travels as ours that it is a kind of."""
+    """Return an error as data; a user's subclass travels as its nearest class of Penstock."""
     known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == _OURS)
     return ErrorPart(
         next(known),
@@ -139,7 +139,7 @@ def from_error_part(part: ErrorPart) -> PenstockError:
 
 @dataclass(frozen=True, slots=True)
 class CompactionOrder:
-    """One subtask's merges, planned by the driver, to be run off the critical path."""
+    """The merges of one subtask, planned by the driver and run while epochs go on."""
 
     task: TaskInfo
     generation: Generation
@@ -148,7 +148,7 @@ class CompactionOrder:
 
     @property
     def due_bytes(self) -> int:
-        """How large the files are that are merged."""
+        """The total size of the files to merge."""
         return sum(table.plan.size_bytes for table in self.tables)
 
     def run(self, store: ObjectStore, cache: FileCache) -> "CompactionResult":
@@ -162,24 +162,24 @@ class CompactionOrder:
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """New files by table, to be swapped in by a later epoch."""
+    """New files by table, which a later epoch swaps in."""
 
     operator: OperatorId
     tables: dict[str, TableCheckpointMetadata]
 
 
 class Executor(Protocol):
-    """Runs tasks. A storage or engine failure is raised; the driver then decides what follows."""
+    """Runs tasks. It raises failures of storage or engine; the driver decides what follows."""
 
     def run_epoch(
         self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
     ) -> Sequence[TaskReport]:
         """Run all supersteps once and return every report that came back.
 
-        No promise is made about them: the driver checks that they belong together. `parent`
-        is the manifest that the plan names, for executors that can spare workers the read.
-        An executor that can cancel tasks does so when the plan's deadline has passed, and
-        raises the error of sources that overran.
+        The reports may not belong together: the driver checks them. `parent` is the manifest
+        that the plan names, for executors that can save workers the read. An executor that
+        can cancel tasks does so when the plan's deadline has passed, and raises the error of
+        sources that overran.
         """
         ...
 
@@ -189,18 +189,18 @@ class Executor(Protocol):
 
     @property
     def is_compacting(self) -> bool:
-        """Tell whether a compaction is under way, or done and not taken yet.
+        """Return whether a compaction is under way, or done and not taken yet.
 
-        What it merges would be ordered again.
+        Meanwhile nothing is ordered, because the same merges would be ordered again.
         """
         ...
 
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
-        """Return, once, what was compacted since the last call; `wait` for all that is started."""
+        """Return each result once, as soon as it is done; `wait` for all that are started."""
         ...
 
     def forget_compactions(self) -> None:
-        """Drop what is started or done: the job goes on from elsewhere."""
+        """Drop what is started or done, because the job goes on from another checkpoint."""
         ...
 
     def close(self) -> None:

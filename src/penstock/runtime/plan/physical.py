@@ -1,4 +1,4 @@
-"""The physical plan: a graph cut into supersteps. Pure.
+"""The physical plan: cuts a graph into supersteps, and routes rows between them. Pure.
 
 Operators joined by forward edges are fused into one **chain** when every input of the later
 one is a forward edge from that same chain: then no cycle between chains can arise. A chain
@@ -41,10 +41,10 @@ class ExchangeEdge:
     """An edge between two chains."""
 
     number: int
-    """Names the edge on the wire; the position in `PhysicalPlan.exchanges`."""
+    """The name of the edge on the wire: its position in `PhysicalPlan.exchanges`."""
     edge: Edge
     schema: StreamSchema
-    """The consumer's input: what travels, and the key it is routed by."""
+    """The schema of the consumer's input, with the key that rows are routed by."""
     source_chain: int
     target_chain: int
 
@@ -138,8 +138,8 @@ def _fuse(
 ) -> tuple[dict[OperatorId, OperatorId], dict[OperatorId, int]]:
     """Return for every operator the one its chain begins with, and the level of these heads.
 
-    Only the head of a chain may read from other chains, so a way between chains follows the
-    order of their heads and never comes back; all edges into a head are exchanges.
+    Only the head of a chain may read from other chains, so a path between chains follows the
+    order of their heads and never returns; all edges into a head are exchanges.
     """
     heads: dict[OperatorId, OperatorId] = {}
     levels: dict[OperatorId, int] = {}
@@ -267,10 +267,10 @@ def route_rows(
     parallelism: int,
     turn: int,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Return the parts of a batch by consumer; rows keep their order within a part.
+    """Yield the parts of a batch by consumer; rows keep their order within a part.
 
-    `turn` decides which consumer gets the odd rows of a rebalanced batch; let it grow from
-    batch to batch, so that short batches reach every consumer.
+    `turn` decides which consumers get the remaining rows of a rebalanced batch; it should grow
+    from batch to batch, so that short batches reach every consumer.
     """
     match exchange:
         case Exchange.FORWARD:
@@ -290,7 +290,7 @@ def route_rows(
 def peers_of(exchange: Exchange, parallelism: int, subtask: int) -> range:
     """Return the subtasks at the other end of an edge, of which there are `parallelism`.
 
-    Every one of them takes part, rows or not.
+    Each of them gets a barrier, even without rows.
     """
     if exchange is Exchange.FORWARD:
         return range(subtask, subtask + 1)
@@ -317,7 +317,7 @@ def _split_by_key(
     if int(counts.max()) == batch.num_rows:
         yield int(counts.argmax()), batch
         return
-    # Numbers of 16 bits are put in order without comparing them.
+    # NumPy sorts numbers of 16 bits by radix, without comparisons.
     narrow = owners.astype(np.uint16) if parallelism <= 1 << 16 else owners
     order = np.argsort(narrow, kind="stable")
     ordered = batch.take(pa.array(order, pa.int64()))

@@ -1,5 +1,5 @@
-"""Running supersteps on Spark: the only package that knows pyspark.
+"""Running supersteps on Spark: the only package that uses pyspark.
 
-An epoch is one Spark job, a superstep one stage. What a task does is `run_task`, the same
-function that runs in process; here is only how records reach it and leave it.
+An epoch is one Spark job, a superstep one stage. A task calls `run_task`, the same function
+that runs in process; this package only brings records to it and takes them away.
 """

@@ -8,8 +8,8 @@
 | offered batch | what follows |
 |---|---|
 | batch 0, none is stored; or the stored one + 1 | it is read |
-| a later one, none is stored | refused unless the source says `begins_late`: the job may have gone back |
-| the stored one | Spark died before it noted the batch as done: it is published and committed |
+| a later one, none is stored | refused unless the source has `begins_late`: the job may have gone back |
+| the stored one | not read again: it is committed, but Spark died before it noted the batch as done |
 | any other, or one of another query | refused: rows would be lost or counted twice |
 """
 
@@ -44,7 +44,7 @@ from penstock.runtime.spark.session import context_of
 
 _log = logging.getLogger(__name__)
 
-_NEVER = timedelta(days=1)  # the query says when it has a batch: no polling
+_NEVER = timedelta(days=1)  # no polling: the query wakes the job when it has a batch
 
 
 def attached(*, schema: SchemaLike, begins_late: bool = False) -> OperatorSpec:
@@ -57,7 +57,7 @@ def attached(*, schema: SchemaLike, begins_late: bool = False) -> OperatorSpec:
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """Which batch of which query."""
+    """A batch of a query: the query's id and the batch's number."""
 
     query: str
     number: int
@@ -69,7 +69,7 @@ class BatchId:
 def is_stored_already(
     offered: BatchId, stored: BatchId | None, *, begins_late: bool = False
 ) -> bool:
-    """Tell whether a batch is part of the job already; refuse one that may not follow. Pure."""
+    """Return whether a batch is stored already; refuse one that may not follow. Pure."""
     if stored is None:
         if offered.number == 0 or begins_late:
             return False
@@ -109,7 +109,7 @@ class _Offer:
 
 
 class Handoff:
-    """Between one streaming query and one job. Each side uses it from a thread of its own."""
+    """Passes batches from one streaming query to one job, each in a thread of its own."""
 
     def __init__(self, *, begins_late: bool = False) -> None:
         self._begins_late = begins_late
@@ -119,7 +119,7 @@ class Handoff:
         self._end: PenstockError | None = None
 
     def open(self, wake_job: Callable[[], None]) -> None:
-        """Let batches come in: a job is there that takes them."""
+        """Accept batches, because a job is there that takes them."""
         with self._changed:
             if self._wake_job is not None:
                 raise UserError(
@@ -169,7 +169,7 @@ class Handoff:
             return None
         stored = None if offset is None else BatchId(*offset)
         if is_stored_already(offer.batch, stored, begins_late=self._begins_late):
-            # Taking the job over has finished the commit of what was published.
+            # The claim of the job has finished the commit of what was published.
             self.note_stored(offer.batch)
             return None
         if stored is None and offer.batch.number > 0:
@@ -194,10 +194,10 @@ def _not_attached() -> UserError:
 
 
 QUERY_ID = "sql.streaming.queryId"
-"""The local property in which Spark names the query to whatever runs in its thread."""
+"""The local property that holds the query's id in the query's thread."""
 
 _LOOK_SECONDS = 1
-"""How long a Ctrl-C may go unseen."""
+"""How long it may take until a Ctrl-C is noticed."""
 
 Feed: TypeAlias = Callable[[DataFrame, int], None]
 """What `foreachBatch` calls: a batch and its number."""
@@ -218,13 +218,13 @@ class AttachedJob:
         self._error: BaseException | None = None
         self._status: JobStatus | None = None
         self.queries: dict[str, StreamingQuery] = {}
-        """Those that `Pipeline.attach` started, by source."""
+        """The queries that `Pipeline.attach` started, by source."""
         self._thread = threading.Thread(
             target=self._run, name=f"penstock-{graph.job}", daemon=True
         )
 
     def start(self) -> Self:
-        """Begin to drive the job."""
+        """Start the thread that drives the job."""
         opened: list[Handoff] = []
         try:
             for handoff in self._handoffs.values():
@@ -260,7 +260,7 @@ class AttachedJob:
         return feed
 
     def which_source(self, name: str | None) -> str:
-        """Return which source is meant: the only one, or the one that is named."""
+        """Return the named source; without a name the only one."""
         if name is None and len(self._handoffs) == 1:
             return next(iter(self._handoffs))
         if name is not None and name in self._handoffs:
@@ -281,28 +281,28 @@ class AttachedJob:
         query_checkpoint: str,
         trigger: Mapping[str, Any] | None = None,
     ) -> StreamingQuery:
-        """Start a query that feeds a source; the job is running."""
+        """Start a query that feeds a source. The job must be running."""
         writer = stream.writeStream.foreachBatch(self.feed(source))
         writer = writer.option("checkpointLocation", f"{query_checkpoint}/{source}")
         if trigger:
             writer = writer.trigger(**trigger)
         self.queries[source] = query = writer.start()
         if self._error is not None:
-            # The job failed just now, and may not have seen this query.
+            # The job has failed meanwhile, and may not have stopped this query.
             query.stop()
         return query
 
     def await_termination(self) -> JobStatus:
-        """Wait until all attached queries have ended, then stop the job; raise why it failed.
+        """Wait until all attached queries have ended, then stop the job; raise its failure.
 
-        Ctrl-C does the same at once, after the batches under way; a second one raises.
+        Ctrl-C stops queries and job after the batches under way; a second one raises.
         """
         failure: PySparkException | None = None
         pressed = threading.Event()
         with on_ctrl_c(pressed.set):
             for query in self.queries.values():
                 try:
-                    # Not for ever: signals are seen between calls to the JVM only.
+                    # Each wait is short: Python handles signals only between calls to the JVM.
                     while not (pressed.is_set() or query.awaitTermination(_LOOK_SECONDS)):
                         pass
                 except PySparkException as error:
@@ -313,7 +313,7 @@ class AttachedJob:
         return status
 
     def stop(self) -> JobStatus:
-        """Let the batches under way finish, then stop queries and job; raise why it failed."""
+        """Let the batches under way finish, then stop queries and job; raise its failure."""
         for query in self.queries.values():
             query.stop()
         self._has_driver.wait()
@@ -344,7 +344,7 @@ class AttachedJob:
             error.add_note(f"The job ended with: {own}")
 
     def _run(self) -> None:
-        """Drive the job; however it ends, every wait for it ends too."""
+        """Drive the job; when it ends, for any reason, end every wait for it."""
         try:
             self._status = self._run_job()
         except BaseException as error:  # noqa: BLE001 (it is raised again by `stop`)
@@ -355,7 +355,7 @@ class AttachedJob:
             for handoff in self._handoffs.values():
                 handoff.close(end)
             if self._error is not None:
-                # Queries without data would go on for ever, and the failure would stay unseen.
+                # A query without data would go on for ever, and hide the failure.
                 for query in list(self.queries.values()):
                     query.stop()
 
@@ -369,7 +369,7 @@ class AttachedJob:
             self._driver.wake_up()
 
     def _note(self, ran: EpochRan) -> None:
-        """Tell the queries which of their batches an epoch has stored."""
+        """End the waits of queries whose batches an epoch has stored."""
         if not ran.progress.is_published:
             return
         for (operator, _), report in ran.reports.items():
@@ -391,7 +391,7 @@ class AttachedJob:
 
 
 def find_handoffs(graph: LogicalGraph, registry: Registry) -> dict[str, Handoff]:
-    """Return what queries can be attached to, by the name of the source."""
+    """Return the handoffs of the graph's attached sources, by the name of the source."""
     found = {}
     for node in graph.nodes:
         made = registry.construct(node.spec).operator
@@ -407,7 +407,7 @@ def find_handoffs(graph: LogicalGraph, registry: Registry) -> dict[str, Handoff]
 
 
 def check_streams(streams: Mapping[Any, Any]) -> None:
-    """Refuse what is no streaming DataFrame of a Spark in this process, all of it at once."""
+    """Refuse values that are no streaming DataFrame of a Spark in this process, all at once."""
     problems = [
         f"{name or 'this one'} {problem}"
         for name, stream in streams.items()

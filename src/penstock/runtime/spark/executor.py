@@ -1,23 +1,24 @@
-"""SparkExecutor: an epoch as one Spark job, a superstep as one stage.
+"""SparkExecutor: runs an epoch as one Spark job and each superstep as one stage.
 
     range(tasks) ─ mapInArrow(level 0) ─ repartitionById(route) ─ mapInArrow(level 1) ─ … ─ collect
 
-Compactions are jobs of their own in a background thread, a task per subtask, and no epoch
-waits for them. A failure comes back as a value and is logged: Spark's attempts would take the
-cores from the epochs, and whatever is still due is ordered again after the next one.
-
-The first superstep is a DataFrame with a partition per task, in the tasks' order.
+**The first superstep** is a DataFrame with a partition per task, in the tasks' order. It is one
+union of
 
     range(n) ─ mapInArrow(task)                  chains whose sources read by themselves
     rows.repartition(p) ─ mapInArrow(task)       chains that are fed a DataFrame in this epoch
 
-All of them are one union, so an epoch stays one job, and the number of a partition is that
-of its task over the whole union.
+so an epoch stays one job, and the number of a partition over the whole union is that of its
+task.
 
-A Spark job that failed becomes an error that says whether the user has to fix something or it
-may pass. User errors travel as values and never get here. What does is Spark itself: lost
-executors, a job given up after its retries, a package that is missing on the workers; and
-DataFrames of users that are read in an epoch and fail by themselves.
+**Compactions** are jobs of their own in a background thread, a task per subtask, and no epoch
+waits for them. A failed one returns its error as a value, which is logged: Spark's retries
+would take cores from the epochs, and what is still due is ordered again after the next epoch.
+
+**Failures.** The error of a failed Spark job says whether the user has to fix something, or the
+failure may pass. Errors of user code travel as values and are no failures of the job. Causes
+are Spark itself (lost executors, a job given up after its retries, a package that is missing
+on the workers) and users' DataFrames that fail while an epoch reads them.
 """
 
 import logging
@@ -73,7 +74,7 @@ _ARROW = pa.schema([("result", pa.binary())])
 
 
 class _Result(msgspec.Struct, frozen=True, array_like=True):
-    """New files by table, each as the bytes of its message; or why there are none."""
+    """The new files by table, each as the bytes of its message; or the error."""
 
     operator: str
     tables: dict[str, bytes]
@@ -82,13 +83,13 @@ class _Result(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class CompactionTask:
-    """All orders of one job; each partition carries out its own."""
+    """All orders of one Spark job; each partition runs one of them."""
 
     orders: tuple[CompactionOrder, ...]
     worker: WorkerSpec
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Carry out the order that this partition is."""
+        """Run the order of this partition."""
         for _ in batches:
             pass
         result = _carry_out(self.orders[partition_number()], self.worker)
@@ -125,7 +126,7 @@ def _done(results: Iterable[_Result]) -> Sequence[CompactionResult]:
 
 
 def is_fed(plan: PhysicalPlan, epoch: EpochPlan) -> bool:
-    """Tell whether any source is brought a DataFrame in this epoch."""
+    """Return whether any source is fed a DataFrame in this epoch."""
     chains = (plan.chains[number] for number in plan.supersteps[0].chains)
     return any(_fed_by(chain, epoch) is not None for chain in chains)
 
@@ -133,12 +134,12 @@ def is_fed(plan: PhysicalPlan, epoch: EpochPlan) -> bool:
 def first_superstep(
     session: SparkSession, plan: PhysicalPlan, epoch: EpochPlan, task: SuperstepTask
 ) -> DataFrame:
-    """Return what runs the tasks of level 0."""
+    """Return the DataFrame that runs the tasks of level 0."""
     parts = list(_parts(session, plan, epoch, task))
     whole = parts[0]
     if _fed_by(plan.chains[plan.supersteps[0].chains[0]], epoch) is not None:
-        # A union is planned by the session of what it begins with, and that must be ours:
-        # another one may cut the epoch into several jobs. Spark removes what has no rows.
+        # The session of a union's first part plans the union. It must be our own session:
+        # another one may cut the epoch into several jobs. Spark removes the empty part.
         nothing = session.range(0, 1, 1, 1).where("false").toDF("id")
         whole = nothing.mapInArrow(task, SPARK_SCHEMA).union(whole)
     for part in parts[1:]:
@@ -149,7 +150,7 @@ def first_superstep(
 def _parts(
     session: SparkSession, plan: PhysicalPlan, epoch: EpochPlan, task: SuperstepTask
 ) -> Iterator[DataFrame]:
-    """Yield the parts of the union; chains side by side that read by themselves are one."""
+    """Yield the parts of the union; adjacent chains that read by themselves are one part."""
     waiting = 0
     for number in plan.supersteps[0].chains:
         chain = plan.chains[number]
@@ -171,7 +172,7 @@ def _placeholders(session: SparkSession, count: int, task: SuperstepTask) -> Dat
 
 
 def _fed_by(chain: Chain, epoch: EpochPlan) -> str | None:
-    """Return what the chain's source is fed from in this epoch; its source comes first."""
+    """Return what feeds the chain's source, its first operator, in this epoch; or None."""
     assignments = epoch.assignments.get(chain.operators[0], ())
     return next((part.fed for part in assignments), None)
 
@@ -181,10 +182,10 @@ _RAISED = re.compile(
     r"^(?:penstock\.errors\.\w+: (?P<own>.+)|(?P<other>[\w.]*(?:Error|Exception): .+))$",
     re.MULTILINE,
 )
-"""The last line of a Python traceback; our own errors need no class to be understood."""
+"""The last line of a Python traceback, without the class if it is one of Penstock's errors."""
 _TEXT_LIMIT = 4_000
 _OF_THE_QUERY = ("22", "42", "P0")
-"""SQL states that begin so are about data or the query itself: again would be the same."""
+"""How SQL states begin that are about the data or the query itself: a retry would not help."""
 
 
 def describe_job_failure(error: Exception, job: str) -> PenstockError:
@@ -217,7 +218,7 @@ def describe_job_failure(error: Exception, job: str) -> PenstockError:
 
 
 def _is_of_a_frame(error: Exception) -> bool:
-    """Tell whether a user's DataFrame failed: all that is ours is Python, and in this package."""
+    """Return whether a user's DataFrame failed: Penstock's own part is Python of this package."""
     if isinstance(error, PythonException):
         return "penstock/runtime/spark/" not in str(error)
     state = error.getSqlState() if isinstance(error, PySparkException) else None
@@ -225,7 +226,7 @@ def _is_of_a_frame(error: Exception) -> bool:
 
 
 def _reason_in(text: str) -> str:
-    """Return what a Python task raised, or else how Spark begins: its text is long."""
+    """Return what a Python task raised, or else the beginning of Spark's long text."""
     _, traceback, rest = text.partition("Traceback (most recent call last)")
     raised = _RAISED.search(rest) if traceback else None
     if raised is not None:
@@ -239,13 +240,13 @@ _FEW_ORDERS, _SMALL_BYTES = 16, 4 << 20
 
 
 class SparkExecutor:
-    """Runs supersteps on Spark. The session stays the caller's."""
+    """Runs supersteps on Spark. The caller owns the session."""
 
     def __init__(self, session: SparkSession, worker: WorkerSpec) -> None:
         self._session = session
         self._worker = worker
         self.tag = f"penstock-{worker.name}"
-        """What all its Spark jobs can be cancelled by."""
+        """The tag of all its Spark jobs, by which they can be cancelled."""
         self._epochs = job_thread(session, EPOCHS, self.tag)
         self._compactions = job_thread(session, COMPACTIONS, self.tag)
         self._compacting: list[Future[Sequence[CompactionResult]]] = []
@@ -256,7 +257,7 @@ class SparkExecutor:
         self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
     ) -> Sequence[TaskReport]:
         """Run all supersteps as one job and return every report that came back."""
-        del parent  # workers read it themselves: in each closure it would be P times P
+        del parent  # workers read it: in every closure its size would grow as tasks squared
         running = self._epochs.submit(self._run_epoch, job, epoch)
         limit = epoch.deadline_micros
         _, late = futures.wait([running], None if limit is None else limit / 1_000_000)
@@ -276,9 +277,9 @@ class SparkExecutor:
         ]
 
     def compact(self, orders: Sequence[CompactionOrder]) -> None:
-        """Start a job with a task per order; never waits for it.
+        """Start a job with a task per order, without waiting for it.
 
-        A few small orders are not worth a job: a thread of the driver carries them out.
+        A thread of the driver runs a few small orders itself, because a job costs more.
         """
         size_bytes = sum(order.due_bytes for order in orders)
         is_small = len(orders) <= _FEW_ORDERS and size_bytes <= _SMALL_BYTES
@@ -287,7 +288,7 @@ class SparkExecutor:
 
     @property
     def is_compacting(self) -> bool:
-        """Tell whether a compaction is under way, or done and not taken yet."""
+        """Return whether a compaction is under way, or done and not taken yet."""
         return bool(self._compacting)
 
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
@@ -295,7 +296,7 @@ class SparkExecutor:
         if wait:
             futures.wait(self._compacting)
         done = [future for future in self._compacting if future.done()]
-        # Not by asking again: one that ends just now would be in neither list.
+        # Futures are not checked a second time: one that ends meanwhile would be lost.
         self._compacting = [future for future in self._compacting if future not in done]
         return [result for future in done for result in future.result()]
 
@@ -306,7 +307,7 @@ class SparkExecutor:
         self._compacting = []
 
     def cancel(self) -> None:
-        """Cancel the jobs under way; for any thread. Waiting for one then raises."""
+        """Cancel the jobs under way, from any thread. A wait for one of them then raises."""
         cancel_jobs(self._session, self.tag)
 
     def close(self) -> None:
@@ -315,12 +316,12 @@ class SparkExecutor:
         self._epochs.shutdown()
 
     def _frame(self, job: CompiledJob, epoch: EpochPlan) -> DataFrame:
-        """Return what runs an epoch: the standing DataFrame again, or one of its own."""
+        """Return the DataFrame that runs an epoch: the standing one, or one for this epoch."""
         if is_fed(job.plan, epoch) or not send_beside(self._session, epoch):
             return self._build(job, epoch, epoch)
         if self._standing is None or self._standing[0] != job.fingerprint:
             self._standing = (job.fingerprint, self._build(job, epoch, None))
-        # Under a new name it is planned and run again; under the same it would reuse its shuffle.
+        # With a new alias it is planned and run again; otherwise Spark would reuse its shuffle.
         return self._standing[1].alias(_EPOCH)
 
     def _build(
@@ -357,7 +358,7 @@ class SparkExecutor:
 
 
 def _overran(job: CompiledJob, epoch: EpochPlan) -> UserCodeError:
-    """Return the error of an epoch that was cancelled: only sources can wait for ever."""
+    """Return the error of a cancelled epoch, which names its sources: only they can be stuck."""
     seconds = (epoch.deadline_micros or 0) / 1_000_000
     return UserCodeError(
         f"an epoch of job {job.graph.job!r} was cancelled, still running {seconds:g} s after "

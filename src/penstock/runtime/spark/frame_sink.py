@@ -1,13 +1,13 @@
-"""A sink that hands each committed epoch to a function of the user, as a DataFrame.
+"""`for_each_epoch`: a sink that calls a user's function with each committed epoch's DataFrame.
 
 Subtasks stage the rows as Parquet files beside the checkpoints, durable before the epoch is
-acknowledged, and in Spark's types: what Spark cannot hold fails the epoch, not its commit.
-The commit makes a DataFrame of exactly these files, read by Spark's workers through the same
-store, and calls the function on the driver. A commit may be repeated after a crash, so the
-function must do the same again for the same epoch, as with `foreachBatch`.
+acknowledged, and in Spark's types: a value that Spark cannot hold fails the epoch, not its
+commit. The commit makes a DataFrame of exactly these files, read by Spark's workers through
+the same store, and calls the function on the driver. A commit may be repeated after a crash,
+so the function must be idempotent per epoch, as with `foreachBatch`.
 
-Staged files go when a later epoch is committed: until the marker of their own is written,
-they may be needed once more.
+The commit of a later epoch deletes staged files: until the committed marker of their own epoch
+is written, they may be needed once more.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,16 +50,16 @@ EpochFunction = Callable[[DataFrame, int], object]
 """Takes the rows of an epoch and its number."""
 
 _FUNCTIONS: dict[str, EpochFunction] = {}
-"""By the token that the graph names: functions of the driver's process are never pickled."""
+"""The functions by token. The graph holds the token, because functions are never pickled."""
 
 
 def for_each_epoch(function: EpochFunction) -> ArrowOperator:
     """Call `function(frame, epoch)` on the driver with the rows of every committed epoch.
 
     It may be called again with the same epoch and the same rows, after a crash: then it must
-    change nothing. Epochs without rows are left out. The DataFrame is good for as long as the
-    call lasts. What the function raises stops the job; the epoch is handed over again at the
-    next start.
+    change nothing. Epochs without rows are left out. The DataFrame is valid only during the
+    call. An exception of the function stops the job; the next start calls the function with
+    the same epoch again.
     """
     if not callable(function):
         raise UserError(
@@ -73,7 +73,7 @@ def for_each_epoch(function: EpochFunction) -> ArrowOperator:
 
 
 class ForEachEpoch(ArrowOperator):
-    """Stages rows; its commit calls a function. What it is pickled with is plain data."""
+    """Stages rows; its commit calls a function. It is pickled as plain data."""
 
     def __init__(self, token: str, function_name: str) -> None:
         self._token = token
@@ -110,7 +110,7 @@ class ForEachEpoch(ArrowOperator):
     ) -> None:
         """Encode the rows, and upload files that are full."""
         form, _ = spark_form_of(ctx.inputs[0].schema)
-        # Rows of an attempt that did not come to its end must not get into the next one.
+        # Rows of an attempt that did not finish must not get into the next one.
         if self._parts is None or self._parts.attempt != ctx.attempt:
             config = FilesSinkConfig(ctx.store.url, target_bytes=TARGET_BYTES)
             self._parts = EpochParts(ctx.store, ctx, form, config)
@@ -120,7 +120,7 @@ class ForEachEpoch(ArrowOperator):
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Upload the rest; then the epoch's rows are durable, and named in the commit data."""
+        """Upload the rest, then name the files, which are durable by then, in the commit data."""
         parts, self._parts = self._parts, None
         if parts is None or parts.attempt != ctx.attempt:
             return
@@ -136,7 +136,7 @@ class ForEachEpoch(ArrowOperator):
         commit_data: Mapping[str, Mapping[int, bytes]],
         ctx: CommitContext,
     ) -> None:
-        """Call the function with the rows of all subtasks; tidy up after earlier epochs."""
+        """Call the function with the rows of all subtasks; delete files of earlier epochs."""
         parts = decode_staged(commit_data.get(STAGED, {}), epoch, ctx)
         files = tuple(file for part in parts for file in part.files)
         if files:
@@ -153,7 +153,7 @@ class ForEachEpoch(ArrowOperator):
 
     @override
     def release(self) -> None:
-        """Let go of what an unfinished epoch held."""
+        """Drop what an unfinished epoch held."""
         self._parts = None
 
 
@@ -166,14 +166,14 @@ class _StagedRows:
     schema: pa.Schema
 
     def frame(self) -> DataFrame:
-        """Return the rows as a DataFrame, read again by every action on it."""
+        """Return the rows as a DataFrame; every action on it reads the files again."""
         count = len(self.files)
         _, spark_schema = spark_form_of(self.schema)
         session = driving_session("for_each_epoch")
         return session.range(0, count, 1, count).mapInArrow(self, spark_schema)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the files that these rows number."""
+        """Yield the rows of the files whose numbers the batches hold."""
         arrow, _ = spark_form_of(self.schema)
         for batch in batches:
             numbers: list[Any] = batch.column(0).to_pylist()
@@ -191,13 +191,13 @@ class _StagedRows:
                 path=file.staged,
             )
         parquet = pq.ParquetFile(pa.BufferReader(data))
-        # Files that an earlier version staged are in the types of the stream.
+        # Files that an earlier version of Penstock staged are in the types of the stream.
         for group in range(parquet.num_row_groups):
             yield from parquet.read_row_group(group).cast(arrow).to_batches()
 
 
 def _to_form(batch: pa.RecordBatch, form: pa.Schema) -> pa.RecordBatch:
-    """Return rows in Spark's types; a value that they cannot hold is an error of the user."""
+    """Return rows in Spark's types; raise `UserError` for a value that they cannot hold."""
     columns = []
     for column, field in zip(batch.columns, form, strict=True):
         try:

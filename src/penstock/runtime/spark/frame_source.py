@@ -3,15 +3,15 @@
     p.read("shops", ps.dataframe(spark.table("shops")))
     p.read("sales", ps.dataframes(next_day, schema=SALES))
 
-A frame is read whole in one epoch, a part of it by every subtask. So that each subtask can
-speak for the event time of its part, there are as many splits as subtasks, and all of them
-hold the same offset: the one of the next frame. At another parallelism new splits begin
-where the old ones end.
+A frame is read whole in one epoch, a part of it by every subtask. There are as many splits as
+subtasks, so that each subtask has a watermark for its part. All splits hold the same offset,
+that of the next frame. At another parallelism new splits begin where the old ones end.
 
-All splits are one stream: from the epoch after a frame was read, event time has come as far
-in each of them as in the latest row of that frame, also where few rows went.
+All splits are one stream: from the epoch after a frame was read, event time in each of them
+has reached the latest row of that frame, even where few rows went.
 
-A DataFrame belongs to the driver's process and cannot be part of a plan; its token can.
+A DataFrame belongs to the driver's process and cannot be part of a plan: the plan holds the
+token of its source.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -41,11 +41,11 @@ from penstock.runtime.spark.row_schemas import (
 from penstock.runtime.spark.session import driving_session
 
 _FRAMES: dict[str, DataFrame] = {}
-"""What the next epoch of each source reads, by the source's token."""
+"""The DataFrame that the next epoch of each source reads, by the source's token."""
 
 
 def fed_frame(name: str) -> DataFrame:
-    """Return what the source of this token has planned to read."""
+    """Return the DataFrame that the source of this token has planned to read."""
     frame = _FRAMES.get(name)
     if frame is None:
         raise InternalError(
@@ -60,7 +60,7 @@ class NextFrame:
 
     frame: DataFrame
     offset: Any
-    """What to ask with for the frame after it; kept in the checkpoint."""
+    """The argument that gives the frame after it; kept in the checkpoint."""
     is_last: bool = False
 
 
@@ -69,15 +69,15 @@ FrameStep: TypeAlias = NextFrame | EndOfData | None
 
 
 class FrameFeed(Protocol):
-    """Where frames come from. Lives in the driver's process and is used by its thread."""
+    """Gives DataFrames to a source. It lives in the driver's process and is used by its thread."""
 
     def next_step(self, offset: Any) -> FrameStep:
-        """Say what follows after the frame that left this offset; None before the first one."""
+        """Return what follows the frame with this offset; the offset is None at first."""
         ...
 
 
 _FEEDS: dict[str, FrameFeed] = {}
-"""By the token that the graph names: a feed holds what cannot be pickled."""
+"""The feeds by token. The graph holds the token, because a feed cannot be pickled."""
 
 
 def keep_feed(token: str, feed: FrameFeed) -> None:
@@ -86,7 +86,7 @@ def keep_feed(token: str, feed: FrameFeed) -> None:
 
 
 class FrameSource(SourceOperator):
-    """Reads DataFrames that the executor brings. What it is pickled with is plain data."""
+    """Reads DataFrames that the executor brings. It is pickled as plain data."""
 
     def __init__(
         self, kind: str, token: str, stream: StreamSchema, *, poll: timedelta
@@ -111,12 +111,12 @@ class FrameSource(SourceOperator):
 
     @override
     def poll_interval(self) -> timedelta:
-        """Return how long to wait before asking for a frame again."""
+        """Return how long to wait before the feed is called again."""
         return self._poll
 
     @property
     def feed(self) -> FrameFeed:
-        """Where its frames come from; only the process that built the pipeline knows."""
+        """The feed of its frames, which only the process that built the pipeline has."""
         feed = _FEEDS.get(self._token)
         if feed is None:
             raise UserError(
@@ -130,7 +130,7 @@ class FrameSource(SourceOperator):
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        """Ask for the next frame, and let every subtask read its part of it.
+        """Take the next frame from the feed, and let every subtask read its part of it.
 
         A split is named `{when its parallelism began}-{index}`.
         """
@@ -158,7 +158,7 @@ class FrameSource(SourceOperator):
 
     @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
-        """Emit what was brought; end splits that are not to be read any more."""
+        """Emit the rows that were brought; end splits that will not be read again."""
         for split in ctx.splits:
             if split.end is None:
                 ctx.end_split(split.name)
@@ -196,7 +196,7 @@ class FrameSource(SourceOperator):
             yield batch
 
     def _checked(self, frame: object) -> DataFrame:
-        """Return the declared columns of a frame, or say what is wrong with it."""
+        """Return the declared columns of a frame, or raise what is wrong with it."""
         if not isinstance(frame, DataFrame):
             raise UserError(
                 f"a {self._kind!r} source was given {type(frame).__name__}: it reads Spark "
@@ -226,7 +226,7 @@ def streaming_refusal(kind: str) -> UserError:
 
 
 def plain_offset(offset: Any) -> Any:
-    """Return an offset as it will come back from a checkpoint, or refuse what cannot be kept."""
+    """Return an offset as a checkpoint gives it back; refuse one that cannot be stored."""
     try:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(offset))
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
@@ -239,7 +239,7 @@ def plain_offset(offset: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one subtask does with its part of a frame."""
+    """The end of a split plan: what one subtask does with its part of a frame."""
 
     offset: Any
     event_time_micros: int | None
@@ -282,8 +282,8 @@ def dataframes(
 
     It is called on the driver before an epoch, with None at first and then with the offset
     it returned last, also after a restart. It returns a DataFrame and the offset to go on
-    from, None if there is nothing yet (it is asked again after `poll`), or `EndOfData()`.
-    Asked twice with one offset it must give the same rows: an epoch may run again.
+    from, None if there is nothing yet (it is called again after `poll`), or `EndOfData()`.
+    Two calls with one offset must give the same rows, because an epoch may run again.
     """
     if not callable(next_frame):
         raise UserError(
@@ -317,12 +317,12 @@ class _OneFrame:
 
 @dataclass(frozen=True, slots=True)
 class _FrameFunction:
-    """A feed that asks the user's function."""
+    """A feed that calls the user's function."""
 
     function: Callable[[SparkSession, Any], Any]
 
     def next_step(self, offset: Any) -> FrameStep:
-        """Ask for the frame that follows."""
+        """Call the function for the frame that follows."""
         name = name_of(self.function)
         answer = self.function(driving_session("dataframes"), offset)
         if answer is None or isinstance(answer, EndOfData):

@@ -1,4 +1,4 @@
-"""Schemas between Spark and Arrow: what a DataFrame's rows are here, and the other way round.
+"""Converts schemas between Spark and Arrow, in both directions.
 
 | Spark | here |
 |---|---|
@@ -60,9 +60,9 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
 
 
 def find_frame_problems(frame: StructType, declared: pa.Schema) -> list[str]:
-    """Say what keeps the rows of a DataFrame from being read; its other columns do not count.
+    """Return why the declared columns of a DataFrame cannot be read; others do not count.
 
-    Whether a column has nulls is checked row by row: Spark says "nullable" of nearly all.
+    Nulls are checked row by row, because Spark declares nearly all columns as nullable.
     """
     missing = [
         f"column {field.name!r} is missing{did_you_mean(field.name, set(frame.names))}"
@@ -75,7 +75,7 @@ def find_frame_problems(frame: StructType, declared: pa.Schema) -> list[str]:
 
 
 def spark_form_of(schema: pa.Schema) -> tuple[pa.Schema, StructType]:
-    """Return how rows are given to Spark: as Arrow, and as what Spark makes of it."""
+    """Return the schema in which rows are given to Spark: Arrow's, and Spark's own."""
     problems: list[str] = []
     fields = []
     for field in schema:
@@ -93,7 +93,7 @@ def spark_form_of(schema: pa.Schema) -> tuple[pa.Schema, StructType]:
 
 
 def _spark_type(kind: Any) -> pa.DataType:
-    """Return the type that holds the same values and that Spark knows; TypeError if none does."""
+    """Return the type of Spark's that holds the same values; raise TypeError if none does."""
     types = pa.types
     if kind in _SPARK_TYPES:
         return _SPARK_TYPES[kind]

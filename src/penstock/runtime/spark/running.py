@@ -1,8 +1,8 @@
-"""Running a job on Spark: session, executor, driver, and Ctrl-C, put together.
+"""Runs a job on Spark: puts session, executor, driver and the handling of Ctrl-C together.
 
 Ctrl-C on a job, run or attached, stops it after a checkpoint if pressed once, and at once if
-pressed twice. Its handler is installed after the Spark context exists, because PySpark's own
-cancels all jobs.
+pressed twice. Its handler is installed after the Spark context exists, because PySpark installs
+one too, which cancels all jobs.
 """
 
 import shutil
@@ -47,8 +47,8 @@ def on_ctrl_c(
 ) -> Iterator[None]:
     """Call `first` at the first Ctrl-C while the body runs, and `again` at each later one.
 
-    Without `again` a later one does what it did before. Only in the main thread: elsewhere
-    nothing is called.
+    Without `again` a later one does what it does outside of the body. This works only in the
+    main thread: elsewhere nothing is called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -73,7 +73,7 @@ _WRITERS = 8
 def run_on_spark(graph: LogicalGraph, registry: Registry, options: RunOptions) -> JobStatus:
     """Run a job until its data ends or it is stopped.
 
-    With the user's own session, or one that runs in this process, that is left as it is;
+    A session that the user gave, or that runs in this process, is used and not changed;
     otherwise Spark is started, and stopped again.
     """
     store, epochs, settings = options.open_store(graph.job), options.epochs, current()
@@ -122,7 +122,7 @@ class _OwnSpark:
     def session(
         self, options: RunOptions, name: str
     ) -> Iterator[tuple[SparkSession, SparkSession]]:
-        """Yield whose session it is, and the one beside it that epochs run on."""
+        """Yield a session, given, found or started, and one beside it that epochs run on."""
         given, master = options.session, options.master
         with self._lock:
             theirs = given or running_session()
@@ -160,10 +160,10 @@ def _check_master(running: SparkSession, master: str | None) -> None:
 
 @contextmanager
 def _cache_root(settings: Settings, session: SparkSession) -> Iterator[str]:
-    """Return where workers cache state files: on each of their machines.
+    """Yield the folder in which workers cache state files, on each of their machines.
 
-    Embedded Spark gets a folder of its own that goes with the run. On a cluster the folder
-    stays, below `spark.local.dir`, so that the next run finds it warm.
+    Embedded Spark gets a folder of its own that is deleted after the run. On a cluster the
+    folder stays, below `spark.local.dir`, so that the next run finds the cached files.
     """
     if settings.cache_root is not None:
         yield settings.cache_root
@@ -181,6 +181,6 @@ def _cache_root(settings: Settings, session: SparkSession) -> Iterator[str]:
 
 
 def _local_folder(session: SparkSession) -> str:
-    """Return where Spark keeps its own files: the first of several folders."""
+    """Return the folder, or the first of several, in which Spark keeps its own files."""
     named = variable("SPARK_LOCAL_DIRS") or session.conf.get("spark.local.dir", "") or ""
     return named.split(",")[0].strip() or tempfile.gettempdir()

@@ -1,4 +1,6 @@
-"""The Spark session: what Penstock needs of it, on its own or on the user's.
+"""Opens or adopts the Spark session that epochs run on, and checks what it needs to start.
+
+**Settings.** Those marked "own" need a context that Penstock starts:
 
 | setting | why |
 |---|---|
@@ -9,23 +11,23 @@
 | what is known to be empty keeps its partitions | else a DataFrame without rows would have no tasks |
 | checksums and full retry of shuffles | the first line of defence; receipts are the second |
 | Unix sockets to Python (own session) | TCP costs about 40 ms more per stage |
-| FAIR pools (own session) | a compaction must not hold an epoch up |
+| FAIR pools (own session) | a compaction must not delay an epoch |
 | tasks wait for no particular executor (own session) | an epoch is shorter than the wait |
 | `local[*,4]` (own session) | plain `local[*]` never tries a task again |
-| Python workers keep freed memory for a while (own session) | each epoch would ask the system for it again, a quarter of the CPU time |
-| Java's fast compiler only (own, local) | the other takes a core from the tasks for minutes |
+| Python workers keep freed memory for a while (own session) | else each epoch allocates it again, which takes a quarter of the CPU time |
+| Java's fast compiler only (own, local) | the optimising one takes a core from the tasks for minutes |
 | shuffles are not compressed (own, local) | they never leave the machine |
-| a temporary folder for the JVM (own session) | Spark leaves sockets behind, and Java does not heed TMPDIR |
+| a temporary folder for the JVM (own session) | Spark leaves sockets behind, and Java ignores TMPDIR |
 
-Before Spark is started, a Java that it can run on and a master that answers must be there.
-Spark's own errors do not help: an old Java fails with a class file version, and a master that
-cannot be reached is tried for a minute. Both are checked here, in a few seconds at most, before
-anything is started or written.
+**Checks.** Before Spark is started or anything is written, a usable Java and a master that
+answers must be there. This takes a few seconds at most. Spark's own errors do not help: an old
+Java fails with a class file version, and Spark tries a master that cannot be reached for a
+minute.
 
-Only a Spark in this process has a context; behind Spark Connect there is none. Pools, local
-properties and job tags of a context make epochs faster and are left out where it is missing.
-They belong to a thread: in threads of our own they never touch the jobs that the user starts
-beside an epoch.
+**Contexts.** Only a Spark in this process has a context; behind Spark Connect there is none.
+Pools, local properties and job tags need a context. They make epochs faster, and are left out
+without one. They belong to a thread: set in Penstock's own threads, they never affect jobs that
+the user starts beside an epoch.
 """
 
 import atexit
@@ -61,7 +63,7 @@ _STANDALONE = "spark://"
 
 def check_can_start(master: str) -> None:
     """Raise `UserError` if Spark could not start with this master, saying why."""
-    # A JVM that was started for us, as spark-submit does, has passed all of this.
+    # A JVM that runs already, as with spark-submit, needs none of these checks.
     if variable("PYSPARK_GATEWAY_PORT") is None:
         check_java()
     if master.startswith(_STANDALONE):
@@ -69,7 +71,7 @@ def check_can_start(master: str) -> None:
 
 
 def check_java() -> None:
-    """Look at the Java that Spark will use: that of JAVA_HOME, else the one on PATH."""
+    """Check the Java that Spark will use: that of JAVA_HOME, else the one on PATH."""
     home = variable("JAVA_HOME")
     program = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
     version = None if program is None else _read_version(program)
@@ -96,7 +98,7 @@ def check_java() -> None:
 
 
 def check_master(master: str) -> None:
-    """Ask a standalone master, or any of several, whether anything listens there."""
+    """Check that a standalone master, or any of several, accepts a connection."""
     reasons = []
     for place in master.removeprefix(_STANDALONE).split(","):
         host, _, port = place.rpartition(":")
@@ -121,7 +123,7 @@ def check_master(master: str) -> None:
 
 def _read_version(program: str) -> str | None:
     try:
-        # Without performance data, which Java would leave a folder for in /tmp.
+        # The option turns off performance data, for which Java leaves a folder in /tmp.
         done = subprocess.run(  # noqa: S603 (the program that Spark is about to start)
             [program, "-XX:-UsePerfData", "-version"],
             capture_output=True,
@@ -137,14 +139,14 @@ def _read_version(program: str) -> str | None:
 
 def context_of(session: SparkSession) -> SparkContext | None:
     """Return the context of a session; None for one of Spark Connect."""
-    # There, asking raises an AttributeError that says so.
+    # With Spark Connect the attribute raises an AttributeError.
     return getattr(session, "sparkContext", None)
 
 
 EPOCHS = "penstock-epochs"
 COMPACTIONS = "penstock-compactions"
 POOLS_FILE = Path(__file__).with_name("pools.xml")
-"""What the pools get; a session is given this file when it starts."""
+"""The shares of the pools, in the file that a session gets when it starts."""
 
 
 def job_thread(session: SparkSession, pool: str, tag: str) -> ThreadPoolExecutor:
@@ -162,7 +164,7 @@ def job_thread(session: SparkSession, pool: str, tag: str) -> ThreadPoolExecutor
 
 
 def cancel_jobs(session: SparkSession, tag: str) -> None:
-    """Cancel the jobs under way that have a tag; for any thread."""
+    """Cancel the jobs under way that have a tag, from any thread."""
     context = context_of(session)
     if context is None:
         session.interruptTag(tag)
@@ -184,7 +186,7 @@ _EPOCH_SETTINGS = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
-"""May be set on any session."""
+"""Settings that any session can have."""
 _STARTED_HERE = "spark.penstock.started"
 _OWN_SETTINGS = {
     _STARTED_HERE: "true",
@@ -198,21 +200,21 @@ _OWN_SETTINGS = {
     "spark.locality.wait": "0s",
     # Spark owns the cores: one thread per Python worker.
     "spark.executorEnv.POLARS_MAX_THREADS": "1",
-    # The allocators of Arrow and of Polars, in milliseconds; NumPy's knows only sizes.
+    # The allocators of Arrow and Polars take milliseconds; NumPy's takes only sizes.
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "10000",
     "spark.executorEnv._RJEM_MALLOC_CONF": "dirty_decay_ms:10000,muzzy_decay_ms:10000",
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
-"""Only a context of our own can have them."""
+"""Settings that only a context of our own can have."""
 _WORTH_HAVING = (
     "spark.python.unix.domain.socket.enabled",
     "spark.scheduler.mode",
     "spark.locality.wait",
 )
-"""The log warns if a Spark of the user's lacks one of these."""
+"""Settings whose lack in a user's Spark is logged as a warning."""
 _LONGEST_SOCKET_FOLDER = 55
-"""Of the 104 bytes that a Unix socket's whole path may have; Spark's names take 42."""
+"""The longest folder: a Unix socket's path may have 104 bytes, of which Spark's names take 42."""
 
 
 def running_session() -> SparkSession | None:
@@ -224,12 +226,12 @@ def running_session() -> SparkSession | None:
         session = SparkSession.active()
     except PySparkException:
         return None
-    # A session outlives the context that was stopped below it.
+    # A session object remains after its context was stopped.
     return session if context_of(session) is None else None
 
 
 def adopt_session(session: SparkSession) -> SparkSession:
-    """Return a session beside the user's, set for epochs; theirs is not changed."""
+    """Return a session beside the user's, set for epochs; the user's is not changed."""
     own = session.newSession()
     lacks = [*set_for_epochs(own), *find_lacking(own)]
     if lacks:
@@ -242,7 +244,7 @@ def adopt_session(session: SparkSession) -> SparkSession:
 
 
 def set_for_epochs(own: SparkSession) -> list[str]:
-    """Set what any session can have; return what this one refuses."""
+    """Set what any session can have; return the settings that this one refuses."""
     refused = []
     for name, wanted in _EPOCH_SETTINGS.items():
         value = wanted
@@ -259,7 +261,7 @@ def set_for_epochs(own: SparkSession) -> list[str]:
 
 
 def find_lacking(own: SparkSession) -> Iterator[str]:
-    """Yield what can only be had when a context starts and makes a difference."""
+    """Yield the important settings that a session lacks and that only a new context can have."""
     if own.conf.get(_STARTED_HERE, None) is not None:
         return
     for name in _WORTH_HAVING:
@@ -278,10 +280,10 @@ def _warn_once(message: str) -> None:
 def open_session(
     master: str = DEFAULT_MASTER, *, name: str = "penstock", shows_logs: bool = False
 ) -> SparkSession:
-    """Start Spark; none runs in this process yet.
+    """Start Spark. None may run in this process.
 
-    Its messages go to a nameless file instead of the terminal unless `shows_logs`; what they
-    say is part of the error if Spark does not start.
+    Its messages go to a nameless file instead of the terminal unless `shows_logs`; they are
+    part of the error if Spark does not start.
     """
     check_can_start(master)
     builder: Any = SparkSession.builder.master(master).appName(name)
@@ -321,14 +323,14 @@ def open_session(
 
 @cache
 def _folder_settings(*, is_local: bool) -> dict[str, str]:
-    """Return settings that keep what the JVM writes in a folder that goes with this process.
+    """Return settings that put the JVM's files into a folder that is deleted with this process.
 
-    Where TMPDIR says, which Java does not heed. Spark leaves its sockets behind, and a JVM
-    its performance data in /tmp in any case.
+    It lies in TMPDIR, which Java ignores. Spark leaves its sockets behind, and a JVM its
+    performance data in /tmp.
     """
     folder = tempfile.mkdtemp(prefix="penstock-spark-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # "default" ones: the user's own are the "extra" Java options, and both count.
+    # These are the "default" Java options; users set the "extra" ones, and both apply.
     options = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData'
     if is_local:
         # This JVM plans and moves bytes. The optimising compiler would gain nothing and take
@@ -345,7 +347,7 @@ def _folder_settings(*, is_local: bool) -> dict[str, str]:
 
 @contextmanager
 def _redirected(log: IO[str]) -> Iterator[None]:
-    """Let the JVM inherit a file as its standard error: it writes there for as long as it lives."""
+    """Let the JVM inherit a file as its standard error, which it keeps until it ends."""
     kept = os.dup(2)
     try:
         os.dup2(log.fileno(), 2)
@@ -360,7 +362,7 @@ _SESSION: ContextVar[SparkSession] = ContextVar("penstock-spark-session")
 
 @contextmanager
 def driving_with(session: SparkSession) -> Iterator[None]:
-    """Let hooks that the body calls on this thread find the session: the user's, if one was given."""
+    """Make a session, the user's if there is one, available to hooks on this thread."""
     token = _SESSION.set(session)
     try:
         yield
@@ -369,7 +371,7 @@ def driving_with(session: SparkSession) -> Iterator[None]:
 
 
 def driving_session(what: str) -> SparkSession:
-    """Return the session of the running job; `what` needs it."""
+    """Return the session of the running job; `what` names its user in the error."""
     session = _SESSION.get(None)
     if session is None:
         raise UserError(

@@ -1,17 +1,20 @@
-"""What Spark ships to a worker: which superstep of which epoch, and where state lives.
+"""SuperstepTask: what Spark sends to a worker to run one task of one superstep of one epoch.
 
-Small whatever the job's size: the checkpoint is named, not contained. A process keeps its
-worker, and with it the chains it remembers, for as long as Spark reuses it.
+A task is small whatever the job's size: it names the checkpoint, and does not contain it. A
+process keeps its worker, and with it the chains in memory, for as long as Spark reuses it.
 
-On the wire, records are Arrow batches of four columns. A Spark row is a whole batch of rows,
-not one of them, so a shuffle moves few large rows and never looks at the user's schema.
+**Wire.** Records are Arrow batches of four columns. A Spark row is a whole batch of rows, not
+one of them, so a shuffle moves few large rows and never reads the user's schema.
 
-The plan of an epoch reaches its tasks beside the job, or inside of it. A DataFrame whose tasks hold no plan is the same in every epoch: built once, it only runs
-again, which saves a third of a small epoch. The plan then travels as a local property of the
-job, which Spark sends along with every task. One that is too large for that, because it
-would be sent as often as there are tasks, goes into the tasks' closure, which executors
-fetch once; the DataFrame is then built again. So it is behind Spark Connect, too, which has
-no local properties.
+**Plans.** The plan of an epoch travels beside the job, or inside it:
+
+| plan | travels | DataFrame |
+|---|---|---|
+| small, with a Spark context | as a local property, sent with every task | built once |
+| large, or behind Spark Connect | in the closure, fetched once per executor | built every epoch |
+
+The first way saves a third of a small epoch. A large plan would be sent as often as there are
+tasks; Spark Connect has no local properties.
 """
 
 import base64
@@ -96,7 +99,7 @@ def _to_batch(records: list[Record]) -> pa.RecordBatch:
 
 
 def _binary(values: list[Any]) -> Any:
-    """Return buffers as one column; `pa.array` would never let go of memoryviews of them."""
+    """Return buffers as one column; `pa.array` would never release memoryviews of them."""
     ends: Any = np.cumsum(
         [0, *(memoryview(value).nbytes for value in values)], dtype=np.int32
     )
@@ -106,7 +109,7 @@ def _binary(values: list[Any]) -> Any:
 
 @contextmanager
 def profiled(name: str) -> Iterator[None]:
-    """Watch the body if the settings name a folder to leave the statistics in."""
+    """Profile the body if the settings name a folder for the statistics."""
     root = current().profile_root
     if root is None:
         yield
@@ -127,7 +130,7 @@ LARGEST_PROPERTY_CHARACTERS = 16 << 10
 
 
 def send_beside(session: SparkSession, plan: EpochPlan) -> bool:
-    """Attach a plan to the jobs that this thread starts next; tell whether that can be."""
+    """Attach a plan to the jobs that this thread starts next; return whether it could."""
     context = context_of(session)
     if context is None:
         return False
@@ -163,10 +166,10 @@ class WorkerSpec:
     """What a Python process of an executor needs to be a `Worker`."""
 
     name: str
-    """Tells the specs of one driver apart; equal names share a worker."""
+    """Distinguishes the specs of one driver; specs of equal names share a worker."""
     store: ObjectStore
     cache_root: str
-    """Shared by all processes of a machine."""
+    """The folder of cached state files, shared by all processes of a machine."""
     settings: Settings
     registry: UserFunction | None = None
     """A user's own registry; None for the built-in kinds and installed plug-ins."""
@@ -179,20 +182,20 @@ class SuperstepTask:
 
     graph: bytes
     epoch: EpochPlan | None
-    """None if it is sent beside the job; see `plan_beside`."""
+    """The plan; None if it is sent beside the job: see `plan_beside`."""
     level: int
     worker: WorkerSpec
     is_fed: bool = False
-    """Whether the batches are rows for the source of the task, in the first level."""
+    """Whether the batches are rows for the task's source, which only the first level has."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the task that this partition is."""
+        """Run the task of this partition."""
         worker = worker_of(self.worker)
         fed = iter(batches) if self.is_fed else None
         if fed is not None:
             batches = ()
         elif self.level == 0:
-            # These rows only make the tasks; they carry nothing.
+            # The rows of `range` only make Spark start the tasks; they carry nothing.
             for _ in batches:
                 pass
             batches = ()
@@ -208,7 +211,7 @@ class SuperstepTask:
                     fed=fed,
                 )
             )
-        # A task that failed left rows unread; Spark reuses only a worker that has read all.
+        # A failed task left rows unread, and Spark reuses a worker only if it has read all.
         for _ in fed or ():
             pass
         _settle_memory()
@@ -219,10 +222,10 @@ _SETTLED_AFTER_TASKS = (1, 8)
 
 
 def _settle_memory() -> None:
-    """Take what the first tasks loaded out of the sight of Python's garbage collector.
+    """Exclude what the first tasks loaded from Python's garbage collection.
 
-    Spark's worker processes collect after every task, which with all modules in sight takes
-    longer than the task itself.
+    Spark's worker processes collect after every task, which takes longer than the task itself
+    if it traverses all modules.
     """
     global _tasks_run  # noqa: PLW0603 (a process is what is counted in)
     _tasks_run += 1
@@ -232,7 +235,7 @@ def _settle_memory() -> None:
 
 
 def partition_number() -> int:
-    """Return which partition this task is: the number that records were routed to."""
+    """Return the number of this task's partition, to which its records were routed."""
     context = TaskContext.get()
     if context is None:
         raise InternalError("a task of a superstep runs outside of Spark")
@@ -249,7 +252,7 @@ _workers: dict[str, Worker] = {}
 
 
 def worker_of(spec: WorkerSpec) -> Worker:
-    """Return this process's worker; the first task makes it, after the fork."""
+    """Return this process's worker, which the first task makes after the fork."""
     worker = _workers.get(spec.name)
     if worker is None:
         adopt(spec.settings)

@@ -1,11 +1,12 @@
-"""The exchange of a task: what arrives from other tasks, checked, and what leaves for them.
+"""The exchange of a task: checks the records of other tasks, and sends records to them.
 
-**Inlets.** An engine may run a task twice, recompute part of a stage, or lose and repeat records. What a
-producer sent on an edge counts only if all of it came from one attempt, numbered without a
-gap, and its barrier confirms the count. The attempts consumed are the task's **receipts**.
+**Input.** An engine may run a task twice, recompute part of a stage, or lose and repeat
+records. The records of a producer on an edge count only if all of them come from one attempt,
+are numbered without a gap, and its barrier confirms their count. The attempts consumed are the
+task's **receipts**.
 
-**Outlets.** Rows for one consumer are gathered and sent as few records of a good size. The last record
-to every consumer of every edge is a BARRIER that says how many came before it.
+**Outlets.** Rows for one consumer are gathered and sent as few records of a good size. The last
+record to every consumer of every edge is a BARRIER with the number of records before it.
 """
 
 from collections import deque
@@ -44,14 +45,14 @@ from penstock.runtime.task.wire import (
 )
 
 _MANY_RECORDS = 16
-"""At their usual size they are some megabytes."""
+"""How many records make a mailbox full: at their usual size they are some megabytes."""
 REPORT_EDGE = -1
 """The edge of a record that is meant for the driver."""
 
 
 @dataclass(slots=True)
 class Lane:
-    """What waits for, and was sent to, one consumer of one edge."""
+    """The rows that wait for one consumer of one edge, and how many records were sent to it."""
 
     header: Header
     waiting: list[pa.RecordBatch] = field(default_factory=list)
@@ -62,7 +63,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of one task, which marks its records."""
+    """One run of one task; its token marks its records."""
 
     level: int
     task: int
@@ -70,7 +71,7 @@ class Attempt:
 
 
 class Mailbox:
-    """The records a task has made, or relays, and the executor has not taken yet."""
+    """The records that a task has made or relays, and that the executor has not taken yet."""
 
     def __init__(self, plan: PhysicalPlan, attempt: Attempt) -> None:
         self._plan = plan
@@ -87,7 +88,7 @@ class Mailbox:
         self.relay(Record(0, kind, encode_header(header), payload), header)
 
     def relay(self, record: Record, header: Header) -> None:
-        """Post a record with its route: the task of the next level that takes or relays it."""
+        """Post a record with its route: the task of the next level that consumes or relays it."""
         route, following = header.task, self._attempt.level + 1
         if header.level != following:
             route %= self._plan.supersteps[following].task_count
@@ -101,11 +102,11 @@ class Mailbox:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether so many records wait that they should be handed over soon."""
+        """Return whether so many records wait that they should be handed on soon."""
         return len(self._records) >= _MANY_RECORDS
 
     def drain(self) -> Iterator[Record]:
-        """Hand over everything posted so far; a record is forgotten as soon as it is taken."""
+        """Yield everything posted so far; a record is dropped as soon as it is taken."""
         while self._records:
             yield self._records.popleft()
 
@@ -163,7 +164,7 @@ class Outlet:
     def abort(self) -> None:
         """Send an aborted barrier to every consumer that has no barrier yet.
 
-        A second barrier would pass for a torn epoch and hide why it failed.
+        A second barrier would look like a torn epoch and hide the failure.
         """
         for lane in self._lanes.values():
             if not lane.has_barrier:
@@ -174,7 +175,7 @@ class Outlet:
             return
         joined = lane.waiting
         if len(joined) > 1:
-            # More than one batch again if a column of them all would not fit into one.
+            # There may still be several batches: one array may be too small for a column.
             joined = pa.Table.from_batches(joined).combine_chunks().to_batches()
         lane.waiting, lane.waiting_bytes = [], 0
         for piece in (piece for batch in joined for piece in cut(batch)):
@@ -210,9 +211,9 @@ def outlets_of(
 
 
 JOINED_BYTES = 8 << 20
-"""Rows are handed to operators in batches of about this size, if there are so many, …"""
+"""Rows are joined into batches of about this size for operators, …"""
 JOINED_ROWS = 256 << 10
-"""… or of so many rows: what an operator makes of a row may be larger than the row."""
+"""… or of this many rows, because the result of an operator may be larger than the row."""
 
 
 class TornInputError(Exception):
@@ -240,7 +241,7 @@ class Sender:
 
 @dataclass(slots=True)
 class Channel:
-    """What one sender has sent so far."""
+    """The records that one sender has sent so far."""
 
     token: Token | None = None
     received: int = 0
@@ -260,17 +261,17 @@ class Channel:
 
 @dataclass(slots=True)
 class Waiting:
-    """Rows of one edge that were not handed over yet."""
+    """Rows of one edge that no operator has got yet."""
 
     is_joinable: bool
-    """Dictionaries that differ may not fit into one."""
+    """False with dictionary columns: different dictionaries may not fit into one."""
     batches: list[pa.RecordBatch] = field(default_factory=list)
     row_count: int = 0
     size_bytes: int = 0
 
     @property
     def is_enough(self) -> bool:
-        """Tell whether the rows are to be handed over."""
+        """Return whether there are enough rows for a batch."""
         has_many = self.row_count >= JOINED_ROWS or self.size_bytes >= JOINED_BYTES
         return has_many or not self.is_joinable
 
@@ -281,7 +282,7 @@ class Waiting:
         self.size_bytes += batch.nbytes
 
     def take(self) -> pa.RecordBatch:
-        """Return all rows in one batch; none wait any more."""
+        """Return all rows in one batch, and drop them here."""
         batches, self.batches = self.batches, []
         self.row_count = self.size_bytes = 0
         if len(batches) == 1:
@@ -291,7 +292,7 @@ class Waiting:
 
 
 class ExchangeInput:
-    """The input of one task; see `ChainInput`. Relays what is meant for later levels."""
+    """The input of one task; see `ChainInput`. It relays records for later levels."""
 
     def __init__(
         self,
@@ -313,11 +314,12 @@ class ExchangeInput:
                 self._channels[sender] = Channel()
 
     def batches(self) -> Iterator[tuple[OperatorId, int, pa.RecordBatch]]:
-        """Return the rows, each edge's in order; raises when they turn out torn or aborted.
+        """Yield the rows, each edge's in order; raise if they are torn or aborted.
 
-        Records are sized for the engine that moves them. For operators they are joined: what
-        a batch costs, and finding its keys in state, is paid once for many rows. After much
-        was relayed an empty batch comes, so that it can be handed on.
+        Records are sized for the engine that moves them. For operators they are joined, so
+        that the cost of a batch, and of finding its keys in state, is shared by many rows. An
+        empty batch comes when the mailbox is full of relayed records, so that they are handed
+        on.
         """
         waiting = {
             number: Waiting(not has_dictionaries(exchange.schema.schema))
@@ -337,7 +339,7 @@ class ExchangeInput:
                 yield edge.target, edge.input_index, rows.take()
 
     def watermarks(self) -> Mapping[tuple[str, int], Watermark | None]:
-        """Return what all producers of each input have reached."""
+        """Return the merged watermark of all producers of each input."""
         spoken: dict[tuple[str, int], list[Watermark | None]] = {}
         for sender, channel in self._channels.items():
             edge = self._exchanges[sender.edge].edge
@@ -346,7 +348,7 @@ class ExchangeInput:
         return {port: merge(latest) for port, latest in spoken.items()}
 
     def receipts(self) -> list[tuple[Sender, Token]]:
-        """Return which attempt of each producer was consumed."""
+        """Return the attempt of each producer that was consumed."""
         return [
             (sender, channel.token)
             for sender, channel in sorted(self._channels.items())
@@ -354,7 +356,7 @@ class ExchangeInput:
         ]
 
     def relay_rest(self) -> Iterator[None]:
-        """Pass on what later levels and the driver still need, step by step; drop own rows."""
+        """Relay what later levels and the driver still need, step by step; drop own rows."""
         for record in self._records:
             header = decode_header(record.header)
             if header.level != self._level:
@@ -362,7 +364,7 @@ class ExchangeInput:
                 yield
 
     def _arriving(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Return what is sent to this task, by edge, and relay the rest."""
+        """Yield the batches for this task, by edge, and relay all other records."""
         for record in self._records:
             header = decode_header(record.header)
             if header.level != self._level:

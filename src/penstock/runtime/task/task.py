@@ -1,17 +1,17 @@
-"""One task of a superstep, records in and records out, and what its worker keeps for the next.
+"""Runs one task of a superstep over records, and keeps its chain in the worker for the next.
 
     restore the chain → run it over the records → write its tables → barriers → report
 
 Records are handed on as they are made, so some have left when a task fails half-way. That
 does no harm: consumers count the records of an attempt only when its barrier confirms them.
-Failures that would come again (user code, bad input, damaged state) are reported as values:
-the task sends aborted barriers, later levels skip their work, and the driver learns all of
-them at once. Failures of storage are raised, so that the engine may try the task again; the
-next attempt has another token.
+Failures that a retry would repeat (user code, bad input, damaged state) are reported as values:
+the task sends aborted barriers, later levels skip their work, and the driver gets all of them
+at once. Failures of storage are raised, so that the engine may try the task again; the next
+attempt has another token.
 
-A task *takes* its chain out of the worker before the first change and puts it back only
-after its checkpoint, with the number of the run and the metadata it wrote. So whatever is
-found there is whole, and the label shows whether the driver accepted it:
+A task takes its chain out of the worker before the first change. It puts it back only after
+its checkpoint, with a label: the number of the run and the metadata it wrote. So a chain that
+is found there is whole, and the label shows whether the driver accepted it:
 
 | label | tables | operators |
 |---|---|---|
@@ -64,7 +64,7 @@ from penstock.state.tables.table_manager import TableManager
 
 @dataclass(frozen=True, slots=True)
 class ChainKey:
-    """Which chain of which subtask of which job; a new generation or graph has chains of its own."""
+    """A chain of a subtask of a job; another generation or graph has chains of its own."""
 
     job: JobId
     generation: int
@@ -75,7 +75,7 @@ class ChainKey:
 
 @dataclass(slots=True)
 class KeptChain:
-    """A chain between two epochs, and what it had written when it was put back."""
+    """A chain between two epochs, with its label: the run, and the metadata it wrote."""
 
     chain: AssembledChain
     run: int
@@ -92,7 +92,7 @@ class Worker:
     clock: Clock = field(default_factory=SystemClock)
     memory_budget_bytes: int = 256 << 20
     on_failure: Callable[[PenstockError], None] = field(default=lambda _: None)
-    """Called with the error of a task before it is reported, which drops its cause."""
+    """Called with the error of a task before it is reported: a report drops its cause."""
     chains: dict[ChainKey, KeptChain] = field(default_factory=dict)
     manifests: Recent[CheckpointRef, CheckpointManifest] = field(
         default_factory=lambda: Recent(8)
@@ -101,7 +101,7 @@ class Worker:
     watched: WatchedStore = field(init=False)
     """The store as tables see it."""
     _records: WatchedStore = field(init=False)
-    """The store as checkpoints are read from it; watched for the sake of counting."""
+    """The store as checkpoints are read from it; it is watched to count requests."""
 
     def __post_init__(self) -> None:
         self.watched = WatchedStore(self.store)
@@ -109,13 +109,13 @@ class Worker:
 
     @property
     def usage(self) -> StoreUsage:
-        """What was asked of store and cache since the worker was made."""
+        """The storage requests and cache lookups since the worker was made."""
         cached = self.cache.statistics()
         requests = self.watched.requests + self._records.requests
         return StoreUsage(requests, cached.hits, cached.misses)
 
     def keep_chain(self, key: ChainKey, kept: KeptChain) -> None:
-        """Put a chain back after its checkpoint; chains of earlier generations go."""
+        """Put a chain back after its checkpoint; drop chains of earlier generations."""
         stale = [
             other
             for other in self.chains
@@ -127,7 +127,7 @@ class Worker:
         self.chains[key] = kept
 
     def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
-        """Return a manifest, read once while it is in use."""
+        """Return a manifest; it is read once and cached while it is in use."""
         found = self.manifests.get(ref)
         if found is None:
             found = JobCheckpoints(self._records, ref.job, self.clock).manifest(ref)
@@ -137,7 +137,7 @@ class Worker:
     def operator_metadata(
         self, manifest: CheckpointManifest | None, operator: OperatorId
     ) -> dict[int, Metadata]:
-        """Return the metadata of all subtasks of an operator, read once while in use."""
+        """Return the metadata of all subtasks of an operator, cached while it is in use."""
         backend = ParquetBackend(self._records)
         restored: dict[int, Metadata] = {}
         for entry in () if manifest is None else manifest.operators:
@@ -152,7 +152,7 @@ class Worker:
         return restored
 
     def forget(self) -> None:
-        """Lose every chain, as if the process had been replaced."""
+        """Drop every chain, as if the process had been replaced."""
         for kept in self.chains.values():
             kept.chain.close()
         self.chains.clear()
@@ -172,9 +172,9 @@ def run_task(
     task: int,
     fed: Iterable[pa.RecordBatch] | None = None,
 ) -> Iterator[Record]:
-    """Run one task; what it yields goes to the next level, or from the last to the driver.
+    """Run one task; its records go to the next level, or from the last one to the driver.
 
-    `fed` are rows for the task's source, where the plan says that the executor brings them.
+    `fed` are rows for the task's source, if the plan says that the executor brings them.
     """
     chain, subtask = job.plan.task(level, task)
     attempt = Attempt(level, task, new_token())
@@ -237,7 +237,7 @@ class _TaskWork:
     worker: Worker
     fed: Iterable[pa.RecordBatch] | None
     manifest: CheckpointManifest | None = field(init=False)
-    """Of the epoch's parent."""
+    """The manifest of the epoch's parent."""
     _key: ChainKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -253,7 +253,7 @@ class _TaskWork:
     def run(
         self, inlet: ExchangeInput, outlets: Outlets, mailbox: Mailbox
     ) -> Generator[Record, None, list[OperatorReport]]:
-        """Run the chain and hand on its records; return what its operators did."""
+        """Run the chain and hand on its records; return the reports of its operators."""
         worker, terms, parent = self.worker, self.epoch.terms, self.epoch.parent
         worker.watched.failure = None
         self.manifest = None if parent is None else worker.manifest(parent)
@@ -282,14 +282,14 @@ class _TaskWork:
                 worker.keep_chain(self._key, KeptChain(assembled, self.epoch.run, written))
                 is_kept = True
         finally:
-            # A chain that stopped half-way through an epoch cannot go on.
+            # A chain that stopped half-way through an epoch cannot be used again.
             if not is_kept:
                 assembled.close()
         return reports
 
     def _open(self) -> AssembledChain:
-        """Return the chain on the epoch's parent: remembered, caught up, or built."""
-        # Taken out, so that no other task can find it while it changes.
+        """Return the chain on the epoch's parent: kept, brought up to date, or built."""
+        # The chain is taken out, so that no other task finds it while it changes.
         kept = self.worker.chains.pop(self._key, None)
         if kept is None:
             graph, worker = self.job.graph, self.worker
@@ -311,7 +311,7 @@ class _TaskWork:
                     kept.written.get(operator), restored.get(self.subtask.index)
                 )
                 if not is_current:
-                    # The operator fell behind the epoch's parent: it is built again.
+                    # The operator is older than the epoch's parent: it is built again.
                     node.forget()
         except BaseException:
             kept.chain.close()
@@ -339,7 +339,7 @@ class _TaskWork:
 
 
 def _same_files(written: Metadata | None, published: Metadata | None) -> bool:
-    """Tell whether what was written is what was published, compactions aside."""
+    """Return whether what was written is what was published, apart from compactions."""
     if written is None:
         return published is None
     mine = dict(written.table_checkpoint_metadata)

@@ -1,4 +1,4 @@
-"""The wire: what travels between the tasks of two supersteps, as four plain columns.
+"""The wire: encodes the records between the tasks of two supersteps as four plain columns.
 
     route    the task of the next level that gets the record
     kind     DATA: one Arrow record batch · BARRIER: the end of a producer's rows on one edge
@@ -7,16 +7,18 @@
     payload  the batch, the barrier, or the report
 
 Nothing here is durable: both ends run the same version, in the same epoch. So the header is
-a fixed struct, for rows with their layout behind it, instead of a message with a schema, and a
+a fixed struct, followed by the layout for rows, instead of a message with a schema, and a
 report is msgpack.
 
-**Narrowing.** Whole numbers and instants travel in as few bytes as they need. Ids, counts and the times of one batch lie close together, yet take eight bytes each. Between
-two tasks every byte is copied some six times, through two processes and a file, so writing
-them as small numbers above a base costs less than moving them. The *layout* of a batch says
-for every column how it travels: its width in bytes, and the base to add. Other columns, and
-batches of a few rows, travel as they are.
+**Narrowing.** Whole numbers and instants travel in as few bytes as they need. Ids, counts and
+the times of one batch lie close together, yet take eight bytes each. Between two tasks every
+byte is copied some six times, through two processes and a file, so writing them as small
+numbers above a base costs less than moving them. The *layout* of a batch holds for every column
+its width in bytes, and the base to add. Other columns, and batches of a few rows, travel as
+they are.
 
-**Dictionary columns.** Each batch takes along only the values it uses. A slice keeps the dictionary of the whole, so ten pieces of a batch would carry it ten times.
+**Dictionary columns.** Each batch carries only the values it uses. A slice keeps the dictionary
+of the whole, so ten pieces of a batch would carry it ten times.
 """
 
 import struct
@@ -48,7 +50,7 @@ _EIGHT_BYTE_NUMBERS = {
     )
 }
 _LEAST_ROWS = 256
-"""Below this, looking costs more than moving."""
+"""With fewer rows, finding the width costs more than moving the bytes."""
 
 
 def narrow(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bytes]:
@@ -90,7 +92,7 @@ def widen(batch: pa.RecordBatch, schema: pa.Schema, layout: bytes) -> pa.RecordB
 
 
 def _narrow_column(column: Any) -> tuple[Any, int, int]:
-    """Return a column as it travels, the bytes of one value, or 0 as it is, and the base."""
+    """Return a column as it travels, the bytes of one value (0 if unchanged), and the base."""
     if column.type.id not in _EIGHT_BYTE_NUMBERS:
         return column, 0, 0
     numbers = column.view(pa.int64())
@@ -99,7 +101,7 @@ def _narrow_column(column: Any) -> tuple[Any, int, int]:
     width = 8 if low is None else _width_of(high - low)
     if width == 8:
         return column, 0, 0
-    # Without a base there is nothing to subtract here, and nothing to add there.
+    # A base of 0 saves the subtraction here and the addition at the other end.
     base = 0 if low >= 0 and _width_of(high) == width else low
     moved = pc.subtract(numbers, base) if base else numbers
     return moved.cast(_WIDTHS[width], safe=False), width, base
@@ -110,14 +112,15 @@ def _width_of(highest: int) -> int:
 
 
 def has_dictionaries(schema: pa.Schema) -> bool:
-    """Tell whether any column, at any depth, is dictionary-encoded."""
+    """Return whether any column, at any depth, is dictionary-encoded."""
     return any(_holds_dictionary(field.type) for field in schema)
 
 
 def trim_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch without the values that its rows do not use, where that is worth it.
+    """Return a batch without the dictionary values that its rows do not use.
 
-    Not inside of lists and structs: values there have no rows of the batch to go by.
+    A dictionary that is smaller than its indices is kept.
+    Dictionaries inside of lists and structs are kept: their indices are not those of rows.
     """
     if not any(pa.types.is_dictionary(field.type) for field in batch.schema):
         return batch
@@ -130,7 +133,7 @@ def _trimmed(column: Any) -> Any:
         return column
     if column.dictionary.nbytes <= column.indices.nbytes:
         return column
-    # Sorted: the order of an ordered dictionary's values is what they mean.
+    # Sorting keeps the order of the values, which has a meaning in an ordered dictionary.
     used = pc.unique(column.indices).drop_null().sort()
     if len(used) == len(column.dictionary):
         return column
@@ -154,7 +157,8 @@ _SILENT, _IDLE, _EVENT_TIME = 0, 1, 2
 TARGET_PAYLOAD_BYTES = 384 << 10
 """Batches for one destination are joined, and cut, to about this size before they are narrowed.
 
-Less than half a region of Java's default collector, which treats larger objects apart.
+It is less than half a region of Java's default collector, which handles larger objects
+separately.
 """
 MAX_ROW_BYTES = 256 << 20
 """A single row larger than this is refused: engines move rows whole."""
@@ -190,7 +194,7 @@ class Header(NamedTuple):
     token: Token
     sequence: int
     layout: bytes = b""
-    """How the columns of a DATA record travel; see `narrowing`."""
+    """How the columns of a DATA record travel; see `narrow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +246,7 @@ def encode_batch(batch: pa.RecordBatch, compression: Any = None) -> Any:
     """Return a batch as an Arrow IPC message; its schema is known from edge and layout."""
     if compression is None and not has_dictionaries(batch.schema):
         return batch.serialize()
-    # Dictionaries are messages of their own, and only streams are compressed.
+    # Dictionaries are messages of their own, and only a stream can be compressed.
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
@@ -290,5 +294,8 @@ def cut(
 
 
 def _share_most(parts: Sequence[pa.RecordBatch], size: int) -> bool:
-    """Tell whether cutting is in vain: each part has most of the whole, a dictionary in a list."""
+    """Return whether cutting is useless, because each part keeps most of the whole.
+
+    That happens with a dictionary inside a list.
+    """
     return sum(trim_dictionaries(part).nbytes for part in parts[:2]) > 3 * size // 2
