@@ -3,11 +3,20 @@
 import pickle
 from pathlib import Path
 
+import pytest
+
+from penstock.core import settings
 from penstock.core.settings import current
 from penstock.operators.user_functions import pickle_function
 from penstock.runtime.spark.task import WorkerSpec, worker_of
 from penstock.state.storage.local_disk import LocalStore
 from tests.builders.pipeline_job import REGISTRY
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker adopts the driver's settings for its whole process: here that ends with the test."""
+    monkeypatch.setattr(settings, "_adopted", None)
 
 
 def a_spec(name: str, folder: Path) -> WorkerSpec:
