@@ -29,12 +29,15 @@ def test_records_come_back_as_they_were_in_batches_of_a_size() -> None:
 
 
 def test_no_payload_is_held_once_its_batch_is_gone() -> None:
+    """A leak holds something of every round; threads of other tests may hold a few things."""
+
     def views() -> int:
         gc.collect()
         return sum(type(thing) is memoryview for thing in gc.get_objects())
 
+    rounds, size = 50, 4096
     before, allocated = views(), pa.total_allocated_bytes()
-    for _ in range(50):
-        list(to_batches(records_of(10, 20, 30)))
-    assert views() == before
-    assert pa.total_allocated_bytes() == allocated
+    for _ in range(rounds):
+        list(to_batches(records_of(size, size, size)))
+    assert views() - before < rounds
+    assert pa.total_allocated_bytes() - allocated < rounds * size
