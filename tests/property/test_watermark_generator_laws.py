@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, InputWatermark, advance, event_time_of, merge
+from penstock.graph.logical import MAIN, Node
 from penstock.operators.event_time import WatermarkConfig
-from tests.builders.driven_operators import DrivenOperator
+from tests.builders.chain_rig import OPERATOR, REGISTRY, ChainRig, GivenBatch
 
 LATENESS = 5
 DEVICES = ("a", "b", "c")
@@ -33,12 +34,13 @@ class Stream:
     """Devices that feed a generator, and what later operators make of its watermarks."""
 
     def __init__(self) -> None:
-        self.operator = DrivenOperator(SPEC, STREAM)
+        node = Node(OPERATOR, SPEC, inputs=(STREAM,), outputs={MAIN: STREAM})
+        self.rig = ChainRig(REGISTRY, [node])
         self.latest = dict.fromkeys(DEVICES, 0)
         self._inputs: tuple[InputWatermark, ...] = (InputWatermark(),)
 
     def run(self, parallelism: int, fed: Rows) -> None:
-        batches: list[list[pa.RecordBatch]] = [[] for _ in range(parallelism)]
+        batches: list[list[GivenBatch]] = [[] for _ in range(parallelism)]
         for device, (subtask, step) in fed.items():
             time = self.latest[device] + step
             self.latest[device] = max(self.latest[device], time)
@@ -47,8 +49,10 @@ class Stream:
                 pa.array([time], pa.timestamp("us")),
             ]
             batch = pa.RecordBatch.from_arrays(columns, schema=STREAM.schema)
-            batches[subtask % parallelism].append(batch)
-        answers = self.operator.run_epoch(batches, incoming=IDLE)
+            batches[subtask % parallelism].append((OPERATOR, 0, batch))
+        self.rig.restart()
+        ran = self.rig.run_subtasks(batches, spoken={(OPERATOR, 0): IDLE})
+        answers = [subtask.watermarks[OPERATOR] for subtask in ran]
         self._inputs = advance(self._inputs, [merge(answers)]).inputs
 
     def frontier(self) -> int:

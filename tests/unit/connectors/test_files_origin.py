@@ -13,7 +13,7 @@ from penstock.errors import ErrorCode, UserError
 from penstock.operators.splits import SourceBudget
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import LocalJob
-from tests.builders.driven_operators import DrivenSource
+from tests.builders.chain_rig import DrivenSource
 from tests.builders.files_job import SCHEMA, some_rows, write_file
 
 SOME = SourceBudget(rows=10)

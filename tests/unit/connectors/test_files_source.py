@@ -17,7 +17,7 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.splits import SourceBudget
 from penstock.testing import SourceHarness
-from tests.builders.driven_operators import DrivenSource, a_source
+from tests.builders.chain_rig import DrivenSource
 from tests.builders.files_job import SCHEMA, some_rows, write_file
 
 FORMATS = ("parquet", "jsonl", "csv")
@@ -91,12 +91,10 @@ def test_files_are_not_begun_before_there_is_room_for_them(tmp_path: Path) -> No
 
 def test_a_planned_epoch_reads_the_same_rows_again(tmp_path: Path) -> None:
     write_file(tmp_path / "a.jsonl", some_rows(0, 100))
-    source = DrivenSource(files(f"{tmp_path}/*.jsonl").source_spec())
+    spec = files(f"{tmp_path}/*.jsonl").source_spec()
     budget = SourceBudget(rows=10)
-    plan = a_source(source.spec).plan_splits({}, budget, 0)
 
-    first = source.read(a_source(source.spec), plan.splits, budget)
-    second = source.read(a_source(source.spec), plan.splits, budget)
+    first, second = (DrivenSource(spec).run_epoch(budget) for _ in range(2))
 
     assert first == second
     assert 0 < len(first) < 20

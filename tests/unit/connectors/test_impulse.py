@@ -5,7 +5,7 @@ import pytest
 from penstock.connectors.impulse import impulse
 from penstock.errors import UserError
 from penstock.operators.splits import SourceBudget
-from tests.builders.driven_operators import DrivenSource, a_source
+from tests.builders.chain_rig import DrivenSource
 
 SECOND = 1_000_000
 
@@ -35,16 +35,14 @@ def test_event_times_follow_from_the_counter() -> None:
 
 
 def test_a_budget_cuts_epochs_and_a_plan_is_repeatable() -> None:
-    source = DrivenSource(impulse(10, splits=2))
+    source, again = (DrivenSource(impulse(10, splits=2)) for _ in range(2))
     budget = SourceBudget(rows=4)
-    first_plan = a_source(source.spec).plan_splits({}, budget, 0)
 
-    once = source.read(a_source(source.spec), first_plan.splits, budget)
-    again = source.read(a_source(source.spec), first_plan.splits, budget)
-    epochs = [counters(source.run_epoch(budget)) for _ in range(3)]
+    first = source.run_epoch(budget)
+    rest = [counters(source.run_epoch(budget)) for _ in range(2)]
 
-    assert once == again
-    assert epochs == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert again.run_epoch(budget) == first
+    assert [counters(first), *rest] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert source.has_ended()
 
 

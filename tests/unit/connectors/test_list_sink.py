@@ -5,7 +5,8 @@ import pyarrow as pa
 from penstock.connectors.memory import list_sink
 from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
-from tests.builders.driven_operators import DrivenOperator
+from penstock.state.storage.memory import MemoryStore
+from penstock.testing import OperatorHarness
 
 STREAM = StreamSchema(pa.schema({"n": pa.int64()}))
 
@@ -20,9 +21,10 @@ def a_name() -> str:
 
 def test_rows_appear_at_the_commit_and_not_before() -> None:
     out = list_sink(a_name())
-    sink = DrivenOperator(out, STREAM)
+    sink = OperatorHarness(out, STREAM)
 
-    sink.run_epoch([[a_batch(1, 2), a_batch(3)]])
+    sink.push([a_batch(1, 2), a_batch(3)])
+    sink.barrier()
     assert out.rows() == []
     sink.commit()
 
@@ -31,21 +33,24 @@ def test_rows_appear_at_the_commit_and_not_before() -> None:
 
 def test_a_commit_that_is_repeated_changes_nothing() -> None:
     out = list_sink(a_name())
-    sink = DrivenOperator(out, STREAM)
-    sink.run_epoch([[a_batch(1)]])
+    sink = OperatorHarness(out, STREAM)
+    sink.push(a_batch(1))
+    sink.barrier()
 
-    sink.commit()
-    sink.commit()
+    sink.commit(epoch=1)
+    sink.commit(epoch=1)
 
     assert out.rows() == [{"n": 1}]
 
 
 def test_rows_are_in_order_of_epoch_then_subtask_however_commits_come() -> None:
     out = list_sink(a_name())
-    sink = DrivenOperator(out, STREAM)
-    sink.run_epoch([[a_batch(5)], [], [a_batch(6)]])
+    sink = OperatorHarness(out, STREAM, parallelism=2)
+    # Of the rows of epoch 1, the second one goes to subtask 0.
+    for numbers in [(2, 1), (5, 6)]:
+        sink.push(a_batch(*numbers))
+        sink.barrier()
     sink.commit(epoch=2)
-    sink.run_epoch([[a_batch(1)], [a_batch(2)]])
     sink.commit(epoch=1)
 
     assert [row["n"] for row in out.rows()] == [1, 2, 5, 6]
@@ -55,27 +60,29 @@ def test_rows_are_in_order_of_epoch_then_subtask_however_commits_come() -> None:
 
 def test_epochs_of_different_jobs_are_different() -> None:
     out = list_sink(a_name())
-    sink = DrivenOperator(out, STREAM)
-    sink.run_epoch([[a_batch(1)]])
-
-    sink.commit(job="a")
-    sink.commit(job="b")
+    for _ in range(2):
+        # Harnesses in given stores are jobs of different names.
+        sink = OperatorHarness(out, STREAM, store=MemoryStore())
+        sink.push(a_batch(1))
+        sink.barrier()
+        sink.commit()
 
     assert out.rows() == [{"n": 1}, {"n": 1}]
 
 
 def test_an_epoch_without_rows_stages_nothing() -> None:
-    sink = DrivenOperator(list_sink(a_name()), STREAM)
+    sink = OperatorHarness(list_sink(a_name()), STREAM, parallelism=2)
 
-    sink.run_epoch([[], []])
+    sink.barrier()
 
-    assert [dict(metadata.commit_data) for metadata in sink.metadata.values()] == [{}, {}]
+    assert sink.commits == {}
 
 
 def test_the_list_is_found_by_name_and_can_be_cleared() -> None:
     out = list_sink(a_name())
-    sink = DrivenOperator(out, STREAM)
-    sink.run_epoch([[a_batch(1)]])
+    sink = OperatorHarness(out, STREAM)
+    sink.push(a_batch(1))
+    sink.barrier()
     sink.commit()
 
     again = list_sink(str(out.config["name"]))
@@ -83,7 +90,7 @@ def test_the_list_is_found_by_name_and_can_be_cleared() -> None:
     again.clear()
     assert out.rows() == []
     assert out.table().num_rows == 0
-    sink.commit()
+    sink.commit(epoch=1)
     assert out.rows() == [{"n": 1}]
 
 

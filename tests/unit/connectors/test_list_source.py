@@ -8,7 +8,7 @@ from penstock.connectors.memory import list_source
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.splits import SourceBudget, SplitState
-from tests.builders.driven_operators import DrivenSource, a_source
+from tests.builders.chain_rig import DrivenSource, a_source
 
 ROWS = [{"n": n, "name": f"row {n}"} for n in range(10)]
 
@@ -58,12 +58,9 @@ def test_splits_get_the_rows_in_turn_and_share_the_budget() -> None:
 
 
 def test_a_planned_epoch_reads_the_same_rows_again() -> None:
-    source = DrivenSource(list_source(ROWS, splits=2))
-    budget = SourceBudget(rows=4)
-    plan = a_source(source.spec).plan_splits({}, budget, 0)
+    spec, budget = list_source(ROWS, splits=2), SourceBudget(rows=4)
 
-    first = source.read(a_source(source.spec), plan.splits, budget)
-    second = source.read(a_source(source.spec), plan.splits, budget)
+    first, second = (DrivenSource(spec).run_epoch(budget) for _ in range(2))
 
     assert first == second
 

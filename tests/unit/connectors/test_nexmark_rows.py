@@ -11,16 +11,14 @@ import pytest
 
 from penstock.connectors.nexmark.rows import FIRST_ID, ID_LEAD
 from penstock.connectors.nexmark.source import nexmark
-from penstock.operators.splits import SourceBudget
-from tests.builders.driven_operators import DrivenSource, a_source
+from tests.builders.chain_rig import DrivenSource
 
 EVENTS = 50_000
 
 
 def table_of(**settings: Any) -> pa.Table:
     source = DrivenSource(nexmark(settings.pop("events", EVENTS), **settings))
-    plan = a_source(source.spec).plan_splits({}, SourceBudget(), 0)
-    source.read(a_source(source.spec), plan.splits, SourceBudget())
+    source.run_epoch()
     return pa.Table.from_batches(source.taken.batches)
 
 

@@ -7,7 +7,8 @@ from penstock.connectors.stdout import stdout
 from penstock.core.schema import StreamSchema
 from penstock.errors import UserError
 from penstock.graph.logical import OperatorSpec
-from tests.builders.driven_operators import DrivenOperator, an_operator
+from penstock.testing import OperatorHarness
+from tests.builders.chain_rig import an_operator
 
 BATCH = pa.RecordBatch.from_pylist([{"n": 1, "at": datetime(2026, 1, 1)}])  # noqa: DTZ001
 STREAM = StreamSchema(BATCH.schema)
@@ -16,9 +17,10 @@ STREAM = StreamSchema(BATCH.schema)
 def test_rows_are_printed_as_json_lines_at_the_commit_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sink = DrivenOperator(stdout(), STREAM)
+    sink = OperatorHarness(stdout(), STREAM, parallelism=2)
 
-    sink.run_epoch([[BATCH], [BATCH]])
+    sink.push([BATCH, BATCH])
+    sink.barrier()
     assert capsys.readouterr().out == ""
     sink.commit()
 
@@ -27,12 +29,13 @@ def test_rows_are_printed_as_json_lines_at_the_commit_only(
 
 
 def test_rows_are_printed_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    sink = DrivenOperator(stdout("table"), STREAM)
+    sink = OperatorHarness(stdout("table"), STREAM)
     many = pa.RecordBatch.from_arrays(
         [pa.array(range(100)), pa.nulls(100, pa.timestamp("us"))], schema=STREAM.schema
     )
 
-    sink.run_epoch([[many]])
+    sink.push(many)
+    sink.barrier()
     sink.commit()
 
     printed = capsys.readouterr().out
@@ -43,9 +46,9 @@ def test_rows_are_printed_as_a_table(capsys: pytest.CaptureFixture[str]) -> None
 def test_nothing_is_printed_for_an_epoch_without_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sink = DrivenOperator(stdout(), STREAM)
+    sink = OperatorHarness(stdout(), STREAM)
 
-    sink.run_epoch([[]])
+    sink.barrier()
     sink.commit()
 
     assert capsys.readouterr().out == ""

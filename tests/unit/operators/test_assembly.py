@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import UserError
 from penstock.state.tables.specs import global_table
-from tests.builders.driven_operators import ChainRig
+from tests.builders.chain_rig import ChainRig
 from tests.builders.scripted import PLAIN, Log, Parts, Scripted, link, rows
 
 
@@ -14,7 +14,7 @@ def a_rig(log: Log, **hooks: object) -> ChainRig:
         parts.node("a", lambda: Scripted("a", log, **hooks), PLAIN),  # type: ignore[arg-type]
         parts.node("b", lambda: Scripted("b", log), PLAIN),
     ]
-    return ChainRig(parts, nodes, [link("a", "b")])
+    return ChainRig(parts.registry, nodes, [link("a", "b")])
 
 
 def test_forgotten_operators_are_released_and_built_anew_on_their_tables() -> None:
@@ -65,7 +65,7 @@ def test_what_cannot_be_built_is_refused_before_any_hook_is_called() -> None:
     log, parts = Log(), Parts()
     twice = [global_table("t", str, int), global_table("t", str, int)]
     rig = ChainRig(
-        parts, [parts.node("a", lambda: Scripted("a", log, tables=twice), PLAIN)]
+        parts.registry, [parts.node("a", lambda: Scripted("a", log, tables=twice), PLAIN)]
     )
     with pytest.raises(UserError, match="'t'"):
         rig.run()

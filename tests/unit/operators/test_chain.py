@@ -12,7 +12,7 @@ from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import ErrorCode, ExternalError, UserCodeError, UserError
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.state.tables.specs import TimeDomain, global_table
-from tests.builders.driven_operators import ChainRig
+from tests.builders.chain_rig import ChainRig
 from tests.builders.scripted import BY_USER, PLAIN, Log, Parts, Scripted, link, rows
 
 A0 = ("a", 0)
@@ -38,7 +38,7 @@ def straight(log: Log, **first: Any) -> ChainRig:
         parts.node("b", lambda: Scripted("b", log), PLAIN),
         parts.node("c", lambda: Scripted("c", log, is_sink=True), PLAIN),
     ]
-    return ChainRig(parts, nodes, [link("a", "b"), link("b", "c")])
+    return ChainRig(parts.registry, nodes, [link("a", "b"), link("b", "c")])
 
 
 def test_every_hook_is_called_in_the_documented_order() -> None:
@@ -114,7 +114,7 @@ def test_rows_of_any_hook_are_in_the_next_operators_checkpoint_of_the_same_epoch
 
     first: dict[str, Any] = {hook: emit(1, 2, 3)}
     rig = ChainRig(
-        parts,
+        parts.registry,
         [
             parts.node(
                 "a",
@@ -198,7 +198,7 @@ def a_diamond(log: Log) -> ChainRig:
         link("left", "join"),
         link("right", "join", index=1),
     ]
-    return ChainRig(parts, nodes, links)
+    return ChainRig(parts.registry, nodes, links)
 
 
 def test_a_diamond_gives_both_sides_their_rows_and_merges_their_watermarks() -> None:
@@ -226,7 +226,7 @@ def test_branches_each_get_all_rows_and_side_outputs_go_where_they_are_read() ->
         collector.collect(rows(-2, -3), "unread")
 
     rig = ChainRig(
-        parts,
+        parts.registry,
         [
             parts.node(
                 "a",
@@ -268,7 +268,9 @@ def test_the_end_of_data_flushes_closes_once_and_rests_from_then_on() -> None:
 
 def test_an_input_that_ended_stays_so_while_the_other_goes_on() -> None:
     log, parts = Log(), Parts()
-    rig = ChainRig(parts, [parts.node("a", lambda: Scripted("a", log), PLAIN, PLAIN)])
+    rig = ChainRig(
+        parts.registry, [parts.node("a", lambda: Scripted("a", log), PLAIN, PLAIN)]
+    )
     rig.run(spoken={("a", 0): MAX_EVENT_TIME, ("a", 1): EventTime(5)})
     ran = rig.run(("a", 1, rows(6)), spoken={("a", 0): MAX_EVENT_TIME, ("a", 1): IDLE})
     assert ran.watermarks["a"] == IDLE
@@ -306,7 +308,7 @@ def test_a_failure_behind_collect_cannot_be_hidden_by_catching_it() -> None:
 
     parts = Parts()
     rig = ChainRig(
-        parts,
+        parts.registry,
         [
             parts.node("a", lambda: Scripted("a", log, process_batch=swallow), PLAIN),
             parts.node("b", lambda: Scripted("b", log, process_batch=fail), PLAIN),
@@ -327,7 +329,7 @@ def test_an_error_behind_collect_names_whoever_raised_it_not_whoever_emitted() -
         raise ExternalError("the service is down")
 
     rig = ChainRig(
-        parts,
+        parts.registry,
         [
             parts.node("a", Scripted, PLAIN),
             parts.node("b", lambda: Scripted(process_batch=fail), PLAIN),
@@ -354,7 +356,8 @@ def test_a_chain_goes_on_after_an_epoch_that_failed_once_its_failure_is_forgotte
         moody.append(False)
 
     rig = ChainRig(
-        parts, [parts.node("a", lambda: Scripted("a", log, on_start=fail_once), PLAIN)]
+        parts.registry,
+        [parts.node("a", lambda: Scripted("a", log, on_start=fail_once), PLAIN)],
     )
     with pytest.raises(UserError, match="not today"):
         rig.run()

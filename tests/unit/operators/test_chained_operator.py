@@ -14,7 +14,7 @@ from penstock.errors import ErrorCode, UserCodeError, UserError
 from penstock.operators.context import OperatorContext
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import TimeDomain
-from tests.builders.driven_operators import ChainRig
+from tests.builders.chain_rig import ChainRig
 from tests.builders.scripted import BY_USER, PLAIN, Log, Parts, Scripted, rows
 
 A0 = ("a", 0)
@@ -23,7 +23,7 @@ SECOND = 1_000_000
 
 def an_operator(build: Callable[[], Scripted]) -> ChainRig:
     parts = Parts()
-    return ChainRig(parts, [parts.node("a", build, BY_USER)])
+    return ChainRig(parts.registry, [parts.node("a", build, BY_USER)])
 
 
 @given(
@@ -62,7 +62,7 @@ def test_operators_of_one_chain_tick_at_their_own_intervals() -> None:
         parts.node("a", lambda: Scripted("a", log, tick=two), PLAIN),
         parts.node("b", lambda: Scripted("b", log, tick=three), PLAIN),
     ]
-    rig = ChainRig(parts, nodes)
+    rig = ChainRig(parts.registry, nodes)
     for second in range(1, 8):
         rig.run(now=second * SECOND)
     assert log.of("a").count("handle_tick") == 1 + 3

@@ -7,7 +7,7 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.context import ArrowCollector, SourceCollector
 from penstock.operators.splits import BudgetMeter, SourceBudget
-from tests.builders.driven_operators import Taken
+from tests.builders.chain_rig import Taken
 from tests.builders.scripted import PLAIN, SCHEMA, rows
 
 

@@ -7,9 +7,9 @@ import pytest
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.errors import SchemaError, UserError
-from penstock.graph.logical import OperatorSpec
+from penstock.graph.logical import MAIN, Node, OperatorSpec
 from penstock.operators.event_time import WatermarkConfig
-from tests.builders.driven_operators import DrivenOperator, an_operator
+from tests.builders.chain_rig import OPERATOR, REGISTRY, ChainRig, Ran, an_operator
 
 _FIELDS: list[Any] = [pa.field("device", pa.string()), pa.field("ts", pa.timestamp("us"))]
 SCHEMA = pa.schema(_FIELDS)
@@ -32,13 +32,25 @@ def a_batch(rows: Rows) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-class Generator(DrivenOperator):
+class Generator:
+    """A generator of watermarks alone in its chain, built again in every epoch."""
+
+    def __init__(self, spec: OperatorSpec, stream: StreamSchema) -> None:
+        self.spec = spec
+        self.stream = stream
+        self.rig = ChainRig(REGISTRY, ())
+        self.ran: list[Ran] = []
+
     def say(
-        self, *rows: Rows, now: int = 0, incoming: Watermark = IDLE
+        self, *rows: Rows, now: int = 0, incoming: Watermark | None = IDLE
     ) -> list[int | str | None]:
         """Run an epoch with one subtask per list of rows; return what each says."""
-        batches = [[a_batch(own)] if own else [] for own in rows]
-        said = self.run_epoch(batches, now_micros=now, incoming=incoming)
+        node = Node(OPERATOR, self.spec, inputs=(self.stream,), outputs={MAIN: self.stream})
+        self.rig.nodes = (node,)
+        self.rig.restart()
+        batches = [[(OPERATOR, 0, a_batch(own))] if own else [] for own in rows]
+        self.ran = self.rig.run_subtasks(batches, now=now, spoken={(OPERATOR, 0): incoming})
+        said = [ran.watermarks[OPERATOR] for ran in self.ran]
         return [
             answer.micros
             if isinstance(answer, EventTime)
@@ -47,6 +59,10 @@ class Generator(DrivenOperator):
             else None
             for answer in said
         ]
+
+    @property
+    def wake_ups(self) -> list[int | None]:
+        return [ran.reports[OPERATOR].wake_up_micros for ran in self.ran]
 
 
 def test_the_watermark_is_the_latest_event_time_less_the_lateness() -> None:
@@ -63,7 +79,7 @@ def test_rows_are_passed_on_as_they_are() -> None:
 
     generator.say([("a", 1), (None, 2)])
 
-    assert generator.emitted[0].batches == [a_batch([("a", 1), (None, 2)])]
+    assert generator.ran[0].left[OPERATOR, MAIN].batches == [a_batch([("a", 1), (None, 2)])]
 
 
 def test_without_rows_a_subtask_is_idle_and_holds_nobody_back() -> None:
@@ -134,7 +150,7 @@ def test_what_the_input_says_is_ignored_but_for_the_end() -> None:
 def test_rows_of_an_epoch_without_a_watermark_are_not_forgotten() -> None:
     generator = Generator(BY_DEVICE, STREAM)
 
-    generator.run_epoch([[a_batch([("a", 100)])]])
+    generator.say([("a", 100)], incoming=None)
 
     assert generator.say([]) == [90]
 

@@ -27,7 +27,7 @@ from penstock.operators.splits import (
 )
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.testing import LocalJob
-from tests.builders.driven_operators import ChainRig, Ran
+from tests.builders.chain_rig import ChainRig, Ran
 from tests.builders.pipelines import a_list, numbered, numbers_in
 from tests.builders.scripted import PLAIN, Parts, Scripted, ScriptedSource, link, rows
 
@@ -56,7 +56,7 @@ def read(
         parts.node("read", lambda: ScriptedSource("read", run=run, **hooks)),
         parts.node("op", Scripted, PLAIN),
     ]
-    rig = ChainRig(parts, nodes, [link("read", "op")])
+    rig = ChainRig(parts.registry, nodes, [link("read", "op")])
     assignment = SourceAssignment(splits=(SplitPlan("all"),), budget=budget)
     return rig.run(assignments={"read": assignment}, **terms)
 
@@ -160,7 +160,7 @@ def test_a_failure_further_on_is_told_before_an_overrun_that_follows_it() -> Non
         parts.node("read", lambda: ScriptedSource("read", run=stubborn)),
         parts.node("op", lambda: Scripted(process_batch=fail), PLAIN),
     ]
-    rig = ChainRig(parts, nodes, [link("read", "op")])
+    rig = ChainRig(parts.registry, nodes, [link("read", "op")])
     assignment = SourceAssignment(splits=(SplitPlan("all"),), budget=TINY)
     with pytest.raises(UserCodeError, match="no such column") as raised:
         rig.run(assignments={"read": assignment})

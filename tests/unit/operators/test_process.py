@@ -12,7 +12,7 @@ from penstock.operators.context import (
 )
 from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.user_functions import pickle_function, process_spec, source_spec
-from tests.builders.driven_operators import a_source, an_operator
+from tests.builders.chain_rig import a_source, an_operator
 
 STREAM = StreamSchema(pa.schema({"n": pa.int64()}))
 

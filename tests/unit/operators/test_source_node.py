@@ -11,7 +11,7 @@ from penstock.graph.logical import WatermarkSpec
 from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.operator import SourceFinishType
 from penstock.operators.splits import SourceAssignment, SourceBudget, SourcePhase, SplitPlan
-from tests.builders.driven_operators import ChainRig, Ran
+from tests.builders.chain_rig import ChainRig, Ran
 from tests.builders.scripted import Log, Parts, ScriptedSource, rows
 
 LATE_BY_TWO = WatermarkSpec(lateness_micros=2)
@@ -31,7 +31,7 @@ class SourceRig:
         node = parts.node(
             "read", lambda: ScriptedSource("read", log, **hooks), watermark=watermark
         )
-        self.rig = ChainRig(parts, [node])
+        self.rig = ChainRig(parts.registry, [node])
 
     def run(
         self,

@@ -15,7 +15,7 @@ from penstock.operators.stateless import (
     map_batches_spec,
 )
 from penstock.operators.user_functions import pickle_function
-from tests.builders.driven_operators import an_operator, run_stateless
+from tests.builders.chain_rig import an_operator, run_stateless
 
 BATCH = pa.RecordBatch.from_pydict({"n": [1, 2, 3], "name": ["a", "b", "c"]})
 STREAM = StreamSchema(BATCH.schema)
@@ -50,7 +50,7 @@ def test_a_function_gets_the_kind_of_rows_it_is_annotated_with(
     emitted = run_stateless(map_batches_spec(function), STREAM, BATCH)  # type: ignore[arg-type]
 
     assert [row["n"] for row in emitted.rows()] == expected
-    assert emitted.batches[0].schema.equals(BATCH.schema)
+    assert emitted.batches()[0].schema.equals(BATCH.schema)
 
 
 def test_another_schema_is_declared_with_the_function() -> None:
@@ -75,8 +75,8 @@ def test_a_result_that_is_no_rows_is_refused() -> None:
 
 
 def test_flat_map_emits_every_result() -> None:
-    assert len(run_stateless(flat_map_spec(twice), STREAM, BATCH).batches) == 2
-    assert run_stateless(flat_map_spec(lambda _: []), STREAM, BATCH).batches == []
+    assert len(run_stateless(flat_map_spec(twice), STREAM, BATCH).batches()) == 2
+    assert run_stateless(flat_map_spec(lambda _: []), STREAM, BATCH).batches() == []
 
 
 def test_flat_map_takes_generators() -> None:
@@ -86,7 +86,7 @@ def test_flat_map_takes_generators() -> None:
 
     emitted = run_stateless(flat_map_spec(singles), STREAM, BATCH)
 
-    assert [batch.num_rows for batch in emitted.batches] == [1, 1, 1]
+    assert [batch.num_rows for batch in emitted.batches()] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("result", [BATCH, pl.DataFrame({"n": [1]}), None, 7])
@@ -109,7 +109,7 @@ def test_key_by_changes_the_key_and_nothing_else() -> None:
     ).to_operator_spec()
 
     assert an_operator(spec).output_schema((STREAM,)) == STREAM.keyed_by("name", "n")
-    assert run_stateless(spec, STREAM, BATCH).batches[0] is BATCH
+    assert run_stateless(spec, STREAM, BATCH).batches()[0] is BATCH
 
 
 def test_key_by_an_unknown_column_is_refused_with_a_suggestion() -> None:

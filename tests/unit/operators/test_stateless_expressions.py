@@ -9,7 +9,7 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
-from tests.builders.driven_operators import an_operator, run_stateless
+from tests.builders.chain_rig import an_operator, run_stateless
 
 BATCH = pa.RecordBatch.from_arrays(
     [
@@ -42,13 +42,13 @@ def test_a_filter_keeps_rows_whose_predicate_is_true_and_not_null() -> None:
 def test_a_filter_passes_on_the_exact_schema_with_columns_polars_does_not_know() -> None:
     emitted = run_stateless(filter_spec(name.is_in(["a", "c"])), STREAM, BATCH)
 
-    assert emitted.batches[0].schema.equals(BATCH.schema)
-    assert emitted.batches[0].equals(BATCH.take(pa.array([0, 2])))
+    assert emitted.batches()[0].schema.equals(BATCH.schema)
+    assert emitted.batches()[0].equals(BATCH.take(pa.array([0, 2])))
     assert output_of(filter_spec(n > 1)) == STREAM
 
 
 def test_a_filter_that_keeps_nothing_emits_nothing() -> None:
-    assert run_stateless(filter_spec(n > 100), STREAM, BATCH).batches == []
+    assert run_stateless(filter_spec(n > 100), STREAM, BATCH).batches() == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_select_gives_columns_in_order() -> None:
     spec = select_spec(ts, (n * 2).alias("double"), "n", pl.lit("x").alias("const"))
     emitted = run_stateless(spec, STREAM, BATCH)
 
-    assert emitted.batches[0].schema.names == ["ts", "double", "n", "const"]
+    assert emitted.batches()[0].schema.names == ["ts", "double", "n", "const"]
     assert [row["double"] for row in emitted.rows()] == [2, 4, None, 8]
     assert [row["const"] for row in emitted.rows()] == ["x"] * 4
 
@@ -103,7 +103,7 @@ def test_the_derived_schema_is_exactly_that_of_the_emitted_batches() -> None:
 
     emitted = run_stateless(spec, STREAM, BATCH)
 
-    assert emitted.batches[0].schema.equals(output_of(spec).schema)
+    assert emitted.batches()[0].schema.equals(output_of(spec).schema)
 
 
 def test_columns_that_are_only_selected_keep_their_layout() -> None:
@@ -137,9 +137,9 @@ def test_with_columns_replaces_in_place_and_appends() -> None:
     spec = with_columns_spec(n + 1, name.str.len_bytes().alias("length"))
     emitted = run_stateless(spec, STREAM, BATCH)
 
-    assert emitted.batches[0].schema.names == ["n", "name", "ts", "odd", "length"]
+    assert emitted.batches()[0].schema.names == ["n", "name", "ts", "odd", "length"]
     assert [row["n"] for row in emitted.rows()] == [2, 3, None, 5]
-    assert emitted.batches[0].schema.equals(output_of(spec).schema)
+    assert emitted.batches()[0].schema.equals(output_of(spec).schema)
 
 
 def test_expressions_of_one_with_columns_see_the_input_not_each_other() -> None:
@@ -229,7 +229,7 @@ def test_what_depends_on_one_row_is_allowed(expression: pl.Expr) -> None:
 
     emitted = run_stateless(spec, STREAM, BATCH)
 
-    assert emitted.batches[0].schema.equals(output_of(spec).schema)
+    assert emitted.batches()[0].schema.equals(output_of(spec).schema)
 
 
 @pytest.mark.parametrize(
