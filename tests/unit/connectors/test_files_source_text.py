@@ -11,7 +11,7 @@ import pytest
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.files.connector import files
-from penstock.connectors.files.csv import CsvFormat, find_row_ends
+from penstock.connectors.files.csv import CsvFormat
 from penstock.connectors.files.formats import FileOffset, SourceFile
 from penstock.connectors.files.jsonl import JsonLinesFormat
 from penstock.connectors.memory import list_source
@@ -257,8 +257,9 @@ def test_quotes_inside_of_fields_make_rows_bad_up_to_the_next_one(tmp_path: Path
 
 
 def test_rows_end_at_newlines_outside_of_quotes() -> None:
-    assert find_row_ends(b'a,b\n"x\ny",""\nz').tolist() == [4, 13]
-    assert np.array_equal(find_row_ends(b""), [])
+    reader = CsvFormat(SCHEMA, ignores_extra=False)
+    assert reader.find_row_ends(b'a,b\n"x\ny",""\nz').tolist() == [4, 13]
+    assert np.array_equal(reader.find_row_ends(b""), [])
 
 
 def test_rows_longer_than_a_piece_are_read_whole_and_endless_ones_refused() -> None:

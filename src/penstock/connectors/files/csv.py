@@ -20,16 +20,7 @@ import pyarrow.csv as pa_csv
 from typing_extensions import override
 
 from penstock.connectors.files.formats import SourceFile
-from penstock.connectors.files.text import (
-    NEWLINE,
-    SAMPLE_BYTES,
-    Ends,
-    Heading,
-    TextFormat,
-    infer_text,
-    mark_length,
-    read_window,
-)
+from penstock.connectors.files.text import NEWLINE, Ends, Heading, TextFormat, mark_length
 from penstock.errors import ErrorCode, SchemaError, UserError
 
 _QUOTE, _CARRIAGE_RETURN = b'"\r'
@@ -49,7 +40,13 @@ class CsvFormat(TextFormat):
     @override
     def find_row_ends(self, text: bytes) -> Ends:
         """Return where the rows end: newlines that an even number of quotes precedes."""
-        return find_row_ends(text)
+        characters = np.frombuffer(text, dtype=np.uint8)
+        ends = np.flatnonzero(characters == NEWLINE) + 1
+        quotes = np.flatnonzero(characters == _QUOTE)
+        if not len(quotes):
+            return ends
+        is_outside = np.searchsorted(quotes, ends) % 2 == 0
+        return np.compress(is_outside, ends)
 
     @override
     def count_rows(self, text: bytes) -> int:
@@ -61,7 +58,7 @@ class CsvFormat(TextFormat):
         """
         characters = np.frombuffer(text, dtype=np.uint8)
         _check_quotes(characters)
-        starts = np.concatenate([[0], find_row_ends(text)])
+        starts = np.concatenate([[0], self.find_row_ends(text)])
         starts = starts[starts < len(text)]
         firsts = characters[starts]
         if not (firsts == _CARRIAGE_RETURN).any():
@@ -75,13 +72,21 @@ class CsvFormat(TextFormat):
         return _read(text, heading.columns, types)
 
     @override
+    def parse_sample(self, text: bytes, heading: Heading) -> pa.Table:
+        return _read(text, heading.columns, None)
+
+    @override
     def read_heading(self, file: SourceFile) -> Heading:
         """Return the header, after comparing its columns with the schema's."""
-        heading = _read_heading(file, self._max_row_bytes)
+        length = min(64 << 10, self._max_row_bytes)
+        complaint = "has no header: its first {length} bytes are one line"
+        text, ends = self._read_window(file, 0, length, complaint)
+        line = text[mark_length(text) : ends[0]]
+        columns = _read_columns(file, line)
         problems = [
             f"column {name!r} occurs more than once"
-            for name in dict.fromkeys(heading.columns)
-            if heading.columns.count(name) > 1
+            for name in dict.fromkeys(columns)
+            if columns.count(name) > 1
         ]
         if problems:
             raise SchemaError(
@@ -89,28 +94,9 @@ class CsvFormat(TextFormat):
                 path=file.path,
             )
         fields = {field.name: field for field in self.schema}
-        found = [fields.get(name, pa.field(name, pa.string())) for name in heading.columns]
+        found = [fields.get(name, pa.field(name, pa.string())) for name in columns]
         self.check_columns(file, pa.schema(found))
-        return heading
-
-
-def infer_csv(file: SourceFile) -> pa.Schema:
-    """Return the columns that the header and the first rows of a file suggest."""
-    heading = _read_heading(file, SAMPLE_BYTES)
-    return infer_text(
-        file, heading, find_row_ends, lambda text: _read(text, heading.columns, None)
-    )
-
-
-def find_row_ends(text: bytes) -> Ends:
-    """Return where the complete rows of a text end that begins with a row."""
-    characters = np.frombuffer(text, dtype=np.uint8)
-    ends = np.flatnonzero(characters == NEWLINE) + 1
-    quotes = np.flatnonzero(characters == _QUOTE)
-    if not len(quotes):
-        return ends
-    is_outside = np.searchsorted(quotes, ends) % 2 == 0
-    return np.compress(is_outside, ends)
+        return Heading(int(ends[0]), line.count(b"\n"), columns)
 
 
 def _check_quotes(characters: npt.NDArray[np.uint8]) -> None:
@@ -125,19 +111,6 @@ def _check_quotes(characters: npt.NDArray[np.uint8]) -> None:
     before, after = padded[quotes[0::2]], padded[quotes[1::2] + 2]
     if not (np.isin(before, _BESIDE_FIELDS).all() and np.isin(after, _BESIDE_FIELDS).all()):
         raise ValueError("a quote stands inside of a field, and is not doubled")
-
-
-def _read_heading(file: SourceFile, max_bytes: int) -> Heading:
-    text, ends = read_window(
-        file,
-        0,
-        min(64 << 10, max_bytes),
-        find_row_ends,
-        max_bytes=max_bytes,
-        complaint="has no header: its first {length} bytes are one line",
-    )
-    line = text[mark_length(text) : ends[0]]
-    return Heading(int(ends[0]), line.count(b"\n"), _read_columns(file, line))
 
 
 def _read_columns(file: SourceFile, line: bytes) -> tuple[str, ...]:

@@ -110,6 +110,11 @@ class FileFormat(ABC):
         self.ignores_extra = ignores_extra
         """Columns that the schema does not name are skipped; otherwise they are an error."""
 
+    @classmethod
+    @abstractmethod
+    def infer(cls, file: SourceFile) -> pa.Schema:
+        """Return the columns that a file has, as far as it tells them."""
+
     @abstractmethod
     def check_types(self) -> None:
         """Refuse types that have no form in this format. Called when the graph is built."""

@@ -32,14 +32,7 @@ import pyarrow.json as pa_json
 from typing_extensions import override
 
 from penstock.connectors.files.formats import SourceFile
-from penstock.connectors.files.text import (
-    NEWLINE,
-    Ends,
-    Heading,
-    TextFormat,
-    infer_text,
-    mark_length,
-)
+from penstock.connectors.files.text import NEWLINE, Ends, Heading, TextFormat, mark_length
 from penstock.core.arrow_types import is_held_by_polars
 from penstock.errors import ErrorCode, UserError
 
@@ -78,7 +71,7 @@ class JsonLinesFormat(TextFormat):
 
     @override
     def find_row_ends(self, text: bytes) -> Ends:
-        return _find_row_ends(text)
+        return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE) + 1
 
     @override
     def count_rows(self, text: bytes) -> int:
@@ -110,33 +103,16 @@ class JsonLinesFormat(TextFormat):
             [field.with_type(_carrier(field.type)) for field in self.schema]
         )
         unexpected = "ignore" if self.ignores_extra else "error"
-        table = _read(text, carried, unexpected).select(self.schema.names)
-        if carried == self.schema:
-            return table
-        columns = [_from_carrier(table.column(f.name), f.type) for f in self.schema]
-        nullable = [pa.field(field.name, field.type) for field in self.schema]
-        return pa.table(columns, schema=pa.schema(nullable))
+        return _from_carriers(_read(text, carried, unexpected), self.schema)
+
+    @override
+    def parse_sample(self, text: bytes, heading: Heading) -> pa.Table:
+        return _read(text, None, "infer")
 
     @override
     def read_heading(self, file: SourceFile) -> Heading:
-        return _read_heading(file)
-
-
-def infer_json_lines(file: SourceFile) -> pa.Schema:
-    """Return the columns that the first lines of a file suggest."""
-    heading = _read_heading(file)
-    return infer_text(
-        file, heading, _find_row_ends, lambda text: _read(text, None, "infer")
-    )
-
-
-def _find_row_ends(text: bytes) -> Ends:
-    return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE) + 1
-
-
-def _read_heading(file: SourceFile) -> Heading:
-    """Return nothing, or a byte order mark."""
-    return Heading(mark_length(file.read_range(0, min(3, file.size_bytes))))
+        """Return nothing, or a byte order mark."""
+        return Heading(mark_length(file.read_range(0, min(3, file.size_bytes))))
 
 
 class JsonLinesPart:
@@ -185,9 +161,7 @@ def from_json_lines(data: bytes, schema: pa.Schema) -> pa.Table:
     carried = pa.schema(
         [(field.name, _change_type(field.type, _written_carrier)) for field in schema]
     )
-    table = _read(data, carried, "error")
-    columns = [_from_carrier(table.column(field.name), field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema.names)
+    return _from_carriers(_read(data, carried, "error"), schema)
 
 
 def _read(text: bytes, schema: pa.Schema | None, unexpected: Any) -> pa.Table:
@@ -231,6 +205,12 @@ def _written_carrier(kind: pa.DataType) -> pa.DataType:
         return pa.float32()
     is_text = pa.types.is_dictionary(kind) or _is_binary(kind)
     return pa.string() if is_text else _carrier(kind)
+
+
+def _from_carriers(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema, converted from their carriers."""
+    columns = [_from_carrier(table.column(field.name), field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema.names)
 
 
 def _from_carrier(column: Any, kind: pa.DataType) -> Any:

@@ -38,6 +38,14 @@ class ParquetFormat(FileFormat):
         self._groups: OrderedDict[tuple[str, int], list[tuple[int, int]]] = OrderedDict()
 
     @override
+    @classmethod
+    def infer(cls, file: SourceFile) -> pa.Schema:
+        """Return the columns that a file's footer names, in their usual layouts."""
+        with _open(file) as (reader, _):
+            found = reader.schema_arrow
+            return pa.schema([f.with_type(_to_plain_layout(f.type)) for f in found])
+
+    @override
     def check_types(self) -> None:
         """Accept all types."""
 
@@ -107,13 +115,6 @@ class ParquetFormat(FileFormat):
             if len(self._groups) > _KEPT_FOOTERS:
                 self._groups.popitem(last=False)
         return found
-
-
-def infer_parquet(file: SourceFile) -> pa.Schema:
-    """Return the columns that a file's footer names, in their usual layouts."""
-    with _open(file) as (reader, _):
-        found = reader.schema_arrow
-        return pa.schema([field.with_type(_to_plain_layout(field.type)) for field in found])
 
 
 def _to_plain_layout(kind: Any) -> pa.DataType:

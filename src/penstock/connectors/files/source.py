@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.files.csv import CsvFormat, infer_csv
+from penstock.connectors.files.csv import CsvFormat
 from penstock.connectors.files.discovery import LISTING, ORIGIN, FilePattern, check_origin
 from penstock.connectors.files.formats import (
     Allowance,
@@ -31,8 +31,8 @@ from penstock.connectors.files.formats import (
     FormatName,
     SourceFile,
 )
-from penstock.connectors.files.jsonl import JsonLinesFormat, infer_json_lines
-from penstock.connectors.files.parquet import ParquetFormat, infer_parquet
+from penstock.connectors.files.jsonl import JsonLinesFormat
+from penstock.connectors.files.parquet import ParquetFormat
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD
@@ -95,8 +95,11 @@ def plan_files(
     return tuple(plans), has_more
 
 
-_FORMATS = {"parquet": ParquetFormat, "jsonl": JsonLinesFormat, "csv": CsvFormat}
-_INFERENCES = {"parquet": infer_parquet, "jsonl": infer_json_lines, "csv": infer_csv}
+_FORMATS: Mapping[FormatName, type[FileFormat]] = {
+    "parquet": ParquetFormat,
+    "jsonl": JsonLinesFormat,
+    "csv": CsvFormat,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +144,13 @@ def infer_schema(
     files: FilePattern, format_: FormatName, store_options: Mapping[str, Any]
 ) -> pa.Schema:
     """Return the columns of the first file, in order of name."""
-    if not files.has_folder():
-        raise _no_files(files)
-    store = open_store(files.root, **store_options)
-    found = files.list_files(store)
-    if not found:
-        raise _no_files(files)
-    first = found[0]
-    return _INFERENCES[format_](SourceFile(store, first.path, first.size_bytes))
+    if files.has_folder():
+        store = open_store(files.root, **store_options)
+        found = files.list_files(store)
+        if found:
+            first = SourceFile(store, found[0].path, found[0].size_bytes)
+            return _FORMATS[format_].infer(first)
+    raise _no_files(files)
 
 
 def check_types(schema: pa.Schema, format_: FormatName) -> None:

@@ -10,7 +10,7 @@ takes the whole row, and the next range begins after it.
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -70,6 +70,40 @@ class TextFormat(FileFormat):
         self._piece_bytes = piece_bytes
         self._max_row_bytes = max_row_bytes
 
+    @override
+    @classmethod
+    def infer(cls, file: SourceFile) -> pa.Schema:
+        """Return the columns that the first rows suggest, in types wide enough for others.
+
+        Timestamps get microseconds, whatever the sample has. A column of nulls has no known
+        type.
+        """
+        reader = cls(pa.schema([]), ignores_extra=True, max_row_bytes=SAMPLE_BYTES)
+        heading = reader.read_heading(file)
+        length = min(SAMPLE_BYTES, file.size_bytes - heading.length)
+        text = file.read_range(heading.length, length)
+        ends = reader.find_row_ends(text)
+        if heading.length + length < file.size_bytes and len(ends):
+            text = text[: ends[-1]]
+        try:
+            found = reader.parse_sample(text, heading).schema
+        except pa.ArrowException as error:
+            raise UserError(
+                f"the columns of {file} cannot be told from its first rows: {error}. Pass "
+                "schema=",
+                code=ErrorCode.INVALID_CONFIG,
+                path=file.path,
+            ) from error
+        unknown = [field.name for field in found if pa.types.is_null(field.type)]
+        if unknown or not len(found):
+            what = f"the types of {', '.join(map(repr, unknown))}" if unknown else "columns"
+            raise UserError(
+                f"{file} does not tell {what}: its first rows have no values. Pass schema=",
+                code=ErrorCode.INVALID_CONFIG,
+                path=file.path,
+            )
+        return pa.schema([(field.name, _widened(field.type)) for field in found])
+
     @abstractmethod
     def row_without_values(self) -> bytes:
         """Return a row in which all columns are null."""
@@ -104,6 +138,10 @@ class TextFormat(FileFormat):
         """Return the rows of a text; raise an Arrow error or ValueError if one is bad."""
 
     @abstractmethod
+    def parse_sample(self, text: bytes, heading: Heading) -> pa.Table:
+        """Return the rows of a text in the columns and types that Arrow finds in it."""
+
+    @abstractmethod
     def read_heading(self, file: SourceFile) -> Heading:
         """Return what precedes the rows, after checking that it fits the schema."""
 
@@ -133,14 +171,12 @@ class TextFormat(FileFormat):
             at = FileOffset(file.size_bytes, heading.length, heading.lines)
         yield Piece((), (), at, is_last=at.position == file.size_bytes)
         while at.position < end:
-            text, ends = read_window(
+            text, ends = self._read_window(
                 file,
                 at.position,
                 min(self._piece_bytes, end - at.position + _FEW_ROWS_BYTES),
-                self.find_row_ends,
-                max_bytes=self._max_row_bytes,
-                complaint="has no end of a row within {length} bytes after byte {start}: it is "
-                "not of this format, or a quote is not closed",
+                "has no end of a row within {length} bytes after byte {start}: it is not of "
+                "this format, or a quote is not closed",
             )
             # The row that begins last before `end` is taken whole, the next one is not.
             last = min(int(np.searchsorted(ends, end - at.position)), len(ends) - 1)
@@ -148,6 +184,31 @@ class TextFormat(FileFormat):
             for piece in self._parse_rows(text[: ends[-1]], ends, heading, at):
                 yield piece
                 at = piece.next or at
+
+    def _read_window(
+        self, file: SourceFile, start: int, length: int, complaint: str
+    ) -> tuple[bytes, Ends]:
+        """Return text with at least one whole row, and where its rows end.
+
+        It is about `length` bytes long, or longer if the first row is; a row that is too long
+        is refused with the complaint. The last row of a file needs no newline.
+        """
+        while True:
+            text = file.read_range(start, min(length, file.size_bytes - start))
+            ends = self.find_row_ends(text)
+            is_rest = start + len(text) == file.size_bytes
+            if is_rest and not (len(ends) and ends[-1] == len(text)):
+                ends = np.append(ends, len(text))
+            if len(ends):
+                return text, ends
+            if length >= self._max_row_bytes:
+                raise UserError(
+                    f"{file} {complaint.format(length=length, start=start)}. Correct the file, "
+                    "or move it away",
+                    code=ErrorCode.UNREADABLE_INPUT,
+                    path=file.path,
+                )
+            length *= 2
 
     def _estimate_row_bytes(self, file: SourceFile, start: FileOffset) -> float:
         if start.lines > 1:
@@ -212,75 +273,9 @@ class TextFormat(FileFormat):
         return table.cast(self.schema) if table.schema != self.schema else table
 
 
-def read_window(
-    file: SourceFile,
-    start: int,
-    length: int,
-    find_row_ends: Callable[[bytes], Ends],
-    *,
-    max_bytes: int,
-    complaint: str,
-) -> tuple[bytes, Ends]:
-    """Return text with at least one whole row, and where its rows end.
-
-    It is about `length` bytes long, or longer if the first row is; one of more than
-    `max_bytes` is refused with the complaint. The last row of a file needs no newline.
-    """
-    while True:
-        text = file.read_range(start, min(length, file.size_bytes - start))
-        ends = find_row_ends(text)
-        is_rest = start + len(text) == file.size_bytes
-        if is_rest and not (len(ends) and ends[-1] == len(text)):
-            ends = np.append(ends, len(text))
-        if len(ends):
-            return text, ends
-        if length >= max_bytes:
-            raise UserError(
-                f"{file} {complaint.format(length=length, start=start)}. Correct the file, or "
-                "move it away",
-                code=ErrorCode.UNREADABLE_INPUT,
-                path=file.path,
-            )
-        length *= 2
-
-
 def mark_length(text: bytes) -> int:
     """Return how many bytes a byte order mark takes at the start of a file."""
     return len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
-
-
-def infer_text(
-    file: SourceFile,
-    heading: Heading,
-    find_row_ends: Callable[[bytes], Ends],
-    parse: Callable[[bytes], pa.Table],
-) -> pa.Schema:
-    """Return the columns that the first rows of a file suggest, in types wide enough for others.
-
-    Timestamps get microseconds, whatever the sample has. A column of nulls has no known type.
-    """
-    length = min(SAMPLE_BYTES, file.size_bytes - heading.length)
-    text = file.read_range(heading.length, length)
-    ends = find_row_ends(text)
-    if heading.length + length < file.size_bytes and len(ends):
-        text = text[: ends[-1]]
-    try:
-        found = parse(text).schema
-    except pa.ArrowException as error:
-        raise UserError(
-            f"the columns of {file} cannot be told from its first rows: {error}. Pass schema=",
-            code=ErrorCode.INVALID_CONFIG,
-            path=file.path,
-        ) from error
-    unknown = [field.name for field in found if pa.types.is_null(field.type)]
-    if unknown or not len(found):
-        what = f"the types of {', '.join(map(repr, unknown))}" if unknown else "columns"
-        raise UserError(
-            f"{file} does not tell {what}: its first rows have no values. Pass schema=",
-            code=ErrorCode.INVALID_CONFIG,
-            path=file.path,
-        )
-    return pa.schema([(field.name, _widened(field.type)) for field in found])
 
 
 def _widened(kind: pa.DataType) -> pa.DataType:
