@@ -37,43 +37,16 @@ _LARGEST_JOINED = 1 << 20
 """Chunks are not joined beyond this many rows: the copy would slow an epoch down."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeRange:
-    """The instants `start <= t < end` in microseconds; None for no bound."""
-
-    start: int | None = None
-    end: int | None = None
-
-    def misses(self, low: int, high: int) -> bool:
-        """Tell whether no instant from `low` to `high` lies in the range."""
-        return (self.end is not None and low >= self.end) or (
-            self.start is not None and high < self.start
-        )
-
-    def covers(self, low: int, high: int) -> bool:
-        """Tell whether every instant from `low` to `high` lies in the range."""
-        return (self.start is None or low >= self.start) and (
-            self.end is None or high < self.end
-        )
-
-
 class Chunk:
     """Some stored rows of one table. The rows never change; only derived values are cached."""
 
     def __init__(
-        self,
-        rows: pa.RecordBatch,
-        schema: TimeKeyedSchema,
-        *,
-        is_mapped: bool = False,
-        bounds: tuple[int | None, int | None] | None = None,
+        self, rows: pa.RecordBatch, schema: TimeKeyedSchema, *, is_mapped: bool = False
     ) -> None:
-        """Wrap rows; `bounds` are the time bounds of their file, which may hold more rows."""
         self.rows = rows
         self.is_mapped = is_mapped
         """Whether the rows are mapped from a cached file instead of held in memory."""
         self._schema = schema
-        self._file_bounds = bounds
         self._scans = 0
         self._is_sorted = False
         """Whether ranges are found in the order by time, after enough scans."""
@@ -86,11 +59,10 @@ class Chunk:
 
     @cached_property
     def time_bounds(self) -> tuple[int, int]:
-        """A lower and an upper bound of the times of all rows, live or not."""
-        low, high = self._file_bounds or (None, None)
-        if low is None or high is None:
-            return int(self.times.min()), int(self.times.max())
-        return low, high
+        """The earliest and the latest time of all rows, live or not."""
+        # The bounds in the list entry of a file are not read: they are of the column that was
+        # the time column when the file was written, and another one may be declared since.
+        return int(self.times.min()), int(self.times.max())
 
     @cached_property
     def hashes(self) -> Hashes:
@@ -117,13 +89,16 @@ class Chunk:
         last = self.last_expiry_micros
         return clock_micros is not None and last is not None and last <= clock_micros
 
-    def live(self, clock_micros: int | None, times: TimeRange) -> pa.RecordBatch:
-        """Return the live rows whose time lies in a range."""
-        if times.misses(*self.time_bounds):
-            return self.rows.slice(0, 0)
+    def live(
+        self, clock_micros: int | None, start: int | None = None, end: int | None = None
+    ) -> pa.RecordBatch:
+        """Return the live rows whose time lies in `[start, end)`; None is no bound."""
         rows = self.rows
-        if not times.covers(*self.time_bounds):
-            positions = self._positions_in(times)
+        low, high = self.time_bounds
+        if (end is not None and low >= end) or (start is not None and high < start):
+            return rows.slice(0, 0)
+        if (end is not None and high >= end) or (start is not None and low < start):
+            positions = self._positions_in(start, end)
             if self._is_sorted:  # restore the order in which the rows are stored
                 positions = np.sort(positions)
             rows = rows.take(pa.array(positions, pa.int64()))
@@ -135,13 +110,13 @@ class Chunk:
 
         The clock must not be earlier than in the last call.
         """
-        if TimeRange(start).misses(*self.time_bounds):
+        if start is not None and self.time_bounds[1] < start:
             return None
         if self._earliest is not None and self._earliest.holds(clock_micros, start):
             return self._earliest.time
         self._earliest = None
         # Sorted rows are read in order of time up to the first live one, others all at once.
-        places = self._positions_in(TimeRange(start))
+        places = self._positions_in(start)
         step = _WALKED_ROWS if self._is_sorted else len(places)
         for first in range(0, len(places), max(1, step)):
             positions = places[first : first + step]
@@ -175,8 +150,8 @@ class Chunk:
         same = equal_keys(keys, probes, ours, rows)
         return probes[same], rows[same]
 
-    def _positions_in(self, times: TimeRange) -> Positions:
-        """Return the rows whose time lies in a range, in order of time if that was computed.
+    def _positions_in(self, start: int | None, end: int | None = None) -> Positions:
+        """Return the rows with a time in `[start, end)`, in order of time if that was computed.
 
         Scans are counted: after enough of them, the order by time is computed.
         """
@@ -184,17 +159,17 @@ class Chunk:
         self._is_sorted = self._scans > _SCANS_BEFORE_SORTING
         if not self._is_sorted:
             picked = np.ones(len(self.times), np.bool_)
-            if times.start is not None:
-                picked &= self.times >= times.start
-            if times.end is not None:
-                picked &= self.times < times.end
+            if start is not None:
+                picked &= self.times >= start
+            if end is not None:
+                picked &= self.times < end
             return np.flatnonzero(picked)
-        first, end = 0, len(self.times)
-        if times.start is not None:
-            first = int(np.searchsorted(self._sorted_times, times.start))
-        if times.end is not None:
-            end = int(np.searchsorted(self._sorted_times, times.end))
-        return self._time_order[first:end]
+        # Searching for None would fail, so a missing bound is left to the slice.
+        first, last = (
+            None if bound is None else int(np.searchsorted(self._sorted_times, bound))
+            for bound in (start, end)
+        )
+        return self._time_order[first:last]
 
     @cached_property
     def _time_order(self) -> Positions:
@@ -231,8 +206,7 @@ def settle_chunks(
     """Drop expired chunks, and join the last own chunks of similar size without expired rows."""
     settled = [chunk for chunk in chunks if not chunk.is_dead(clock_micros)]
     while len(settled) > _FEW_CHUNKS and _are_worth_joining(settled[-2], settled[-1]):
-        every = TimeRange()
-        live = [Chunk(c.live(clock_micros, every), schema) for c in settled[-2:]]
+        live = [Chunk(c.live(clock_micros), schema) for c in settled[-2:]]
         joined = join_chunks(live, schema)
         settled[-2:] = joined
         if len(joined) > 1:  # their values do not fit one batch

@@ -27,7 +27,6 @@ from penstock.state.tables.sorted_rows import Positions
 from penstock.state.tables.table import Files, Frontier, TableEpochCheckpointer, View
 from penstock.state.tables.time_keyed_rows import (
     Chunk,
-    TimeRange,
     join_chunks,
     settle_chunks,
 )
@@ -104,8 +103,7 @@ class TimeKeyedView(View):
 
     def rows(self, start: int | None = None, end: int | None = None) -> pa.Table:
         """Return the live rows with a time in `[start, end)`, oldest file first."""
-        times = TimeRange(start, end)
-        parts = [chunk.live(self._clock_micros, times) for chunk in self._all_chunks()]
+        parts = [chunk.live(self._clock_micros, start, end) for chunk in self._all_chunks()]
         return self.schema.to_declared(
             pa.Table.from_batches(parts, schema=self.schema.stored)
         )
@@ -199,10 +197,9 @@ class TimeKeyedView(View):
     def _live_chunks(
         self, chunks: Sequence[Chunk], clock_micros: int | None
     ) -> list[Chunk]:
-        every = TimeRange()
         live = []
         for chunk in chunks:
-            rows = chunk.live(clock_micros, every)
+            rows = chunk.live(clock_micros)
             if rows is chunk.rows:
                 live.append(chunk)
             elif rows.num_rows:
@@ -216,10 +213,8 @@ class TimeKeyedView(View):
             if is_expired(file, self._clock_micros):
                 continue
             opened = TypedFile(file, self._table)
-            # Migration may change times, so the file's bounds hold only without migration.
-            bounds = None if opened.steps else (file.min_time_micros, file.max_time_micros)
             chunks += [
-                Chunk(opened.current(rows), self.schema, is_mapped=True, bounds=bounds)
+                Chunk(opened.current(rows), self.schema, is_mapped=True)
                 for rows in opened.reader.read().to_batches()
                 if rows.num_rows
             ]

@@ -233,6 +233,20 @@ def test_columns_that_changed_without_a_version_are_reported() -> None:
     assert raised.value.context["table"] == "panes"
 
 
+def test_rows_are_found_by_a_time_column_that_was_declared_after_they_were_written() -> (
+    None
+):
+    columns = a_schema(user=pa.string(), at=pa.timestamp("us"), seen=pa.timestamp("us"))
+    cluster = TableCluster(time_keyed_table("panes", columns, time_column="at"))
+    batch = pa.RecordBatch.from_pydict({"user": ["a"], "at": [5], "seen": [900]}, columns)
+    cluster.run_epoch(lambda _, view: view.insert(batch, None))
+    cluster.spec = time_keyed_table("panes", columns, time_column="seen")
+    view = cluster.view()
+    assert view.rows(900, 901).num_rows == 1
+    assert view.rows(5, 6).num_rows == 0
+    assert view.min_time() == 900
+
+
 def test_many_small_inserts_are_one_file() -> None:
     cluster = TableCluster(PANES)
 
