@@ -18,20 +18,20 @@ between them.
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar, cast
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from penstock.core.clock import Clock
 from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo
-from penstock.core.watermark import MAX_EVENT_TIME, InputWatermark, Watermark
+from penstock.core.watermark import InputWatermark, Watermark
 from penstock.errors import PenstockError
 from penstock.graph.logical import Edge, Node
 from penstock.operators.context import ArrowCollector, SourceCollector, Target
 from penstock.operators.nodes import (
     ChainedOperator,
     EpochTerms,
-    InputPort,
     NodeParts,
     OperatorReport,
     Outlets,
@@ -40,7 +40,7 @@ from penstock.operators.nodes import (
 from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import Registry
 from penstock.operators.source_node import SourceNode
-from penstock.operators.splits import SourceAssignment
+from penstock.operators.splits import SourceAssignment, SourcePhase
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table_manager import TableManager
 
@@ -99,14 +99,14 @@ def chain_processing(
         for link in links:
             if link.source == operator:
                 spoken[link.target, link.input_index] = watermark
-        reports.append(node.report())
+        reports.append(node.report)
     return reports, passed_on
 
 
 def run_source(node: SourceNode, terms: EpochTerms) -> Watermark | None:
     """Run a source over its share of the epoch, and write its offsets."""
     node.run(terms)
-    node.checkpoint(terms.barrier, None)
+    node.write(terms)
     return node.watermark()
 
 
@@ -116,15 +116,13 @@ def run_operator(
     """End the epoch of one operator whose rows are complete; return its own watermark."""
     operator, count = node.task.operator, len(node.node.inputs)
     told = [spoken.get((operator, index)) for index in range(count)]
-    if node.had_ended:
-        node.rest(told)
-        node.write(terms)
-        return MAX_EVENT_TIME
     watermark = node.advance(told)
     yield from hand_on()
-    for signal in (node.fire_timers, node.tick, node.close, node.write):
-        signal(terms)
-        yield from hand_on()
+    if not node.had_ended:
+        for signal in (node.fire_timers, node.tick, node.close):
+            signal(terms)
+            yield from hand_on()
+    node.write(terms)
     return watermark
 
 
@@ -143,6 +141,13 @@ class ChainSetting:
     open_tables: OpenTables
 
 
+@dataclass(frozen=True, slots=True)
+class InputPort:
+    """One input of a node: the target of the collectors that feed it."""
+
+    take: Callable[[pa.RecordBatch], None]
+
+
 class AssembledChain:
     """The nodes of one chain of one subtask. Lives as long as the worker remembers it."""
 
@@ -150,7 +155,6 @@ class AssembledChain:
         self, nodes: Sequence[Node], links: Sequence[Edge], setting: ChainSetting
     ) -> None:
         self.links = tuple(links)
-        self.nodes: tuple[ChainNode, ...] = ()
         failures: list[PenstockError] = []
         ports: dict[tuple[str, int], Target] = {}
         built: list[ChainNode] = []
@@ -165,7 +169,7 @@ class AssembledChain:
             made.failures = failures
             if isinstance(made, ChainedOperator):
                 for index in range(len(node.inputs)):
-                    ports[node.operator, index] = InputPort(made, index)
+                    ports[node.operator, index] = InputPort(partial(made.process, index))
             built.append(made)
         self.nodes = tuple(reversed(built))
         self._failures = failures
@@ -188,11 +192,16 @@ class AssembledChain:
             operator = node.task.operator
             node.context.known_inputs = watermarks
             leaves = outlets.get(operator, {})
+            is_over = False
             if isinstance(node, SourceNode):
                 assignment = assignments.get(operator, SourceAssignment())
                 node.begin(terms, assignment, leaves, fed)
+                is_over = assignment.phase is SourcePhase.ENDED
             else:
                 node.begin(terms, watermarks.get(operator, ()), leaves)
+            if not (node.is_started or is_over):
+                node.call("on_start", node.context)
+                node.is_started = True
 
     def forget(self) -> None:
         """Drop all operators; their tables stay open."""
@@ -217,13 +226,8 @@ def _build(
 
     instance = construct()
     tables = setting.open_tables(task, declared_tables(instance, node))
+    parts = NodeParts(node, task, construct, instance, tables)
     if isinstance(instance, SourceOperator):
-        made = cast("Callable[[], SourceOperator]", construct)
         collector = SourceCollector(node.operator, node.outputs, targets)
-        return SourceNode(
-            NodeParts(node, task, made, instance, tables), collector, setting.clock
-        )
-    parts = NodeParts(
-        node, task, cast("Callable[[], ArrowOperator]", construct), instance, tables
-    )
+        return SourceNode(parts, collector, setting.clock)
     return ChainedOperator(parts, ArrowCollector(node.operator, node.outputs, targets))

@@ -243,7 +243,10 @@ class ArrowCollector:
         Layouts such as large strings are converted; other differences are an error. Rows for
         an output without a reader are counted and dropped. An empty batch is ignored.
         """
-        self._emit(self._conform(rows, output), output)
+        for batch in self._conform(rows, output):
+            self.rows_emitted[output] += batch.num_rows
+            for target in self._targets[output]:
+                target.take(batch)
 
     def _conform(self, rows: RowsLike, output: str) -> list[pa.RecordBatch]:
         """Return rows in the schema that the output declares, or refuse them."""
@@ -278,12 +281,6 @@ class ArrowCollector:
                 output=output,
             ) from error
 
-    def _emit(self, batches: Sequence[pa.RecordBatch], output: str) -> None:
-        for batch in batches:
-            self.rows_emitted[output] += batch.num_rows
-            for target in self._targets[output]:
-                target.take(batch)
-
 
 class SourceCollector(ArrowCollector):
     """Also counts against the budget, and notes the latest event time of every split."""
@@ -298,15 +295,13 @@ class SourceCollector(ArrowCollector):
         self._stream = outputs[MAIN]
         self.budget: BudgetMeter
         self.deadline = Deadline()
-        self.max_event_times: dict[str | None, int] = {}
-        """The latest event time emitted in this epoch by split."""
-        self.active_splits: set[str | None] = set()
+        self.latest_by_split: dict[str | None, int | None] = {}
+        """The latest event time of each split that gave rows in this epoch; None if unknown."""
 
     @override
     def open(self, outlets: Mapping[str, Sequence[Target]]) -> None:
         super().open(outlets)
-        self.max_event_times.clear()
-        self.active_splits.clear()
+        self.latest_by_split.clear()
 
     @override
     def collect(
@@ -320,10 +315,11 @@ class SourceCollector(ArrowCollector):
                 self._note(batch, split)
             self.budget.spend(batch.num_rows, batch.nbytes)
         with self.deadline.paused():
-            self._emit(batches, output)
+            for batch in batches:
+                super().collect(batch, output)
 
     def _note(self, batch: pa.RecordBatch, split: str | None) -> None:
-        self.active_splits.add(split)
+        known = self.latest_by_split.setdefault(split, None)
         if self._stream.time_column is None:
             return
         times = batch.column(self._stream.time_column)
@@ -340,5 +336,4 @@ class SourceCollector(ArrowCollector):
                 operator=self._operator,
                 split=split,
             ) from error
-        known = self.max_event_times.get(split)
-        self.max_event_times[split] = latest if known is None else max(known, latest)
+        self.latest_by_split[split] = latest if known is None else max(known, latest)

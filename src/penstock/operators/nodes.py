@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 from typing_extensions import override
 
 from penstock.core.ids import Epoch, OperatorId, TaskInfo
@@ -31,7 +32,7 @@ from penstock.core.watermark import (
     advance,
     event_time_of,
 )
-from penstock.errors import ErrorCode, InternalError, PenstockError, StateError, UserError
+from penstock.errors import ErrorCode, PenstockError, StateError, UserError
 from penstock.graph.logical import Node
 from penstock.operators.context import ArrowCollector, OperatorContext, Target
 from penstock.operators.operator import (
@@ -95,23 +96,21 @@ CollectorT = TypeVar("CollectorT", bound=ArrowCollector)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeParts(Generic[InstanceT]):
+class NodeParts:
     """What a node is made of, before anything runs."""
 
     node: Node
     task: TaskInfo
-    construct: Callable[[], InstanceT]
+    construct: Callable[[], Any]
     """Builds an instance: the first one, and another after `forget`."""
-    instance: InstanceT
+    instance: Any
     tables: TableManager
 
 
 class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
     """A source or an operator of a chain; owns its context, tables and collector."""
 
-    def __init__(
-        self, parts: NodeParts[InstanceT], context: ContextT, collector: CollectorT
-    ) -> None:
+    def __init__(self, parts: NodeParts, context: ContextT, collector: CollectorT) -> None:
         self.node = parts.node
         self.task = parts.task
         self.tables = parts.tables
@@ -119,12 +118,12 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         self.collector = collector
         self.failures: list[PenstockError] = []
         """The failures of all nodes of the chain, kept because user code may catch them."""
-        self._construct = parts.construct
+        self._construct: Callable[[], InstanceT] = parts.construct
         self.instance = parts.instance
-        self._is_started = False
-        self._checkpoint: SubtaskCheckpoint | None = None
-        self.facts: dict[str, Any] = {}
-        """Further fields of the epoch's report."""
+        self.is_started = False
+        """The instance's `on_start` was called."""
+        self.report: OperatorReport
+        """The report of the epoch that was checkpointed last."""
 
     @cached_property
     def instance(self) -> InstanceT:
@@ -133,7 +132,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
 
     def forget(self) -> None:
         """Release and drop the operator; the next epoch builds another one on the tables."""
-        self._is_started = False
+        self.is_started = False
         instance: InstanceT | None = self.__dict__.pop("instance", None)
         if instance is None:
             return
@@ -162,12 +161,6 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
             )
         )
         self.collector.open(outlets)
-
-    def start(self) -> None:
-        """Call `on_start` if the operator was just built."""
-        if not self._is_started:
-            self.call("on_start", self.context)
-            self._is_started = True
 
     def call(
         self,
@@ -199,43 +192,23 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         return self.failures[0]
 
     def checkpoint(self, barrier: CheckpointBarrier, watermark: EventTime | None) -> None:
-        """Write the tables. `report` may be called after this."""
+        """Write the tables, and begin the report with what all kinds of nodes tell."""
         self.collector.close()
         micros = None if watermark is None else watermark.micros
-        self._checkpoint = self.tables.checkpoint(
-            barrier.epoch, barrier.min_epoch, micros, then_stop=barrier.then_stop
-        )
-
-    def report(self) -> OperatorReport:
-        """Return the report of the epoch just checkpointed. Called once per epoch."""
-        done, self._checkpoint = self._checkpoint, None
-        if done is None:
-            raise InternalError(f"operator {self.task.operator!r} has no checkpoint")
-        return OperatorReport(
+        self.report = OperatorReport(
             self.task.operator,
-            done,
+            self.tables.checkpoint(
+                barrier.epoch, barrier.min_epoch, micros, then_stop=barrier.then_stop
+            ),
             rows_emitted=dict(self.collector.rows_emitted),
             counters=dict(self.context.counters),
-            **self.facts,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class InputPort:
-    """One input of a node: the target of the collectors that feed it."""
-
-    node: "ChainedOperator"
-    index: int
-
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Let the operator process some rows."""
-        self.node.process(self.index, batch)
 
 
 class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollector]):
     """An operator that takes batches and signals. Its hooks are called here and nowhere else."""
 
-    def __init__(self, parts: NodeParts[ArrowOperator], collector: ArrowCollector) -> None:
+    def __init__(self, parts: NodeParts, collector: ArrowCollector) -> None:
         node, task, tables = parts.node, parts.task, parts.tables
         self.timers = {
             domain: Timers(domain, tables, node.inputs[0])
@@ -288,7 +261,6 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         before = terms.previous_processing_time_micros
         for domain, timers in self.timers.items():
             timers.begin_epoch(micros if domain is TimeDomain.EVENT_TIME else before)
-        self.start()
 
     def process(self, index: int, batch: pa.RecordBatch) -> None:
         """Give the operator some rows."""
@@ -312,10 +284,15 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             raise failure from failure.__cause__
 
     def advance(self, watermarks: Sequence[Watermark | None]) -> Watermark | None:
-        """Give the operator the watermarks of its inputs; return what it passes on."""
+        """Give the operator the watermarks of its inputs; return what it passes on.
+
+        No hook of an operator that was closed for good is called.
+        """
         self._advance = advance(self._previous, watermarks)
         watermark = self._advance.watermark
         self.context.watermark = self._advance.event_time
+        if self.had_ended:
+            return MAX_EVENT_TIME
         if watermark is None and not self.instance.generates_watermarks():
             return None
         answer = self.call(
@@ -325,11 +302,6 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             self.collector,
         )
         return MAX_EVENT_TIME if self._advance.has_ended else self._checked(answer)
-
-    def rest(self, watermarks: Sequence[Watermark | None]) -> None:
-        """Run an epoch of an operator that was closed for good: no hook is called."""
-        self._advance = advance(self._previous, watermarks)
-        self.context.watermark = self._advance.event_time
 
     def fire_timers(self, terms: EpochTerms) -> None:
         """Call `handle_timers` with timers that are due, until none is left."""
@@ -379,13 +351,14 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             if due_micros is not None:
                 self.context.wake_at(due_micros)
             wake_up_micros = self.context.wake_up_micros
-        self.facts = {
-            "inputs": self._advance.inputs,
-            "rows_taken": self.rows_taken,
-            "wake_up_micros": wake_up_micros,
-            "has_fired": any(timers.has_fired for timers in self.timers.values()),
-        }
         self.checkpoint(terms.barrier, self._advance.event_time)
+        self.report = replace(
+            self.report,
+            inputs=self._advance.inputs,
+            rows_taken=self.rows_taken,
+            wake_up_micros=wake_up_micros,
+            has_fired=any(timers.has_fired for timers in self.timers.values()),
+        )
 
     @override
     def forget(self) -> None:

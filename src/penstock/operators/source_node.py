@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 from msgspec.structs import replace
-from typing_extensions import override
 
 from penstock.core.clock import Clock
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, Watermark
@@ -19,7 +18,6 @@ from penstock.operators.nodes import (
     EpochTerms,
     NodeParts,
     OperatorNode,
-    OperatorReport,
     Outlets,
 )
 from penstock.operators.operator import SPLITS_TABLE, SourceFinishType, SourceOperator
@@ -36,9 +34,7 @@ from penstock.operators.splits import (
 class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
     """A source that reads its assignment. It stores offsets in its table, by split."""
 
-    def __init__(
-        self, parts: NodeParts[SourceOperator], collector: SourceCollector, clock: Clock
-    ) -> None:
+    def __init__(self, parts: NodeParts, collector: SourceCollector, clock: Clock) -> None:
         context = SourceContext(parts.task, outputs=parts.node.outputs, tables=parts.tables)
         super().__init__(parts, context, collector)
         self._clock = clock
@@ -73,8 +69,6 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
                 self._changed[name] = state
             known[name] = state
         self.context.split_states = known
-        if assignment.phase is not SourcePhase.ENDED:
-            self.start()
 
     def run(self, terms: EpochTerms) -> None:
         """Call the source until it returns, then store how far each split was read."""
@@ -82,11 +76,10 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         before = context.split_states.copy()
         is_reading = assignment.phase is SourcePhase.READING
         if is_reading and assignment.splits:
-            finish = self._read()
-            if finish is SourceFinishType.FINAL:
+            self._finish = self.call("run", function=self._read)
+            if self._finish is SourceFinishType.FINAL:
                 for split in context.splits:
                     context.end_split(split.name)
-            self._finish = finish
         if assignment.phase is SourcePhase.ENDING or (terms.is_stop and is_reading):
             self.call("on_close", context)
         table = context.get_global_keyed_state(SPLITS_TABLE)
@@ -107,8 +100,9 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             return None
         return watermark_of_splits(states, spec, self.context.processing_time_micros)
 
-    @override
-    def report(self) -> OperatorReport:
+    def write(self, terms: EpochTerms) -> None:
+        """Write the tables and report what was read."""
+        self.checkpoint(terms.barrier, None)
         context, meter, spec = self.context, self.context.budget, self.node.watermark
         is_reading = self._assignment.phase is SourcePhase.READING
         if is_reading and spec is not None:
@@ -117,61 +111,53 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             idle_micros = next_idle_micros(context.split_states, spec, now)
             if idle_micros is not None:
                 context.wake_at(idle_micros)
-        self.facts = {
-            "rows_taken": meter.rows_read,
-            "wake_up_micros": context.wake_up_micros if is_reading else None,
-            "splits": self._changed,
-            "finish": self._finish,
-            "bytes_read": meter.bytes_read,
-            "has_more": self._finish is None and meter.is_spent,
-        }
-        return super().report()
+        self.report = replace(
+            self.report,
+            rows_taken=meter.rows_read,
+            wake_up_micros=context.wake_up_micros if is_reading else None,
+            splits=self._changed,
+            finish=self._finish,
+            bytes_read=meter.bytes_read,
+            has_more=self._finish is None and meter.is_spent,
+        )
 
     def _read(self) -> SourceFinishType | None:
         """Call `run` of the source; fail the epoch if it takes too long."""
         budget = self._assignment.budget
         limit_seconds = (budget.wall_micros + budget.overrun_micros) / 1_000_000
-
-        def note_overrun() -> None:
-            error = UserCodeError(
+        deadline = Deadline(limit_seconds)
+        self.context.deadline = self.collector.deadline = deadline
+        try:
+            try:
+                finish = self.instance.run(self.context, self.collector)
+            finally:
+                # Hooks besides `run` have no deadline.
+                self.context.deadline = self.collector.deadline = Deadline()
+                # A call that raised after its deadline overran too: it must not be retried.
+                deadline.check()
+        except SourceOverrunError as error:
+            raise UserCodeError(
                 f"source {self.task.operator!r} did not end its epoch: run() was still busy "
                 f"{limit_seconds:g} s after it began. Return when ctx.budget.is_spent, and when "
                 "there is nothing to read right now",
                 code=ErrorCode.SOURCE_OVERRAN,
+            ) from error
+        if finish is not None and not isinstance(finish, SourceFinishType):
+            raise UserError(
+                f"source {self.task.operator!r} returned {finish!r} from run(): return a "
+                "SourceFinishType, or None to go on in the next epoch",
+                code=ErrorCode.INVALID_NUMBER,
             )
-            self.fail(error, "run")
-
-        def run() -> SourceFinishType | None:
-            try:
-                finish = self.instance.run(self.context, self.collector)
-            finally:
-                # A call that raised after its deadline overran too: it must not be retried.
-                deadline.check()
-            if finish is not None and not isinstance(finish, SourceFinishType):
-                raise UserError(
-                    f"source {self.task.operator!r} returned {finish!r} from run(): return a "
-                    "SourceFinishType, or None to go on in the next epoch",
-                    code=ErrorCode.INVALID_NUMBER,
-                )
-            self._note_activity()
-            return finish
-
-        deadline = Deadline(limit_seconds, note_overrun)
-        self.context.deadline = self.collector.deadline = deadline
-        try:
-            finish: SourceFinishType | None = self.call("run", function=run)
-        except SourceOverrunError as error:
-            raise self.failures[0] from error
-        finally:
-            # Hooks besides `run` have no deadline.
-            self.context.deadline = self.collector.deadline = Deadline()
+        self._note_activity()
         return finish
 
     def _note_activity(self) -> None:
         """Note the processing time and the latest event time of every split that gave rows."""
-        now_micros = self.context.processing_time_micros
-        only = self.context.splits[0].name if len(self.context.splits) == 1 else None
-        for given in self.collector.active_splits:
+        context, splits = self.context, self.context.splits
+        only = splits[0].name if len(splits) == 1 else None
+        # A split with planned rows is not idle, even if the budget left them unread.
+        active = [s.name for s in splits if s.end is not None and s.end != s.start]
+        for given, latest_micros in self.collector.latest_by_split.items():
             name = only if given is None else given
             if name is None:
                 raise UserError(
@@ -179,18 +165,11 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
                     "its splits: pass split= to collect",
                     code=ErrorCode.UNKNOWN_SPLIT,
                 )
-            state = self.context.split_state(name)
-            latest = self.collector.max_event_times.get(given)
-            known = state.max_event_time_micros
-            if latest is None or (known is not None and known > latest):
-                latest = known
-            self.context.split_states[name] = replace(
-                state, max_event_time_micros=latest, last_active_micros=now_micros
+            active.append(name)
+            if latest_micros is not None:
+                context.note_event_time(name, latest_micros)
+        for name in active:
+            context.split_states[name] = replace(
+                context.split_state(name),
+                last_active_micros=context.processing_time_micros,
             )
-        for split in self.context.splits:
-            # A split with planned rows is not idle, even if the budget left them unread.
-            if split.end is not None and split.end != split.start:
-                state = self.context.split_state(split.name)
-                self.context.split_states[split.name] = replace(
-                    state, last_active_micros=now_micros
-                )

@@ -6,7 +6,7 @@ A split's state is stored in the source's global table.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -107,18 +107,12 @@ class Deadline:
     either call, is not interrupted: its epoch fails when `run` ends.
     """
 
-    def __init__(
-        self, seconds: float = math.inf, on_missed: Callable[[], object] | None = None
-    ) -> None:
-        """Begin now; `on_missed` notes the failure before it is raised inside the source."""
+    def __init__(self, seconds: float = math.inf) -> None:
         self._ends_at = time.monotonic() + seconds
-        self._on_missed = on_missed
 
     def check(self) -> None:
         """Raise `SourceOverrunError` if the source is too late."""
         if time.monotonic() >= self._ends_at:
-            if self._on_missed is not None:
-                self._on_missed()
             raise SourceOverrunError
 
     @contextmanager

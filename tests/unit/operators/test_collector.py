@@ -126,8 +126,7 @@ def test_a_sink_has_no_output_at_all() -> None:
 def test_a_source_notes_event_times_and_size_of_rows_in_any_form(given: object) -> None:
     collector = a_source_collector()
     collector.collect(given, split="s")
-    assert collector.max_event_times == {"s": 9}
-    assert collector.active_splits == {"s"}
+    assert collector.latest_by_split == {"s": 9}
     assert collector.budget.rows_read == 3
     assert collector.budget.bytes_read == rows(3, 9, 4).nbytes
 
@@ -136,36 +135,34 @@ def test_a_source_notes_the_latest_event_time_per_split_within_an_epoch() -> Non
     collector = a_source_collector()
     for numbers, split in (([5], "s"), ([3], "s"), ([8], "t"), ([1], None)):
         collector.collect(rows(*numbers), split=split)
-    assert collector.max_event_times == {"s": 5, "t": 8, None: 1}
+    assert collector.latest_by_split == {"s": 5, "t": 8, None: 1}
     collector.open({})
-    assert collector.max_event_times == {}
-    assert collector.active_splits == set()
+    assert collector.latest_by_split == {}
 
 
 def test_a_split_without_rows_is_not_active() -> None:
     collector = a_source_collector()
     collector.collect(rows(), split="s")
-    assert collector.active_splits == set()
+    assert collector.latest_by_split == {}
 
 
 def test_bad_rows_of_a_source_count_against_its_budget_but_have_no_event_time() -> None:
     collector = a_source_collector()
     collector.collect(rows(7), "bad", split="s")
-    assert collector.max_event_times == {}
+    assert collector.latest_by_split == {}
     assert collector.budget.rows_read == 1
 
 
 def test_a_source_without_event_time_only_notes_that_a_split_was_active() -> None:
     collector = a_source_collector(StreamSchema(SCHEMA))
     collector.collect(rows(7), split="s")
-    assert collector.max_event_times == {}
-    assert collector.active_splits == {"s"}
+    assert collector.latest_by_split == {"s": None}
 
 
 def test_rows_without_event_time_say_nothing_of_it() -> None:
     listed = [{"user": "a", "n": 1, "at": 1}, {"user": "b", "n": 2, "at": None}]
     collector = a_source_collector()
     collector.collect(pa.RecordBatch.from_pylist(listed[1:], SCHEMA), split="s")
-    assert (collector.max_event_times, collector.active_splits) == ({}, {"s"})
+    assert collector.latest_by_split == {"s": None}
     collector.collect(pa.RecordBatch.from_pylist(listed, SCHEMA), split="s")
-    assert collector.max_event_times == {"s": 1}
+    assert collector.latest_by_split == {"s": 1}
