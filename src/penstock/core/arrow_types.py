@@ -108,7 +108,7 @@ def is_lossless(found: _Type, expected: _Type) -> bool:
 
 def stored_type(data_type: _Type) -> _Type:
     """Return the type that values of `data_type` are stored as: the same values, plain layout."""
-    if _is_encoded(data_type):
+    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
         return stored_type(data_type.value_type)
     if pa.types.is_string_view(data_type):
         return pa.large_string()
@@ -204,7 +204,7 @@ def have_same_values(one: _Type, other: _Type) -> bool:
 
 def _value_type(data_type: _Type) -> _Type:
     """Return one type for all layouts of the same values; names inside lists do not count."""
-    if _is_encoded(data_type):
+    if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
         return _value_type(data_type.value_type)
     if is_text(data_type):
         return pa.large_string()
@@ -217,10 +217,6 @@ def _value_type(data_type: _Type) -> _Type:
         data_type,
         lambda part: pa.field(part.name if is_struct else "item", _value_type(part.type)),
     )
-
-
-def _is_encoded(data_type: _Type) -> bool:
-    return pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type)
 
 
 def _rebuild(data_type: _Type, change: Callable[[_Field], _Field]) -> _Type:

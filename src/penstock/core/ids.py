@@ -11,7 +11,7 @@ machine.
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias, TypeGuard
 
 import xxhash
 
@@ -69,36 +69,42 @@ def range_of(index: int, parallelism: int) -> KeyRange:
     )
 
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_TOKEN = re.compile(r"[0-9a-f]{32}")
-
-
-def _matches(pattern: re.Pattern[str], value: object) -> bool:
-    """Tell whether `value` is text of this form; callers may be untyped."""
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Tell whether `value` is a whole number; True and False do not count as numbers."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class Name(str):
-    """A string of 1 to 128 letters, digits, `_`, `.` or `-` that starts with a letter or digit."""
+class _Text(str):
+    """A string of one form, which each subclass declares."""
 
     __slots__ = ()
-    what: ClassVar[str] = "name"
+    what: ClassVar[str]
+    form: ClassVar[re.Pattern[str]]
+    problem: ClassVar[str]
+    """The end of the error about a value of another form."""
 
     def __new__(cls, value: str) -> Self:
         """Validate `value`; a value that is already of this class gives an equal one."""
-        if not _matches(_NAME, value):
+        given: object = value  # callers may be untyped
+        if not isinstance(given, str) or cls.form.fullmatch(given) is None:
             raise UserError(
-                f"{value!r} is not a valid {cls.what}: use 1 to 128 of the letters A-Z a-z, "
-                "digits, '_', '.' and '-', starting with a letter or digit",
+                f"{value!r} is not a {cls.problem.format(what=cls.what)}",
                 code=ErrorCode.INVALID_NAME,
                 value=repr(value),
             )
         return super().__new__(cls, value)
+
+
+class Name(_Text):
+    """A string of 1 to 128 letters, digits, `_`, `.` or `-` that starts with a letter or digit."""
+
+    __slots__ = ()
+    what = "name"
+    form = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+    problem = (
+        "valid {what}: use 1 to 128 of the letters A-Z a-z, digits, '_', '.' and '-', starting "
+        "with a letter or digit"
+    )
 
 
 class JobId(Name):
@@ -129,20 +135,13 @@ class SavepointName(Name):
     what = "savepoint name"
 
 
-class Token(str):
+class Token(_Text):
     """128 random bits as 32 hex digits: names one attempt of one task, or one driver."""
 
     __slots__ = ()
-
-    def __new__(cls, value: str) -> Self:
-        """Validate `value`."""
-        if not _matches(_TOKEN, value):
-            raise UserError(
-                f"{value!r} is not a token: expected 32 lower-case hex digits",
-                code=ErrorCode.INVALID_NAME,
-                value=repr(value),
-            )
-        return super().__new__(cls, value)
+    what = "token"
+    form = re.compile(r"[0-9a-f]{32}")
+    problem = "{what}: expected 32 lower-case hex digits"
 
 
 class Ordinal(int):
@@ -154,7 +153,7 @@ class Ordinal(int):
 
     def __new__(cls, value: int) -> Self:
         """Validate `value`; booleans and fractions are refused, not rounded."""
-        if not _is_whole(value) or not 1 <= value <= cls.largest:
+        if not is_whole(value) or not 1 <= value <= cls.largest:
             raise UserError(
                 f"{value!r} is not a valid {cls.what}: expected a whole number from 1 to "
                 f"{cls.largest}",
@@ -190,7 +189,7 @@ class Subtask:
     parallelism: int
 
     def __post_init__(self) -> None:
-        are_whole = _is_whole(self.index) and _is_whole(self.parallelism)
+        are_whole = is_whole(self.index) and is_whole(self.parallelism)
         if not are_whole or not 0 <= self.index < self.parallelism <= 1_000_000:
             raise UserError(
                 f"subtask {self.index!r} of {self.parallelism!r} does not exist: need "

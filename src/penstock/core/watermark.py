@@ -138,14 +138,10 @@ class Advance:
     """The value to store for each input."""
     watermark: Watermark | None
     """The argument of `handle_watermark`, which is not called for None."""
-
     event_time: EventTime | None = None
     """How far event time has come, also while all inputs are idle."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Tell whether no row will ever come."""
-        return self.event_time == MAX_EVENT_TIME
+    has_ended: bool = False
+    """Whether no row will ever come."""
 
 
 def advance(
@@ -159,7 +155,8 @@ def advance(
     known = [_advance_input(old, new) for old, new in zip(previous, sent, strict=True)]
     watermark = merge(map(current, known))
     inputs = _raise_idle(known, watermark)
-    return Advance(inputs, watermark, event_time_of(inputs))
+    event_time = event_time_of(inputs)
+    return Advance(inputs, watermark, event_time, event_time == MAX_EVENT_TIME)
 
 
 def merge_subtasks(

@@ -11,6 +11,7 @@ from itertools import chain
 import pyarrow as pa
 
 from penstock.core.batch import find_differences
+from penstock.core.ids import is_whole
 from penstock.core.schema import StreamSchema
 from penstock.errors import GraphError, did_you_mean
 from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node, find_cycles
@@ -71,11 +72,7 @@ def _node_problems(node: Node) -> Iterator[str]:
 
 
 def _is_parallelism(value: object) -> bool:
-    return (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and 1 <= value <= LARGEST_PARALLELISM
-    )
+    return is_whole(value) and 1 <= value <= LARGEST_PARALLELISM
 
 
 def _watermark_problems(node: Node) -> Iterator[str]:
