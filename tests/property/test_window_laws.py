@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -153,6 +153,14 @@ def test_every_epoch_closes_the_windows_that_a_plain_model_closes(
     gap=st.integers(1, 20),
     life=st.lists(epochs, min_size=1, max_size=8),
     amnesia=st.sampled_from(Amnesia),
+)
+@example(
+    gap=10,
+    life=[
+        Epoch([{"key": 0, "at": 0, "value": 1}], 10, 1, None),  # stops at the session's end
+        Epoch([], 11, 1, None),
+    ],
+    amnesia=Amnesia.NOTHING,
 )
 def test_every_epoch_closes_the_sessions_that_a_plain_model_closes(
     gap: int, life: list[Epoch], amnesia: Amnesia
