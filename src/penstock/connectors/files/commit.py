@@ -161,8 +161,24 @@ def commit_files(
     store: ObjectStore, epoch: Epoch, parts: Sequence[StagedParts], ctx: CommitContext
 ) -> None:
     """Make an acknowledged epoch's files visible: all of them, once."""
-    staged = [file for part in parts for file in part.files]
-    record = _to_record(epoch, parts, staged, ctx)
+    first, staged = parts[0], [file for part in parts for file in part.files]
+    columns = "\n".join(
+        f"{field.name}: {field.type} {field.nullable}" for field in schema_of(first.schema)
+    )
+    record = CommittedEpoch(
+        job=str(ctx.task.job),
+        identity=str(ctx.identity),
+        operator=str(ctx.task.operator),
+        epoch=int(epoch),
+        format=first.format,
+        schema=first.schema,
+        schema_hash=format_checksum(checksum_of(columns.encode())),
+        partition_by=first.partition_by,
+        rows=sum(file.rows for file in staged),
+        bytes=sum(file.bytes for file in staged),
+        files=msgspec.convert(staged, tuple[ListedFile, ...], from_attributes=True),
+        abandoned=tuple(sorted({found for part in parts for found in part.abandoned})),
+    )
     path = record_path(epoch, ctx.task.operator)
     listed = store.read(path)
     if listed is None:
@@ -180,35 +196,6 @@ def commit_files(
             path=path,
         )
     tidy_staging(store, ctx.task, record.epoch, staged)
-
-
-def _to_record(
-    epoch: Epoch,
-    parts: Sequence[StagedParts],
-    staged: Sequence[StagedFile],
-    ctx: CommitContext,
-) -> CommittedEpoch:
-    first = parts[0]
-    columns = "\n".join(
-        f"{field.name}: {field.type} {field.nullable}" for field in schema_of(first.schema)
-    )
-    return CommittedEpoch(
-        job=str(ctx.task.job),
-        identity=str(ctx.identity),
-        operator=str(ctx.task.operator),
-        epoch=int(epoch),
-        format=first.format,
-        schema=first.schema,
-        schema_hash=format_checksum(checksum_of(columns.encode())),
-        partition_by=first.partition_by,
-        rows=sum(file.rows for file in staged),
-        bytes=sum(file.bytes for file in staged),
-        files=tuple(
-            ListedFile(file.path, file.rows, file.bytes, file.checksum, file.partition)
-            for file in staged
-        ),
-        abandoned=tuple(sorted({found for part in parts for found in part.abandoned})),
-    )
 
 
 def _place(store: ObjectStore, file: StagedFile) -> None:
@@ -273,16 +260,14 @@ ABANDONED = "abandoned"
 """The table of abandoned epochs: its keys are the ends of the ranges, its values their starts."""
 
 
-def follows_restore(ctx: OperatorContext) -> bool:
-    """Return whether this is the first epoch after a restore that abandoned others."""
-    return ctx.parent is not None and ctx.parent + 1 < ctx.epoch
-
-
 def find_abandoned(ctx: OperatorContext) -> tuple[EpochRange, ...]:
-    """Return the epochs before this one that it does not descend from; store new ones."""
+    """Return the epochs before this one that it does not descend from; store new ones.
+
+    The first epoch after a restore is the end of a new range.
+    """
     table = ctx.get_global_keyed_state(ABANDONED)
     known: set[EpochRange] = {(start, end) for end, start in table.items()}
-    if ctx.parent is not None and follows_restore(ctx):
+    if ctx.parent is not None and ctx.parent + 1 < ctx.epoch:
         start, end = int(ctx.parent) + 1, int(ctx.epoch)
         known.add((start, end))
         if ctx.task.subtask.index == 0:

@@ -18,6 +18,7 @@ What all open files hold is bounded, too: above the bound the largest is encoded
 uploaded early if that is not enough.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
@@ -33,7 +34,6 @@ from penstock.connectors.files.commit import (
     commit_files,
     decode_staged,
     find_abandoned,
-    follows_restore,
     format_checksum,
     schema_text,
 )
@@ -165,13 +165,14 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
     ) -> None:
         """Upload the rest, then name the files, which are durable by then, in the commit data."""
         parts, self._parts = self._parts, None
+        abandoned = find_abandoned(ctx)
         if parts is None or parts.attempt != ctx.attempt:
             # The first epoch after a restore writes its list even without rows: the list is
             # how readers find out which epochs were abandoned.
-            if not follows_restore(ctx):
+            if not any(end == ctx.epoch for _, end in abandoned):
                 return
             parts = EpochParts(self._store, ctx, ctx.inputs[0].schema, self.config)
-        staged = msgspec.structs.replace(parts.finish(), abandoned=find_abandoned(ctx))
+        staged = msgspec.structs.replace(parts.finish(), abandoned=abandoned)
         ctx.count("files_staged", len(staged.files))
         ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
         ctx.insert_committing_data(STAGED, msgspec.json.encode(staged))
@@ -214,8 +215,6 @@ PartWriter: TypeAlias = ParquetPart | JsonLinesPart
 class _OpenPart:
     """The file of one partition that is being written, and the rows that wait for it."""
 
-    form: OutputFormat
-    schema: pa.Schema
     writer: PartWriter | None = None
     """None before the first row group, because an open Parquet file takes memory of its own."""
     waiting: list[pa.RecordBatch] = field(default_factory=list)
@@ -226,15 +225,6 @@ class _OpenPart:
     @property
     def held_bytes(self) -> int:
         return self.waiting_bytes + self.encoded_bytes
-
-    def encode(self) -> PartWriter:
-        if self.writer is None:
-            is_parquet = self.form == "parquet"
-            self.writer = ParquetPart(self.schema) if is_parquet else JsonLinesPart()
-        waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
-        if waiting:
-            self.encoded_bytes = self.writer.write(pa.Table.from_batches(waiting))
-        return self.writer
 
 
 class EpochParts:
@@ -247,21 +237,20 @@ class EpochParts:
         schema: pa.Schema,
         config: FilesSinkConfig,
     ) -> None:
-        form, target_bytes = config.format, config.target_bytes
         self.attempt = ctx.attempt
         """The attempt that these rows belong to; no other attempt at any epoch has its token."""
+        self._format = form = config.format
         self._names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, form)
         self._store = store
         self._schema = schema
-        self._format: OutputFormat = form
         self._partition_by = tuple(config.partition_by)
-        self._target_bytes = target_bytes
+        self._target_bytes = config.target_bytes
         # JSON lines may be several times larger than their rows; with small groups a file does
         # not exceed its size by much.
-        self._group_bytes = min(ROW_GROUP_BYTES, max(1, target_bytes // 4))
+        self._group_bytes = min(ROW_GROUP_BYTES, max(1, config.target_bytes // 4))
         kept = [field for field in schema if field.name not in self._partition_by]
         self._file_schema = pa.schema(kept)
-        self._open: dict[Partition, _OpenPart] = {}
+        self._open: defaultdict[Partition, _OpenPart] = defaultdict(_OpenPart)
         self._files: list[StagedFile] = []
         self._held_bytes = 0
 
@@ -282,34 +271,39 @@ class EpochParts:
         )
 
     def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
-        part = self._open.get(partition)
-        if part is None:
-            part = self._open[partition] = _OpenPart(self._format, self._file_schema)
-        before = part.held_bytes
+        part = self._open[partition]
+        size_bytes = rows.nbytes + BATCH_BYTES
         part.waiting.append(rows)
-        part.waiting_bytes += rows.nbytes + BATCH_BYTES
+        part.waiting_bytes += size_bytes
         part.rows += rows.num_rows
+        self._held_bytes += size_bytes
         if part.waiting_bytes >= self._group_bytes:
-            part.encode()
-        self._held_bytes += part.held_bytes - before
+            self._encode(part)
         if part.encoded_bytes >= self._target_bytes:
             self._upload(partition)
         while self._held_bytes > self._target_bytes + self._group_bytes:
-            self._shrink()
+            # The largest open file shrinks if most of its rows still wait to be encoded.
+            largest = max(self._open, key=lambda each: self._open[each].held_bytes)
+            part = self._open[largest]
+            if part.waiting_bytes > part.encoded_bytes:
+                self._encode(part)
+            else:
+                self._upload(largest)
 
-    def _shrink(self) -> None:
-        """Shrink the largest open file: encode its rows, or upload it if most are encoded."""
-        partition, part = max(self._open.items(), key=lambda item: item[1].held_bytes)
-        if part.waiting_bytes > part.encoded_bytes:
-            before = part.held_bytes
-            part.encode()
-            self._held_bytes += part.held_bytes - before
-        else:
-            self._upload(partition)
+    def _encode(self, part: _OpenPart) -> PartWriter:
+        """Encode the rows that wait for a file, and return its writer."""
+        if part.writer is None:
+            is_parquet = self._format == "parquet"
+            part.writer = ParquetPart(self._file_schema) if is_parquet else JsonLinesPart()
+        if part.waiting:
+            self._held_bytes -= part.held_bytes
+            part.encoded_bytes = part.writer.write(pa.Table.from_batches(part.waiting))
+            part.waiting, part.waiting_bytes = [], 0
+            self._held_bytes += part.held_bytes
+        return part.writer
 
     def _upload(self, partition: Partition) -> None:
         part = self._open.pop(partition)
-        self._held_bytes -= part.held_bytes
         folder = partition_folder(self._partition_by, partition)
         staged, final = self._names.of_file(len(self._files), folder)
         problem = find_name_problem(self._partition_by, partition, final)
@@ -321,7 +315,8 @@ class EpochParts:
                 code=ErrorCode.INVALID_NAME,
                 path=final,
             )
-        data = part.encode().close()
+        data = self._encode(part).close()
+        self._held_bytes -= part.held_bytes
         if create_own(self._store, staged, data) is not None:
             raise StorageError(
                 f"{staged!r} in {self._store.url} was to be created and holds something else: "
