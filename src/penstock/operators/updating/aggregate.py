@@ -27,7 +27,7 @@ from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, Watermark
 from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.graph.logical import OperatorSpec
+from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.frames import columns_to_frame, to_array, to_batch
 from penstock.operators.aggregates.functions import Max
@@ -216,7 +216,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         rows = columns_to_frame([known.rows.filter(pa.array(is_due))], self._partials.names)
         before = self._struct(self._plan.results_of(rows, ()), None)
         after = pa.nulls(expired.num_rows, before.type)
-        collector.collect(to_changes(_output(ctx), expired, before, after))
+        collector.collect(to_changes(ctx.outputs[MAIN].schema, expired, before, after))
         table.delete(expired)
         ctx.count("expired_keys", expired.num_rows)
 
@@ -277,7 +277,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
             before, after = before.filter(picked), after.filter(picked)
             keys, found = keys.filter(picked.to_arrow()), found[changed]
         rows = self._struct(before, found), self._struct(after, None)
-        collector.collect(to_changes(_output(ctx), keys, *rows))
+        collector.collect(to_changes(ctx.outputs[MAIN].schema, keys, *rows))
 
     def _struct(self, results: pl.DataFrame, found: Any) -> "pa.StructArray":
         """Return results as one column, null where there are none."""
@@ -288,8 +288,3 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
     def _timers_in(self, ctx: OperatorContext) -> Timers:
         is_event_time = self.timers() == (TimeDomain.EVENT_TIME,)
         return ctx.event_timers if is_event_time else ctx.processing_timers
-
-
-def _output(ctx: OperatorContext) -> pa.Schema:
-    (output,) = ctx.outputs.values()
-    return output.schema

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import SchemaError
-from penstock.graph.logical import OperatorSpec
+from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
@@ -111,8 +111,8 @@ class ToDebezium(Configured[ToDebeziumConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Put the keys into both structs, unless a struct is null, and shorten `op`."""
-        (output,) = ctx.outputs.values()
-        row: Any = output.schema.field(BEFORE).type
+        schema = ctx.outputs[MAIN].schema
+        row: Any = schema.field(BEFORE).type
         keys = [batch.column(name) for name in keys_of_changelog(ctx.inputs[0])]
         ops: Any = batch.column(OP)
         if not pa.types.is_dictionary(ops.type):
@@ -123,7 +123,7 @@ class ToDebezium(Configured[ToDebeziumConfig], ArrowOperator):
             _with_keys(keys, batch.column(AFTER), row),
             pa.DictionaryArray.from_arrays(ops.indices, short).dictionary_decode(),
         ]
-        collector.collect(pa.RecordBatch.from_arrays(columns, schema=output.schema))
+        collector.collect(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
 def _with_keys(keys: Sequence[Any], values: Any, row: Any) -> Any:

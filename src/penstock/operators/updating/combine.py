@@ -15,7 +15,7 @@ from penstock.core.arrow_types import stored_type
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier, Watermark
 from penstock.errors import ErrorCode, UserError
-from penstock.graph.logical import OperatorSpec
+from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.frames import check_groupable, columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
@@ -110,5 +110,4 @@ class Combine(Configured[CombineConfig], ArrowOperator):
         rows = columns_to_frame(self._taken, self._columns)
         self._taken, self._row_count, self._size_bytes = [], 0, 0
         partials = self._plan.partials_of(rows, self._keys)
-        (output,) = ctx.outputs.values()
-        collector.collect(to_batch(partials, output.schema))
+        collector.collect(to_batch(partials, ctx.outputs[MAIN].schema))
