@@ -102,7 +102,7 @@ class WindowAggregation:
         times = read_event_times(batch.column(name))
         if times.bad is not None:
             if not diverts_bad:
-                raise refuse_bad_times(times, batch.column(name), name)
+                raise refuse_bad_times(times.bad, batch.column(name), name)
             ctx.count("bad_rows", int(times.bad.sum()))
         return times
 

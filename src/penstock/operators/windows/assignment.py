@@ -68,13 +68,16 @@ class WindowGrid:
         """Return whether windows do not overlap."""
         return self.slide_micros >= self.width_micros
 
+    @property
+    def cut_micros(self) -> int:
+        """Return where a slide is cut into two panes; 0 if it is one pane."""
+        return 0 if self.is_pane_per_window else self.width_micros % self.slide_micros
+
     def pane_starts(self, times: Micros) -> Micros:
         """Return where the pane of each instant starts."""
-        starts = self.last_starts(times)
-        if not self.is_pane_per_window:
-            cut = self.width_micros % self.slide_micros
-            if cut:
-                starts += np.where(times - starts >= cut, cut, 0)
+        starts, cut = self.last_starts(times), self.cut_micros
+        if cut:
+            starts += np.where(times - starts >= cut, cut, 0)
         return starts
 
     def panes_between(
@@ -83,7 +86,7 @@ class WindowGrid:
         """Return `[start, end)` of the panes from one instant to another; None beyond a limit."""
         if (last - first) // self.slide_micros > limit:
             return None
-        cut = 0 if self.is_pane_per_window else self.width_micros % self.slide_micros
+        cut = self.cut_micros
         panes: list[tuple[int, int]] = []
         start = self.last_starts(first)
         while start <= last:
@@ -199,11 +202,8 @@ def read_event_times(column: Any) -> EventTimes:
     return EventTimes(micros, bad, int(good.min()) if len(good) else END_MICROS)
 
 
-def refuse_bad_times(times: EventTimes, column: Any, name: str) -> SchemaError:
-    """Return the error for rows that no window can hold."""
-    bad = times.bad
-    if bad is None:
-        bad = np.zeros(len(column), np.bool_)
+def refuse_bad_times(bad: Flags, column: Any, name: str) -> SchemaError:
+    """Return the error for rows that no window can hold; `bad` marks them."""
     first = int(np.argmax(bad))
     found = column[first]
     shown = "null" if not found.is_valid else str(found.cast(pa.string()))

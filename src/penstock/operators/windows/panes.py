@@ -213,32 +213,6 @@ _LARGEST_SHARING_BLOCK = 128
 """The most windows of a block if windows share panes: then a row counts once per window."""
 
 
-class OpenPanes:
-    """The panes that closing windows may need: those kept, and those of the epoch itself."""
-
-    def __init__(self, kept: TimeKeyedView, fresh: pl.DataFrame) -> None:
-        """Take the partials of the epoch, which are not among those kept."""
-        self._kept = kept
-        self._fresh = fresh if fresh[PANE].is_sorted() else fresh.sort(PANE)
-        self._times = self._fresh[PANE].to_numpy()
-
-    def first_from(self, start: int) -> int | None:
-        """Return the earliest pane at `start` or later."""
-        index = int(np.searchsorted(self._times, start))
-        found = [self._kept.min_time(start)]
-        if index < len(self._times):
-            found.append(int(self._times[index]))
-        return min((time for time in found if time is not None), default=None)
-
-    def rows(self, start: int, end: int) -> pl.DataFrame:
-        """Return the partials of panes in `[start, end)`."""
-        first, last = np.searchsorted(self._times, [start, end]).tolist()
-        fresh = self._fresh.slice(first, last - first)
-        kept = panes_frame(self._kept.rows(start, end))
-        parts = [part for part in (kept, fresh) if part.height]
-        return pl.concat(parts) if parts else fresh
-
-
 def panes_frame(rows: object) -> pl.DataFrame:
     """Return partials as a frame, their panes as microseconds."""
     return to_frame(rows).with_columns(pl.col(PANE).cast(pl.Int64))  # type: ignore[arg-type]
@@ -247,22 +221,36 @@ def panes_frame(rows: object) -> pl.DataFrame:
 def close_windows(
     grid: WindowGrid,
     aggregation: WindowAggregation,
-    panes: OpenPanes,
+    kept: TimeKeyedView,
+    fresh: pl.DataFrame,
     ends: tuple[int, int],
 ) -> Iterator[pl.DataFrame]:
     """Yield the merged partials of windows that end in `ends`, both included.
 
-    Their pane column holds the start of the window.
+    They are merged from the panes that are kept and those of the epoch itself, which are not
+    among them. The pane column of a result holds the start of the window.
     """
+    fresh = fresh if fresh[PANE].is_sorted() else fresh.sort(PANE)
+    times = fresh[PANE].to_numpy()
     start, last = ends[0] - grid.width_micros, ends[1] - grid.width_micros
     size = _FIRST_BLOCK
     largest = _LARGEST_BLOCK if grid.is_pane_per_window else _LARGEST_SHARING_BLOCK
-    while (pane := panes.first_from(start)) is not None:
-        start = max(start, grid.first_starts(pane))
+    while start <= last:
+        index = int(np.searchsorted(times, start))
+        next_panes = [kept.min_time(start), *times[index : index + 1].tolist()]
+        known = [pane for pane in next_panes if pane is not None]
+        if not known:
+            return
+        start = max(start, grid.first_starts(min(known)))
         if start > last:
             return
         block_last = min(last, start + (size - 1) * grid.slide_micros)
-        rows = panes.rows(start, block_last + grid.width_micros)
+        end = block_last + grid.width_micros
+        first_row, end_row = np.searchsorted(times, [start, end]).tolist()
+        rows = fresh.slice(first_row, end_row - first_row)
+        older = panes_frame(kept.rows(start, end))
+        if older.height:
+            rows = pl.concat([older, rows]) if rows.height else older
         starts = range(start, block_last + 1, grid.slide_micros)
         yield from _merge(grid, starts, aggregation, rows)
         start = block_last + grid.slide_micros
@@ -370,8 +358,8 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
         view = ctx.get_time_keyed_state(TABLE)
         closing = grid.closing(instant_of(ctx.previous_watermark), watermark)
         if closing is not None:
-            panes = OpenPanes(view, pl.concat([rest, needed]))
-            for merged in close_windows(grid, aggregation, panes, closing):
+            panes = pl.concat([rest, needed])
+            for merged in close_windows(grid, aggregation, view, panes, closing):
                 starts, ends = pl.col(PANE), pl.col(PANE) + grid.width_micros
                 results = aggregation.results_of(merged, starts, ends, ends - 1)
                 collector.collect(results)

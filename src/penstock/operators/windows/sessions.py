@@ -48,7 +48,7 @@ from penstock.operators.windows.aggregation import (
     WindowConfig,
     instant_of,
 )
-from penstock.operators.windows.assignment import Flags, find_length_problems
+from penstock.operators.windows.assignment import find_length_problems
 from penstock.state.tables.specs import TableSpec, keyed_table, time_keyed_table
 
 KEY = f"{RESERVED_PREFIX}_key"
@@ -85,14 +85,9 @@ def fragments_of(rows: pl.DataFrame, plan: AggregatePlan, gap: int) -> Fragments
     key, time = rows[KEY].to_numpy(), rows[TIME].to_numpy()
     order = np.argsort(_in_one_number(key, time), kind="stable")
     sorted_key, sorted_time = key[order], time[order]
-    is_new = _changes(sorted_key)
-    is_new[1:] |= sorted_time[1:] - sorted_time[:-1] > gap
-    fragment = np.empty(len(order), np.int64)
-    fragment[order] = np.cumsum(is_new) - 1
+    fragment, first, last = _cut(order, sorted_key, sorted_time, sorted_time, gap)
     by_row = pl.DataFrame({FRAGMENT: fragment})
     partials = plan.partials_of(rows.hstack(by_row), [FRAGMENT])
-    first = np.flatnonzero(is_new)
-    last = np.append(first[1:], len(order))[: len(first)] - 1
     places = partials[FRAGMENT].to_numpy()
     bounds = pl.DataFrame(
         {
@@ -118,14 +113,9 @@ def merge_sessions(
     key, start, last = (every[name].to_numpy() for name in (KEY, START, LAST))
     order = np.argsort(_in_one_number(key, start), kind="stable")
     reached = _reached(key[order], last[order])
-    is_new = _changes(key[order])
-    is_new[1:] |= start[order][1:] - reached[:-1] > gap
-    session = np.empty(len(order), np.int64)
-    session[order] = np.cumsum(is_new) - 1
+    session, first, final = _cut(order, key[order], start[order], reached, gap)
     every = every.with_columns(pl.Series(SESSION, session))
     merged = plan.merge(every, [SESSION])
-    first = np.flatnonzero(is_new)
-    final = np.append(first[1:], len(order))[: len(first)] - 1
     wakes_at = every[WAKES_AT].fill_null(MAX_MICROS).to_numpy()[order]
     places = merged[SESSION].to_numpy()
     bounds = {
@@ -141,11 +131,21 @@ def merge_sessions(
     return merged, placed
 
 
-def _changes(key: Micros) -> Flags:
-    """Return which of some sorted keys differ from the one before; the first one does."""
+def _cut(
+    order: Micros, key: Micros, start: Micros, reached: Micros, gap: int
+) -> tuple[Micros, Micros, Micros]:
+    """Cut sorted rows into sessions: where the key changes or the distance exceeds the gap.
+
+    Return the session of each row, in the order the rows had before they were sorted, and the
+    first and the last row of each session, in sorted order.
+    """
     is_new = np.ones(len(key), np.bool_)
-    np.not_equal(key[1:], key[:-1], out=is_new[1:])
-    return is_new
+    is_new[1:] = (key[1:] != key[:-1]) | (start[1:] - reached[:-1] > gap)
+    first = np.flatnonzero(is_new)
+    last = np.append(first[1:], len(key))[: len(first)] - 1
+    session = np.empty(len(key), np.int64)
+    session[order] = np.cumsum(is_new) - 1
+    return session, first, last
 
 
 def _reached(key: Micros, last: Micros) -> Micros:

@@ -8,6 +8,7 @@ import pytest
 from penstock.operators.windows.assignment import (
     END_MICROS,
     FIRST_MICROS,
+    Flags,
     read_event_times,
     refuse_bad_times,
 )
@@ -49,12 +50,18 @@ def test_a_slice_is_read_from_where_it_starts() -> None:
     assert read_event_times(column([1, 2, 3], "us").slice(1)).micros.tolist() == [2, 3]
 
 
+def bad_in(stamps: Any) -> Flags:
+    bad = read_event_times(stamps).bad
+    assert bad is not None
+    return bad
+
+
 def test_the_error_shows_how_many_there_are_and_the_first() -> None:
     stamps = column([0, None, None], "us")
-    error = refuse_bad_times(read_event_times(stamps), stamps, "at")
+    error = refuse_bad_times(bad_in(stamps), stamps, "at")
     assert "2 of 3 rows" in error.message
     assert "first in row 1, where it is null" in error.message
     assert "bad_times='divert'" in error.message
     stamps = column([END_MICROS], "us")
-    error = refuse_bad_times(read_event_times(stamps), stamps, "at")
+    error = refuse_bad_times(bad_in(stamps), stamps, "at")
     assert "where it is 10000-01-01" in error.message
