@@ -40,7 +40,6 @@ from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.driver.session import JobSession
-from penstock.runtime.driver.start import checkpoints_of
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.executor import TaskReport
@@ -341,7 +340,7 @@ class _StagedCommits(CommittingSinks):
     """Notes what may be committed, and commits an epoch only in `carry_out`."""
 
     def __init__(self, environment: JobEnvironment) -> None:
-        super().__init__(environment, checkpoints_of(environment))
+        super().__init__(environment)
         self.staged: dict[int, dict[TaskInfo, tuple[CommitPermit, CommitData]]] = {}
         self._waiting: set[int] = set()
 

@@ -39,9 +39,14 @@ from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.plan.physical import CompiledJob, compile_graph
-from penstock.state.checkpoints import BackingStore, ParquetBackend
+from penstock.state.checkpoints import (
+    BackingStore,
+    JobCheckpoints,
+    Metadata,
+    ParquetBackend,
+)
 from penstock.state.files.cache import FileCache
-from penstock.state.protocol.records import RULES, ProtocolRules
+from penstock.state.protocol.records import RULES, OperatorEntry, ProtocolRules
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TableSpec, TimeDomain
 
@@ -119,8 +124,7 @@ class SideWork:
     def check(self) -> None:
         """Raise the failure of a call that was not waited for."""
         if self._started is not None and self._started.done():
-            done, self._started = self._started, None
-            done.result()
+            self.settle()
 
     def settle(self) -> None:
         """Wait for the call under way, and raise its failure."""
@@ -180,9 +184,19 @@ class JobEnvironment:
         return CompiledJob(compile_graph(self.graph), fingerprint_of(self.graph))
 
     @property
+    def checkpoints(self) -> JobCheckpoints:
+        """The checkpoints of the job. Each claim of it uses a new value."""
+        return JobCheckpoints(self.store, self.graph.job, self.clock, self.settings.rules)
+
+    @cached_property
     def backend(self) -> BackingStore:
         """The store of the subtasks' metadata, beside the state files."""
         return ParquetBackend(self.store)
+
+    def read_metadata(self, entry: OperatorEntry) -> dict[int, Metadata]:
+        """Read the metadata of every subtask of an operator."""
+        read = self.backend.read_operator_checkpoint_metadata
+        return {index: read(ref) for index, ref in enumerate(entry.subtasks)}
 
     @cached_property
     def tables(self) -> dict[OperatorId, tuple[TableSpec, ...]]:

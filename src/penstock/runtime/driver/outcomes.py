@@ -28,10 +28,9 @@ from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.plan.epoch_plan import ReadingPlan
 from penstock.runtime.plan.executor import ErrorPart, Reports, TaskReport, from_error_part
-from penstock.runtime.plan.physical import PhysicalPlan, peers_of
+from penstock.runtime.plan.physical import PhysicalPlan
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.protocol.records import CheckpointRef, ClaimRecord, Fenced
-from penstock.state.storage.watched import NO_USAGE, StoreUsage
 
 TaskKey: TypeAlias = tuple[int, int]
 """Level and task."""
@@ -42,19 +41,6 @@ class Agreed:
     """Every task has exactly one attempt that counts."""
 
     reports: dict[TaskKey, TaskReport]
-
-    def by_operator(self, plan: PhysicalPlan) -> Reports:
-        """Return the report of each subtask of each operator."""
-        return {
-            (part.operator, plan.task(*key)[1].index): part
-            for key, report in self.reports.items()
-            for part in report.operators
-        }
-
-    @property
-    def usage(self) -> StoreUsage:
-        """The storage requests and cache lookups of all tasks together."""
-        return sum((report.usage for report in self.reports.values()), NO_USAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,54 +104,28 @@ def _agree(
     plan: PhysicalPlan, arrived: dict[TaskKey, dict[str, TaskReport]]
 ) -> Agreed | Torn:
     chosen: dict[TaskKey, TaskReport] = {}
+    consumed: dict[TaskKey, set[str]] = {}
     for level, task in reversed(list(plan.tasks())):
         attempts = arrived.get((level, task), {})
-        consumers = _consumers(plan, level, task)
-        named = set(attempts)
-        if consumers:
-            named = {
-                receipt.token
-                for consumer in consumers
-                for receipt in chosen[consumer].receipts
-                if (receipt.level, receipt.task) == (level, task)
-            }
-        if len(named) != 1:
-            return Torn(f"{_name(level, task)} is known by {len(named)} attempts, not one")
-        report = attempts.get(named.pop())
+        # Consumers were chosen before, with a receipt for every task that they read.
+        tokens = consumed.get((level, task), set(attempts))
+        if len(tokens) != 1:
+            return Torn(f"{_name(level, task)} is known by {len(tokens)} attempts, not one")
+        report = attempts.get(tokens.pop())
         if report is None:
             return Torn(
                 f"the attempt of {_name(level, task)} that was consumed did not report"
             )
         if not report.is_whole:
             return Torn(f"{_name(level, task)} did not finish")
-        missing = _producers(plan, level, task) - {
-            (receipt.edge, receipt.level, receipt.task) for receipt in report.receipts
-        }
+        missing = set(plan.senders(*plan.task(level, task)))
+        for receipt in report.receipts:
+            missing.discard((receipt.edge, receipt.level, receipt.task))
+            consumed.setdefault((receipt.level, receipt.task), set()).add(receipt.token)
         if missing:
             return Torn(f"{_name(level, task)} has no receipt for {len(missing)} producers")
         chosen[level, task] = report
     return Agreed(chosen)
-
-
-def _consumers(plan: PhysicalPlan, level: int, task: int) -> set[TaskKey]:
-    chain, subtask = plan.task(level, task)
-    consumers: set[TaskKey] = set()
-    for edge in plan.outgoing(chain.number):
-        target = plan.chains[edge.target_chain]
-        for index in peers_of(edge.exchange, target.parallelism, subtask.index):
-            consumers.add((target.level, target.first_task + index))
-    return consumers
-
-
-def _producers(plan: PhysicalPlan, level: int, task: int) -> set[tuple[int, int, int]]:
-    """Return the edge, level and task of every producer that a task reads."""
-    chain, subtask = plan.task(level, task)
-    expected = set()
-    for edge in plan.incoming(chain.number):
-        source = plan.chains[edge.source_chain]
-        for index in peers_of(edge.exchange, source.parallelism, subtask.index):
-            expected.add((edge.number, source.level, source.first_task + index))
-    return expected
 
 
 def _name(level: int, task: int) -> str:

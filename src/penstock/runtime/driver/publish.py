@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from typing import TypeAlias
 
 from penstock.core.ids import Epoch, Generation, OperatorId, Subtask, TaskInfo
-from penstock.core.watermark import InputWatermark, event_time_of, merge_subtasks
+from penstock.core.watermark import event_time_of, merge_subtasks
 from penstock.errors import ErrorCode, StateError
 from penstock.operators.context import CommitContext
 from penstock.operators.nodes import OperatorReport
@@ -50,6 +50,11 @@ from penstock.state.tables.operator_tables import (
 )
 from penstock.state.tables.table import CompactionConfig, Frontier
 
+AllMetadata: TypeAlias = dict[OperatorId, dict[int, Metadata]]
+"""By operator and subtask."""
+
+_log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class JobState:
@@ -60,8 +65,8 @@ class JobState:
     """The checkpoint that the next epoch builds on."""
     manifest: CheckpointManifest | None
     """The manifest of the base, which belongs to another job if a branch has not published yet."""
-    metadata: dict[OperatorId, dict[int, Metadata]]
-    """The metadata of every subtask of the base, by operator and index."""
+    metadata: AllMetadata
+    """The metadata of every subtask of the base."""
 
 
 _ONLY_TOO_MANY = 1_000_000
@@ -103,9 +108,7 @@ class PendingCompactions:
         self._urgent += executor.compacted(wait=True)
         return True
 
-    def swap(
-        self, metadata: dict[OperatorId, dict[int, Metadata]], epoch: Epoch
-    ) -> set[tuple[OperatorId, int]]:
+    def swap(self, metadata: AllMetadata, epoch: Epoch) -> set[tuple[OperatorId, int]]:
         """Swap finished results into metadata about to be published; return whose changed."""
         rules = self._environment.settings.rules
         changed: set[tuple[OperatorId, int]] = set()
@@ -159,19 +162,10 @@ class PendingCompactions:
 
 def frontier_of(manifest: CheckpointManifest, operator: OperatorId) -> Frontier:
     """Return the frontier by which an operator's state expires as of a checkpoint."""
-    for entry in manifest.operators:
-        if entry.operator == operator:
-            known = event_time_of(entry.input_watermarks)
-            micros = None if known is None else known.micros
-            return Frontier(micros, manifest.processing_time_micros)
-    return Frontier(None, manifest.processing_time_micros)
-
-
-Watermarks: TypeAlias = dict[OperatorId, tuple[InputWatermark, ...]]
-AllMetadata: TypeAlias = dict[OperatorId, dict[int, Metadata]]
-"""By operator and subtask."""
-
-_log = logging.getLogger(__name__)
+    inputs = {entry.operator: entry.input_watermarks for entry in manifest.operators}
+    known = event_time_of(inputs.get(operator, ()))
+    micros = None if known is None else known.micros
+    return Frontier(micros, manifest.processing_time_micros)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +197,18 @@ class EpochPublisher:
         ):
             return None
         epoch = plan.terms.barrier.epoch
-        metadata = self._next_metadata(state, reports)
         changed = {task for task, report in reports.items() if report.checkpoint.changed}
+        # Every subtask with tables has metadata: new one, or that of the parent.
+        metadata: AllMetadata = {
+            node.operator: {
+                index: reports[node.operator, index].checkpoint.metadata
+                if (node.operator, index) in changed
+                else state.metadata[node.operator][index]
+                for index in range(node.parallelism)
+            }
+            for node in graph.nodes
+            if self.environment.tables[node.operator]
+        }
         changed |= self.compactions.swap(metadata, epoch)
         ref = CheckpointRef(graph.job, self.claim.generation, epoch)
         refs = self._write(ref, state, metadata, changed)
@@ -228,19 +232,6 @@ class EpochPublisher:
             state.manifest, state.metadata = manifest, metadata
             state.next_epoch = epoch.next()
         return outcome
-
-    def _next_metadata(self, state: JobState, reports: Reports) -> AllMetadata:
-        """Return the metadata of all subtasks with tables: the new one, or the parent's."""
-        metadata: AllMetadata = {}
-        for node in self.environment.graph.nodes:
-            if not self.environment.tables[node.operator]:
-                continue
-            parts = metadata[node.operator] = {}
-            for index in range(node.parallelism):
-                done = reports[node.operator, index].checkpoint
-                known = state.metadata.get(node.operator, {})
-                parts[index] = done.metadata if done.changed else known[index]
-        return metadata
 
     def _write(
         self,
@@ -294,37 +285,28 @@ class CommittingSinks:
     the next commit builds another.
     """
 
-    def __init__(self, environment: JobEnvironment, checkpoints: JobCheckpoints) -> None:
+    def __init__(self, environment: JobEnvironment) -> None:
         self._environment = environment
-        self._checkpoints = checkpoints
         self._kept: dict[OperatorId, ArrowOperator] = {}
 
     @cached_property
     def _identity(self) -> str:
-        return self._checkpoints.identity() or ""
+        return self._environment.checkpoints.identity() or ""
 
-    def commit(
-        self,
-        permit: CommitPermit,
-        metadata: Mapping[OperatorId, Mapping[int, Metadata]] | None = None,
-    ) -> None:
+    def commit(self, permit: CommitPermit, metadata: AllMetadata | None = None) -> None:
         """Call `handle_commit` of every operator that staged something.
 
         `metadata` is that of the epoch, if the caller has just written it; else it is read.
         Raises at the first failure: the epoch stays open, and the next start commits all
         sinks of it again.
         """
-        backend = self._environment.backend
         for entry in permit.manifest.operators:
             if metadata is None:
-                parts = [
-                    backend.read_operator_checkpoint_metadata(ref) for ref in entry.subtasks
-                ]
+                parts = self._environment.read_metadata(entry)
             else:
-                found = metadata.get(entry.operator, {})
-                parts = [part for _, part in sorted(found.items())]
+                parts = metadata.get(entry.operator, {})
             data: dict[str, dict[int, bytes]] = {}
-            for index, part in enumerate(parts):
+            for index, part in sorted(parts.items()):
                 for table, staged in part.commit_data.items():
                     data.setdefault(table, {})[index] = staged
             if data:

@@ -40,25 +40,14 @@ from penstock.runtime.driver.publish import (
     PendingCompactions,
     frontier_of,
 )
-from penstock.runtime.driver.start import (
-    checkpoints_of,
-    has_finished,
-    read_metadata,
-    take_over_job,
-)
-from penstock.runtime.plan.epoch_plan import (
-    EpochPlan,
-    Pace,
-    ReadingPlan,
-    SourcePlanner,
-    adapt_budget,
-    do_rows_matter,
-)
+from penstock.runtime.driver.start import has_finished, take_over_job
+from penstock.runtime.plan.epoch_plan import EpochPlan, ReadingPlan, SourcePlanner
 from penstock.state.protocol.collection import CollectionDone
 from penstock.state.protocol.publication import CommitRequired, LostEpoch, Published
 from penstock.state.protocol.records import ClaimRecord, Fenced
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered
+from penstock.state.storage.watched import NO_USAGE
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import Frontier, TableEnvironment
 from penstock.state.tables.table_manager import TableManager
@@ -83,16 +72,18 @@ class JobSession:
     ) -> None:
         self.environment = environment
         self.claim = claim
-        self.checkpoints = checkpoints_of(environment)
+        self.checkpoints = environment.checkpoints
         self._sinks = sinks
         self._restores = decision.restore is not None
         base = decision.base
         manifest = None if base is None else self.checkpoints.manifest(base.ref)
-        self.state = JobState(
-            decision.next_epoch, base, manifest, read_metadata(environment, manifest)
-        )
+        entries = () if manifest is None else manifest.operators
+        metadata = {entry.operator: environment.read_metadata(entry) for entry in entries}
+        self.state = JobState(decision.next_epoch, base, manifest, metadata)
+        settings = environment.settings
+        target = settings.target_epoch_micros if settings.adapts_budget else None
         self.planner = SourcePlanner(
-            environment.graph, environment.registry, environment.settings.budget
+            environment.graph, environment.registry, settings.budget, target
         )
         self.planner.restore(self._read_splits)
         self.compactions = PendingCompactions(environment, claim.generation)
@@ -117,11 +108,10 @@ class JobSession:
         sinks: CommittingSinks | None = None,
     ) -> "JobSession":
         """Claim the job: check that the graph fits, claim, replay open commits."""
-        checkpoints = checkpoints_of(environment)
-        sinks = sinks or CommittingSinks(environment, checkpoints)
+        sinks = sinks or CommittingSinks(environment)
         try:
             claim, decision = take_over_job(environment, restore, sinks)
-            with damage_while_owned(checkpoints, claim):
+            with damage_while_owned(environment.checkpoints, claim):
                 return cls(environment, claim, decision, sinks)
         except BaseException:
             sinks.release()
@@ -143,60 +133,58 @@ class JobSession:
 
     def run_epoch(self, *, stop: StopMode | None = None) -> EpochOutcome:
         """Run the next epoch, and publish and commit it if it changed anything."""
-        with damage_while_owned(self.checkpoints, self.claim):
-            return self._run_epoch(stop)
-
-    def _run_epoch(self, stop: StopMode | None) -> EpochOutcome:
         environment = self.environment
-        environment.side_work.check()
-        waited = self.compactions.wait_if_needed(self.state)
-        started = environment.clock.now_micros()
-        plan, reading = self._plan(started, stop)
-        arrived = environment.executor.run_epoch(environment.job, plan, self.state.manifest)
-        agreement = find_agreement(environment.job.plan, arrived)
-        if isinstance(agreement, Torn):
-            return agreement
-        if isinstance(agreement, Failed):
-            raise combined_error(agreement)
-        reports = agreement.by_operator(environment.job.plan)
-        # The most urgent stop of any source counts; FINAL concerns only the source itself.
-        wishes = {report.finish for report in reports.values()}
-        stopping = (SourceFinishType.IMMEDIATE, SourceFinishType.GRACEFUL)
-        finish = next((wish for wish in stopping if wish in wishes), None)
-        is_published = False
-        if finish is not SourceFinishType.IMMEDIATE:
-            outcome = self.publisher.publish(self.state, plan, reports)
+        with damage_while_owned(self.checkpoints, self.claim):
+            environment.side_work.check()
+            waited = self.compactions.wait_if_needed(self.state)
+            started = environment.clock.now_micros()
+            plan, reading = self._plan(started, stop)
+            job, parent = environment.job, self.state.manifest
+            arrived = environment.executor.run_epoch(job, plan, parent)
+            agreement = find_agreement(job.plan, arrived)
+            if isinstance(agreement, Torn):
+                return agreement
+            if isinstance(agreement, Failed):
+                raise combined_error(agreement)
+            reports = {
+                (report.operator, job.plan.task(*key)[1].index): report
+                for key, task in agreement.reports.items()
+                for report in task.operators
+            }
+            # The most urgent stop of any source counts; FINAL concerns only the source itself.
+            wishes = {report.finish for report in reports.values()}
+            stopping = (SourceFinishType.IMMEDIATE, SourceFinishType.GRACEFUL)
+            finish = next((wish for wish in stopping if wish in wishes), None)
+            outcome = None
+            if finish is not SourceFinishType.IMMEDIATE:
+                outcome = self.publisher.publish(self.state, plan, reports)
             if isinstance(outcome, LostEpoch):
                 return EpochLost(outcome.winner)
             if isinstance(outcome, Fenced):
                 raise fenced_error(environment.graph.job, outcome)
-            self._accepted_run = plan.run
-            self._previous_micros = plan.terms.processing_time_micros
-            self.planner.accept(reports.values())
             if outcome is not None:
                 self._commit(outcome)
-                is_published = True
-        read = [
-            report for (name, _), report in reports.items() if name in self.planner.sources
-        ]
-        progress = EpochProgress(
-            int(plan.terms.barrier.epoch),
-            is_published,
-            plan.terms.processing_time_micros,
-            environment.clock.now_micros() - started,
-            sum(report.rows_taken for report in read),
-            sum(report.bytes_read for report in read),
-            sum(report.checkpoint.bytes_written for report in reports.values()),
-            self.compactions.swapped,
-            waited,
-            agreement.usage.requests,
-            agreement.usage.cache_hits,
-            agreement.usage.cache_misses,
-        )
-        ran = EpochRan(progress, reports, reading, finish)
-        if finish is not SourceFinishType.IMMEDIATE and environment.settings.adapts_budget:
-            self._adapt(ran)
-        return ran
+            usage = sum((task.usage for task in agreement.reports.values()), NO_USAGE)
+            read = [r for r in reports.values() if r.operator in self.planner.sources]
+            progress = EpochProgress(
+                int(plan.terms.barrier.epoch),
+                outcome is not None,
+                plan.terms.processing_time_micros,
+                environment.clock.now_micros() - started,
+                sum(report.rows_taken for report in read),
+                sum(report.bytes_read for report in read),
+                sum(report.checkpoint.bytes_written for report in reports.values()),
+                self.compactions.swapped,
+                waited,
+                usage.requests,
+                usage.cache_hits,
+                usage.cache_misses,
+            )
+            if finish is not SourceFinishType.IMMEDIATE:
+                self._accepted_run = plan.run
+                self._previous_micros = plan.terms.processing_time_micros
+                self.planner.accept(read, reading, progress.duration_micros)
+            return EpochRan(progress, reports, reading, finish)
 
     def _commit(self, outcome: Published | CommitRequired) -> None:
         """Commit the sinks of an acknowledged epoch; then unpin a restore, compact, collect."""
@@ -219,20 +207,18 @@ class JobSession:
         self, now_micros: int, stop: StopMode | None
     ) -> tuple[EpochPlan, ReadingPlan]:
         """Return the plan, which fixes everything that the epoch depends on."""
-        previous = self._previous_micros
-        now = now_micros
+        settings, state = self.environment.settings, self.state
+        now, previous = now_micros, self._previous_micros
         if previous is not None:
             # The job has one clock, which advances with every epoch and never goes back.
             now = max(now, previous + SMALLEST_STEP_MICROS)
-        epoch = self.state.next_epoch
-        keep = self.environment.settings.keep_epochs
-        min_epoch = Epoch(max(1, epoch - keep + 1))
+        min_epoch = Epoch(max(1, state.next_epoch - settings.keep_epochs + 1))
         barrier = CheckpointBarrier(
-            epoch, min_epoch, now, then_stop=stop is StopMode.CHECKPOINT
+            state.next_epoch, min_epoch, now, then_stop=stop is StopMode.CHECKPOINT
         )
-        reading = self.planner.plan(now, self.state.manifest, is_last=stop is not None)
+        reading = self.planner.plan(now, state.manifest, is_last=stop is not None)
         self._run += 1
-        parent = None if self.state.base is None else self.state.base.ref
+        parent = None if state.base is None else state.base.ref
         terms = EpochTerms(
             barrier,
             now,
@@ -245,8 +231,6 @@ class JobSession:
         parts = [part for parts in reading.assignments.values() for part in parts]
         is_fed = any(part.fed is not None for part in parts)
         has_readers = any(part.splits for part in parts) and not is_fed
-        settings = self.environment.settings
-        deadline = settings.epoch_deadline_micros if has_readers else None
         plan = EpochPlan(
             self.environment.graph.job,
             self.claim.generation,
@@ -255,17 +239,16 @@ class JobSession:
             self._accepted_run,
             parent,
             reading.assignments,
-            self.environment.settings.allow_dropped_state,
-            deadline,
+            settings.allow_dropped_state,
+            settings.epoch_deadline_micros if has_readers else None,
         )
         return plan, reading
 
     def _collect(self) -> None:
         """Delete what no kept epoch needs; a storage failure does not stop the job."""
+        keep_epochs = self.environment.settings.keep_epochs
         try:
-            outcome = self.checkpoints.collect(
-                self.claim, keep_epochs=self.environment.settings.keep_epochs
-            )
+            outcome = self.checkpoints.collect(self.claim, keep_epochs=keep_epochs)
             if isinstance(outcome, CollectionDone) and not outcome.needs_origin:
                 self.checkpoints.release_origin(self.claim)
             if isinstance(outcome, Fenced):
@@ -278,21 +261,6 @@ class JobSession:
             _log.warning("collecting old epochs failed, they stay for now: %s", error)
             return
         self._collections += 1
-
-    def _adapt(self, ran: EpochRan) -> None:
-        """Adapt each source's budget, so that the next epoch takes about its target time."""
-        duration = ran.progress.duration_micros
-        for operator, planned in self.planner.sources.items():
-            reports = [r for (name, _), r in ran.reports.items() if name == operator]
-            pace = Pace(sum(r.rows_taken for r in reports), duration)
-            planned.budget = adapt_budget(
-                planned.budget,
-                duration_micros=duration,
-                target_micros=self.environment.settings.target_epoch_micros,
-                was_spent=any(r.has_more for r in reports) or ran.reading.has_more,
-                rows_matter=do_rows_matter(planned.pace, pace),
-            )
-            planned.pace = pace
 
     def _read_splits(self, operator: OperatorId) -> Mapping[str, SplitState]:
         if not self.state.metadata.get(operator):

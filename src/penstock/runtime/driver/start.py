@@ -19,14 +19,13 @@ from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import damage_while_owned, fenced_error
 from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.plan.epoch_plan import known_inputs
-from penstock.state.checkpoints import JobCheckpoints, Metadata
+from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
     Fenced,
-    OperatorEntry,
 )
 from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.retention import Epochs
@@ -63,7 +62,7 @@ def _check_fitness(environment: JobEnvironment, manifest: CheckpointManifest) ->
         if not entry.subtasks:
             continue
         if entry.operator in environment.tables:
-            parts = _read_entry(environment, entry)
+            parts = environment.read_metadata(entry)
             plans = plan_table_restore(environment.tables[entry.operator], parts)
             try:
                 check_restorable(entry.operator, plans, allow_dropped=allow_dropped)
@@ -152,7 +151,7 @@ def take_over_job(
 
     The warning about a restore comes after the claim: until then the job's driver may go on.
     """
-    checkpoints = checkpoints_of(environment)
+    checkpoints = environment.checkpoints
     ref = None
     if restore is not None:
         plan = checkpoints.plan_restore(restore)
@@ -210,33 +209,10 @@ def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
 
     A job whose restore was claimed, but whose next epoch was not published, is not finished.
     """
-    checkpoints = checkpoints_of(environment)
+    checkpoints = environment.checkpoints
     manifest = checkpoints.newest()
     if manifest is None or not has_finished(environment.graph, manifest):
         return None
     if checkpoints.is_to_be_restored(manifest):
         return None
     return manifest if checkpoints.is_committed(manifest) else None
-
-
-def read_metadata(
-    environment: JobEnvironment, manifest: CheckpointManifest | None
-) -> dict[OperatorId, dict[int, Metadata]]:
-    """Read the metadata of every subtask of every operator."""
-    entries = () if manifest is None else manifest.operators
-    return {entry.operator: _read_entry(environment, entry) for entry in entries}
-
-
-def _read_entry(environment: JobEnvironment, entry: OperatorEntry) -> dict[int, Metadata]:
-    read = environment.backend.read_operator_checkpoint_metadata
-    return {index: read(ref) for index, ref in enumerate(entry.subtasks)}
-
-
-def checkpoints_of(environment: JobEnvironment) -> JobCheckpoints:
-    """Return the checkpoints of the environment's job."""
-    return JobCheckpoints(
-        environment.store,
-        environment.graph.job,
-        environment.clock,
-        environment.settings.rules,
-    )

@@ -18,15 +18,15 @@ and dealt to the subtasks before an epoch. Their states are read from the source
 at the start; then they come from the tasks' reports.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.core.ids import Generation, JobId, OperatorId
 from penstock.core.watermark import MAX_EVENT_TIME, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, UserError
-from penstock.graph.logical import Edge, LogicalGraph, Node
+from penstock.graph.logical import LogicalGraph, Node
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.registry import Registry
@@ -43,6 +43,8 @@ from penstock.operators.splits import (
 from penstock.operators.user_functions import to_failure
 from penstock.state.protocol.records import CheckpointManifest, CheckpointRef
 
+Assignments: TypeAlias = Mapping[OperatorId, tuple[SourceAssignment, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
@@ -57,9 +59,7 @@ class EpochPlan:
     """The last run that counted: only a chain that was kept after it may go on from memory."""
     parent: CheckpointRef | None = None
     """The checkpoint the epoch builds on."""
-    assignments: Mapping[OperatorId, tuple[SourceAssignment, ...]] = field(
-        default_factory=dict
-    )
+    assignments: Assignments = field(default_factory=dict)
     """What each subtask of each source reads."""
     allow_dropped_state: bool = False
     """Whether tables that no operator declares may be dropped."""
@@ -136,13 +136,20 @@ def known_inputs(
 ) -> dict[OperatorId, tuple[InputWatermark, ...]]:
     """Return how far each input of each operator has come as of a checkpoint."""
     entries = () if manifest is None else manifest.operators
-    stored = {entry.operator: entry.input_watermarks for entry in entries}
-    return {
-        node.operator: _match(
-            graph.edges_into(node.operator), stored.get(node.operator, ())
-        )
-        for node in graph.nodes
-    }
+    by_operator = {entry.operator: entry.input_watermarks for entry in entries}
+    found = {}
+    for node in graph.nodes:
+        edges, stored = graph.edges_into(node.operator), by_operator.get(node.operator, ())
+        if len(stored) != len(edges) or any(known.producer for known in stored):
+            by_producer = {known.producer: known for known in stored}
+            reached = event_time_of(stored)
+            fresh = InputWatermark(None if reached is None else reached.micros)
+            stored = tuple(
+                replace(by_producer.get(f"{edge.source}.{edge.output}", fresh), producer="")
+                for edge in edges
+            )
+        found[node.operator] = stored
+    return found
 
 
 def label_inputs(
@@ -153,25 +160,6 @@ def label_inputs(
         replace(known, producer=f"{edge.source}.{edge.output}")
         for known, edge in zip(inputs, graph.edges_into(operator), strict=True)
     )
-
-
-def _match(
-    edges: Sequence[Edge], stored: Sequence[InputWatermark]
-) -> tuple[InputWatermark, ...]:
-    if not stored:
-        return (InputWatermark(),) * len(edges)
-    if all(not known.producer for known in stored) and len(stored) == len(edges):
-        return tuple(stored)
-    by_producer = {known.producer: known for known in stored}
-    reached = event_time_of(stored)
-    fresh = InputWatermark(None if reached is None else reached.micros)
-    return tuple(
-        replace(by_producer.get(f"{edge.source}.{edge.output}", fresh), producer="")
-        for edge in edges
-    )
-
-
-Assignments = Mapping[OperatorId, tuple[SourceAssignment, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +191,16 @@ class SourcePlanner:
     """All sources of a job, on the driver. Lives as long as one claim of the job."""
 
     def __init__(
-        self, graph: LogicalGraph, registry: Registry, budget: SourceBudget
+        self,
+        graph: LogicalGraph,
+        registry: Registry,
+        budget: SourceBudget,
+        target_micros: int | None = None,
     ) -> None:
+        """Make a planner; without a target, the time an epoch should take, budgets stay."""
         self.sources: dict[OperatorId, PlannedSource] = {}
         self._graph = graph
+        self._target_micros = target_micros
         for node in graph.nodes:
             made = registry.construct(node.spec).operator
             if isinstance(made, SourceOperator):
@@ -246,12 +240,24 @@ class SourcePlanner:
                 polls.append(max(1, int(seconds * 1_000_000)))
         return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
 
-    def accept(self, reports: Iterable[OperatorReport]) -> None:
-        """Note how far the splits were read in an epoch that counts."""
-        for report in reports:
-            planned = self.sources.get(report.operator)
-            if planned is not None:
+    def accept(
+        self, reports: Sequence[OperatorReport], reading: ReadingPlan, duration_micros: int
+    ) -> None:
+        """Note how far an epoch that counts has read, and adapt budgets to the target."""
+        for operator, planned in self.sources.items():
+            own = [report for report in reports if report.operator == operator]
+            for report in own:
                 planned.known.update(report.splits)
+            if self._target_micros is not None:
+                pace = Pace(sum(report.rows_taken for report in own), duration_micros)
+                planned.budget = adapt_budget(
+                    planned.budget,
+                    duration_micros=duration_micros,
+                    target_micros=self._target_micros,
+                    was_spent=reading.has_more or any(report.has_more for report in own),
+                    rows_matter=do_rows_matter(planned.pace, pace),
+                )
+                planned.pace = pace
 
     def _ask(self, planned: PlannedSource, now_micros: int) -> SourcePlan:
         operator = planned.node.operator

@@ -111,6 +111,13 @@ class PhysicalPlan:
             for index in range(superstep.task_count):
                 yield superstep.level, index
 
+    def senders(self, chain: Chain, subtask: Subtask) -> Iterator[tuple[int, int, int]]:
+        """Yield the edge, level and task of every producer that a subtask of a chain reads."""
+        for edge in self.incoming(chain.number):
+            source = self.chains[edge.source_chain]
+            for index in peers_of(edge.exchange, source.parallelism, subtask.index):
+                yield edge.number, source.level, source.first_task + index
+
 
 def compile_graph(graph: LogicalGraph) -> PhysicalPlan:
     """Cut a graph into supersteps; raise `GraphError` with all its problems if it has some."""

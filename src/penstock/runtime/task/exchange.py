@@ -306,12 +306,9 @@ class ExchangeInput:
         self._level = chain.level
         self._records = iter(records)
         self._mailbox = mailbox
-        self._channels: dict[Sender, Channel] = {}
-        for edge in self._exchanges.values():
-            producer = plan.chains[edge.source_chain]
-            for index in peers_of(edge.exchange, producer.parallelism, subtask.index):
-                sender = Sender(edge.number, producer.level, producer.first_task + index)
-                self._channels[sender] = Channel()
+        self._channels = {
+            Sender(*sender): Channel() for sender in plan.senders(chain, subtask)
+        }
 
     def batches(self) -> Iterator[tuple[OperatorId, int, pa.RecordBatch]]:
         """Yield the rows, each edge's in order; raise if they are torn or aborted.
