@@ -67,14 +67,10 @@ def derive_types(
     try:
         types = empty.select(expressions).collect_schema()
     except pl.exceptions.PolarsError as error:
-        named = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
-        unknown = [name for name in named if name not in schema.names]
+        unknown = find_unknown_columns(expressions, schema.names)
         reason = str(error).split("\n\nResolved plan")[0].replace("\n\n", ". ")
         if unknown:
-            reason = "; ".join(
-                f"there is no column {name!r}{did_you_mean(name, schema.names)}"
-                for name in unknown
-            )
+            reason = "; ".join(unknown.values())
         raise SchemaError(
             f"{shown} does not fit its input: {reason}", columns=tuple(unknown) or None
         ) from error
@@ -87,6 +83,23 @@ def derive_types(
             code=ErrorCode.INVALID_CONFIG,
         )
     return types
+
+
+def find_unknown_columns(
+    expressions: Sequence[pl.Expr], known: Sequence[str]
+) -> dict[str, str]:
+    """Return the columns that expressions read and that are not known, and what to say of each."""
+    named = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
+    return {
+        name: f"there is no column {name!r}{did_you_mean(name, known)}"
+        for name in named
+        if name not in known
+    }
+
+
+def show_types(types: pl.Schema) -> str:
+    """Return columns and their types, for an error message."""
+    return ", ".join(f"{name} {dtype}" for name, dtype in types.items())
 
 
 def to_arrow_field(shown: str, name: str, dtype: pl.DataType) -> Any:
@@ -233,10 +246,9 @@ class Filter(Configured[FilterConfig], ArrowOperator):
     def _prepare(self, schema: pa.Schema) -> ExpressionInput:
         types = derive_types(str(self.display()), schema, [self._predicate])
         if not (len(types) == 1 and types.dtypes()[0] in (pl.Boolean(), pl.Null())):
-            shown = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
             raise SchemaError(
                 f"filter({self._predicate}) needs one true-or-false value per row, but its "
-                f"predicate gives: {shown}. Compare them, or join several with "
+                f"predicate gives: {show_types(types)}. Compare them, or join several with "
                 "pl.all_horizontal"
             )
         self._input = derive_input([self._predicate], schema)
@@ -318,8 +330,10 @@ class _Projection:
             arrays = [batch.column(name) for name in self.schema.names]
             return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         fresh = self.input.frame(batch).select(self.computed)
+        if fresh.height != batch.num_rows:  # literals alone: no column sets their length
+            fresh = pl.DataFrame([c.new_from_index(0, batch.num_rows) for c in fresh])
         arrays = [
-            _to_array(fresh.get_column(field.name), field.type, batch.num_rows)
+            to_array(fresh.get_column(field.name), field.type)
             if field.name in self.computed_names
             else batch.column(field.name)
             for field in self.schema
@@ -332,10 +346,9 @@ def _serialized(expressions: Sequence[pl.Expr | str]) -> tuple[bytes, ...]:
     return tuple(e.meta.serialize() for e in exprs)
 
 
-def _to_array(column: pl.Series, data_type: pa.DataType, row_count: int) -> Any:
-    if len(column) != row_count:  # a literal has one value, as no column sets its length
-        column = column.new_from_index(0, row_count)
-    array = column.to_arrow()
+def to_array(column: pl.Series, data_type: pa.DataType) -> Any:
+    """Return a column in a type that holds its values."""
+    array = column.rechunk().to_arrow()
     return array if array.type.equals(data_type) else array.cast(data_type)
 
 

@@ -37,7 +37,12 @@ from penstock.operators.aggregates.plan import (
     Reduction,
     other_column,
 )
-from penstock.operators.expressions import derive_types, to_arrow_field
+from penstock.operators.expressions import (
+    derive_types,
+    find_unknown_columns,
+    show_types,
+    to_arrow_field,
+)
 
 _GROUP = "_penstock_group"
 
@@ -118,26 +123,36 @@ class _Compiler:
         self._stream = stream
 
     def compile(self) -> CompiledAggregate:
-        rows = frame_schema(self._stream.schema)
         partial = self._checked("partial", self._aggregate.partial())
-        from_rows = [e.alias(self._column(part)) for part, e in partial.items()]
-        types = self._types_of(rows, from_rows)
-        columns = {part: pl.col(self._column(part)) for part in partial}
-        by_part = self._checked("merge", self._call("merge", columns))
-        if by_part.keys() != partial.keys():
+        # The column of a partial begins with the result's name, for readers.
+        names = {part: f"{self._result}.{part}" for part in partial}
+        from_rows = [e.alias(names[part]) for part, e in partial.items()]
+        types = self._types_of(frame_schema(self._stream.schema), from_rows)
+        columns = {part: pl.col(name) for part, name in names.items()}
+        merged = self._checked("merge", self._call("merge", columns))
+        if merged.keys() != partial.keys():
             raise self._refusal(
-                f"merge gives {sorted(by_part)} and partial {sorted(partial)}: both must give "
+                f"merge gives {sorted(merged)} and partial {sorted(partial)}: both must give "
                 "the same"
             )
-        from_partials = self._merging(types, {part: by_part[part] for part in partial})
+        given = [merged[part].alias(name) for part, name in names.items()]
+        found = self._types_of(types, given)
+        # Polars sums short integers into longer ones: a cast keeps the type of the partials.
+        from_partials = [
+            e if found[name] == types[name] else e.cast(types[name])
+            for name, e in zip(found, given, strict=True)
+        ]
         merged_types = self._types_of(types, from_partials)
         if merged_types != types:
             raise self._refusal(
-                f"merging gives {_shown_types(merged_types)}, but its partials are "
-                f"{_shown_types(types)}"
+                f"merging gives {show_types(merged_types)}, but its partials are "
+                f"{show_types(types)}"
             )
         (final,) = self._checked("final", {"": self._call("final", columns)}).values()
         finish = final.alias(self._result)
+        others = {part: pl.col(other_column(name)) for part, name in names.items()}
+        pair = self._aggregate.merge_pair(columns, others)
+        reductions = self._aggregate.reductions()
         return CompiledAggregate(
             self._result_field(types, finish),
             tuple(dict.fromkeys(n for e in from_rows for n in e.meta.root_names())),
@@ -146,39 +161,11 @@ class _Compiler:
             tuple(from_partials),
             finish,
             self._shown,
-            self._from_pair(types, columns),
-            self._reductions(partial),
+            None
+            if pair is None
+            else tuple(pair[p].cast(types[n]).alias(n) for p, n in names.items()),
+            None if reductions is None else tuple(reductions[part] for part in names),
         )
-
-    def _merging(self, types: pl.Schema, merged: Mapping[str, pl.Expr]) -> list[pl.Expr]:
-        """Return the expressions that merge partials into partials of the same types."""
-        given = [e.alias(self._column(part)) for part, e in merged.items()]
-        found = self._types_of(types, given)
-        # Polars sums short integers into longer ones: a cast keeps the type of the partials.
-        return [
-            e if found[name] == types[name] else e.cast(types[name])
-            for name, e in zip(found, given, strict=True)
-        ]
-
-    def _from_pair(
-        self, types: pl.Schema, columns: Mapping[str, pl.Expr]
-    ) -> tuple[pl.Expr, ...] | None:
-        others = {part: pl.col(other_column(self._column(part))) for part in columns}
-        by_part = self._aggregate.merge_pair(columns, others)
-        if by_part is None:
-            return None
-        return tuple(
-            by_part[part].cast(types[self._column(part)]).alias(self._column(part))
-            for part in columns
-        )
-
-    def _reductions(self, parts: Mapping[str, pl.Expr]) -> tuple[Reduction, ...] | None:
-        by_part = self._aggregate.reductions()
-        return None if by_part is None else tuple(by_part[part] for part in parts)
-
-    def _column(self, part: str) -> str:
-        """Return the column of a partial; it begins with the result's name, for readers."""
-        return f"{self._result}.{part}"
 
     def _call(self, method: str, columns: Mapping[str, pl.Expr]) -> Any:
         try:
@@ -199,15 +186,9 @@ class _Compiler:
 
     def _types_of(self, given: pl.Schema, expressions: Sequence[pl.Expr]) -> pl.Schema:
         """Return the types that expressions give for a group, or raise why they cannot."""
-        named = dict.fromkeys(name for e in expressions for name in e.meta.root_names())
-        unknown = [name for name in named if name not in given]
+        unknown = find_unknown_columns(expressions, given.names())
         if unknown:
-            raise self._refusal(
-                "; ".join(
-                    f"there is no column {name!r}{did_you_mean(name, given.names())}"
-                    for name in unknown
-                )
-            )
+            raise self._refusal("; ".join(unknown.values()))
         empty = pl.LazyFrame(schema=given).with_columns(pl.lit(0).alias(_GROUP))
         return self._schema_of(empty.group_by(_GROUP).agg(expressions).drop(_GROUP))
 
@@ -235,8 +216,8 @@ class _Compiler:
         return SchemaError(f"{self._shown}: {problem}", column=self._result)
 
 
-def refuse_non_aggregate(name: str, given: object) -> UserError:
-    """Return the error for something that is not an aggregate."""
+def _describe_non_aggregate(given: object) -> str:
+    """Return why something is not an aggregate, and what to write instead."""
     hint = "write a function of penstock such as ps.sum('price')"
     if isinstance(given, type) and issubclass(given, Aggregate):
         hint = f"write {given.__name__}(…), an instance, instead of the class"
@@ -248,13 +229,7 @@ def refuse_non_aggregate(name: str, given: object) -> UserError:
             "ps.count, … or an Aggregate of your own"
         )
     shown = getattr(given, "__name__", None) or repr(given)
-    return UserError(
-        f"{name}={shown} is not an aggregate: {hint}", code=ErrorCode.INVALID_CONFIG
-    )
-
-
-def _shown_types(types: pl.Schema) -> str:
-    return ", ".join(f"{name} {dtype}" for name, dtype in types.items())
+    return f"{shown} is not an aggregate: {hint}"
 
 
 def compile_aggregates(
@@ -275,7 +250,7 @@ def compile_aggregates(
         if name in taken:
             problems.append(f"{name}: the output has a column of that name already")
         if not isinstance(aggregate, Aggregate):
-            problems.append(refuse_non_aggregate(name, aggregate).message)
+            problems.append(f"{name}={_describe_non_aggregate(aggregate)}")
             continue
         try:
             compiled.append(aggregate.compile(name, stream))
@@ -307,6 +282,26 @@ class ColumnAggregate(Aggregate):
     """The predicate of the rows that count; None for all rows."""
     dtype: pl.DataType = pl.Int64()  # noqa: RUF009 (data types are immutable)
     """The column's type in Polars, set by `for_stream`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not the name of a column, or not a predicate, where the user wrote it."""
+        column: object = self.column
+        where: object = self.where
+        problems = []
+        if isinstance(column, pl.Expr):
+            problems.append(
+                "it takes the name of a column: compute it with with_columns before"
+            )
+        elif not isinstance(column, str):
+            problems.append(f"{column!r} is not the name of a column")
+        if where is not None and not isinstance(where, pl.Expr):
+            problems.append(
+                f"where={where!r} is not a Polars expression: write where=pl.col(…) > …"
+            )
+        if problems:
+            raise UserError(
+                f"ps.{self.function}: {'; '.join(problems)}", code=ErrorCode.INVALID_CONFIG
+            )
 
     @staticmethod
     def fits(dtype: pl.DataType) -> bool:
@@ -346,6 +341,13 @@ class ColumnAggregate(Aggregate):
             return None
         return {part: Reduction(kind, self.column) for part, kind in self.reduced.items()}
 
+    @override
+    def final(self, *args: Any, **kwargs: Any) -> pl.Expr:
+        """Return the only partial; an aggregate with several computes its result from them."""
+        only: pl.Expr
+        (only,) = (*args, *kwargs.values())
+        return only
+
     def values(self) -> pl.Expr:
         """Return the values that count; null for all others."""
         column = pl.col(self.column)
@@ -370,25 +372,6 @@ def find_where_problems(where: pl.Expr | None, stream: StreamSchema) -> list[str
         shown = ", ".join(map(str, types.dtypes()))
         return [f"where= must be true or false for each row, not {shown}"]
     return []
-
-
-def check_arguments(function: str, column: object, where: object) -> None:
-    """Refuse what is not the name of a column, or not a predicate, where the user wrote it."""
-    problems = []
-    if isinstance(column, pl.Expr):
-        problems.append(
-            "it takes the name of a column: compute it with with_columns before"
-        )
-    elif not isinstance(column, str):
-        problems.append(f"{column!r} is not the name of a column")
-    if where is not None and not isinstance(where, pl.Expr):
-        problems.append(
-            f"where={where!r} is not a Polars expression: write where=pl.col(…) > …"
-        )
-    if problems:
-        raise UserError(
-            f"ps.{function}: {'; '.join(problems)}", code=ErrorCode.INVALID_CONFIG
-        )
 
 
 def is_number(dtype: pl.DataType) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.core.arrow_types import relay, stored_type
 from penstock.errors import SchemaError
-from penstock.operators.expressions import derive_types
+from penstock.operators.expressions import derive_types, to_array
 
 
 def decoded(schema: pa.Schema) -> pa.Schema:
@@ -86,12 +86,6 @@ def to_batch(frame: pl.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
     """Return the columns of a schema in exactly its types, each in one piece."""
     arrays = [to_array(frame.get_column(field.name), field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def to_array(column: pl.Series, data_type: pa.DataType) -> Any:
-    """Return a column in a type that holds its values."""
-    array = column.rechunk().to_arrow()
-    return array if array.type.equals(data_type) else array.cast(data_type)
 
 
 Compute: TypeAlias = Callable[[pl.DataFrame, Sequence[str]], pl.DataFrame]

@@ -6,6 +6,7 @@ values is null, as in SQL. See `docs/aggregates.md`. `totals` has the classes of
 and stddev; all others are here.
 """
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -19,16 +20,21 @@ from penstock.errors import InternalError, SchemaError
 from penstock.operators.aggregates.aggregate import (
     Aggregate,
     ColumnAggregate,
-    check_arguments,
     find_where_problems,
     is_orderable,
 )
 from penstock.operators.aggregates.plan import Kind, Reduction
-from penstock.operators.aggregates.totals import Avg, Deviation, Sum, Variance
+from penstock.operators.aggregates.totals import (
+    AdditiveAggregate,
+    Avg,
+    Deviation,
+    Sum,
+    Variance,
+)
 
 
 @dataclass(frozen=True, eq=False)
-class CountValues(ColumnAggregate):
+class CountValues(AdditiveAggregate):
     """How many rows have a value in a column. Never null."""
 
     function: ClassVar[str] = "count"
@@ -43,20 +49,6 @@ class CountValues(ColumnAggregate):
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
         return {"count": self.values().count().cast(pl.Int64)}
-
-    @override
-    def merge(self, count: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"count": count.sum()}
-
-    @override
-    def merge_pair(
-        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
-    ) -> Mapping[str, pl.Expr]:
-        return {"count": partials["count"] + others["count"].fill_null(0)}
-
-    @override
-    def final(self, count: pl.Expr) -> pl.Expr:
-        return count
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +115,7 @@ class Min(_OneValue):
 
     function: ClassVar[str] = "min"
     reduced: ClassVar[Mapping[str, Kind]] = {"value": "min"}
+    wins = staticmethod(operator.lt)
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
@@ -137,11 +130,8 @@ class Min(_OneValue):
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
         mine, other = partials["value"], others["value"]
-        return {"value": _other_if(other < mine, mine, other)}
-
-    @override
-    def final(self, value: pl.Expr) -> pl.Expr:
-        return value
+        takes_other = self.wins(other, mine) | mine.is_null()
+        return {"value": pl.when(takes_other).then(other).otherwise(mine)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +140,7 @@ class Max(Min):
 
     function: ClassVar[str] = "max"
     reduced: ClassVar[Mapping[str, Kind]] = {"value": "max"}
+    wins = staticmethod(operator.gt)
 
     @override
     def merge(self, value: pl.Expr) -> Mapping[str, pl.Expr]:
@@ -159,17 +150,6 @@ class Max(Min):
             nan = pl.when(value.is_nan().any()).then(float("nan"))
             greatest = nan.otherwise(greatest)
         return {"value": greatest}
-
-    @override
-    def merge_pair(
-        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
-    ) -> Mapping[str, pl.Expr]:
-        mine, other = partials["value"], others["value"]
-        return {"value": _other_if(other > mine, mine, other)}
-
-
-def _other_if(wins: pl.Expr, mine: pl.Expr, other: pl.Expr) -> pl.Expr:
-    return pl.when(wins | mine.is_null()).then(other).otherwise(mine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +213,6 @@ def count(column: str | None = None, *, where: pl.Expr | None = None) -> Aggrega
     >>> count().display(), count("price").display()
     ('count()', 'count(price)')
     """
-    check_arguments("count", "" if column is None else column, where)
     return CountRows(where=where) if column is None else CountValues(column, where)
 
 
@@ -243,7 +222,6 @@ def sum(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A00
     >>> sum("price").display()
     'sum(price)'
     """
-    check_arguments("sum", column, where)
     return Sum(column, where)
 
 
@@ -253,7 +231,6 @@ def min(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A00
     >>> min("price").display()
     'min(price)'
     """
-    check_arguments("min", column, where)
     return Min(column, where)
 
 
@@ -263,7 +240,6 @@ def max(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A00
     >>> max("price").display()
     'max(price)'
     """
-    check_arguments("max", column, where)
     return Max(column, where)
 
 
@@ -273,7 +249,6 @@ def avg(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     >>> avg("price").display()
     'avg(price)'
     """
-    check_arguments("avg", column, where)
     return Avg(column, where)
 
 
@@ -283,7 +258,6 @@ def var(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     >>> var("price").display()
     'var(price)'
     """
-    check_arguments("var", column, where)
     return Variance(column, where)
 
 
@@ -293,7 +267,6 @@ def stddev(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     >>> stddev("price").display()
     'stddev(price)'
     """
-    check_arguments("stddev", column, where)
     return Deviation(column, where)
 
 
@@ -303,7 +276,6 @@ def first(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     >>> first("price").display()
     'first(price)'
     """
-    check_arguments("first", column, where)
     return First(column, where)
 
 
@@ -313,7 +285,6 @@ def last(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     >>> last("price").display()
     'last(price)'
     """
-    check_arguments("last", column, where)
     return Last(column, where)
 
 
@@ -323,5 +294,4 @@ def count_distinct(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     >>> count_distinct("price").display()
     'count_distinct(price)'
     """
-    check_arguments("count_distinct", column, where)
     return CountDistinct(column, where)

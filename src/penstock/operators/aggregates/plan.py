@@ -28,6 +28,8 @@ _Array: TypeAlias = "np.typing.NDArray[Any]"
 PLACES_PER_ROW = 4
 """The most places per row: with more, most of the array would be empty."""
 _LONGEST = 1 << 63
+_WHOLE = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
+"""Whole numbers that fit into 64 bits with a sign."""
 
 
 class Reduction(NamedTuple):
@@ -46,11 +48,11 @@ def reduce_by_place(
     waste memory: columns must be numbers of up to 64 bits, without nulls, NaN or a sum that
     overflows.
     """
-    keys = rows[key]
-    if not rows.height or not _is_whole(keys) or keys.null_count():
+    keys: Any = rows[key]
+    if not rows.height or keys.dtype not in _WHOLE or keys.null_count():
         return None
-    first, last = _bounds(keys)
-    span = last - first + 1
+    first = keys.min()
+    span = keys.max() - first + 1
     if span > PLACES_PER_ROW * rows.height:
         return None
     columns = {name: rows[name] for _, name in reductions.values() if name is not None}
@@ -93,33 +95,15 @@ def _reduce(kind: Kind, values: _Array, places: _Array, span: int) -> _Array:
     return totals
 
 
-def _is_whole(column: pl.Series) -> bool:
-    """Return whether a column has whole numbers that fit into 64 bits with a sign."""
-    return column.dtype.is_integer() and column.dtype not in (
-        pl.UInt64,
-        pl.Int128,
-        pl.UInt128,
-    )
-
-
-def _is_plain(column: pl.Series, *, is_summed: bool) -> bool:
+def _is_plain(column: Any, *, is_summed: bool) -> bool:
     """Return whether a column has numbers only, and a sum of them cannot overflow."""
     if column.null_count():
         return False
     if column.dtype in (pl.Float32, pl.Float64):
         return not column.is_nan().any()
-    if not _is_whole(column):
+    if column.dtype not in _WHOLE:
         return False
-    if not is_summed:
-        return True
-    least, greatest = _bounds(column)
-    return max(-least, greatest) * len(column) < _LONGEST
-
-
-def _bounds(column: pl.Series) -> tuple[int, int]:
-    least: Any = column.min()
-    greatest: Any = column.max()
-    return int(least), int(greatest)
+    return not is_summed or max(-column.min(), column.max()) * len(column) < _LONGEST
 
 
 _Engine: TypeAlias = Literal["streaming", "in-memory"]
@@ -236,10 +220,9 @@ class AggregatePlan:
         """The reductions that merge partials, by column; counts are added."""
         if self._from_rows is None:
             return None
-        kinds = {name: reduction.kind for name, reduction in self._from_rows.items()}
         return {
             name: Reduction("sum" if kind == "count" else kind, name)
-            for name, kind in kinds.items()
+            for name, (kind, _) in self._from_rows.items()
         }
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import polars as pl
 import pyarrow as pa
@@ -36,11 +36,22 @@ class Sum(ColumnAggregate):
         if self.dtype in _NARROW:
             # 64 bits hold the sum of all such integers that fit into one batch.
             return {"sum": _null_if_none(values, values.cast(self._wide()).sum())}
-        return {"sum": self._total(values)}
+        return self.merge(values)
 
     @override
     def merge(self, sum: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"sum": self._total(sum)}
+        if self._is_whole():
+            total = self._narrow(_widen(sum).sum())
+        elif self.dtype.is_float():
+            total = sum.cast(pl.Float64).sum()
+        else:
+            scale = getattr(self.dtype, "scale", 0)
+            rough = sum.cast(pl.Float64).sum().abs()
+            # Sums of decimals wrap around, and only a failing cast stops a computation: this
+            # one fails if the sum, estimated in floating point, has more than 38 digits.
+            share = (rough / (_DECIMAL_LIMIT / 10**scale) * 128).cast(pl.Int8)
+            total = pl.when(share >= 0).then(sum.sum())
+        return {"sum": _null_if_none(sum, total)}
 
     @override
     def merge_pair(
@@ -55,10 +66,6 @@ class Sum(ColumnAggregate):
         return {"sum": pl.coalesce(both, mine, other)}
 
     @override
-    def final(self, sum: pl.Expr) -> pl.Expr:
-        return sum
-
-    @override
     def result_type(self, stream: StreamSchema) -> pa.DataType | None:
         """Return decimals of the greatest precision, and durations in their own unit."""
         declared = self.type_in(stream)
@@ -69,15 +76,6 @@ class Sum(ColumnAggregate):
     def _wide(self) -> pl.DataType:
         return pl.UInt64() if self.dtype.is_unsigned_integer() else _LONG
 
-    def _total(self, values: pl.Expr) -> pl.Expr:
-        if self._is_whole():
-            total = self._narrow(_widen(values).sum())
-        elif self.dtype.is_float():
-            total = values.cast(pl.Float64).sum()
-        else:
-            total = self._decimal_total(values)
-        return _null_if_none(values, total)
-
     def _is_whole(self) -> bool:
         return self.dtype.is_integer() or isinstance(self.dtype, pl.Duration)
 
@@ -87,18 +85,24 @@ class Sum(ColumnAggregate):
             return total.cast(self._wide())
         return total.cast(_LONG).cast(self.dtype)
 
-    def _decimal_total(self, values: pl.Expr) -> pl.Expr:
-        """Return the sum of decimals; a sum of more than 38 digits is an error."""
-        scale = getattr(self.dtype, "scale", 0)
-        rough = values.cast(pl.Float64).sum().abs()
-        # Sums of decimals wrap around, and only a failing cast stops a computation: this one
-        # fails if the sum, estimated in floating point, is too large.
-        share = (rough / (_DECIMAL_LIMIT / 10**scale) * 128).cast(pl.Int8)
-        return pl.when(share >= 0).then(values.sum())
+
+@dataclass(frozen=True, eq=False)
+class AdditiveAggregate(ColumnAggregate):
+    """An aggregate whose partials are counts and sums that cannot overflow: merging adds them."""
+
+    @override
+    def merge(self, *args: Any, **kwargs: Any) -> Mapping[str, pl.Expr]:
+        return {part: values.sum() for part, values in kwargs.items()}
+
+    @override
+    def merge_pair(
+        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        return {part: partials[part] + others[part].fill_null(0) for part in partials}
 
 
 @dataclass(frozen=True, eq=False)
-class Avg(ColumnAggregate):
+class Avg(AdditiveAggregate):
     """The mean of a column, a float; integers are added as floats, so nothing overflows."""
 
     function: ClassVar[str] = "avg"
@@ -113,16 +117,6 @@ class Avg(ColumnAggregate):
             "sum": values.cast(pl.Float64).sum(),
             "count": values.count().cast(pl.Int64),
         }
-
-    @override
-    def merge(self, sum: pl.Expr, count: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"sum": sum.sum(), "count": count.sum()}
-
-    @override
-    def merge_pair(
-        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
-    ) -> Mapping[str, pl.Expr]:
-        return {part: partials[part] + others[part].fill_null(0) for part in partials}
 
     @override
     def final(self, sum: pl.Expr, count: pl.Expr) -> pl.Expr:

@@ -29,10 +29,11 @@ from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, Watermark
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.aggregate import Aggregate
-from penstock.operators.aggregates.frames import columns_to_frame, to_array, to_batch
+from penstock.operators.aggregates.frames import columns_to_frame, to_batch
 from penstock.operators.aggregates.functions import Max
 from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.expressions import to_array
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.timers import DueTimers, Timers
