@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from penstock.errors import ErrorCode, GraphError, UserError
 
@@ -88,23 +87,11 @@ class Noting:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, _kind: object, error: object, _traceback: object) -> bool:
         if isinstance(error, UserError):
             self._problems.note(error)
             return True
         return False
-
-
-class Written(Protocol):
-    """An object whose methods are steps: a pipeline, a stream, or one cut into windows."""
-
-    builder: Any
-    """The graph builder: it gathers `problems`, and can `reserve` a name."""
 
 
 def step(
@@ -113,21 +100,28 @@ def step(
     """Make a method a step: its mistake is gathered, and it returns what `instead` makes.
 
     `instead` is called with the object of the method, and returns a value of the method's own
-    return type. With `is_named` the first argument is the name of the step and is required.
+    return type. With `is_named` the first argument is `name`, and is required.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         kind = function.__name__
-        name_of = _naming(function) if is_named else None
+        parameter = inspect.signature(function).parameters.get("name")
+        # An aggregate may be called "name", so its step takes the name by position only.
+        may_be_keyword = parameter and parameter.kind is not parameter.POSITIONAL_ONLY
 
         @wraps(function)
         def gather(*args: P.args, **kwargs: P.kwargs) -> R:
-            builder = cast(Written, args[0]).builder
-            name = None if name_of is None else name_of(args[1:], kwargs)
+            # The object has the graph builder, which gathers problems and can reserve a name.
+            builder = cast(Any, args[0]).builder
+            name: object = None
+            if is_named and len(args) > 1:
+                name = args[1]
+            elif is_named and may_be_keyword:
+                name = kwargs.get("name")
             shown = f"{kind} {name!r}" if isinstance(name, str) else kind
             problems: Problems = builder.problems
             with problems.within(shown), problems.noting():
-                if name_of is not None:
+                if is_named:
                     _check_name(kind, name)
                 return function(*args, **kwargs)
             if isinstance(name, str):
@@ -137,19 +131,6 @@ def step(
         return gather
 
     return decorate
-
-
-def _naming(function: Callable[..., Any]) -> Callable[[Any, Any], object]:
-    """Return a function that finds the step's name among its arguments, or gives None."""
-    _, first, *_ = inspect.signature(function).parameters.values()
-    may_be_keyword = first.kind is not inspect.Parameter.POSITIONAL_ONLY
-
-    def name_of(args: Sequence[object], kwargs: dict[str, object]) -> object:
-        if args:
-            return args[0]
-        return kwargs.get(first.name) if may_be_keyword else None
-
-    return name_of
 
 
 def _check_name(kind: str, name: object) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import polars as pl
-from typing_extensions import override
 
 from penstock.api.gathering import Problems
 from penstock.core.ids import JobId, OperatorId
@@ -71,14 +70,6 @@ class BrokenPort(Port):
             "a step in front of this one cannot work: Pipeline.graph says which and why",
             code=ErrorCode.BROKEN_INPUT,
         )
-
-    @override
-    def sent(self, exchange: Exchange, *, parallelism: int | None = None) -> Port:
-        return self
-
-    @override
-    def sent_by(self, columns: Sequence[str]) -> Port:
-        return self
 
 
 class GraphBuilder:

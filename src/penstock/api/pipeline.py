@@ -125,9 +125,16 @@ class Pipeline:
         >>> stream.schema.time_column
         'at'
         """
-        watermark = None
+        problems, watermark = self.builder.problems, None
         if lateness is not None or idle_timeout is not None:
-            watermark = self._watermark(lateness, idle_timeout)
+            lateness_micros, idle_micros = 0, None
+            if lateness is not None:
+                with problems.noting():
+                    lateness_micros = to_micros(lateness, "lateness")
+            if idle_timeout is not None:
+                with problems.noting():
+                    idle_micros = to_micros(idle_timeout, "idle timeout")
+            watermark = WatermarkSpec(lateness_micros, idle_micros)
         port = self.builder.add_source(
             name,
             _to_spec(source),
@@ -136,19 +143,6 @@ class Pipeline:
             parallelism=parallelism,
         )
         return Stream(self.builder, port)
-
-    def _watermark(
-        self, lateness: DurationLike | None, idle_timeout: DurationLike | None
-    ) -> WatermarkSpec:
-        """Return the watermark rule; mistakes in both arguments are noted, not only the first."""
-        lateness_micros, idle_micros = 0, None
-        if lateness is not None:
-            with self.builder.problems.noting():
-                lateness_micros = to_micros(lateness, "lateness")
-        if idle_timeout is not None:
-            with self.builder.problems.noting():
-                idle_micros = to_micros(idle_timeout, "idle timeout")
-        return WatermarkSpec(lateness_micros, idle_micros)
 
     def graph(self) -> LogicalGraph:
         """Return the graph so far, or raise with every mistake that was made in writing it.

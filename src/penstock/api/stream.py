@@ -20,13 +20,7 @@ from penstock.api.graph_builder import (
     to_expression,
     to_expressions,
 )
-from penstock.api.windowing import (
-    BadTimes,
-    BrokenWindows,
-    Window,
-    WindowedStream,
-    add_updating_aggregate,
-)
+from penstock.api.windowing import BadTimes, Window, WindowStep, add_updating_aggregate
 from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError, did_you_mean
@@ -44,7 +38,7 @@ Step: TypeAlias = ArrowOperator | OperatorSpec
 """A user's operator, or the spec of a built-in or plugged-in one."""
 
 
-def _broken(stream: "AnyStream") -> "Stream":
+def _broken(stream: "AnyStream | WindowedStream") -> "Stream":
     return Stream(stream.builder, BrokenPort())
 
 
@@ -62,7 +56,7 @@ class AnyStream:
         """The columns of its rows, which one is their event time, and which are their key."""
         return self.builder.schema_of(self.port)
 
-    @step(lambda stream: BrokenWindows(stream.builder, Stream), is_named=True)
+    @step(lambda stream: WindowedStream(stream.builder, None), is_named=True)
     def window(
         self,
         name: str,
@@ -70,7 +64,7 @@ class AnyStream:
         *,
         bad_times: BadTimes = "fail",
         parallelism: int | None = None,
-    ) -> "WindowedStream[Stream]":
+    ) -> "WindowedStream":
         """Cut all rows, or those of each key, into windows by event time.
 
         `aggregate` of the returned stream takes what to compute. Rows whose event time is
@@ -89,15 +83,10 @@ class AnyStream:
         >>> [(row["user"], str(row["window_end"]), row["clicks"]) for row in out.rows()]
         [('ada', '2024-01-01 12:01:00', 2)]
         """
-        return WindowedStream(
-            self.builder,
-            self.port,
-            name,
-            window,
-            bad_times=bad_times,
-            parallelism=parallelism,
-            to_stream=Stream,
+        step = WindowStep(
+            self.builder, self.port, name, window, bad_times, parallelism=parallelism
         )
+        return WindowedStream(self.builder, step)
 
     @step(_broken, is_named=True)
     def process(
@@ -148,6 +137,37 @@ class AnyStream:
         ports = [stream.port for stream in (self, *others)]
         operator = builder.add_step(name, spec, ports, parallelism=parallelism)
         return Stream(builder, builder.port(operator))
+
+
+class WindowedStream:
+    """A stream cut into windows; `aggregate` takes what to compute. Made by `window`."""
+
+    def __init__(self, builder: GraphBuilder, windows: WindowStep | None) -> None:
+        self.builder = builder
+        """The graph that steps are added to."""
+        self._windows = windows
+        """None for windows without a name: that mistake was noted."""
+
+    @step(_broken)
+    def aggregate(self, **aggregates: Aggregate) -> "Stream":
+        """Compute results per key and window; each is named by its keyword.
+
+        A row has the key columns, `window_start`, `window_end`, `window_time` (the last
+        instant of the window, and the event time of the row) and the results. Rows that
+        came when all their windows had closed are in the side output `LATE`.
+
+        >>> import datetime as dt, penstock as ps
+        >>> rows = ps.list_source(
+        ...     [{"auction": 1, "price": 5, "at": dt.datetime(2024, 1, 1)}]
+        ... )
+        >>> bids = ps.Pipeline("p").read("bids", rows, event_time="at")
+        >>> windows = bids.key_by("auction").window("w", ps.sliding("10s", "2s"))
+        >>> windows.aggregate(bids=ps.count(), top=ps.max("price")).schema.schema.names
+        ['auction', 'window_start', 'window_end', 'window_time', 'bids', 'top']
+        """
+        if self._windows is None:
+            return _broken(self)
+        return Stream(self.builder, *self._windows.add(aggregates))
 
 
 class Stream(AnyStream):
@@ -254,6 +274,7 @@ class Stream(AnyStream):
             return self
         return self._then(UnionConfig().to_operator_spec(), *others)
 
+    @step(_broken)
     def rebalance(self, *, parallelism: int | None = None) -> "Stream":
         """Spread rows evenly over the subtasks of the next step.
 
@@ -263,6 +284,7 @@ class Stream(AnyStream):
             self.builder, self.port.sent(Exchange.REBALANCE, parallelism=parallelism)
         )
 
+    @step(_broken)
     def broadcast(self) -> "Stream":
         """Send all rows to every subtask of the next step."""
         return Stream(self.builder, self.port.sent(Exchange.BROADCAST))

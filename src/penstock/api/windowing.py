@@ -12,20 +12,18 @@ name, which is part of its errors.
 | `key_by(…).aggregate(…)` | a combiner where the rows are, then by key the updating aggregate |
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import polars as pl
-from typing_extensions import override
 
-from penstock.api.gathering import step
-from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
+from penstock.api.graph_builder import GraphBuilder, Port
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
-from penstock.graph.logical import BAD, LATE, Exchange, OperatorSpec
+from penstock.graph.logical import BAD, LATE, Exchange
 from penstock.operators.aggregates.aggregate import Aggregate, compile_aggregates
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.expressions import with_columns_spec
@@ -54,9 +52,6 @@ BadTimes: TypeAlias = Literal["fail", "divert"]
 _BAD_TIMES = ("fail", "divert")
 _ANY_LENGTHS = {"width": 1, "slide": 1, "offset": 0, "gap": 1}
 """Replaces windows with wrong lengths, so that their aggregates are checked all the same."""
-StreamT = TypeVar("StreamT")
-ToStream: TypeAlias = Callable[[GraphBuilder, Port, Mapping[str, Port]], StreamT]
-"""Makes a stream of the results: the output, and the side outputs by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +119,8 @@ def session(gap: DurationLike) -> SessionWindow:
     return SessionWindow(gap)
 
 
-def _broken_result(windowed: "WindowedStream[StreamT]") -> StreamT:
-    return windowed.to_stream(windowed.builder, BrokenPort(), {})
-
-
-class WindowedStream(Generic[StreamT]):
-    """A stream cut into windows; `aggregate` takes what to compute. Made by `window`."""
+class WindowStep:
+    """The step that cuts a stream into windows: checked at once, added with its aggregates."""
 
     def __init__(
         self,
@@ -137,14 +128,11 @@ class WindowedStream(Generic[StreamT]):
         port: Port,
         name: str,
         window: Window,
-        *,
         bad_times: BadTimes,
+        *,
         parallelism: int | None,
-        to_stream: ToStream[StreamT],
     ) -> None:
-        self.builder = builder
-        """The graph that steps are added to."""
-        self.to_stream = to_stream
+        self._builder = builder
         self._port = port
         self._name = name
         self._window = window
@@ -162,102 +150,54 @@ class WindowedStream(Generic[StreamT]):
                     operator=name,
                 )
 
-    @step(_broken_result)
-    def aggregate(self, **aggregates: Aggregate) -> StreamT:
-        """Compute results per key and window; each is named by its keyword.
-
-        A row has the key columns, `window_start`, `window_end`, `window_time` (the last
-        instant of the window, and the event time of the row) and the results. Rows that
-        came when all their windows had closed are in the side output `LATE`.
-
-        >>> import datetime as dt, penstock as ps
-        >>> rows = ps.list_source(
-        ...     [{"auction": 1, "price": 5, "at": dt.datetime(2024, 1, 1)}]
-        ... )
-        >>> bids = ps.Pipeline("p").read("bids", rows, event_time="at")
-        >>> windows = bids.key_by("auction").window("w", ps.sliding("10s", "2s"))
-        >>> windows.aggregate(bids=ps.count(), top=ps.max("price")).schema.schema.names
-        ['auction', 'window_start', 'window_end', 'window_time', 'bids', 'top']
-        """
-        operator = self.builder.claim(self._name)
-        aggregation = _compile(self._name, self._port.schema, aggregates)
+    def add(self, aggregates: Mapping[str, Aggregate]) -> tuple[Port, Mapping[str, Port]]:
+        """Add the operators; return the results, and the side outputs by name."""
+        builder, lengths, rows = self._builder, self._lengths, self._port
+        operator = producer = builder.claim(self._name)
+        aggregation = _compile(self._name, rows.schema, aggregates)
+        is_keyed = bool(aggregation.stream.key_columns)
+        if rows.exchange in (Exchange.BY_KEY, Exchange.BROADCAST):
+            # The step's own edge by key sends the rows, or partials of them.
+            rows = rows.sent(Exchange.FORWARD)
         if isinstance(self._window, SessionWindow):
-            return self._add_sessions(operator, aggregation)
-        return self._add_panes(operator, aggregation)
-
-    def _add_panes(self, operator: OperatorId, aggregation: WindowAggregation) -> StreamT:
-        """Add a combiner where the rows are, and the windows behind an exchange by key."""
-        lengths = self._lengths
-        grid = WindowGrid(lengths["width"], lengths["slide"], lengths["offset"])
-        combiner, window = pane_window_specs(
-            grid,
-            aggregation,
-            consumer=operator,
-            shown=str(self._window),
-            diverts_bad_times=self._diverts_bad_times,
-        )
-        made = self.builder.add_step(f"{operator}-combiner", combiner, [self._rows()])
-        combined = self.builder.port(made)
-        return self._add(operator, window, combined, aggregation, sides_of=made)
-
-    def _add_sessions(
-        self, operator: OperatorId, aggregation: WindowAggregation
-    ) -> StreamT:
-        """Add the windows behind an exchange of rows by key."""
-        rows = self._rows()
-        if not aggregation.stream.key_columns:
-            if ALL_ROWS in aggregation.stream.schema.names:
-                raise SchemaError(
-                    f"window {str(operator)!r} cannot be computed: column {ALL_ROWS!r} has the "
-                    "name of a column that sessions of all rows add: rename it",
-                    operator=str(operator),
-                )
-            key = pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS)
-            made = self.builder.add_step(f"{operator}-rows", with_columns_spec(key), [rows])
-            rows = self.builder.port(made)
-        window = session_window_spec(
-            self._lengths["gap"],
-            aggregation,
-            shown=str(self._window),
-            diverts_bad_times=self._diverts_bad_times,
-        )
-        return self._add(operator, window, rows, aggregation)
-
-    def _rows(self) -> Port:
-        """Return the rows before their exchange: partials are exchanged instead of them."""
-        is_sent = self._port.exchange in (Exchange.BY_KEY, Exchange.BROADCAST)
-        return self._port.sent(Exchange.FORWARD) if is_sent else self._port
-
-    def _add(
-        self,
-        operator: OperatorId,
-        window: OperatorSpec,
-        rows: Port,
-        aggregation: WindowAggregation,
-        *,
-        sides_of: OperatorId | None = None,
-    ) -> StreamT:
+            if not is_keyed:
+                rows = self._with_one_key(operator, rows)
+            spec = session_window_spec(
+                lengths["gap"],
+                aggregation,
+                shown=str(self._window),
+                diverts_bad_times=self._diverts_bad_times,
+            )
+        else:
+            combiner, spec = pane_window_specs(
+                WindowGrid(lengths["width"], lengths["slide"], lengths["offset"]),
+                aggregation,
+                consumer=operator,
+                shown=str(self._window),
+                diverts_bad_times=self._diverts_bad_times,
+            )
+            producer = builder.add_step(f"{operator}-combiner", combiner, [rows])
+            rows = builder.port(producer)
         parallelism = self._parallelism
-        if parallelism is None and not aggregation.stream.key_columns:
+        if parallelism is None and not is_keyed:
             parallelism = 1
-        builder, keyed = self.builder, rows.sent_by(aggregation.keys)
-        builder.place(operator, window, [keyed], parallelism=parallelism)
+        keyed = rows.sent_by(aggregation.keys)
+        builder.place(operator, spec, [keyed], parallelism=parallelism)
         names = (LATE, BAD) if self._diverts_bad_times else (LATE,)
-        sides = {name: builder.port(sides_of or operator, name) for name in names}
-        return self.to_stream(builder, builder.port(operator), sides)
+        # Late and bad rows are found where rows are assigned to windows.
+        return builder.port(operator), {n: builder.port(producer, n) for n in names}
 
-
-class BrokenWindows(WindowedStream[StreamT]):
-    """Windows without a name. The mistake was noted; their aggregates are not checked."""
-
-    def __init__(self, builder: GraphBuilder, to_stream: ToStream[StreamT]) -> None:
-        self.builder = builder
-        self.to_stream = to_stream
-
-    @override
-    def aggregate(self, **aggregates: Aggregate) -> StreamT:
-        del aggregates
-        return _broken_result(self)
+    def _with_one_key(self, operator: OperatorId, rows: Port) -> Port:
+        """Return rows with a key that is the same for all of them, to be sent by."""
+        if ALL_ROWS in rows.schema.schema.names:
+            raise SchemaError(
+                f"window {str(operator)!r} cannot be computed: column {ALL_ROWS!r} has the "
+                "name of a column that sessions of all rows add: rename it",
+                operator=str(operator),
+            )
+        key = pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS)
+        step = with_columns_spec(key)
+        return self._builder.port(self._builder.add_step(f"{operator}-rows", step, [rows]))
 
 
 def _compile(
