@@ -197,17 +197,18 @@ class FileListMachine(RuleBasedStateMachine):
         if plan.drops_deleted:
             folded = {key: v for key, v in folded.items() if v is not None}
         border = hash_of(cut % (HASHES + 1))
-        ranges = [plan.visible]
-        if plan.visible.start < border < plan.visible.end:
+        planned = plan.describe(0)
+        ranges = [planned.visible]
+        if planned.visible.start < border < planned.visible.end:
             ranges = [
-                KeyRange(plan.visible.start, border),
-                KeyRange(border, plan.visible.end),
+                KeyRange(planned.visible.start, border),
+                KeyRange(border, planned.visible.end),
             ]
         outputs = []
         for visible in ranges:
             part = {key: v for key, v in folded.items() if hash_of(key) in visible}
-            file = self._write(part, plan.epoch, plan.subtask_index, visible)
-            outputs.append(replace(file, level=plan.level, replaces=plan.replaces))
+            file = self._write(part, planned.epoch, planned.subtask_index, visible)
+            outputs.append(replace(file, level=planned.level, replaces=planned.replaces))
         return outputs
 
     def _write(

@@ -23,11 +23,11 @@ Every plan turns at least two runs into one, so repeated planning ends.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from penstock.core.ids import Epoch, KeyRange
+from penstock.core.ids import KeyRange
 from penstock.state.files.state_file import StateFile, restrict
 from penstock.state.files.writer import FileDescription
 from penstock.state.tables.table import CompactionConfig
@@ -48,48 +48,29 @@ class CompactionPlan:
     and may be dropped."""
 
     @property
-    def epoch(self) -> Epoch:
-        """The epoch of the output: that of its newest input."""
-        return self.inputs[-1].epoch
-
-    @property
-    def subtask_index(self) -> int:
-        """The subtask of the output: that of its newest input, even if another one writes it."""
-        return self.inputs[-1].subtask_index
-
-    @property
-    def level(self) -> int:
-        """The level of the output: one above the highest of the inputs."""
-        return max(file.level for file in self.inputs) + 1
-
-    @property
-    def replaces(self) -> tuple[str, ...]:
-        """The identities of the entries that the output replaces."""
-        return tuple(file.identity for file in self.inputs)
-
-    @property
-    def visible(self) -> KeyRange:
-        """The smallest range that holds the visible ranges of all inputs."""
-        return KeyRange(
-            min(file.visible.start for file in self.inputs),
-            max(file.visible.end for file in self.inputs),
-        )
-
-    @property
     def size_bytes(self) -> int:
         """The bytes that are read and merged."""
         return _bytes_of(self.inputs)
 
     def describe(self, state_version: int, **described: Any) -> FileDescription:
-        """Describe the output files; `described` adds fields or replaces those of the plan."""
-        planned = {
-            "epoch": self.epoch,
-            "subtask_index": self.subtask_index,
-            "level": self.level,
-            "visible": self.visible,
-            "replaces": self.replaces,
-        }
-        return FileDescription(state_version=state_version, **{**planned, **described})
+        """Describe the output files; `described` adds fields or replaces those of the plan.
+
+        The output has the epoch and the subtask of its newest input, even if another subtask
+        writes it, and sees the smallest range that holds what the inputs see.
+        """
+        newest = self.inputs[-1]
+        planned = FileDescription(
+            newest.epoch,
+            newest.subtask_index,
+            state_version,
+            level=max(file.level for file in self.inputs) + 1,
+            visible=KeyRange(
+                min(file.visible.start for file in self.inputs),
+                max(file.visible.end for file in self.inputs),
+            ),
+            replaces=tuple(file.identity for file in self.inputs),
+        )
+        return replace(planned, **described)
 
 
 def plan_compaction(

@@ -25,7 +25,7 @@ import pyarrow as pa
 from google.protobuf.message import Message
 from typing_extensions import override
 
-from penstock.core.ids import Epoch, TaskInfo
+from penstock.core.ids import TaskInfo
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import MigrationStep, migrate_value, plan_migration
 from penstock.state.files.reader import StateFileReader
@@ -63,11 +63,93 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+@dataclass(eq=False)
+class GlobalKeyedTableCheckpointer(TableEpochCheckpointer["GlobalKeyedTable"]):
+    """Writes the keys that one subtask changed in one epoch, as one file. Used once."""
+
+    _changes: dict[bytes, bytes | None] = field(default_factory=dict, init=False)
+
+    @override
+    def insert_data(self, data: TableData) -> None:
+        """Take one changed key (the last change counts), or the data for the sink's commit."""
+        name = self.table.config.table_name
+        match data:
+            case BlindDataTuple(key=key, value=value, operation=operation):
+                self._changes[key] = None if operation is DataOperation.TOMBSTONE else value
+            case DataTuple():
+                self.insert_data(self._encoded(data))
+            case CommitData(data=commit_data):
+                if not self.table.config.uses_two_phase_commit:
+                    raise StateError(
+                        f"table {name!r} was given commit data but is not declared with "
+                        "uses_two_phase_commit=True",
+                        code=ErrorCode.WRONG_TABLE_KIND,
+                        table=name,
+                    )
+                if self.commit_data is not None:
+                    raise StateError(
+                        f"table {name!r} was given commit data twice in epoch {self.epoch}: "
+                        "gather all of an epoch's data and hand it over once",
+                        code=ErrorCode.COMMIT_DATA_ALREADY_SET,
+                        table=name,
+                        epoch=self.epoch,
+                    )
+                self.commit_data = commit_data
+            case _:
+                raise StateError(
+                    f"global table {name!r} stores keys and values, not "
+                    f"{type(data).__name__}; use a keyed or time-keyed table for rows",
+                    code=ErrorCode.WRONG_TABLE_KIND,
+                    table=name,
+                )
+
+    @override
+    def write(self, frontier: Frontier) -> Files:
+        if not self._changes:
+            return ()
+        environment = self.table.environment
+        subtask = environment.task.subtask
+        written = write_state_file(
+            environment.store,
+            self.table.path_for(self.epoch),
+            _to_rows(self._changes),
+            FileDescription(
+                epoch=self.epoch,
+                subtask_index=subtask.index,
+                state_version=self.table.state_version,
+            ),
+            # A view keeps its own writes in memory: only other subtasks would read the file.
+            cache=environment.cache if subtask.parallelism > 1 else None,
+        )
+        return (written,)
+
+    def _encoded(self, data: DataTuple) -> BlindDataTuple:
+        name, types = self.table.config.table_name, self.table.types
+        key = ValueCodec(types.key_type, what=f"key of table {name!r}")
+        value = ValueCodec(types.value_type, what=f"value of table {name!r}")
+        is_removed = data.operation is DataOperation.TOMBSTONE
+        return BlindDataTuple(
+            data.timestamp_micros,
+            key.encode_key(data.key),
+            None if is_removed else value.encode(data.value),
+            data.operation,
+        )
+
+
+def _to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:
+    """Return changes as rows of a file, in order of key."""
+    keys = sorted(changes)
+    values = [changes[key] for key in keys]
+    columns: list[Any] = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
+    return pa.table(columns, schema=GLOBAL_KEY_VALUE_SCHEMA)
+
+
 class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     """One subtask's access to a global table."""
 
     table_type = state_pb2.GLOBAL_KEYED_TABLE
     config_message: ClassVar[type[Message]] = state_pb2.GlobalKeyedTableConfig
+    checkpointer_type = GlobalKeyedTableCheckpointer
     is_shared = True
 
     @property
@@ -131,12 +213,6 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
                 yield key, value
             else:
                 yield key, new.encode(migrate_value(old.decode(value), steps, **names))
-
-    @override
-    def epoch_checkpointer(
-        self, epoch: Epoch, carried: Files
-    ) -> "GlobalKeyedTableCheckpointer":
-        return GlobalKeyedTableCheckpointer(self, epoch, carried)
 
     @override
     def still_needed(self, files: Files, frontier: Frontier) -> Files:
@@ -216,87 +292,6 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
             }
             lists[0] = (*group, *lists.get(0, ()))
         return lists
-
-
-@dataclass(eq=False)
-class GlobalKeyedTableCheckpointer(TableEpochCheckpointer[GlobalKeyedTable]):
-    """Writes the keys that one subtask changed in one epoch, as one file. Used once."""
-
-    _changes: dict[bytes, bytes | None] = field(default_factory=dict, init=False)
-
-    @override
-    def insert_data(self, data: TableData) -> None:
-        """Take one changed key (the last change counts), or the data for the sink's commit."""
-        name = self.table.config.table_name
-        match data:
-            case BlindDataTuple(key=key, value=value, operation=operation):
-                self._changes[key] = None if operation is DataOperation.TOMBSTONE else value
-            case DataTuple():
-                self.insert_data(self._encoded(data))
-            case CommitData(data=commit_data):
-                if not self.table.config.uses_two_phase_commit:
-                    raise StateError(
-                        f"table {name!r} was given commit data but is not declared with "
-                        "uses_two_phase_commit=True",
-                        code=ErrorCode.WRONG_TABLE_KIND,
-                        table=name,
-                    )
-                if self.commit_data is not None:
-                    raise StateError(
-                        f"table {name!r} was given commit data twice in epoch {self.epoch}: "
-                        "gather all of an epoch's data and hand it over once",
-                        code=ErrorCode.COMMIT_DATA_ALREADY_SET,
-                        table=name,
-                        epoch=self.epoch,
-                    )
-                self.commit_data = commit_data
-            case _:
-                raise StateError(
-                    f"global table {name!r} stores keys and values, not "
-                    f"{type(data).__name__}; use a keyed or time-keyed table for rows",
-                    code=ErrorCode.WRONG_TABLE_KIND,
-                    table=name,
-                )
-
-    @override
-    def write(self, frontier: Frontier) -> Files:
-        if not self._changes:
-            return ()
-        environment = self.table.environment
-        subtask = environment.task.subtask
-        written = write_state_file(
-            environment.store,
-            self.table.path_for(self.epoch),
-            _to_rows(self._changes),
-            FileDescription(
-                epoch=self.epoch,
-                subtask_index=subtask.index,
-                state_version=self.table.state_version,
-            ),
-            # A view keeps its own writes in memory: only other subtasks would read the file.
-            cache=environment.cache if subtask.parallelism > 1 else None,
-        )
-        return (written,)
-
-    def _encoded(self, data: DataTuple) -> BlindDataTuple:
-        name, types = self.table.config.table_name, self.table.types
-        key = ValueCodec(types.key_type, what=f"key of table {name!r}")
-        value = ValueCodec(types.value_type, what=f"value of table {name!r}")
-        is_removed = data.operation is DataOperation.TOMBSTONE
-        return BlindDataTuple(
-            data.timestamp_micros,
-            key.encode_key(data.key),
-            None if is_removed else value.encode(data.value),
-            data.operation,
-        )
-
-
-def _to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:
-    """Return changes as rows of a file, in order of key."""
-    keys = sorted(changes)
-    values = [changes[key] for key in keys]
-    columns: list[Any] = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
-    return pa.table(columns, schema=GLOBAL_KEY_VALUE_SCHEMA)
 
 
 class GlobalKeyedView(View, Generic[K, V]):

@@ -20,20 +20,19 @@ oldest files of their key range; otherwise it stays, because it hides older rows
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import ClassVar
 
 import pyarrow as pa
 from google.protobuf.message import Message
 from typing_extensions import override
 
-from penstock.core.ids import Epoch, KeyRange
+from penstock.core.ids import KeyRange
 from penstock.errors import InternalError
 from penstock.state.files.state_file import StateFile, restrict
-from penstock.state.files.writer import StateFileWriter, write_state_file
+from penstock.state.files.writer import StateFileWriter
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import KeyedSchema
-from penstock.state.tables.compaction import CompactionPlan, plan_compaction
+from penstock.state.tables.compaction import CompactionPlan
 from penstock.state.tables.expiry import frontier_micros, is_expired
 from penstock.state.tables.keyed_runs import FileRun, live_only, merge_runs
 from penstock.state.tables.keyed_view import KeyedView
@@ -52,26 +51,71 @@ _HELD_SHARE = 8
 """Deltas up to the memory budget divided by this are written as one file, and cached."""
 
 
+@dataclass(eq=False)
+class KeyedTableCheckpointer(TableEpochCheckpointer["KeyedTable"]):
+    """Writes one epoch's changes of one keyed table. Used once."""
+
+    _held: list[pa.RecordBatch] = field(default_factory=list, init=False)
+    _held_bytes: int = field(default=0, init=False)
+    _writer: StateFileWriter | None = field(default=None, init=False)
+    _last_hash: int = field(default=-1, init=False)
+
+    @override
+    def insert_data(self, data: TableData) -> None:
+        """Take stored rows, ascending by key hash over all calls, one row per key."""
+        rows = self.table.checked_rows(data)
+        if rows.num_rows == 0:
+            return
+        self._check_order(rows)
+        if self._writer is not None:
+            self._writer.write(rows)
+            return
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        limit_bytes = self.table.environment.memory_budget_bytes // _HELD_SHARE
+        if self._held_bytes > limit_bytes:
+            # From here on parts are written while rows come in, so that memory stays bounded.
+            self._writer = self.table.delta_writer(self.epoch, min(PART_BYTES, limit_bytes))
+            for held in self._held:
+                self._writer.write(held)
+            self._held = []
+
+    @override
+    def write(self, frontier: Frontier) -> Files:
+        if self._writer is not None:
+            return self._writer.finish()
+        if not self._held:
+            return ()
+        return self.table.write_delta(pa.Table.from_batches(self._held), self.epoch)
+
+    def _check_order(self, rows: pa.RecordBatch) -> None:
+        schema = self.table.schema
+        if not rows.schema.equals(schema.stored):
+            raise InternalError(
+                f"table {schema.table_name!r} was handed columns {rows.schema.names}, not its "
+                f"stored ones {schema.stored.names}"
+            )
+        hashes = hashes_of(rows)
+        if int(hashes[0]) < self._last_hash or bool((hashes[1:] < hashes[:-1]).any()):
+            raise InternalError(
+                f"table {schema.table_name!r} was handed rows out of order of key hash"
+            )
+        self._last_hash = int(hashes[-1])
+
+
 class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
     """One subtask's part of a keyed table."""
 
     table_type = state_pb2.KEYED_TABLE
     config_message: ClassVar[type[Message]] = state_pb2.KeyedTableConfig
+    checkpointer_type = KeyedTableCheckpointer
+    schema_type = KeyedSchema
     kind = "keyed"
-
-    @cached_property
-    @override
-    def schema(self) -> KeyedSchema:
-        return KeyedSchema.from_config(self.config.SerializeToString(deterministic=True))
 
     @override
     def view(self, frontier: Frontier | None = None) -> KeyedView:
         """Return a view of the files. Nothing is read before the first lookup."""
         return KeyedView(self, frontier or Frontier())
-
-    @override
-    def epoch_checkpointer(self, epoch: Epoch, carried: Files) -> "KeyedTableCheckpointer":
-        return KeyedTableCheckpointer(self, epoch, carried)
 
     @override
     def still_needed(self, files: Files, frontier: Frontier) -> Files:
@@ -83,13 +127,6 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
             if hides_something or not is_expired(file, instant):
                 kept.append(file)
         return tuple(kept)
-
-    @classmethod
-    @override
-    def plan_compaction(
-        cls, files: Sequence[StateFile], config: CompactionConfig
-    ) -> CompactionPlan | None:
-        return plan_compaction(files, config)
 
     @override
     def compact_data(self, plan: CompactionPlan, config: CompactionConfig) -> Files:
@@ -123,74 +160,3 @@ def join_ranges(ranges: Sequence[KeyRange]) -> list[KeyRange]:
         else:
             joined.append(part)
     return joined
-
-
-@dataclass(eq=False)
-class KeyedTableCheckpointer(TableEpochCheckpointer[KeyedTable]):
-    """Writes one epoch's changes of one keyed table. Used once."""
-
-    _held: list[pa.RecordBatch] = field(default_factory=list, init=False)
-    _held_bytes: int = field(default=0, init=False)
-    _writer: StateFileWriter | None = field(default=None, init=False)
-    _last_hash: int = field(default=-1, init=False)
-
-    @property
-    def _limit_bytes(self) -> int:
-        return self.table.environment.memory_budget_bytes // _HELD_SHARE
-
-    @override
-    def insert_data(self, data: TableData) -> None:
-        """Take stored rows, ascending by key hash over all calls, one row per key."""
-        rows = self.table.checked_rows(data)
-        if rows.num_rows == 0:
-            return
-        self._check_order(rows)
-        if self._writer is not None:
-            self._writer.write(rows)
-            return
-        self._held.append(rows)
-        self._held_bytes += rows.nbytes
-        if self._held_bytes > self._limit_bytes:
-            self._start_streaming()
-
-    @override
-    def write(self, frontier: Frontier) -> Files:
-        if self._writer is not None:
-            return self._writer.finish()
-        if not self._held:
-            return ()
-        file = write_state_file(
-            self.table.environment.store,
-            self.table.path_for(self.epoch),
-            pa.Table.from_batches(self._held),
-            self.table.describe_delta(self.epoch),
-            cache=self.table.environment.cache,
-        )
-        return (file,)
-
-    def _check_order(self, rows: pa.RecordBatch) -> None:
-        schema = self.table.schema
-        if not rows.schema.equals(schema.stored):
-            raise InternalError(
-                f"table {schema.table_name!r} was handed columns {rows.schema.names}, not its "
-                f"stored ones {schema.stored.names}"
-            )
-        hashes = hashes_of(rows)
-        if int(hashes[0]) < self._last_hash or bool((hashes[1:] < hashes[:-1]).any()):
-            raise InternalError(
-                f"table {schema.table_name!r} was handed rows out of order of key hash"
-            )
-        self._last_hash = int(hashes[-1])
-
-    def _start_streaming(self) -> None:
-        """Start writing parts while rows come in, so that memory stays bounded."""
-        self._writer = StateFileWriter(
-            self.table.environment.store,
-            lambda part: self.table.path_for(self.epoch, part=part),
-            self.table.schema.stored,
-            self.table.describe_delta(self.epoch),
-            target_bytes=min(PART_BYTES, self._limit_bytes),
-        )
-        for rows in self._held:
-            self._writer.write(rows)
-        self._held = []

@@ -313,6 +313,7 @@ class Table(ABC, Generic[ConfigT]):
 
     table_type: ClassVar[state_pb2.TableEnum]
     config_message: ClassVar[type[Message]]
+    checkpointer_type: ClassVar[type[Any]]
     is_shared: ClassVar[bool] = False
     """Whether every subtask folds the files of all of them."""
 
@@ -341,11 +342,14 @@ class Table(ABC, Generic[ConfigT]):
     def view(self, frontier: Frontier | None = None) -> View:
         """Fold the files into a new view, for an epoch that begins at `frontier`."""
 
-    @abstractmethod
     def epoch_checkpointer(
         self, epoch: Epoch, carried: Files
     ) -> TableEpochCheckpointer[Any]:
         """Return the checkpointer of one epoch; `carried` is the list of the epoch before."""
+        checkpointer: TableEpochCheckpointer[Any] = self.checkpointer_type(
+            self, epoch, carried
+        )
+        return checkpointer
 
     @abstractmethod
     def still_needed(self, files: Files, frontier: Frontier) -> Files:

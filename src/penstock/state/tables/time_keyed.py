@@ -13,17 +13,14 @@ writer's key range, so that after a rescale exactly one subtask sees it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import ClassVar
 
 import pyarrow as pa
 from google.protobuf.message import Message
 from typing_extensions import override
 
-from penstock.core.ids import Epoch
 from penstock.state.files.reader import rows_in_range
 from penstock.state.files.state_file import StateFile
-from penstock.state.files.writer import StateFileWriter, write_state_file
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
 from penstock.state.tables.compaction import CompactionPlan, plan_compaction
@@ -43,30 +40,49 @@ _ONE_FILE_SHARE = 2
 """A delta larger than the memory budget divided by this is written as several files."""
 
 
+@dataclass(eq=False)
+class TimeKeyedTableCheckpointer(TableEpochCheckpointer["TimeKeyedTable"]):
+    """Writes the rows that one subtask inserted in one epoch. Used once."""
+
+    _batches: list[pa.RecordBatch] = field(default_factory=list, init=False)
+
+    @override
+    def insert_data(self, data: TableData) -> None:
+        self._batches.append(self.table.checked_rows(data))
+
+    @override
+    def write(self, frontier: Frontier) -> Files:
+        """Write the live rows sorted by key hash: one file, or several if they are large."""
+        table, schema = self.table, self.table.schema
+        clock = clock_after_epoch(schema.domain, frontier)
+        live = [_live(batch, clock) for batch in self._batches]
+        rows = pa.Table.from_batches(live, schema=schema.stored)
+        if rows.num_rows == 0:
+            return ()
+        order = stable_order(hashes_of(rows))
+        ordered = rows.take(pa.array(order, pa.int64()))
+        one_file_bytes = table.environment.memory_budget_bytes // _ONE_FILE_SHARE
+        if ordered.nbytes <= one_file_bytes:
+            return table.write_delta(ordered, self.epoch)
+        is_keyless = not schema.key_columns
+        writer = table.delta_writer(self.epoch, one_file_bytes, cut_anywhere=is_keyless)
+        writer.write(ordered)
+        return writer.finish()
+
+
 class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]):
     """One subtask's part of a time-keyed table."""
 
     table_type = state_pb2.TIME_KEYED_TABLE
     config_message: ClassVar[type[Message]] = state_pb2.TimeKeyedTableConfig
+    checkpointer_type = TimeKeyedTableCheckpointer
+    schema_type = TimeKeyedSchema
     kind = "time-keyed"
-
-    @cached_property
-    @override
-    def schema(self) -> TimeKeyedSchema:
-        return TimeKeyedSchema.from_config(
-            self.config.SerializeToString(deterministic=True)
-        )
 
     @override
     def view(self, frontier: Frontier | None = None) -> TimeKeyedView:
         """Read all files except those whose rows have all expired."""
         return TimeKeyedView(self, frontier or Frontier())
-
-    @override
-    def epoch_checkpointer(
-        self, epoch: Epoch, carried: Files
-    ) -> "TimeKeyedTableCheckpointer":
-        return TimeKeyedTableCheckpointer(self, epoch, carried)
 
     @override
     def still_needed(self, files: Files, frontier: Frontier) -> Files:
@@ -103,45 +119,6 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
             rows = rows_in_range(opened.reader.read_segment(segment.index), file.visible)
             if rows.num_rows:
                 yield opened.current(rows)
-
-
-@dataclass(eq=False)
-class TimeKeyedTableCheckpointer(TableEpochCheckpointer[TimeKeyedTable]):
-    """Writes the rows that one subtask inserted in one epoch. Used once."""
-
-    _batches: list[pa.RecordBatch] = field(default_factory=list, init=False)
-
-    @override
-    def insert_data(self, data: TableData) -> None:
-        self._batches.append(self.table.checked_rows(data))
-
-    @override
-    def write(self, frontier: Frontier) -> Files:
-        """Write the live rows sorted by key hash: one file, or several if they are large."""
-        table, schema = self.table, self.table.schema
-        clock = clock_after_epoch(schema.domain, frontier)
-        live = [_live(batch, clock) for batch in self._batches]
-        rows = pa.Table.from_batches(live, schema=schema.stored)
-        if rows.num_rows == 0:
-            return ()
-        order = stable_order(hashes_of(rows))
-        ordered = rows.take(pa.array(order, pa.int64()))
-        store, cache = table.environment.store, table.environment.cache
-        description = table.describe_delta(self.epoch)
-        one_file_bytes = table.environment.memory_budget_bytes // _ONE_FILE_SHARE
-        if ordered.nbytes <= one_file_bytes:
-            path = table.path_for(self.epoch)
-            return (write_state_file(store, path, ordered, description, cache=cache),)
-        writer = StateFileWriter(
-            store,
-            lambda part: table.path_for(self.epoch, part=part),
-            schema.stored,
-            description,
-            target_bytes=one_file_bytes,
-            cut_anywhere=not schema.key_columns,
-        )
-        writer.write(ordered)
-        return writer.finish()
 
 
 def _live(rows: pa.RecordBatch, clock_micros: int | None) -> pa.RecordBatch:

@@ -4,12 +4,13 @@ This is the work on files that keyed and time-keyed tables share. All files are 
 hash; rows of equal hash are in the order in which they were written.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.arrow_types import have_same_values, relay
 from penstock.core.ids import Epoch
@@ -23,14 +24,15 @@ from penstock.state.files.migration import (
 from penstock.state.files.parquet import KEY_HASH
 from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile
-from penstock.state.files.writer import FileDescription, StateFileWriter
+from penstock.state.files.writer import FileDescription, StateFileWriter, write_state_file
 from penstock.state.tables.columns import EXPIRES_AT, OPERATION, TypedSchema
-from penstock.state.tables.compaction import CompactionPlan
+from penstock.state.tables.compaction import CompactionPlan, plan_compaction
 from penstock.state.tables.sorted_rows import Positions, hashes_of, take_rows
 from penstock.state.tables.table import (
     CompactionConfig,
     ConfigT,
     DataOperation,
+    Files,
     Table,
     TableData,
 )
@@ -43,14 +45,42 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
 
     kind: ClassVar[str]
     """The name of the kind in error messages."""
+    schema_type: ClassVar[type[Any]]
 
-    @property
-    @abstractmethod
+    @cached_property
     def schema(self) -> SchemaT:
         """The columns, as declared and as stored."""
+        data = self.config.SerializeToString(deterministic=True)
+        schema: SchemaT = self.schema_type.from_config(data)
+        return schema
 
-    def describe_delta(self, epoch: Epoch) -> FileDescription:
-        """Describe the files that this subtask writes in an epoch."""
+    @classmethod
+    @override
+    def plan_compaction(
+        cls, files: Sequence[StateFile], config: CompactionConfig
+    ) -> CompactionPlan | None:
+        return plan_compaction(files, config)
+
+    def write_delta(self, rows: pa.Table, epoch: Epoch) -> Files:
+        """Write what this subtask changed in an epoch as one file, and cache it."""
+        store, cache = self.environment.store, self.environment.cache
+        path, description = self.path_for(epoch), self._describe_delta(epoch)
+        return (write_state_file(store, path, rows, description, cache=cache),)
+
+    def delta_writer(
+        self, epoch: Epoch, target_bytes: int, *, cut_anywhere: bool = False
+    ) -> StateFileWriter:
+        """Return the writer of a delta that is too large for one file."""
+        return StateFileWriter(
+            self.environment.store,
+            lambda part: self.path_for(epoch, part=part),
+            self.schema.stored,
+            self._describe_delta(epoch),
+            target_bytes=target_bytes,
+            cut_anywhere=cut_anywhere,
+        )
+
+    def _describe_delta(self, epoch: Epoch) -> FileDescription:
         return FileDescription(
             epoch=epoch,
             subtask_index=self.environment.task.subtask.index,

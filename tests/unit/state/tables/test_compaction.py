@@ -34,12 +34,13 @@ def deltas(count: int, *, first: int = 1, size_bytes: int = 100) -> tuple[StateF
 
 def merged(plan: CompactionPlan, name: str = "merged") -> StateFile:
     """The output that a compaction of `plan` would write, as one file."""
+    described = plan.describe(0)
     return replace(
-        a_state_file(name, plan.epoch, size_bytes=sum(f.size_bytes for f in plan.inputs)),
-        subtask_index=plan.subtask_index,
-        level=plan.level,
-        visible=plan.visible,
-        replaces=plan.replaces,
+        a_state_file(name, described.epoch, size_bytes=plan.size_bytes),
+        subtask_index=described.subtask_index,
+        level=described.level,
+        visible=described.visible,
+        replaces=described.replaces,
     )
 
 
@@ -52,8 +53,9 @@ def test_enough_deltas_become_one_file_of_the_next_level() -> None:
     plan = plan_compaction(deltas(4), a_compaction())
     assert plan is not None
     assert plan.inputs == deltas(4)
-    assert (plan.level, plan.epoch, plan.drops_deleted) == (1, 4, True)
-    assert plan.replaces == tuple(file.identity for file in deltas(4))
+    output = plan.describe(0)
+    assert (output.level, output.epoch, plan.drops_deleted) == (1, 4, True)
+    assert output.replaces == tuple(file.identity for file in deltas(4))
 
 
 def test_the_smallest_go_first_and_leave_larger_ones_alone() -> None:
@@ -67,7 +69,7 @@ def test_large_runs_merge_too() -> None:
     old = tuple(replace(file, level=7) for file in deltas(4, size_bytes=MANY_BYTES))
     plan = plan_compaction((*old, *deltas(3, first=5)), a_compaction())
     assert plan is not None
-    assert (plan.inputs, plan.level) == (old, 8)
+    assert (plan.inputs, plan.describe(0).level) == (old, 8)
 
 
 def test_only_the_allowed_levels_merge() -> None:
@@ -181,7 +183,7 @@ def test_the_description_carries_what_the_list_needs() -> None:
     plan = CompactionPlan(deltas(3), drops_deleted=True)
     description = plan.describe(7, visible=LOW, time_column="t", expiry_column="e")
     assert (description.epoch, description.level, description.state_version) == (3, 1, 7)
-    assert description.replaces == plan.replaces
+    assert description.replaces == tuple(file.identity for file in plan.inputs)
     assert (description.visible, description.time_column) == (LOW, "t")
     assert plan.describe(7).visible == FULL_RANGE
 
