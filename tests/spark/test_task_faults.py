@@ -73,8 +73,12 @@ class StuckSource(ps.SourceOperator):
         threading.Event().wait()
 
 
+@pytest.mark.parametrize(
+    "deadline_micros",
+    [pytest.param(8_000_000, id="running"), pytest.param(1, id="about to start")],
+)
 def test_a_source_that_never_comes_back_is_cancelled_when_the_epoch_is_overdue(
-    tmp_path: Path,
+    deadline_micros: int, tmp_path: Path
 ) -> None:
     pipeline = ps.Pipeline("stuck")
     pipeline.read("wait", StuckSource()).write("out", ps.blackhole())
@@ -82,7 +86,7 @@ def test_a_source_that_never_comes_back_is_cancelled_when_the_epoch_is_overdue(
     options = RunOptions(
         checkpoint=str(tmp_path / "checkpoint"),
         session=session,
-        settings=DriverSettings(epoch_deadline_micros=8_000_000),
+        settings=DriverSettings(epoch_deadline_micros=deadline_micros),
     )
     with pytest.raises(UserCodeError, match="source 'wait' did not end it") as raised:
         run_on_spark(pipeline.graph(), pipeline.registry, options)

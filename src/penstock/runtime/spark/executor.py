@@ -237,6 +237,7 @@ def _reason_in(text: str) -> str:
 
 _EPOCH = "epoch"
 _FEW_ORDERS, _SMALL_BYTES = 16, 4 << 20
+_CANCEL_AGAIN_SECONDS = 1
 
 
 class SparkExecutor:
@@ -262,8 +263,10 @@ class SparkExecutor:
         limit = epoch.deadline_micros
         _, late = futures.wait([running], None if limit is None else limit / 1_000_000)
         if late:
-            self.cancel()
-            futures.wait(late)
+            # A job that the thread was about to start escapes the first call.
+            while late:
+                self.cancel()
+                _, late = futures.wait(late, _CANCEL_AGAIN_SECONDS)
             raise _overran(job, epoch)
         return running.result()
 
