@@ -12,6 +12,7 @@ record to every consumer of every edge is a BARRIER with the number of records b
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -61,8 +62,7 @@ class Lane:
     has_barrier: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One run of one task; its token marks its records."""
 
     level: int
@@ -75,13 +75,10 @@ class Mailbox:
 
     def __init__(self, plan: PhysicalPlan, attempt: Attempt) -> None:
         self._plan = plan
-        self._attempt = attempt
-        self._records: deque[Record] = deque()
-
-    def header(self, edge: int, level: int, task: int) -> Header:
-        """Return the header of the first record of this attempt to a consumer."""
-        attempt = self._attempt
-        return Header(edge, level, task, attempt.level, attempt.task, attempt.token, 0)
+        self.attempt = attempt
+        self.records: deque[Record] = deque()
+        self.outlets: list[Outlet] = []
+        """All outlets that send through it."""
 
     def send(self, kind: RecordKind, header: Header, payload: object) -> None:
         """Post a record of this task."""
@@ -89,26 +86,21 @@ class Mailbox:
 
     def relay(self, record: Record, header: Header) -> None:
         """Post a record with its route: the task of the next level that consumes or relays it."""
-        route, following = header.task, self._attempt.level + 1
+        route, following = header.task, self.attempt.level + 1
         if header.level != following:
             route %= self._plan.supersteps[following].task_count
-        self._records.append(record._replace(route=route))
+        self.records.append(record._replace(route=route))
 
     def report(self, payload: bytes) -> None:
         """Post the task's control record to the driver."""
         driver = len(self._plan.supersteps)
-        header = self.header(REPORT_EDGE, driver, self._attempt.task)
+        header = Header(REPORT_EDGE, driver, self.attempt.task, *self.attempt, 0)
         self.send(RecordKind.REPORT, header, payload)
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether so many records wait that they should be handed on soon."""
-        return len(self._records) >= _MANY_RECORDS
 
     def drain(self) -> Iterator[Record]:
         """Yield everything posted so far; a record is dropped as soon as it is taken."""
-        while self._records:
-            yield self._records.popleft()
+        while self.records:
+            yield self.records.popleft()
 
 
 class Outlet:
@@ -130,12 +122,10 @@ class Outlet:
         self._turn = first_turn
         chosen = current().exchange_compression
         self._compression = None if chosen == "none" else chosen
-        self._lanes = {
-            index: Lane(
-                mailbox.header(exchange.number, consumer.level, consumer.first_task + index)
-            )
-            for index in peers_of(exchange.exchange, consumer.parallelism, subtask)
-        }
+        self._lanes: dict[int, Lane] = {}
+        for index in peers_of(exchange.exchange, consumer.parallelism, subtask):
+            place = (exchange.number, consumer.level, consumer.first_task + index)
+            self._lanes[index] = Lane(Header(*place, *mailbox.attempt, sequence=0))
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Route some rows."""
@@ -155,20 +145,25 @@ class Outlet:
                 self._flush(lane)
         self._turn += 1
 
-    def finish(self, watermark: Watermark | None) -> None:
-        """Send what waits, then the barrier, to every consumer."""
-        for lane in self._lanes.values():
-            self._flush(lane)
-            self._end(lane, watermark, is_aborted=False)
+    def finish(self, watermark: Watermark | None, *, is_aborted: bool = False) -> None:
+        """Send the barrier to every consumer that has none yet, after the rows that wait.
 
-    def abort(self) -> None:
-        """Send an aborted barrier to every consumer that has no barrier yet.
-
-        A second barrier would look like a torn epoch and hide the failure.
+        An aborted barrier comes without them.
         """
         for lane in self._lanes.values():
-            if not lane.has_barrier:
-                self._end(lane, None, is_aborted=True)
+            # A second barrier would look like a torn epoch and hide the failure.
+            if lane.has_barrier:
+                continue
+            if not is_aborted:
+                self._flush(lane)
+            lane.has_barrier = True
+            barrier = BarrierPayload(lane.sent, is_aborted, watermark)
+            header = lane.header._replace(sequence=lane.sent)
+            self._mailbox.send(RecordKind.BARRIER, header, encode_barrier(barrier))
+
+    def abort(self) -> None:
+        """Send an aborted barrier to every consumer that has no barrier yet."""
+        self.finish(None, is_aborted=True)
 
     def _flush(self, lane: Lane) -> None:
         if not lane.waiting:
@@ -185,18 +180,16 @@ class Outlet:
             self._mailbox.send(RecordKind.DATA, header, payload)
             lane.sent += 1
 
-    def _end(self, lane: Lane, watermark: Watermark | None, *, is_aborted: bool) -> None:
-        lane.has_barrier = True
-        barrier = BarrierPayload(lane.sent, is_aborted, watermark)
-        header = lane.header._replace(sequence=lane.sent)
-        self._mailbox.send(RecordKind.BARRIER, header, encode_barrier(barrier))
+
+Outlets: TypeAlias = dict[OperatorId, dict[str, list[Outlet]]]
+"""By operator and output."""
 
 
 def outlets_of(
     plan: PhysicalPlan, chain: Chain, mailbox: Mailbox, *, subtask: int, epoch: int
-) -> dict[OperatorId, dict[str, list[Outlet]]]:
-    """Return the outlets of one subtask of a chain, by operator and output."""
-    found: dict[OperatorId, dict[str, list[Outlet]]] = {}
+) -> Outlets:
+    """Return the outlets of one subtask of a chain."""
+    found: Outlets = {}
     for exchange in plan.outgoing(chain.number):
         outlet = Outlet(
             exchange,
@@ -205,6 +198,7 @@ def outlets_of(
             subtask=subtask,
             first_turn=subtask + epoch,
         )
+        mailbox.outlets.append(outlet)
         outputs = found.setdefault(exchange.edge.source, {})
         outputs.setdefault(exchange.edge.output, []).append(outlet)
     return found
@@ -227,8 +221,7 @@ class AbortedInputError(Exception):
     """A producer sent an aborted barrier: this task has nothing to do."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Sender:
+class Sender(NamedTuple):
     """A producer on one edge."""
 
     edge: int
@@ -366,7 +359,7 @@ class ExchangeInput:
             header = decode_header(record.header)
             if header.level != self._level:
                 self._mailbox.relay(record, header)
-                if self._mailbox.is_full:
+                if len(self._mailbox.records) >= _MANY_RECORDS:
                     number, exchange = next(iter(self._exchanges.items()))
                     yield number, pa.RecordBatch.from_pylist([], exchange.schema.schema)
                 continue

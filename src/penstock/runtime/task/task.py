@@ -21,8 +21,8 @@ is found there is whole, and the label shows whether the driver accepted it:
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -46,7 +46,7 @@ from penstock.runtime.task.exchange import (
     Attempt,
     ExchangeInput,
     Mailbox,
-    Outlet,
+    Outlets,
     TornInputError,
     outlets_of,
 )
@@ -99,38 +99,30 @@ class Worker:
     )
     metadata: Recent[ObjectRef, Metadata] = field(default_factory=lambda: Recent(4096))
     watched: WatchedStore = field(init=False)
-    """The store as tables see it."""
-    _records: WatchedStore = field(init=False)
-    """The store as checkpoints are read from it; it is watched to count requests."""
+    """The store as tasks see it."""
 
     def __post_init__(self) -> None:
         self.watched = WatchedStore(self.store)
-        self._records = WatchedStore(self.store)
 
     @property
     def usage(self) -> StoreUsage:
         """The storage requests and cache lookups since the worker was made."""
         cached = self.cache.statistics()
-        requests = self.watched.requests + self._records.requests
-        return StoreUsage(requests, cached.hits, cached.misses)
+        return StoreUsage(self.watched.requests, cached.hits, cached.misses)
 
     def keep_chain(self, key: ChainKey, kept: KeptChain) -> None:
         """Put a chain back after its checkpoint; drop chains of earlier generations."""
-        stale = [
-            other
-            for other in self.chains
-            if other.job == key.job
-            and (other.generation, other.fingerprint) != (key.generation, key.fingerprint)
-        ]
-        for other in stale:
-            self.chains.pop(other).chain.close()
+        current = (key.generation, key.fingerprint)
+        for other in list(self.chains):
+            if other.job == key.job and (other.generation, other.fingerprint) != current:
+                self.chains.pop(other).chain.close()
         self.chains[key] = kept
 
     def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
         """Return a manifest; it is read once and cached while it is in use."""
         found = self.manifests.get(ref)
         if found is None:
-            found = JobCheckpoints(self._records, ref.job, self.clock).manifest(ref)
+            found = JobCheckpoints(self.watched, ref.job, self.clock).manifest(ref)
             self.manifests.put(ref, found)
         return found
 
@@ -138,17 +130,16 @@ class Worker:
         self, manifest: CheckpointManifest | None, operator: OperatorId
     ) -> dict[int, Metadata]:
         """Return the metadata of all subtasks of an operator, cached while it is in use."""
-        backend = ParquetBackend(self._records)
+        backend = ParquetBackend(self.watched)
+        entries = () if manifest is None else manifest.operators
+        refs = next((entry.subtasks for entry in entries if entry.operator == operator), ())
         restored: dict[int, Metadata] = {}
-        for entry in () if manifest is None else manifest.operators:
-            if entry.operator != operator:
-                continue
-            for index, ref in enumerate(entry.subtasks):
-                found = self.metadata.get(ref)
-                if found is None:
-                    found = backend.read_operator_checkpoint_metadata(ref)
-                    self.metadata.put(ref, found)
-                restored[index] = found
+        for index, ref in enumerate(refs):
+            found = self.metadata.get(ref)
+            if found is None:
+                found = backend.read_operator_checkpoint_metadata(ref)
+                self.metadata.put(ref, found)
+            restored[index] = found
         return restored
 
     def forget(self) -> None:
@@ -156,10 +147,6 @@ class Worker:
         for kept in self.chains.values():
             kept.chain.close()
         self.chains.clear()
-
-
-Outlets: TypeAlias = dict[OperatorId, dict[str, list[Outlet]]]
-"""By operator and output."""
 
 
 def run_task(
@@ -183,11 +170,11 @@ def run_task(
     outlets = outlets_of(
         job.plan, chain, mailbox, subtask=subtask.index, epoch=epoch.terms.barrier.epoch
     )
-    work = _TaskWork(job, epoch, chain, subtask, attempt.token, worker, fed)
+    work = _TaskWork(job, epoch, chain, subtask, attempt.token, worker)
     report = TaskReport(level, task, str(attempt.token))
     before = worker.usage
     try:
-        reports = yield from work.run(inlet, outlets, mailbox)
+        reports = yield from work.run(inlet, outlets, mailbox, fed)
     except TornInputError as torn:
         report = replace(report, torn=str(torn))
     except AbortedInputError:
@@ -201,8 +188,7 @@ def run_task(
         report = replace(
             report,
             receipts=tuple(
-                Receipt(sender.edge, sender.level, sender.task, str(token))
-                for sender, token in inlet.receipts()
+                Receipt(*sender, str(token)) for sender, token in inlet.receipts()
             ),
             operators=tuple(reports),
             usage=worker.usage - before,
@@ -210,19 +196,10 @@ def run_task(
     if not report.is_whole:
         for _ in inlet.relay_rest():
             yield from mailbox.drain()
-        for outlet in _every(outlets):
+        for outlet in mailbox.outlets:
             outlet.abort()
     mailbox.report(encode_report(report))
     yield from mailbox.drain()
-
-
-def _every(outlets: Outlets) -> Iterator[Outlet]:
-    return (
-        outlet
-        for outputs in outlets.values()
-        for edges in outputs.values()
-        for outlet in edges
-    )
 
 
 @dataclass(slots=True)
@@ -235,88 +212,75 @@ class _TaskWork:
     subtask: Subtask
     token: Token
     worker: Worker
-    fed: Iterable[pa.RecordBatch] | None
-    manifest: CheckpointManifest | None = field(init=False)
+    manifest: CheckpointManifest | None = None
     """The manifest of the epoch's parent."""
-    _key: ChainKey = field(init=False)
-
-    def __post_init__(self) -> None:
-        epoch = self.epoch
-        self._key = ChainKey(
-            epoch.job,
-            epoch.generation,
-            self.job.fingerprint,
-            self.chain.number,
-            self.subtask.index,
-        )
 
     def run(
-        self, inlet: ExchangeInput, outlets: Outlets, mailbox: Mailbox
+        self,
+        inlet: ExchangeInput,
+        outlets: Outlets,
+        mailbox: Mailbox,
+        fed: Iterable[pa.RecordBatch] | None,
     ) -> Generator[Record, None, list[OperatorReport]]:
         """Run the chain and hand on its records; return the reports of its operators."""
-        worker, terms, parent = self.worker, self.epoch.terms, self.epoch.parent
+        worker, epoch, terms = self.worker, self.epoch, self.epoch.terms
         worker.watched.failure = None
-        self.manifest = None if parent is None else worker.manifest(parent)
-        is_kept = False
-        assembled = self._open()
-        try:
+        if epoch.parent is not None:
+            self.manifest = worker.manifest(epoch.parent)
+        index, fingerprint = self.subtask.index, self.job.fingerprint
+        key = ChainKey(epoch.job, epoch.generation, fingerprint, self.chain.number, index)
+        # The chain is taken out, so that no other task finds it while it changes.
+        kept = worker.chains.pop(key, None)
+        assembled = self._assemble() if kept is None else kept.chain
+        with ExitStack() as undoing:
+            # A chain that stopped half-way through an epoch cannot be used again.
+            undoing.callback(assembled.close)
+            if kept is not None:
+                self._catch_up(kept)
             assembled.begin(
                 terms,
                 watermarks=known_inputs(self.job.graph, self.manifest),
                 assignments={
-                    operator: parts[self.subtask.index]
-                    for operator, parts in self.epoch.assignments.items()
+                    operator: parts[index]
+                    for operator, parts in epoch.assignments.items()
                     if operator in self.chain.operators
                 },
                 outlets=outlets,
-                fed=self.fed,
+                fed=fed,
             )
             reports, passed_on = yield from chain_processing(
                 assembled.nodes, assembled.links, inlet, terms, mailbox.drain
             )
             worker.watched.raise_failure()
-            for outlet in _every(outlets):
+            for outlet in mailbox.outlets:
                 outlet.finish(passed_on[outlet.exchange.edge.source])
             if not (terms.barrier.then_stop or terms.is_stop):
                 written = {part.operator: part.checkpoint.metadata for part in reports}
-                worker.keep_chain(self._key, KeptChain(assembled, self.epoch.run, written))
-                is_kept = True
-        finally:
-            # A chain that stopped half-way through an epoch cannot be used again.
-            if not is_kept:
-                assembled.close()
+                worker.keep_chain(key, KeptChain(assembled, epoch.run, written))
+                undoing.pop_all()
         return reports
 
-    def _open(self) -> AssembledChain:
-        """Return the chain on the epoch's parent: kept, brought up to date, or built."""
-        # The chain is taken out, so that no other task finds it while it changes.
-        kept = self.worker.chains.pop(self._key, None)
-        if kept is None:
-            graph, worker = self.job.graph, self.worker
-            setting = ChainSetting(
-                self.epoch.job,
-                self.subtask,
-                worker.registry,
-                worker.clock,
-                self._load_tables,
+    def _assemble(self) -> AssembledChain:
+        """Build the chain on the epoch's parent."""
+        graph, worker = self.job.graph, self.worker
+        setting = ChainSetting(
+            self.epoch.job, self.subtask, worker.registry, worker.clock, self._load_tables
+        )
+        nodes = [graph.node(operator) for operator in self.chain.operators]
+        return AssembledChain(nodes, self.chain.links, setting)
+
+    def _catch_up(self, kept: KeptChain) -> None:
+        """Bring a kept chain to the epoch's parent."""
+        for node in kept.chain.nodes:
+            operator = node.task.operator
+            restored = self.worker.operator_metadata(self.manifest, operator)
+            node.tables.catch_up(self._environment(node.task), restored)
+            is_current = kept.run == self.epoch.accepted_run and _same_files(
+                kept.written.get(operator), restored.get(self.subtask.index)
             )
-            nodes = [graph.node(operator) for operator in self.chain.operators]
-            return AssembledChain(nodes, self.chain.links, setting)
-        try:
-            for node in kept.chain.nodes:
-                operator = node.task.operator
-                restored = self.worker.operator_metadata(self.manifest, operator)
-                node.tables.catch_up(self._environment(node.task), restored)
-                is_current = kept.run == self.epoch.accepted_run and _same_files(
-                    kept.written.get(operator), restored.get(self.subtask.index)
-                )
-                if not is_current:
-                    # The operator is older than the epoch's parent: it is built again.
-                    node.forget()
-        except BaseException:
-            kept.chain.close()
-            raise
-        return kept.chain
+            if not is_current:
+                # The operator is older than the epoch's parent: it is built again.
+                node.forget()
 
     def _load_tables(self, task: TaskInfo, specs: tuple[TableSpec, ...]) -> TableManager:
         return TableManager.load(

@@ -22,9 +22,10 @@ of the whole, so ten pieces of a batch would carry it ten times.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from types import NoneType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -39,16 +40,6 @@ AS_IT_IS = b""
 
 _COLUMN = struct.Struct("<bq")
 _WIDTHS: dict[int, pa.DataType] = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32()}
-_EIGHT_BYTE_NUMBERS = {
-    kind.id
-    for kind in (
-        pa.int64(),
-        pa.timestamp("us"),
-        pa.duration("us"),
-        pa.time64("us"),
-        pa.date64(),
-    )
-}
 _LEAST_ROWS = 256
 """With fewer rows, finding the width costs more than moving the bytes."""
 
@@ -93,7 +84,8 @@ def widen(batch: pa.RecordBatch, schema: pa.Schema, layout: bytes) -> pa.RecordB
 
 def _narrow_column(column: Any) -> tuple[Any, int, int]:
     """Return a column as it travels, the bytes of one value (0 if unchanged), and the base."""
-    if column.type.id not in _EIGHT_BYTE_NUMBERS:
+    kind = column.type
+    if kind != pa.int64() and not (pa.types.is_temporal(kind) and kind.bit_width == 64):
         return column, 0, 0
     numbers = column.view(pa.int64())
     bounds = pc.min_max(numbers)
@@ -111,9 +103,13 @@ def _width_of(highest: int) -> int:
     return next((width for width in _WIDTHS if highest < 1 << (8 * width)), 8)
 
 
-def has_dictionaries(schema: pa.Schema) -> bool:
-    """Return whether any column, at any depth, is dictionary-encoded."""
-    return any(_holds_dictionary(field.type) for field in schema)
+def has_dictionaries(fields: Iterable[Any]) -> bool:
+    """Return whether any column of a schema, at any depth, is dictionary-encoded."""
+    return any(
+        pa.types.is_dictionary(kind)
+        or has_dictionaries(map(kind.field, range(kind.num_fields)))
+        for kind in (field.type for field in fields)
+    )
 
 
 def trim_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -142,17 +138,10 @@ def _trimmed(column: Any) -> Any:
     return pa.DictionaryArray.from_arrays(indices, values, ordered=column.type.ordered)
 
 
-def _holds_dictionary(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(
-        _holds_dictionary(kind.field(index).type) for index in range(kind.num_fields)
-    )
-
-
 _HEADER = struct.Struct("<iiiii16sq")
 _BARRIER = struct.Struct("<q?bq")
-_SILENT, _IDLE, _EVENT_TIME = 0, 1, 2
+_WATERMARKS = (NoneType, Idle, EventTime)
+"""The kinds of watermark of a barrier, in the order of their numbers."""
 
 TARGET_PAYLOAD_BYTES = 384 << 10
 """Batches for one destination are joined, and cut, to about this size before they are narrowed.
@@ -216,30 +205,23 @@ def encode_header(header: Header) -> bytes:
 
 def decode_header(data: bytes) -> Header:
     """Unpack a header."""
-    edge, level, task, by_level, by_task, token, sequence = _HEADER.unpack_from(data)
+    *places, token, sequence = _HEADER.unpack_from(data)
     layout = data[_HEADER.size :]
-    return Header(
-        edge, level, task, by_level, by_task, Token(token.hex()), sequence, layout
-    )
+    return Header._make((*places, Token(token.hex()), sequence, layout))
 
 
 def encode_barrier(barrier: BarrierPayload) -> bytes:
     """Pack a barrier."""
     watermark = barrier.watermark
-    kind, micros = _SILENT, 0
-    if isinstance(watermark, EventTime):
-        kind, micros = _EVENT_TIME, watermark.micros
-    elif isinstance(watermark, Idle):
-        kind = _IDLE
+    micros = watermark.micros if isinstance(watermark, EventTime) else 0
+    kind = _WATERMARKS.index(type(watermark))
     return _BARRIER.pack(barrier.record_count, barrier.is_aborted, kind, micros)
 
 
 def decode_barrier(data: bytes) -> BarrierPayload:
     """Unpack a barrier."""
     count, is_aborted, kind, micros = _BARRIER.unpack(data)
-    if kind == _EVENT_TIME:
-        return BarrierPayload(count, is_aborted, EventTime(micros))
-    return BarrierPayload(count, is_aborted, IDLE if kind == _IDLE else None)
+    return BarrierPayload(count, is_aborted, (None, IDLE, EventTime(micros))[kind])
 
 
 def encode_batch(batch: pa.RecordBatch, compression: Any = None) -> Any:
