@@ -52,7 +52,6 @@ from penstock.state.protocol.retention import (
     append_retention,
     decide_collection,
     decide_floor,
-    next_retention,
     read_retention,
 )
 from penstock.state.protocol.steps import Steps, delete, list_paths, may_thin, read
@@ -157,13 +156,14 @@ class _Collector:
             if newest is None:
                 return NothingToCollect()
             self.memory.newest = newest.ref.epoch
-            record = yield from self._plan(state, newest, keep_epochs)
-            kept = yield from self._read_kept(record, newest)
-            if record == state:
-                break
-            if (yield from is_fenced(self.claim)):
-                return Fenced(self.claim.generation)
-            if (yield from append_retention(self.actor, record)):
+            changed = yield from self._decide(state, newest, keep_epochs)
+            kept = yield from self._read_kept(changed, newest)
+            record: RetentionRecord | None = state
+            if changed != state:
+                if (yield from is_fenced(self.claim)):
+                    return Fenced(self.claim.generation)
+                record = yield from append_retention(self.actor, changed)
+            if record is not None:
                 break
         self.memory.sequence = record.sequence or None
         self.memory.deleted &= set(record.collecting)
@@ -193,18 +193,17 @@ class _Collector:
             self.actor, first=self.claim.first_epoch, seen=self.memory.newest
         )
 
-    def _plan(
+    def _decide(
         self, state: RetentionRecord, newest: EpochRecord, keep_epochs: int
     ) -> Steps[RetentionRecord]:
-        """Return the ledger's next record, or `state` itself if nothing is to be given up."""
+        """Return the state with old epochs given up; it is equal if there are none."""
         chain = yield from self._read_chain(newest, state, keep_epochs)
         start = max(state.collected_before, self.claim.first_epoch)
         floor = Epoch(max(start, decide_floor(state, chain, keep_epochs)))
         below = yield from self._read_acknowledged(start, floor)
-        changed = decide_collection(
+        return decide_collection(
             state, floor=floor, below_floor=below, deleted=frozenset(self.memory.deleted)
         )
-        return state if changed == state else next_retention(self.actor, state, changed)
 
     def _read_chain(
         self, newest: EpochRecord, state: RetentionRecord, keep_epochs: int

@@ -17,7 +17,6 @@ between.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, assert_never
 
 from penstock.core.ids import Epoch, JobId, SavepointName, Token
 from penstock.errors import ErrorCode, StateError
@@ -51,21 +50,6 @@ MAX_COLLECTED_AT_ONCE = 256
 """The most epochs that one collection gives up: this bounds its work after a long pause."""
 
 
-@dataclass(frozen=True, slots=True)
-class NameTaken:
-    """The name is taken by a pin of another epoch, or of another kind."""
-
-    pin: Pin
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The epoch is given up: it is being collected, or deleted."""
-
-
-PinDecision: TypeAlias = RetentionRecord | NameTaken | Collected
-
-
 def is_kept(state: RetentionRecord, ref: CheckpointRef) -> bool:
     """Tell whether an acknowledged checkpoint is kept."""
     return ref.epoch >= state.collected_before or is_pinned(state, ref)
@@ -76,13 +60,25 @@ def is_pinned(state: RetentionRecord, ref: CheckpointRef) -> bool:
     return any(pin.ref == ref for pin in state.pins)
 
 
-def decide_pin(state: RetentionRecord, pin: Pin) -> PinDecision:
-    """Return the state with an acknowledged epoch pinned, or why it cannot be pinned."""
+def decide_pin(state: RetentionRecord, pin: Pin) -> RetentionRecord:
+    """Return the state with an acknowledged epoch pinned.
+
+    It is an error if the name belongs to a pin of another epoch or kind, or if the epoch is
+    given up.
+    """
     held = find_pin(state, pin.name)
     if held is not None:
-        return state if (held.ref, held.kind) == (pin.ref, pin.kind) else NameTaken(held)
+        if (held.ref, held.kind) == (pin.ref, pin.kind):
+            return state
+        raise StateError(
+            f"{state.job} already has a savepoint {pin.name!r}, of epoch {held.ref.epoch}; "
+            "choose another name or remove it first",
+            code=ErrorCode.NOT_RESTORABLE,
+            job=state.job,
+            name=pin.name,
+        )
     if not is_kept(state, pin.ref):
-        return Collected()
+        raise _not_kept(state, str(pin.ref.epoch))
     return replace(state, pins=(*state.pins, pin))
 
 
@@ -163,32 +159,30 @@ def read_retention(actor: Actor, *, seen: int | None = None) -> Steps[RetentionR
     return record
 
 
-def next_retention(
-    actor: Actor, state: RetentionRecord, changed: RetentionRecord
-) -> RetentionRecord:
-    """Return the record after `state` that holds the `changed` state."""
-    return replace(
+def append_retention(
+    actor: Actor, changed: RetentionRecord
+) -> Steps[RetentionRecord | None]:
+    """Append a changed state after the record it was made from, and return the new record.
+
+    The result is None if another writer may have been first. The caller then reads the ledger
+    and decides again, and so finds a change that was made after all. A created number is
+    certainly the next one only while no later waypoint exists: below one, a driver that was
+    paused may have filled a gap left by thinning.
+    """
+    record = replace(
         changed,
-        sequence=state.sequence + 1,
+        sequence=changed.sequence + 1,
         writer=actor.token,
         created_at_micros=actor.now_micros,
     )
-
-
-def append_retention(actor: Actor, record: RetentionRecord) -> Steps[bool]:
-    """Append a record; False if another writer may have been first.
-
-    After False the caller reads the ledger and decides again, and so finds a change that was
-    made after all. A created number is certainly the next one only while no later waypoint
-    exists: below one, a driver that was paused may have filled a gap left by thinning.
-    """
     path = paths.path_of(record)
     if (yield from create_once(path, codec.encode(record))) is not None:
-        return False
+        return None
     later = waypoint_after(
         record.sequence, first=FIRST_SEQUENCE, stride=actor.rules.waypoint_stride
     )
-    return not (yield from exists(paths.retention_path(record.job, later)))
+    has_later = yield from exists(paths.retention_path(record.job, later))
+    return None if has_later else record
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,26 +212,9 @@ def pin_epoch(
         if isinstance(ref, Epochs):
             ref = yield from find_kept_epoch(actor, state, ref)
         pin = Pin(name, kind, ref, actor.now_micros, holder)
-        decision = decide_pin(state, pin)
-        match decision:
-            case Collected():
-                raise _not_kept(state, str(ref.epoch))
-            case NameTaken(taken):
-                raise StateError(
-                    f"{state.job} already has a savepoint {name!r}, of epoch "
-                    f"{taken.ref.epoch}; choose another name or remove it first",
-                    code=ErrorCode.NOT_RESTORABLE,
-                    job=state.job,
-                    name=name,
-                )
-            case RetentionRecord():
-                if decision == state:
-                    return pin
-                record = next_retention(actor, state, decision)
-                if (yield from append_retention(actor, record)):
-                    return pin
-            case _:
-                assert_never(decision)
+        changed = decide_pin(state, pin)
+        if changed == state or (yield from append_retention(actor, changed)) is not None:
+            return pin
 
 
 def unpin(actor: Actor, names: Collection[SavepointName]) -> Steps[bool]:
@@ -251,8 +228,7 @@ def unpin(actor: Actor, names: Collection[SavepointName]) -> Steps[bool]:
         if changed == state:
             return found
         found = True
-        record = next_retention(actor, state, changed)
-        if (yield from append_retention(actor, record)):
+        if (yield from append_retention(actor, changed)) is not None:
             return True
 
 

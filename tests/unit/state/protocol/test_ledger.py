@@ -9,7 +9,6 @@ from penstock.state.protocol.records import PinKind, RetentionRecord
 from penstock.state.protocol.retention import (
     Epochs,
     append_retention,
-    next_retention,
     pin_epoch,
     read_retention,
 )
@@ -32,8 +31,7 @@ def a_change(state: RetentionRecord, name: str = "pin") -> RetentionRecord:
 
 
 def append(store: MemoryStore, state: RetentionRecord, who: str = "me") -> object:
-    record = next_retention(an_actor(who), state, a_change(state, who))
-    return record if run_steps(store, append_retention(an_actor(who), record)) else None
+    return run_steps(store, append_retention(an_actor(who), a_change(state, who)))
 
 
 def newest(store: MemoryStore) -> RetentionRecord:

@@ -1,14 +1,14 @@
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ids import Epoch, SavepointName
+from penstock.errors import StateError
 from penstock.state.protocol.records import CheckpointRef, Pin, PinKind, RetentionRecord
 from penstock.state.protocol.retention import (
     MAX_COLLECTED_AT_ONCE,
-    Collected,
-    NameTaken,
     decide_collection,
     decide_floor,
     decide_pin,
@@ -61,17 +61,20 @@ def test_a_pinned_epoch_below_the_floor_can_be_pinned_once_more() -> None:
 
 
 def test_a_name_is_not_moved_to_another_epoch() -> None:
-    assert decide_pin(STATE, a_pin("old", 6)) == NameTaken(PINNED)
+    with pytest.raises(StateError, match="already has a savepoint 'old', of epoch 2;"):
+        decide_pin(STATE, a_pin("old", 6))
 
 
 def test_a_savepoint_is_not_taken_for_the_pin_of_a_branch() -> None:
     branch = a_pin("old", 2, kind=PinKind.BRANCH)
-    assert decide_pin(STATE, branch) == NameTaken(PINNED)
+    with pytest.raises(StateError, match="already has a savepoint 'old', of epoch 2;"):
+        decide_pin(STATE, branch)
 
 
-def test_an_epoch_given_up_cannot_be_pinned() -> None:
-    assert decide_pin(STATE, a_pin("late", 4)) == Collected()
-    assert decide_pin(STATE, a_pin("late", 3)) == Collected()
+@pytest.mark.parametrize("epoch", [3, 4])
+def test_an_epoch_given_up_cannot_be_pinned(epoch: int) -> None:
+    with pytest.raises(StateError, match=f"epoch {epoch} of job .* no longer kept"):
+        decide_pin(STATE, a_pin("late", epoch))
 
 
 def test_removing_the_only_pin_below_the_floor_gives_the_epoch_up() -> None:
