@@ -16,9 +16,7 @@ from penstock.state.protocol.codec import unseal
 from penstock.state.protocol.paths import table_checkpoint_path
 from penstock.state.protocol.publication import (
     CommitPermit,
-    CommitRequired,
     PublicationOutcome,
-    Published,
     ReadyCheckpoint,
 )
 from penstock.state.protocol.records import (
@@ -31,7 +29,7 @@ from penstock.state.protocol.records import (
     OperatorEntry,
     ProtocolRules,
 )
-from penstock.state.protocol.takeover import ReplayCommit, TakeOverOutcome
+from penstock.state.protocol.takeover import TakeOverOutcome
 from penstock.state.storage.object_store import ObjectStore
 from tests.builders.protocol import JOB, OPERATOR, RULES, TABLE, metadata_of
 
@@ -98,8 +96,8 @@ class SmallDriver:
             raise FencedOffError(str(outcome))
         self.claimed = outcome.claim
         decision = outcome.decision
-        if isinstance(decision, ReplayCommit):
-            return decision.permit
+        if isinstance(decision, CommitPermit):
+            return decision
         self.base, self.next_epoch = decision.base, decision.next_epoch
         self.restoring = decision.restore is not None
         return None
@@ -110,7 +108,7 @@ class SmallDriver:
         outcome = self.publish(manifest)
         if isinstance(outcome, Fenced):
             raise FencedOffError(str(outcome))
-        assert isinstance(outcome, Published | CommitRequired), outcome
+        assert isinstance(outcome, ReadyCheckpoint | CommitPermit), outcome
         self.finish(outcome)
         return manifest.ref
 
@@ -120,15 +118,13 @@ class SmallDriver:
     def publish(self, manifest: CheckpointManifest) -> PublicationOutcome:
         return self.checkpoints.publish(self.claim, manifest, self.base)
 
-    def finish(self, outcome: Published | CommitRequired) -> None:
+    def finish(self, outcome: ReadyCheckpoint | CommitPermit) -> None:
         """Commit what was published and go on to the next epoch."""
-        if isinstance(outcome, CommitRequired):
-            self.acknowledged.append(outcome.permit.ref)
-            self.sink.commit(outcome.permit)
-            self.base = self.checkpoints.complete_commit(outcome.permit)
-        else:
-            self.acknowledged.append(outcome.ready.ref)
-            self.base = outcome.ready
+        self.acknowledged.append(outcome.ref)
+        if isinstance(outcome, CommitPermit):
+            self.sink.commit(outcome)
+            outcome = self.checkpoints.complete_commit(outcome)
+        self.base = outcome
         self.next_epoch = self.base.ref.epoch.next()
         if self.restoring:
             self.checkpoints.release_honoured_restores(self.claim)

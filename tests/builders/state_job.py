@@ -23,7 +23,7 @@ from penstock.errors import CorruptStateError, FencedError
 from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.files.cache import FileCache
 from penstock.state.proto import state_pb2
-from penstock.state.protocol.publication import CommitPermit, CommitRequired, Published
+from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
@@ -32,7 +32,7 @@ from penstock.state.protocol.records import (
     ProtocolRules,
 )
 from penstock.state.protocol.retention import Epochs
-from penstock.state.protocol.takeover import Recovered, ReplayCommit, TakenOver
+from penstock.state.protocol.takeover import Recovered, TakenOver
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.operator_tables import apply_compaction
@@ -206,8 +206,8 @@ class StateJob:
         self._restores = False
         plan = None if restore is None else self.checkpoints.plan_restore(restore).ref
         taken = self.checkpoints.take_over(restore=plan)
-        while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
-            unreplayable = self._replay(taken.decision.permit, or_skip=plan is not None)
+        while isinstance(taken, TakenOver) and isinstance(taken.decision, CommitPermit):
+            unreplayable = self._replay(taken.decision, or_skip=plan is not None)
             taken = self.checkpoints.resume(taken.claim, unreplayable=unreplayable)
         if not isinstance(taken, TakenOver) or not isinstance(taken.decision, Recovered):
             raise FencedError("another driver owns the job")
@@ -280,12 +280,12 @@ class StateJob:
             operators=entries,
         )
         outcome = self.checkpoints.publish(self.claim, manifest, self.base)
-        if not isinstance(outcome, Published | CommitRequired):
+        if not isinstance(outcome, ReadyCheckpoint | CommitPermit):
             raise FencedError(f"lost epoch {self.epoch}: {outcome}")
         self.manifest, self.metadata, self.epoch = manifest, metadata, self.epoch.next()
-        if isinstance(outcome, CommitRequired):
-            return outcome.permit
-        self.base = outcome.ready
+        if isinstance(outcome, CommitPermit):
+            return outcome
+        self.base = outcome
         self._release_restore()
         return None
 

@@ -6,7 +6,7 @@ from functools import cache
 
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.errors import PenstockError
-from penstock.state.protocol.publication import CommitRequired, Published
+from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
 from penstock.state.protocol.records import CheckpointRef
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
@@ -84,7 +84,7 @@ def publish_and_commit(attempt: Attempt) -> object:
         outcome = driver.publish(manifest)
     except PenstockError:
         outcome = driver.publish(manifest)  # repeating it is promised to be safe
-    assert isinstance(outcome, Published | CommitRequired)
+    assert isinstance(outcome, ReadyCheckpoint | CommitPermit)
     driver.finish(outcome)
     return outcome
 

@@ -30,10 +30,9 @@ from penstock.state.protocol.collection import (
     sweep_orphans,
 )
 from penstock.state.protocol.publication import (
-    CommitRequired,
+    CommitPermit,
     LostEpoch,
     PublicationOutcome,
-    Published,
     ReadyCheckpoint,
     complete_commit,
     publish_checkpoint,
@@ -55,7 +54,6 @@ from penstock.state.protocol.retention import Epochs, pin_epoch, unpin
 from penstock.state.protocol.steps import create_once, read
 from penstock.state.protocol.takeover import (
     Recovered,
-    ReplayCommit,
     TakenOver,
     release_honoured_restores,
     resume,
@@ -99,8 +97,8 @@ class Driver:
         for attempt in range(self.takeovers):
             actor = replace(actor, token=token_of(f"{self.name}-{attempt}"))
             taken = yield from take_over(actor, restore=restore)
-            while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
-                permit = taken.decision.permit
+            while isinstance(taken, TakenOver) and isinstance(taken.decision, CommitPermit):
+                permit = taken.decision
                 yield CommitSinks(permit.ref)
                 yield from complete_commit(permit, now_micros=7)
                 taken = yield from resume(actor, taken.claim)
@@ -136,9 +134,9 @@ class Driver:
                     return done, False
                 case LostEpoch():
                     return done, True
-                case Published(ready):
+                case ReadyCheckpoint() as ready:
                     self.world.acknowledged.add(ready.ref)
-                case CommitRequired(permit):
+                case CommitPermit() as permit:
                     self.world.acknowledged.add(permit.ref)
                     yield CommitSinks(permit.ref)
                     ready = yield from complete_commit(permit, now_micros=7)

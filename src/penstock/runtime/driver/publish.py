@@ -31,9 +31,7 @@ from penstock.runtime.plan.executor import CompactionOrder, CompactionResult, Re
 from penstock.state.checkpoints import JobCheckpoints, Metadata
 from penstock.state.protocol.publication import (
     CommitPermit,
-    CommitRequired,
     PublicationOutcome,
-    Published,
     ReadyCheckpoint,
 )
 from penstock.state.protocol.records import (
@@ -228,7 +226,7 @@ class EpochPublisher:
             ),
         )
         outcome = self.checkpoints.publish(self.claim, manifest, state.base)
-        if isinstance(outcome, Published | CommitRequired):
+        if isinstance(outcome, ReadyCheckpoint | CommitPermit):
             state.manifest, state.metadata = manifest, metadata
             state.next_epoch = epoch.next()
         return outcome

@@ -43,7 +43,7 @@ from penstock.runtime.driver.publish import (
 from penstock.runtime.driver.start import has_finished, take_over_job
 from penstock.runtime.plan.epoch_plan import EpochPlan, ReadingPlan, SourcePlanner
 from penstock.state.protocol.collection import CollectionDone
-from penstock.state.protocol.publication import CommitRequired, LostEpoch, Published
+from penstock.state.protocol.publication import CommitPermit, LostEpoch, ReadyCheckpoint
 from penstock.state.protocol.records import ClaimRecord, Fenced
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered
@@ -186,14 +186,12 @@ class JobSession:
                 self.planner.accept(read, reading, progress.duration_micros)
             return EpochRan(progress, reports, reading, finish)
 
-    def _commit(self, outcome: Published | CommitRequired) -> None:
+    def _commit(self, outcome: ReadyCheckpoint | CommitPermit) -> None:
         """Commit the sinks of an acknowledged epoch; then unpin a restore, compact, collect."""
-        match outcome:
-            case CommitRequired(permit):
-                self._sinks.commit(permit, self.state.metadata)
-                self.state.base = self.checkpoints.complete_commit(permit)
-            case Published(ready):
-                self.state.base = ready
+        if isinstance(outcome, CommitPermit):
+            self._sinks.commit(outcome, self.state.metadata)
+            outcome = self.checkpoints.complete_commit(outcome)
+        self.state.base = outcome
         if self._restores:
             self.checkpoints.release_honoured_restores(self.claim)
             self._restores = False

@@ -21,6 +21,7 @@ from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.plan.epoch_plan import known_inputs
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.proto import state_pb2
+from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
@@ -29,7 +30,7 @@ from penstock.state.protocol.records import (
 )
 from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.retention import Epochs
-from penstock.state.protocol.takeover import Recovered, ReplayCommit, TakenOver
+from penstock.state.protocol.takeover import Recovered, TakenOver
 from penstock.state.tables.fit import check_restorable, plan_table_restore
 
 _log = logging.getLogger(__name__)
@@ -159,8 +160,8 @@ def take_over_job(
         ref = plan.ref
     check_start(environment, checkpoints, ref)
     taken = checkpoints.take_over(restore=ref)
-    while isinstance(taken, TakenOver) and isinstance(taken.decision, ReplayCommit):
-        permit = taken.decision.permit
+    while isinstance(taken, TakenOver) and isinstance(taken.decision, CommitPermit):
+        permit = taken.decision
         skipped: CheckpointRef | None = None
         with damage_while_owned(checkpoints, taken.claim):
             try:

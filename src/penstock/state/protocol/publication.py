@@ -63,27 +63,15 @@ class CommitPermit:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """The checkpoint is acknowledged and has nothing to commit: an epoch may build on it."""
-
-    ready: ReadyCheckpoint
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRequired:
-    """The checkpoint is acknowledged: commit the sinks, then call `complete_commit`."""
-
-    permit: CommitPermit
-
-
-@dataclass(frozen=True, slots=True)
 class LostEpoch:
     """Another driver owns the epoch: claim a new generation, recover, go on."""
 
     winner: CheckpointRef
 
 
-PublicationOutcome: TypeAlias = Published | CommitRequired | LostEpoch | Fenced
+PublicationOutcome: TypeAlias = ReadyCheckpoint | CommitPermit | LostEpoch | Fenced
+"""An acknowledged checkpoint comes back as ready if it has nothing to commit. With a permit,
+commit the sinks, then call `complete_commit`."""
 
 
 def decide_publication(
@@ -101,8 +89,8 @@ def decide_publication(
     if not won:
         return LostEpoch(winner.ref)
     if manifest.needs_commit:
-        return CommitRequired(CommitPermit(record, manifest, claim.generation))
-    return Published(ReadyCheckpoint(record.ref))
+        return CommitPermit(record, manifest, claim.generation)
+    return ReadyCheckpoint(record.ref)
 
 
 def publish_checkpoint(

@@ -65,14 +65,9 @@ class Recovered:
     """The claim whose restore request is in force until `next_epoch` is published."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayCommit:
-    """Not all sinks of the newest epoch may have committed: commit, complete, recover again."""
-
-    permit: CommitPermit
-
-
-RecoveryDecision: TypeAlias = Recovered | ReplayCommit | Fenced
+RecoveryDecision: TypeAlias = Recovered | CommitPermit | Fenced
+"""A permit means that not all sinks of the newest epoch may have committed: commit them again,
+call `complete_commit`, and recover again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +99,7 @@ def decide_recovery(facts: RecoveryFacts) -> RecoveryDecision:
     if isinstance(status, Committing) and (
         pending is None or facts.unreplayable != status.record.ref
     ):
-        permit = CommitPermit(status.record, status.manifest, facts.claim.generation)
-        return ReplayCommit(permit)
+        return CommitPermit(status.record, status.manifest, facts.claim.generation)
     next_epoch = (
         facts.claim.first_epoch if facts.newest_epoch is None else facts.newest_epoch.next()
     )
@@ -268,7 +262,7 @@ class TakenOver:
     """A claim and where its driver goes on."""
 
     claim: ClaimRecord
-    decision: Recovered | ReplayCommit
+    decision: Recovered | CommitPermit
 
 
 TakeOverOutcome: TypeAlias = TakenOver | Fenced

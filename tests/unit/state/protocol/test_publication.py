@@ -5,9 +5,7 @@ from penstock.errors import CorruptStateError, ErrorCode, InternalError
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.publication import (
     CommitPermit,
-    CommitRequired,
     LostEpoch,
-    Published,
     ReadyCheckpoint,
     complete_commit,
     decide_publication,
@@ -53,7 +51,7 @@ def fence(store: MemoryStore) -> None:
 
 def test_publishing_writes_manifest_and_record_and_makes_the_epoch_ready() -> None:
     store = MemoryStore()
-    assert publish(store) == Published(ReadyCheckpoint(PLAIN.ref))
+    assert publish(store) == ReadyCheckpoint(PLAIN.ref)
     assert store.contents() == {
         paths.manifest_path(PLAIN.ref): codec.encode(PLAIN),
         RECORD_PATH: codec.encode(RECORD),
@@ -72,9 +70,9 @@ def test_the_manifest_is_there_before_its_record_and_the_fence_is_read_last() ->
 
 def test_an_epoch_that_commits_comes_back_with_a_permit() -> None:
     outcome = publish(MemoryStore(), COMMITTING)
-    assert isinstance(outcome, CommitRequired)
-    assert outcome.permit == CommitPermit(RECORD, COMMITTING, Generation(2))
-    assert outcome.permit.ref == COMMITTING.ref
+    assert isinstance(outcome, CommitPermit)
+    assert outcome == CommitPermit(RECORD, COMMITTING, Generation(2))
+    assert outcome.ref == COMMITTING.ref
 
 
 def test_publishing_the_same_manifest_again_is_recognised_as_ours() -> None:
@@ -113,7 +111,7 @@ def test_a_replaced_driver_that_loses_its_epoch_acknowledged_nothing() -> None:
 def test_a_lost_answer_does_not_change_what_is_published(path: str, lands: Lands) -> None:
     fault = Fault(FaultMode.LOSE_RESPONSE, path=path, lands=lands, late_calls=1)
     store = FaultyStore(MemoryStore(), fault)
-    assert publish(store) == Published(ReadyCheckpoint(PLAIN.ref))
+    assert publish(store) == ReadyCheckpoint(PLAIN.ref)
     assert store.has_fired
 
 
@@ -188,10 +186,10 @@ def test_only_an_unfenced_winner_goes_on(
     manifest = COMMITTING if needs_commit else PLAIN
     winner = RECORD if won else a_record(3, generation=1)
     outcome = decide_publication(CLAIM, manifest, RECORD, winner, fenced=fenced)
-    goes_on = isinstance(outcome, Published | CommitRequired)
+    goes_on = isinstance(outcome, ReadyCheckpoint | CommitPermit)
     assert goes_on == (won and not fenced)
     assert isinstance(outcome, Fenced) == fenced
-    assert isinstance(outcome, CommitRequired) == (goes_on and needs_commit)
+    assert isinstance(outcome, CommitPermit) == (goes_on and needs_commit)
 
 
 def permit(generation: int = 2) -> CommitPermit:

@@ -17,7 +17,6 @@ from penstock.state.protocol.records import (
 from penstock.state.protocol.takeover import (
     Recovered,
     RecoveryFacts,
-    ReplayCommit,
     claim_generation,
     decide_recovery,
     plan_claim,
@@ -90,9 +89,7 @@ def test_an_acknowledged_uncommitted_epoch_is_replayed_by_the_recovering_generat
     None
 ):
     decision = decide_recovery(facts(status=COMMITTING))
-    assert decision == ReplayCommit(
-        CommitPermit(RECORD, COMMITTING.manifest, Generation(4))
-    )
+    assert decision == CommitPermit(RECORD, COMMITTING.manifest, Generation(4))
 
 
 def test_a_restore_builds_on_the_old_epoch_and_takes_the_next_number() -> None:
@@ -102,7 +99,7 @@ def test_a_restore_builds_on_the_old_epoch_and_takes_the_next_number() -> None:
 
 def test_an_open_commit_is_replayed_before_a_restore_abandons_it() -> None:
     decision = decide_recovery(facts(status=COMMITTING, pending=REQUEST, start=READY))
-    assert isinstance(decision, ReplayCommit)
+    assert isinstance(decision, CommitPermit)
 
 
 def test_a_restore_passes_over_a_commit_that_cannot_be_replayed() -> None:
@@ -114,7 +111,7 @@ def test_a_restore_passes_over_a_commit_that_cannot_be_replayed() -> None:
 
 def test_without_a_restore_no_commit_is_passed_over() -> None:
     decision = decide_recovery(facts(status=COMMITTING, unreplayable=True))
-    assert isinstance(decision, ReplayCommit)
+    assert isinstance(decision, CommitPermit)
 
 
 def test_a_restore_does_not_mind_that_the_newest_epoch_is_damaged() -> None:

@@ -4,16 +4,14 @@ from penstock.core.ids import Epoch, Generation, JobId, SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.publication import (
-    CommitRequired,
+    CommitPermit,
     LostEpoch,
-    Published,
     ReadyCheckpoint,
 )
 from penstock.state.protocol.records import CheckpointRef, Fenced
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import (
     Recovered,
-    ReplayCommit,
     TakenOver,
     release_honoured_restores,
     resume,
@@ -90,15 +88,15 @@ def test_an_open_commit_is_replayed_before_anything_builds_on_it() -> None:
     store = MemoryStore()
     driver = a_driver(store, epochs=1)
     outcome = driver.publish(driver.write_epoch())
-    assert isinstance(outcome, CommitRequired)
+    assert isinstance(outcome, CommitPermit)
     taken = taken_over(store)
-    assert isinstance(taken.decision, ReplayCommit)
-    assert taken.decision.permit.ref == outcome.permit.ref
-    assert taken.decision.permit.generation == 2
-    checkpoints_in(store).complete_commit(taken.decision.permit)
+    assert isinstance(taken.decision, CommitPermit)
+    assert taken.decision.ref == outcome.ref
+    assert taken.decision.generation == 2
+    checkpoints_in(store).complete_commit(taken.decision)
     again = checkpoints_in(store).resume(taken.claim)
     assert again == TakenOver(
-        taken.claim, Recovered(ReadyCheckpoint(outcome.permit.ref), Epoch(3))
+        taken.claim, Recovered(ReadyCheckpoint(outcome.ref), Epoch(3))
     )
 
 
@@ -290,10 +288,10 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_claimed() -> None
     store = MemoryStore()
     driver = a_driver(store, epochs=2)
     outcome = driver.publish(driver.write_epoch())
-    assert isinstance(outcome, CommitRequired)
+    assert isinstance(outcome, CommitPermit)
     refuse(store, a_ref(9), "epoch 9 of job is invisible")
     refuse(store, a_ref(1, generation=7), "epoch 1 of job is invisible")
-    refuse(store, outcome.permit.ref, "epoch 3 of job is committing")
+    refuse(store, outcome.ref, "epoch 3 of job is committing")
     refuse(store, a_ref(1, job=JobId("elsewhere")), "is not an epoch of job.*make a branch")
 
 
@@ -367,8 +365,8 @@ def test_an_older_epoch_can_be_restored_past_a_commit_that_cannot_be_replayed() 
     driver = a_driver(store, epochs=2)
     driver.publish(driver.write_epoch())
     taken = taken_over(store, restore=driver.acknowledged[0])
-    assert isinstance(taken.decision, ReplayCommit)
-    damaged = taken.decision.permit.ref
+    assert isinstance(taken.decision, CommitPermit)
+    damaged = taken.decision.ref
     again = checkpoints_in(store).resume(taken.claim, unreplayable=damaged)
     assert isinstance(again, TakenOver)
     assert isinstance(again.decision, Recovered)
@@ -391,7 +389,7 @@ def test_a_missing_claim_of_the_newest_epoch_releases_nothing() -> None:
     old = a_driver(store, epochs=2).acknowledged[0]
     driver = a_driver(store, restore=old)
     outcome = driver.publish(driver.write_epoch())
-    assert not isinstance(outcome, Published)
+    assert not isinstance(outcome, ReadyCheckpoint)
     store.delete(paths.claim_path(JOB, 2))
     steps = release_honoured_restores(an_actor(), driver.claim)
     run_steps(store, steps)
