@@ -63,7 +63,7 @@ class CacheKey:
 
     checksum: int
     """The checksum of the whole state file: equal contents share entries."""
-    segment: int
+    segment: int = 0
     form: str = "rows"
     """The decoded form: letters, digits and `-`. Each form of a piece is an entry of its own."""
 
@@ -147,7 +147,7 @@ class FileCache:
 
     def holds(self, key: CacheKey) -> bool:
         """Tell whether the entry's file exists, without counting it as a lookup."""
-        return _exists(self.root / key.file_name)
+        return os.access(self.root / key.file_name, os.F_OK)
 
     def put(self, key: CacheKey, batch: pa.RecordBatch) -> None:
         """Store a batch under `key`. An existing entry stays, because it holds the same rows."""
@@ -157,7 +157,7 @@ class FileCache:
                 return
         target = self.root / key.file_name
         size = pa.ipc.get_record_batch_size(batch)
-        if size > self.limit_bytes or _exists(target):
+        if size > self.limit_bytes or os.access(target, os.F_OK):
             return
         try:
             self._write(target, batch)
@@ -175,8 +175,7 @@ class FileCache:
 
     def remove(self, key: CacheKey) -> bool:
         """Remove an entry that will hardly be needed again; tell whether there was one."""
-        path = self.root / key.file_name
-        return _exists(path) and _remove(path)
+        return self.holds(key) and _remove(self.root / key.file_name)
 
     def _write(self, target: Path, batch: pa.RecordBatch) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -209,7 +208,7 @@ class FileCache:
             used = int(_USAGE.unpack(raw)[0]) if len(raw) == _USAGE.size else None
             if used is None or used + size > self.limit_bytes:
                 used = self._evict(target_bytes=int(self.limit_bytes * _EVICT_TO) - size)
-            if used + size > self.limit_bytes or _exists(target):
+            if used + size > self.limit_bytes or os.access(target, os.F_OK):
                 _remove(temporary)
                 os.pwrite(lock, _USAGE.pack(used), 0)
                 return
@@ -253,13 +252,6 @@ def _read_boot(path: Path) -> int:
         return checksum_of(path.read_bytes()) or 1
     except OSError:
         return 0
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -60,13 +60,9 @@ class MigrationStep:
     from_type: Any
     to_type: type[MigratableState]
 
-    @property
-    def to_version(self) -> int:
-        """The version that the step leads to."""
-        return self.from_version + 1
-
     def __str__(self) -> str:
-        return f"{self.from_version} → {self.to_version} ({_name(self.to_type)}.migrate)"
+        to_version = self.from_version + 1
+        return f"{self.from_version} → {to_version} ({_name(self.to_type)}.migrate)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 
 from penstock.core.ids import KeyRange, Readable, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError
-from penstock.state.files.cache import CacheKey
+
+Rows: TypeAlias = pa.Table | pa.RecordBatch
 
 KEY_HASH = "_key_hash"
 """The column every keyed state file is sorted by: the stable 64-bit hash of the row's key."""
@@ -32,6 +33,9 @@ ROW_GROUP_ROWS = 1 << 17
 """Fewer rows make partial reads finer; more make restores and lookups of few keys faster."""
 ROW_GROUP_BYTES = 64 << 20
 """The size in memory at which a row group ends early, for rows with large values."""
+
+FOOTER = "footer"
+"""The form of the cache entry that holds the footer of a file."""
 
 _VERSION_KEY = b"penstock.state_version"
 _SEGMENTS_KEY = b"penstock.segment_checksums"
@@ -89,24 +93,19 @@ class EncodedFile:
     row_count: int
     checksum: int
     footer_bytes: int
+    """The length of the Parquet footer, magic included."""
     footer_checksum: int
-
-    @property
-    def footer(self) -> memoryview:
-        """The Parquet footer, magic included."""
-        return memoryview(self.data)[len(self.data) - self.footer_bytes :]
 
 
 class ParquetEncoder:
     """Builds one state file in memory, one row group per `write`. Used once."""
 
-    def __init__(self, schema: pa.Schema, state_version: int, sample: pa.Table) -> None:
+    def __init__(self, schema: pa.Schema, state_version: int, sample: Rows) -> None:
         """Start a file; `sample` decides which text columns get a dictionary."""
         self._state_version = state_version
         self._sink = io.BytesIO()
         self._segment_checksums: list[int] = []
-        self._segment_start = 0
-        self.row_count = 0
+        self._row_count = 0
         dictionary = [field.name for field in schema if _repeats(sample, field)]
         encodings = {
             field.name: encoding
@@ -133,18 +132,17 @@ class ParquetEncoder:
         """The bytes written so far, without the footer."""
         return self._sink.tell()
 
-    def write(self, rows: pa.Table | pa.RecordBatch) -> None:
+    def write(self, rows: pa.RecordBatch) -> None:
         """Append `rows` as one row group."""
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
         try:
-            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            self._writer.write_batch(rows, row_group_size=max(rows.num_rows, 1))
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise _unsupported(table.schema, error) from error
+            raise _unsupported(rows.schema, error) from error
         end = self._sink.tell()
         with self._sink.getbuffer() as written:
             self._segment_checksums.append(checksum_of(written[self._segment_start : end]))
         self._segment_start = end
-        self.row_count += table.num_rows
+        self._row_count += rows.num_rows
 
     def finish(self) -> EncodedFile:
         """Write the footer and return the file."""
@@ -157,35 +155,25 @@ class ParquetEncoder:
         footer_bytes = struct.unpack("<I", data[-8:-4])[0] + 8
         return EncodedFile(
             data=data,
-            row_count=self.row_count,
+            row_count=self._row_count,
             checksum=checksum_of(data),
             footer_bytes=footer_bytes,
-            footer_checksum=checksum_of(memoryview(data)[len(data) - footer_bytes :]),
+            footer_checksum=checksum_of(memoryview(data)[-footer_bytes:]),
         )
-
-
-def encode_parquet(table: pa.Table, state_version: int) -> EncodedFile:
-    """Encode all of `table` as one state file."""
-    encoder = ParquetEncoder(table.schema, state_version, table)
-    for rows in cut_row_groups(table):
-        encoder.write(rows)
-    return encoder.finish()
 
 
 def cut_row_groups(table: pa.Table) -> Iterator[pa.RecordBatch]:
     """Cut a table into the record batches that become row groups, each contiguous."""
-    for start in range(0, table.num_rows, ROW_GROUP_ROWS):
-        yield from _cut_by_bytes(table.slice(start, ROW_GROUP_ROWS))
-
-
-def _cut_by_bytes(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Halve rows until they are small enough; rows differ in size, so an average would not do."""
-    if rows.nbytes > ROW_GROUP_BYTES and rows.num_rows > 1:
-        half = rows.num_rows // 2
-        yield from _cut_by_bytes(rows.slice(0, half))
-        yield from _cut_by_bytes(rows.slice(half))
-    else:
-        yield as_batch(rows)
+    row_count = table.num_rows
+    if row_count > ROW_GROUP_ROWS:
+        for start in range(0, row_count, ROW_GROUP_ROWS):
+            yield from cut_row_groups(table.slice(start, ROW_GROUP_ROWS))
+    elif row_count > 1 and table.nbytes > ROW_GROUP_BYTES:
+        # Rows differ in size, so they are halved: an average would not do.
+        yield from cut_row_groups(table.slice(0, row_count // 2))
+        yield from cut_row_groups(table.slice(row_count // 2))
+    elif row_count:
+        yield as_batch(table)
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:
@@ -203,7 +191,7 @@ def check_storable(schema: pa.Schema, *, what: str) -> None:
     if len(set(schema.names)) != len(schema.names):
         raise SchemaError(f"{what} names a column twice: {schema.names}", what=what)
     try:
-        encoded = encode_parquet(schema.empty_table(), 0)
+        encoded = ParquetEncoder(schema, 0, schema.empty_table()).finish()
         decode_row_groups(pa.BufferReader(encoded.data), None, None)
     except (SchemaError, pa.ArrowException, OSError) as error:
         raise SchemaError(
@@ -260,7 +248,7 @@ def _encoding_of(kind: pa.DataType) -> str | None:
     return None
 
 
-def _repeats(sample: pa.Table, field: "pa.Field[pa.DataType]") -> bool:
+def _repeats(sample: Rows, field: "pa.Field[pa.DataType]") -> bool:
     """Tell whether values of a text column repeat often enough for a dictionary."""
     texts = {pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
     if field.type not in texts:
@@ -358,11 +346,6 @@ def _segment(group: pq.RowGroupMetaData, index: int, checksum: int) -> Segment:
         min_key_hash=low,
         max_key_hash=high,
     )
-
-
-def footer_key(checksum: int) -> CacheKey:
-    """Name the cache entry that holds the footer of a file."""
-    return CacheKey(checksum, 0, "footer")
 
 
 def footer_batch(footer: Readable) -> pa.RecordBatch:

@@ -18,13 +18,13 @@ from penstock.core.ids import KeyRange, Readable, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
 from penstock.state.files.parquet import (
+    FOOTER,
     KEY_HASH,
     Footer,
     Segment,
     as_batch,
     decode_row_groups,
     footer_batch,
-    footer_key,
 )
 from penstock.state.files.state_file import StateFile
 from penstock.state.storage.object_store import ObjectStore
@@ -41,7 +41,7 @@ def drop_cached(cache: FileCache, checksum: int) -> None:
     Without a readable footer its pieces are not known; they are evicted when the cache is
     full.
     """
-    footer = cache.peek(footer_key(checksum))
+    footer = cache.peek(CacheKey(checksum, form=FOOTER))
     if footer is None:
         return
     # The cache holds only copies, so an entry that cannot be read is no error.
@@ -49,7 +49,7 @@ def drop_cached(cache: FileCache, checksum: int) -> None:
         parquet = pq.read_metadata(pa.BufferReader(footer.column(0)[0].as_buffer()))
         for index in range(parquet.num_row_groups):
             cache.remove(CacheKey(checksum, index))
-    cache.remove(footer_key(checksum))
+    cache.remove(CacheKey(checksum, form=FOOTER))
 
 
 @dataclass(eq=False)
@@ -62,16 +62,6 @@ class StateFileReader:
     bytes_read: int = field(default=0, init=False)
     """Bytes fetched from the store so far; cache hits are not counted."""
     _footer: Footer | None = field(default=None, init=False)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns as stored, in the file's own state version."""
-        return self._open().schema
-
-    @property
-    def state_version(self) -> int:
-        """The version of the state in the file."""
-        return self._open().state_version
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -92,14 +82,15 @@ class StateFileReader:
         read, verified, decoded and cached.
         """
         segment = self.segments[index]
-        cached = self._cached(CacheKey(self.file.checksum, index))
+        key = CacheKey(self.file.checksum, index)
+        cached = self._cached(key)
         if cached is not None:
             return cached
         data = self._fetch(segment.start, segment.size_bytes)
         self._require_checksum(f"row group {index}", segment.checksum, data)
         window = _Window(data, segment.start, self.file.size_bytes)
         batch = as_batch(self._decode(window, index))
-        self._keep(index, batch)
+        self._keep(key, batch)
         return batch
 
     def read(self) -> pa.Table:
@@ -125,7 +116,7 @@ class StateFileReader:
     def _is_read_whole(self) -> bool:
         """Tell whether one request for the whole file costs less than its row groups do."""
         checksum, visible = self.file.checksum, self.file.visible
-        if self._footer is None and not self._holds(footer_key(checksum)):
+        if self._footer is None and not self._holds(CacheKey(checksum, form=FOOTER)):
             low, high = self.file.min_key_hash, self.file.max_key_hash
             if low is None or high is None or (low in visible and high in visible):
                 return True
@@ -136,7 +127,7 @@ class StateFileReader:
 
     def _open(self) -> Footer:
         if self._footer is None:
-            cached = self._cached(footer_key(self.file.checksum))
+            cached = self._cached(CacheKey(self.file.checksum, form=FOOTER))
             if cached is not None:
                 self._footer = self._decode_footer(cached.column(0)[0].as_py())
             else:
@@ -147,8 +138,7 @@ class StateFileReader:
     def _accept_footer(self, data: Readable) -> None:
         self._require_checksum("the footer", self.file.footer_checksum, data)
         self._footer = self._decode_footer(data)
-        if self.cache is not None:
-            self.cache.put(footer_key(self.file.checksum), footer_batch(data))
+        self._keep(CacheKey(self.file.checksum, form=FOOTER), footer_batch(data))
 
     def _decode_footer(self, data: Readable) -> Footer:
         try:
@@ -173,10 +163,10 @@ class StateFileReader:
         ).tolist()
         batches = []
         for segment in self.visible_segments:
-            batches.append(
-                as_batch(rows.slice(first_rows[segment.index], segment.row_count))
-            )
-            self._keep(segment.index, batches[-1])
+            index = segment.index
+            batch = as_batch(rows.slice(first_rows[index], segment.row_count))
+            self._keep(CacheKey(self.file.checksum, index), batch)
+            batches.append(batch)
         return batches
 
     def _fetch(self, start: int, length: int) -> bytes:
@@ -201,9 +191,9 @@ class StateFileReader:
             what = "its rows" if group is None else f"row group {group}"
             raise self._undecodable(what, error) from error
 
-    def _keep(self, index: int, batch: pa.RecordBatch) -> None:
+    def _keep(self, key: CacheKey, batch: pa.RecordBatch) -> None:
         if self.cache is not None:
-            self.cache.put(CacheKey(self.file.checksum, index), batch)
+            self.cache.put(key, batch)
 
     def _cached(self, key: CacheKey) -> pa.RecordBatch | None:
         return None if self.cache is None else self.cache.get(key)

@@ -21,6 +21,7 @@ from penstock.core.ids import FULL_RANGE, Epoch, KeyRange
 from penstock.errors import CorruptStateError, ErrorCode
 from penstock.state.files.cache import CacheKey, FileCache
 from penstock.state.files.parquet import (
+    FOOTER,
     KEY_HASH,
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
@@ -28,7 +29,6 @@ from penstock.state.files.parquet import (
     ParquetEncoder,
     cut_row_groups,
     footer_batch,
-    footer_key,
 )
 from penstock.state.files.state_file import StateFile
 from penstock.state.storage.create import create_own
@@ -75,12 +75,12 @@ class RowBounds:
         hashes: _Bounds = (None, None)
         last_expiry, immortal = None, rows.num_rows > 0
         if description.time_column is not None:
-            times = _micros_bounds(rows.column(description.time_column))
+            times = _bounds(rows.column(description.time_column))
         if KEY_HASH in rows.schema.names:
             hashes = _bounds(rows.column(KEY_HASH))
         if description.expiry_column is not None:
             column = rows.column(description.expiry_column)
-            last_expiry, immortal = _micros_bounds(column)[1], column.null_count > 0
+            last_expiry, immortal = _bounds(column)[1], column.null_count > 0
         return cls(*times, *hashes, last_expiry, immortal)
 
     def merged_with(self, other: "RowBounds") -> "RowBounds":
@@ -100,16 +100,12 @@ def _known(choose: Callable[..., int | None], *bounds: int | None) -> int | None
 
 
 def _bounds(column: Column) -> _Bounds:
-    found = pc.min_max(column)
-    return found["min"].as_py(), found["max"].as_py()
-
-
-def _micros_bounds(column: Column) -> _Bounds:
-    """Return the smallest and largest instant in microseconds, rounded outwards."""
-    low, high = _bounds(column.cast(pa.int64()))
-    if low is None or high is None:
-        return None, None
-    unit = getattr(column.type, "unit", "us")
+    """Return the smallest and largest value; instants in microseconds, rounded outwards."""
+    unit = getattr(column.type, "unit", None)
+    found = pc.min_max(column if unit is None else column.cast(pa.int64()))
+    low, high = found["min"].as_py(), found["max"].as_py()
+    if unit is None or low is None:
+        return low, high
     if unit == "ns":
         return low // 1_000, -(-high // 1_000)
     scale = MICROS_PER_UNIT[unit]
@@ -136,7 +132,8 @@ def write_state_file(
     file = _store(store, path, encoded, RowBounds.of(table, description), description)
     if cache is not None:
         # The rows are cached as a reader would decode them, so reading them costs no request.
-        cache.put(footer_key(encoded.checksum), footer_batch(encoded.footer))
+        footer = memoryview(encoded.data)[-encoded.footer_bytes :]
+        cache.put(CacheKey(encoded.checksum, form=FOOTER), footer_batch(footer))
         for index, batch in enumerate(batches):
             cache.put(CacheKey(encoded.checksum, index), batch)
     return file
@@ -223,9 +220,8 @@ class StateFileWriter:
 
     def _encode(self, batch: pa.RecordBatch) -> None:
         if self._encoder is None:
-            sample = pa.Table.from_batches([batch])
             self._encoder = ParquetEncoder(
-                self.schema, self.description.state_version, sample
+                self.schema, self.description.state_version, batch
             )
         self._encoder.write(batch)
         self._bounds = self._bounds.merged_with(RowBounds.of(batch, self.description))

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.ids import FULL_RANGE, Epoch, KeyRange
+from penstock.state.files.parquet import EncodedFile, ParquetEncoder, cut_row_groups
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import FileDescription
 
@@ -20,6 +21,14 @@ def hashed_rows(row_count: int, *, seed: int = 0) -> pa.Table:
             "text": pa.array([f"tö-{n}" for n in range(row_count)], pa.string()),
         }
     )
+
+
+def encode_parquet(table: pa.Table, state_version: int) -> EncodedFile:
+    """Encode all of `table` as one state file."""
+    encoder = ParquetEncoder(table.schema, state_version, table)
+    for rows in cut_row_groups(table):
+        encoder.write(rows)
+    return encoder.finish()
 
 
 def a_schema(**columns: pa.DataType) -> pa.Schema:

@@ -66,7 +66,7 @@ def test_the_plan_is_the_steps_from_the_version_found() -> None:
         "1 → 2 (CountV2.migrate)",
         "2 → 3 (CountV3.migrate)",
     ]
-    assert [step.to_version for step in plan_migration(2, CountV3, table="t")] == [3]
+    assert [step.to_type.VERSION for step in plan_migration(2, CountV3, table="t")] == [3]
     assert plan_migration(3, CountV3, table="t") == ()
 
 

@@ -25,9 +25,8 @@ from penstock.state.files.parquet import (
     check_storable,
     cut_row_groups,
     decode_row_groups,
-    encode_parquet,
 )
-from tests.unit.state.files.file_builders import hashed_rows
+from tests.unit.state.files.file_builders import encode_parquet, hashed_rows
 
 
 def decoded(data: bytes) -> pa.Table:
@@ -181,7 +180,6 @@ def test_the_encoded_file_describes_its_own_bytes() -> None:
     assert encoded.checksum == checksum_of(encoded.data)
     assert encoded.footer_bytes == length
     assert encoded.footer_checksum == checksum_of(encoded.data[-length:])
-    assert bytes(encoded.footer) == encoded.data[-length:]
 
 
 def test_numbers_times_and_hashes_get_no_dictionary() -> None:
@@ -257,7 +255,7 @@ def test_a_garbled_footer_is_undecodable(version: bytes, checksums: bytes) -> No
 def test_rows_of_another_schema_are_refused_by_the_encoder() -> None:
     encoder = ParquetEncoder(pa.schema([("v", pa.int64())]), 0, pa.table({"v": [1]}))
     with pytest.raises(SchemaError):
-        encoder.write(pa.table({"w": ["x"]}))
+        encoder.write(pa.record_batch({"w": ["x"]}))
 
 
 def test_a_table_without_rows_is_an_empty_batch() -> None:
