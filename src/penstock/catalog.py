@@ -36,7 +36,7 @@ from penstock.operators.stateless import (
 )
 from penstock.operators.udfs.async_operator import build_async_udf
 from penstock.operators.udfs.functions import build_udf
-from penstock.operators.udfs.native import build_call_udf, build_native_udf
+from penstock.operators.udfs.native import NativeUdf, build_call_udf
 from penstock.operators.udfs.specs import AsyncUdfSpec, CallUdfSpec, NativeUdfSpec, UdfSpec
 from penstock.operators.updating.aggregate import UpdatingAggregate, UpdatingAggregateConfig
 from penstock.operators.updating.changelog import ToDebezium, ToDebeziumConfig
@@ -74,7 +74,7 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     registry.add(WatermarkConfig.kind, WatermarkConfig, WatermarkGenerator)
     registry.add(UdfSpec.kind, UdfSpec, build_udf)
     registry.add(AsyncUdfSpec.kind, AsyncUdfSpec, build_async_udf)
-    registry.add(NativeUdfSpec.kind, NativeUdfSpec, partial(build_native_udf, registry))
+    registry.add(NativeUdfSpec.kind, NativeUdfSpec, partial(NativeUdf, registry))
     registry.add(CallUdfSpec.kind, CallUdfSpec, partial(build_call_udf, registry))
     registry.add(ListSourceConfig.kind, ListSourceConfig, ListSource)
     registry.add(ListSinkConfig.kind, ListSinkConfig, ListSink)

@@ -50,11 +50,7 @@ from penstock.operators.udfs.functions import (
     ColumnOperator,
     Evaluation,
     arguments_of,
-    call_failed,
-    describe_error,
-    emit_results,
     has_null,
-    is_row_fault,
     load_function,
     to_result_array,
 )
@@ -191,25 +187,22 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
     def _take_answers(self, ctx: OperatorContext) -> None:
         """Note the answers that came; raise the first error that fails the epoch."""
         for call in self._pool.take_finished():
-            error = call.error
+            error, name, operator = call.error, self.config.name, ctx.task.operator
             if error is None or not isinstance(call, RowCall):
                 continue
-            if is_row_fault(error, self.config):
-                call.reason = describe_error(error)
-                continue
-            self._pool.cancel_all()
-            spec, operator = self.config, ctx.task.operator
-            if not isinstance(error, CallTimeoutError):
-                failure = call_failed(error, spec, operator, call.arguments)
-                raise failure from failure.__cause__
-            raise ExternalError(
-                f"UDF {spec.name!r} of operator {operator!r} gave {error} when called with "
-                f"{call.arguments!r:.200}, {call.failures} times. See to the service it calls, "
-                'raise timeout_seconds or retries, or send such rows aside with on_error="bad"',
-                code=ErrorCode.UDF_TIMED_OUT,
-                operator=operator,
-                udf=spec.name,
-            ) from error
+            if not self.is_row_fault(error):
+                self._pool.cancel_all()
+                if isinstance(error, CallTimeoutError):
+                    raise ExternalError(
+                        f"UDF {name!r} of operator {operator!r} gave {error} when called with "
+                        f"{call.arguments!r:.200}, {call.failures} times. See to the service "
+                        "it calls, raise timeout_seconds or retries, or send such rows aside "
+                        'with on_error="bad"',
+                        code=ErrorCode.UDF_TIMED_OUT,
+                        operator=operator,
+                        udf=name,
+                    ) from error
+            call.reason = self.reason_for(error, operator, call.arguments)
 
     def _emit(self, ctx: OperatorContext, collector: ArrowCollector) -> None:
         """Emit the rows that may be emitted, and remove their entries from state."""
@@ -230,10 +223,9 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
         arguments = [call.arguments for call in good]
         values = to_result_array(results, self.config, ctx.task.operator, arguments)
         errors = {i: call.reason for i, call in enumerate(ready) if call.reason is not None}
-        emit_results(rows_of(ready), Evaluation(values, errors), ctx, collector)
+        self.emit(rows_of(ready), Evaluation(values, errors), ctx, collector)
 
 
 def build_async_udf(config: AsyncUdfSpec) -> AsyncUdfOperator:
     """Return the operator that calls an `async def` function."""
-    function = load_function(config, config.function, wants_async=True)
-    return AsyncUdfOperator(config, function, SystemClock())
+    return AsyncUdfOperator(config, load_function(config), SystemClock())

@@ -6,6 +6,7 @@ function, never in a row, so it fails the epoch even if rows that raise go to th
 """
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,19 +19,12 @@ from typing_extensions import override
 
 from penstock.core.batch import describe_sample, find_differences
 from penstock.core.schema import StreamSchema
-from penstock.errors import (
-    ErrorCode,
-    ExternalError,
-    PenstockError,
-    SchemaError,
-    UserError,
-    did_you_mean,
-)
-from penstock.graph.logical import BAD, MAIN, UserFunction
+from penstock.errors import ErrorCode, ExternalError, SchemaError, UserError, did_you_mean
+from penstock.graph.logical import BAD, MAIN
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
-from penstock.operators.udfs.specs import ResultSpec, UdfSpec
+from penstock.operators.udfs.specs import AsyncUdfSpec, ResultSpec, UdfSpec
 from penstock.operators.user_functions import to_failure, unpickle_function
 
 ResultArray: TypeAlias = "pa.Array[Any]"
@@ -102,35 +96,6 @@ def conform_result(
     )
 
 
-def call_failed(
-    error: BaseException, spec: ResultSpec, operator: str, arguments: Any
-) -> PenstockError:
-    """Return the error to raise for a call that failed and must fail the epoch."""
-    who = f"UDF {spec.name!r} of operator {operator!r}"
-    shown = _show(arguments)
-    return to_failure(
-        error,
-        f"{who} raised {describe_error(error)} when called with {shown}. Correct it, or send "
-        'such rows aside with on_error="bad"',
-        note=f"{who} was called with {shown}",
-        operator=operator,
-        udf=spec.name,
-    )
-
-
-def is_row_fault(error: BaseException, spec: ResultSpec) -> bool:
-    """Return whether a failed call only sends its row to the side output.
-
-    It does not if user code raised `ExternalError`, so that the epoch is tried again.
-    """
-    return spec.on_error == "bad" and not isinstance(error, ExternalError)
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an exception in one line."""
-    return f"{type(error).__name__}: {error}"
-
-
 def _first_misfit(values: Sequence[Any], kind: Any) -> int:
     for index, value in enumerate(values):
         try:
@@ -143,10 +108,6 @@ def _first_misfit(values: Sequence[Any], kind: Any) -> int:
 def _show(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
-
-
-Evaluate = Callable[[str, pa.RecordBatch], Evaluation]
-"""Calls the function on a batch; the first argument is the operator's name, for messages."""
 
 
 class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
@@ -188,83 +149,50 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
         added = stream.schema.append(pa.field(ERROR_COLUMN, pa.string()))
         return {BAD: StreamSchema(added, stream.time_column, stream.key_columns)}
 
+    def is_row_fault(self, error: BaseException) -> bool:
+        """Return whether a failed call only sends its row to the side output.
 
-class UdfOperator(ColumnOperator[ResultSpec]):
-    """Calls a function on every batch; rows whose call failed may go to a side output."""
+        It does not if user code raised `ExternalError`, so that the epoch is tried again.
+        """
+        return self.config.on_error == "bad" and not isinstance(error, ExternalError)
 
-    def __init__(
-        self,
-        spec: ResultSpec,
-        evaluate: Evaluate,
-        check_types: Callable[[StreamSchema], None] | None = None,
-    ) -> None:
-        super().__init__(spec)
-        self._evaluate = evaluate
-        self._check_types = check_types
-
-    @override
-    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        output = super().output_schema(inputs)
-        if self._check_types is not None:
-            self._check_types(inputs[0])
-        return output
-
-    @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        evaluation = self._evaluate(ctx.task.operator, batch)
-        emit_results(batch, evaluation, ctx, collector)
-
-
-def build_udf(config: UdfSpec) -> UdfOperator:
-    """Return the operator that calls a Python function in line."""
-    function = load_function(config, config.function, wants_async=False)
-    if config.mode == "row":
-        return UdfOperator(config, partial(evaluate_rows, function, config))
-    call = column_call(function, config)
-    return UdfOperator(config, partial(evaluate_columns, call, config))
-
-
-def load_function(
-    spec: ResultSpec, packed: UserFunction, *, wants_async: bool
-) -> Callable[..., Any]:
-    """Return the function of a declaration; refuse one that cannot be called as declared."""
-    function: Callable[..., Any] = unpickle_function(packed)
-    problems = _find_call_problems(function, spec)
-    is_async = _is_async(function)
-    if is_async and not wants_async:
-        problems.append("it is async: declare it with async_udf")
-    elif wants_async and not is_async and not problems:
-        problems.append("it is not async: declare it with udf, or make it `async def`")
-    if problems:
-        raise UserError(
-            f"UDF {spec.name!r} cannot be used: {'; '.join(problems)}",
-            code=ErrorCode.UDF_INVALID,
-            udf=spec.name,
+    def reason_for(self, error: BaseException, operator: str, arguments: Any) -> str:
+        """Return why a row goes to the side output, or raise the error that fails the epoch."""
+        reason = f"{type(error).__name__}: {error}"
+        if self.is_row_fault(error):
+            return reason
+        who = f"UDF {self.config.name!r} of operator {operator!r}"
+        shown = _show(arguments)
+        failure = to_failure(
+            error,
+            f"{who} raised {reason} when called with {shown}. Correct it, or send such rows "
+            'aside with on_error="bad"',
+            note=f"{who} was called with {shown}",
+            operator=operator,
+            udf=self.config.name,
         )
-    return function
+        raise failure from failure.__cause__
 
-
-def emit_results(
-    batch: pa.RecordBatch,
-    evaluation: Evaluation,
-    ctx: OperatorContext,
-    collector: ArrowCollector,
-) -> None:
-    """Emit rows with their results, and rows without one to `BAD` with the reason."""
-    good = batch
-    errors = evaluation.errors
-    if errors:
-        is_good = np.ones(batch.num_rows, dtype=bool)
-        is_good[list(errors)] = False
-        good = batch.filter(pa.array(is_good))
-        bad = batch.filter(pa.array(~is_good))
-        reasons = pa.array([errors[index] for index in sorted(errors)], pa.string())
-        ctx.count("bad_rows", len(errors))
-        collector.collect(_with_column(bad, ctx.outputs[BAD], reasons), BAD)
-    if good.num_rows:
-        collector.collect(_with_column(good, ctx.outputs[MAIN], evaluation.values))
+    def emit(
+        self,
+        batch: pa.RecordBatch,
+        evaluation: Evaluation,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        """Emit rows with their results, and rows without one to `BAD` with the reason."""
+        good = batch
+        errors = evaluation.errors
+        if errors:
+            is_good = np.ones(batch.num_rows, dtype=bool)
+            is_good[list(errors)] = False
+            good = batch.filter(pa.array(is_good))
+            bad = batch.filter(pa.array(~is_good))
+            reasons = pa.array([errors[index] for index in sorted(errors)], pa.string())
+            ctx.count("bad_rows", len(errors))
+            collector.collect(_with_column(bad, ctx.outputs[BAD], reasons), BAD)
+        if good.num_rows:
+            collector.collect(_with_column(good, ctx.outputs[MAIN], evaluation.values))
 
 
 def _with_column(
@@ -273,32 +201,34 @@ def _with_column(
     return pa.RecordBatch.from_arrays([*batch.columns, column], schema=stream.schema)
 
 
-ColumnCall: TypeAlias = Callable[[pa.RecordBatch], Any]
-"""Calls the function with the columns of some rows; gives an array."""
+class RowUdf(ColumnOperator[UdfSpec]):
+    """Calls a Python function once per row, or not if an argument is null, by default."""
 
+    def __init__(self, spec: UdfSpec) -> None:
+        super().__init__(spec)
+        self._function = load_function(spec)
 
-def evaluate_rows(
-    function: Callable[..., Any], spec: UdfSpec, operator: str, batch: pa.RecordBatch
-) -> Evaluation:
-    """Call the function once per row; a null argument gives null without a call by default."""
-    skips_nulls = spec.nulls == "skip"
-    values: list[Any] = []
-    called_with: list[tuple[Any, ...]] = []
-    errors: dict[int, str] = {}
-    for index, arguments in enumerate(arguments_of(batch, spec.inputs)):
-        value = None
-        if not (skips_nulls and has_null(arguments)):
-            try:
-                value = function(*arguments)
-            except Exception as error:  # noqa: BLE001 (the boundary to user code)
-                if not is_row_fault(error, spec):
-                    failure = call_failed(error, spec, operator, arguments)
-                    raise failure from failure.__cause__
-                errors[index] = describe_error(error)
-                continue
-        values.append(value)
-        called_with.append(arguments)
-    return Evaluation(to_result_array(values, spec, operator, called_with), errors)
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        spec, operator = self.config, ctx.task.operator
+        skips_nulls = spec.nulls == "skip"
+        values: list[Any] = []
+        called_with: list[tuple[Any, ...]] = []
+        errors: dict[int, str] = {}
+        for index, arguments in enumerate(arguments_of(batch, spec.inputs)):
+            value = None
+            if not (skips_nulls and has_null(arguments)):
+                try:
+                    value = self._function(*arguments)
+                except Exception as error:  # noqa: BLE001 (the boundary to user code)
+                    errors[index] = self.reason_for(error, operator, arguments)
+                    continue
+            values.append(value)
+            called_with.append(arguments)
+        results = to_result_array(values, spec, operator, called_with)
+        self.emit(batch, Evaluation(results, errors), ctx, collector)
 
 
 def arguments_of(batch: pa.RecordBatch, inputs: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -311,45 +241,81 @@ def has_null(arguments: tuple[Any, ...]) -> bool:
     return any(argument is None for argument in arguments)
 
 
-def column_call(function: Callable[..., Any], spec: UdfSpec) -> ColumnCall:
-    """Return a call that passes whole columns, as the declaration's mode wants them."""
+class BatchUdf(ColumnOperator[ResultSpecT]):
+    """Calls a function with the whole columns of every batch."""
 
-    def call(batch: pa.RecordBatch) -> Any:
-        if spec.mode == "arrow":
-            return function(*(batch.column(name) for name in spec.inputs))
-        result = function(*(pl.Series(name, batch.column(name)) for name in spec.inputs))
+    @abstractmethod
+    def call(self, batch: pa.RecordBatch) -> Any:
+        """Call the function with the columns of some rows; return an array."""
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        self.emit(batch, self._evaluate(batch, ctx.task.operator), ctx, collector)
+
+    def _evaluate(self, batch: pa.RecordBatch, operator: str) -> Evaluation:
+        """Call the function; halve a batch that fails to find the bad rows.
+
+        That is correct because the cuts between batches have no meaning. It takes about
+        log2(rows) more calls per bad row.
+        """
+        spec = self.config
+        try:
+            result = self.call(batch)
+        except Exception as error:  # noqa: BLE001 (the boundary to user code)
+            sample = batch.select(list(spec.inputs)).slice(0, 1).to_pylist()
+            reason = self.reason_for(error, operator, sample)
+            if batch.num_rows == 1:
+                return Evaluation(pa.nulls(0, type=spec.return_type), {0: reason})
+        else:
+            return Evaluation(conform_result(result, spec, operator, batch))
+        middle = batch.num_rows // 2
+        first = self._evaluate(batch.slice(0, middle), operator)
+        second = self._evaluate(batch.slice(middle), operator)
+        moved = {middle + index: error for index, error in second.errors.items()}
+        return Evaluation(
+            pa.concat_arrays([first.values, second.values]), {**first.errors, **moved}
+        )
+
+
+class PythonBatchUdf(BatchUdf[UdfSpec]):
+    """Calls a Python function with Arrow arrays or Polars series."""
+
+    def __init__(self, spec: UdfSpec) -> None:
+        super().__init__(spec)
+        self._function = load_function(spec)
+
+    @override
+    def call(self, batch: pa.RecordBatch) -> Any:
+        inputs = self.config.inputs
+        if self.config.mode == "arrow":
+            return self._function(*(batch.column(name) for name in inputs))
+        result = self._function(*(pl.Series(name, batch.column(name)) for name in inputs))
         return result.to_arrow() if isinstance(result, pl.Series) else result
 
-    return call
+
+def build_udf(config: UdfSpec) -> RowUdf | PythonBatchUdf:
+    """Return the operator that calls a Python function in line."""
+    return RowUdf(config) if config.mode == "row" else PythonBatchUdf(config)
 
 
-def evaluate_columns(
-    call: ColumnCall, spec: ResultSpec, operator: str, batch: pa.RecordBatch
-) -> Evaluation:
-    """Call the function with whole columns; halve a batch that fails to find the bad rows.
-
-    That is correct because the cuts between batches have no meaning. It takes about
-    log2(rows) more calls per bad row.
-    """
-    try:
-        result = call(batch)
-    except Exception as error:  # noqa: BLE001 (the boundary to user code)
-        if not is_row_fault(error, spec):
-            sample = batch.select(list(spec.inputs)).slice(0, 1).to_pylist()
-            failure = call_failed(error, spec, operator, sample)
-            raise failure from failure.__cause__
-        if batch.num_rows == 1:
-            nothing = pa.nulls(0, type=spec.return_type)
-            return Evaluation(nothing, {0: describe_error(error)})
-    else:
-        return Evaluation(conform_result(result, spec, operator, batch))
-    middle = batch.num_rows // 2
-    first = evaluate_columns(call, spec, operator, batch.slice(0, middle))
-    second = evaluate_columns(call, spec, operator, batch.slice(middle))
-    moved = {middle + index: error for index, error in second.errors.items()}
-    return Evaluation(
-        pa.concat_arrays([first.values, second.values]), {**first.errors, **moved}
-    )
+def load_function(spec: UdfSpec | AsyncUdfSpec) -> Callable[..., Any]:
+    """Return the function of a declaration; refuse one that cannot be called as declared."""
+    function: Callable[..., Any] = unpickle_function(spec.function)
+    problems = _find_call_problems(function, spec)
+    is_async, wants_async = _is_async(function), isinstance(spec, AsyncUdfSpec)
+    if is_async and not wants_async:
+        problems.append("it is async: declare it with async_udf")
+    elif wants_async and not is_async and not problems:
+        problems.append("it is not async: declare it with udf, or make it `async def`")
+    if problems:
+        raise UserError(
+            f"UDF {spec.name!r} cannot be used: {'; '.join(problems)}",
+            code=ErrorCode.UDF_INVALID,
+            udf=spec.name,
+        )
+    return function
 
 
 def _find_call_problems(function: Any, spec: ResultSpec) -> list[str]:

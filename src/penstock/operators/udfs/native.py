@@ -5,33 +5,35 @@ constructed, because a missing symbol would make Polars abort the process of the
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 from polars.plugins import register_plugin_function
+from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.dylibs import open_dylib
 from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import Registry
-from penstock.operators.udfs.functions import UdfOperator, conform_result, evaluate_columns
+from penstock.operators.udfs.functions import BatchUdf, conform_result
 from penstock.operators.udfs.specs import CallUdfSpec, NativeUdfSpec, ResultSpec
 
 _PREFIX = "_polars_plugin_"
 _OFFERED = re.compile(rb"_polars_plugin_(\w+)\x00")
 
 
-class NativeFunction:
-    """A function of a loaded library, ready to be called. Immutable."""
+class NativeUdf(BatchUdf[NativeUdfSpec]):
+    """Calls a function of a library, which it loads."""
 
-    def __init__(self, spec: NativeUdfSpec, path: Path) -> None:
+    def __init__(self, registry: Registry, spec: NativeUdfSpec) -> None:
+        super().__init__(spec)
+        path = registry.load_dylib(spec.url, spec.sha256, options=spec.store_options)
         check_symbols(spec, path)
-        self._spec = spec
         # Arguments go by position, so that the expression does not depend on column names.
         self._expression = register_plugin_function(
             plugin_path=path,
@@ -42,30 +44,31 @@ class NativeFunction:
             use_abs_path=True,
         ).alias("result")
 
+    @override
     def call(self, batch: pa.RecordBatch) -> Any:
-        """Call it with the columns of some rows."""
         columns = [
             pl.Series(str(index), batch.column(name))
-            for index, name in enumerate(self._spec.inputs)
+            for index, name in enumerate(self.config.inputs)
         ]
         return pl.DataFrame(columns).select(self._expression)["result"].to_arrow()
 
-    def check_types(self, stream: StreamSchema) -> None:
-        """Refuse columns that the library does not take, and a result of another type."""
-        empty = stream.schema.empty_table().combine_chunks()
-        rows = pa.RecordBatch.from_arrays(
-            [pa.nulls(0, type=field.type) for field in empty.schema], schema=empty.schema
-        )
-        spec = self._spec
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Also refuse columns that the library does not take, and a result of another type."""
+        output = super().output_schema(inputs)
+        spec, schema = self.config, inputs[0].schema
+        nothing = [pa.nulls(0, type=field.type) for field in schema]
+        rows = pa.RecordBatch.from_arrays(nothing, schema=schema)
         try:
             found = self.call(rows)
         except pl.exceptions.PolarsError as error:
-            kinds = [f"{name}: {stream.schema.field(name).type}" for name in spec.inputs]
+            kinds = [f"{name}: {schema.field(name).type}" for name in spec.inputs]
             raise SchemaError(
                 f"UDF {spec.name!r} does not take the columns {', '.join(kinds)}: {error}",
                 udf=spec.name,
             ) from error
         conform_result(found, spec, "", rows)
+        return output
 
 
 def check_symbols(spec: NativeUdfSpec, path: Path) -> None:
@@ -89,14 +92,6 @@ def find_functions(library: bytes) -> list[str]:
     """Return the plug-in functions that a library's bytes name, for messages."""
     names = {name.decode() for name in _OFFERED.findall(library)}
     return sorted(name for name in names if f"field_{name}" in names)
-
-
-def build_native_udf(registry: Registry, config: NativeUdfSpec) -> UdfOperator:
-    """Return the operator that calls a function of a native library."""
-    path = registry.load_dylib(config.url, config.sha256, options=config.store_options)
-    function = NativeFunction(config, path)
-    evaluate = partial(evaluate_columns, function.call, config)
-    return UdfOperator(config, evaluate, function.check_types)
 
 
 def build_call_udf(
