@@ -152,11 +152,7 @@ def impulse(
     ]
     if step is None:
         step = timedelta(seconds=1 / rate) if rate and rate > 0 else "1ms"
-    step_micros = 0
-    try:
-        step_micros = to_micros(step, "step")
-    except UserError as error:
-        problems.append(f"step is {step}: {error.message}")
+    step_micros = read_micros(step, "step", problems)
     if problems:
         raise UserError(
             f"an impulse source cannot count so: {'; '.join(problems)}",
@@ -164,6 +160,15 @@ def impulse(
         )
     config = ImpulseConfig(count, rate, splits, micros_of(start), step_micros)
     return config.to_operator_spec()
+
+
+def read_micros(duration: DurationLike, name: str, problems: list[str]) -> int:
+    """Return an option in microseconds; one that is no duration is added to the problems."""
+    try:
+        return to_micros(duration, name)
+    except UserError as error:
+        problems.append(f"{name} is {duration}: {error.message}")
+        return 0
 
 
 def micros_of(start: datetime) -> int:

@@ -66,12 +66,8 @@ class FilePattern:
         else:
             self._refuse_names([self.pattern])
         matches = re.compile(to_regex(self.pattern)).fullmatch
-        listed = (
-            store.list_files(folder)
-            if isinstance(store, LocalStore)
-            else store.list(folder)
-        )
-        found = [info for info in listed if matches(info.path)]
+        list_all = store.list_files if isinstance(store, LocalStore) else store.list
+        found = [info for info in list_all(folder) if matches(info.path)]
         self._refuse_names(info.path for info in found)
         if not is_wild:
             size_bytes = store.size(self.pattern)
@@ -117,10 +113,8 @@ def parse_pattern(path: str) -> FilePattern:
         segments[-1] = "**"
     if scheme.lower() == "memory:":
         # The first segment is the name of a store in memory.
-        name, segments = (
-            (authority, segments[1:]) if authority else (segments[0], segments[1:])
-        )
-        return FilePattern(f"memory:{name.removeprefix('//')}", "/".join(segments))
+        name = authority or segments[0]
+        return FilePattern(f"memory:{name.removeprefix('//')}", "/".join(segments[1:]))
     count = _static_count(segments)
     root = "/".join(segments[:count])
     if not root:

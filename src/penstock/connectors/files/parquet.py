@@ -5,9 +5,9 @@ row group in its encoded form and one batch. A writer holds the encoded bytes of
 """
 
 import io
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ class ParquetFormat(FileFormat):
 
     def __init__(self, schema: pa.Schema, *, ignores_extra: bool) -> None:
         super().__init__(schema, ignores_extra=ignores_extra)
-        self._groups: OrderedDict[tuple[str, int], list[tuple[int, int]]] = OrderedDict()
+        self._groups_of = lru_cache(_KEPT_FOOTERS)(self._read_groups)
 
     @override
     @classmethod
@@ -99,22 +99,15 @@ class ParquetFormat(FileFormat):
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(file, f"row group {index}: {error}") from error
 
-    def _groups_of(self, file: SourceFile) -> list[tuple[int, int]]:
+    def _read_groups(self, file: SourceFile) -> list[tuple[int, int]]:
         """Return rows and decoded bytes of every row group, after checking the columns."""
-        key = (file.path, file.size_bytes)
-        found = self._groups.get(key)
-        if found is None:
-            with _open(file) as (reader, _):
-                self.check_columns(file, reader.schema_arrow)
-                metadata = reader.metadata
-                found = [
-                    (group.num_rows, group.total_byte_size)
-                    for group in map(metadata.row_group, range(metadata.num_row_groups))
-                ]
-            self._groups[key] = found
-            if len(self._groups) > _KEPT_FOOTERS:
-                self._groups.popitem(last=False)
-        return found
+        with _open(file) as (reader, _):
+            self.check_columns(file, reader.schema_arrow)
+            metadata = reader.metadata
+            return [
+                (group.num_rows, group.total_byte_size)
+                for group in map(metadata.row_group, range(metadata.num_row_groups))
+            ]
 
 
 def _to_plain_layout(kind: Any) -> pa.DataType:

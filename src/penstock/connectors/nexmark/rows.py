@@ -13,7 +13,7 @@ follows from the number of the event.
                        otherwise the first one of the latest hundred
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -173,7 +173,6 @@ TIME_COLUMN = "date_time"
 _INSTANT = pa.timestamp("us")
 _FIRST_CATEGORY_ID, _CATEGORIES = 10, 5
 _CHANNELS = 10_000
-_HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 _URL = "https://www.nexmark.com/item.htm?query=1"
 _MILLISECOND = 1_000
 _LARGEST_BOUND = (1 << 32) - 1
@@ -220,25 +219,20 @@ def _picks(
     return pa.string(), make
 
 
-def _channels(make_pool: Callable[[], _Array]) -> _Column:
+def _channels(hot: Sequence[str], prefix: str) -> _Column:
+    """Declare a column of texts of the hot channels, or of a prefix and a number."""
+
+    @cache
+    def make_pool() -> _Array:
+        return pa.array([*hot, *(f"{prefix}{n}" for n in range(_CHANNELS))])
+
     def make(events: EventBatch) -> _Array:
         # Every second bid uses one of the hot channels, which are the first of the pool.
         cold = scale(low(events.words(Purpose.AMOUNTS)), 2 * _CHANNELS)
-        places = np.where(cold < _CHANNELS, cold + len(_HOT_CHANNELS), cold % 4)
+        places = np.where(cold < _CHANNELS, cold + len(hot), cold % len(hot))
         return make_pool().take(places)
 
     return pa.string(), make
-
-
-@cache
-def _channel_names() -> _Array:
-    return pa.array([*_HOT_CHANNELS, *(f"channel-{n}" for n in range(_CHANNELS))])
-
-
-@cache
-def _channel_urls() -> _Array:
-    hot = [_URL] * len(_HOT_CHANNELS)
-    return pa.array([*hot, *(f"{_URL}&channel_id={n}" for n in range(_CHANNELS))])
 
 
 def _prices(events: EventBatch) -> Numbers:
@@ -289,8 +283,8 @@ _COLUMNS: dict[EventKind, dict[str, _Column]] = {
         "auction": _numbers(EventBatch.bid_auctions),
         "bidder": _numbers(EventBatch.bidders),
         "price": _numbers(_prices),
-        "channel": _channels(_channel_names),
-        "url": _channels(_channel_urls),
+        "channel": _channels(("Google", "Facebook", "Baidu", "Apple"), "channel-"),
+        "url": _channels([_URL] * 4, f"{_URL}&channel_id="),
         "date_time": _instants(EventBatch.instants),
         "extra": _picks(68, Purpose.ARRIVAL, low),
     },

@@ -15,10 +15,10 @@ from math import isfinite
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.impulse import CountedSource, micros_of
+from penstock.connectors.impulse import CountedSource, micros_of, read_micros
 from penstock.connectors.nexmark.draws import EventKind
 from penstock.connectors.nexmark.rows import SCHEMAS, TIME_COLUMN, NexmarkConfig, make_batch
-from penstock.core.clock import DurationLike, to_micros
+from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS
 from penstock.errors import ErrorCode, UserError, did_you_mean
@@ -84,7 +84,7 @@ def nexmark(
     problems: list[str] = []
     gap_nanos = round(1_000_000_000 / rate) if rate and rate > 0 else _GAP_NANOS
     if gap is not None:
-        gap_nanos = _read_micros(gap, "gap", problems) * 1_000
+        gap_nanos = read_micros(gap, "gap", problems) * 1_000
     config = NexmarkConfig(
         events=events,
         rate=rate,
@@ -93,7 +93,7 @@ def nexmark(
         splits=splits,
         start_micros=micros_of(start),
         gap_nanos=gap_nanos,
-        disorder_micros=_read_micros(disorder, "disorder", problems),
+        disorder_micros=read_micros(disorder, "disorder", problems),
         proportions=tuple(proportions),
         auctions=auctions,
         bidders=bidders,
@@ -106,14 +106,6 @@ def nexmark(
     )
     check_config(config, *problems)
     return OperatorSpec(KIND, asdict(config))
-
-
-def _read_micros(duration: DurationLike, name: str, problems: list[str]) -> int:
-    try:
-        return to_micros(duration, name)
-    except UserError as error:
-        problems.append(f"{name} is {duration}: {error.message}")
-        return 0
 
 
 def check_config(config: NexmarkConfig, *further: str) -> None:

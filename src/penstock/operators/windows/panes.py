@@ -18,7 +18,7 @@ blocks, earliest first, so that memory is bounded by a block; time without panes
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import ClassVar
 
 import numpy as np
@@ -101,9 +101,7 @@ def pane_window_specs(
         window=shown,
         stream=aggregation.stream.to_bytes(),
         aggregates=aggregation.plan.to_config(),
-        width_micros=grid.width_micros,
-        slide_micros=grid.slide_micros,
-        offset_micros=grid.offset_micros,
+        **asdict(grid),
     )
     combiner = PaneCombinerConfig(
         **{field.name: getattr(window, field.name) for field in fields(window)},
