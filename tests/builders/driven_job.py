@@ -12,10 +12,11 @@ from penstock.graph.logical import Edge, LogicalGraph, Node
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase, JobStatus
-from penstock.runtime.driver.driver import JobDriver, ManualPacer
+from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import (
     DriverSettings,
     JobEnvironment,
+    ManualPacer,
     RestartPolicy,
 )
 from penstock.runtime.driver.session import JobSession

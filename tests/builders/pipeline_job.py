@@ -11,10 +11,11 @@ from penstock.core.clock import ManualClock
 from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
-from penstock.runtime.driver.driver import JobDriver, ManualPacer
+from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.environment import (
     DriverSettings,
     JobEnvironment,
+    ManualPacer,
     RestartPolicy,
 )
 from penstock.runtime.in_process import Chaos, InProcessExecutor

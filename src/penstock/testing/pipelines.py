@@ -24,8 +24,8 @@ from penstock.core.ids import Generation, checksum_of
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
 from penstock.runtime.driver.decide import JobStatus, StopMode
-from penstock.runtime.driver.driver import JobDriver, ManualPacer
-from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
+from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer
 from penstock.runtime.in_process import NO_CHAOS, InProcessExecutor
 from penstock.runtime.in_process import Chaos as Chaos
 from penstock.runtime.task.task import Worker

@@ -25,8 +25,8 @@ from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase
-from penstock.runtime.driver.driver import JobDriver, ManualPacer
-from penstock.runtime.driver.environment import JobEnvironment, is_transient
+from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.environment import JobEnvironment, ManualPacer, is_transient
 from penstock.runtime.driver.outcomes import Agreed, EpochRan, Failed, find_agreement
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner

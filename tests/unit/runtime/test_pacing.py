@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from penstock.core.clock import ManualClock, SystemClock
-from penstock.runtime.driver.driver import ClockPacer, ManualPacer
+from penstock.runtime.driver.environment import ClockPacer, ManualPacer
 
 
 def test_a_manual_pacer_moves_the_clock_and_notes_it() -> None:

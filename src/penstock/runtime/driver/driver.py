@@ -8,28 +8,29 @@
 Every restart, also in one process, is a new session: it claims a new generation and goes on
 from the last acknowledged epoch, whatever the failed session left behind.
 
-A `Pacer` waits between epochs until an instant, or until another thread interrupts it.
+The driver counts what happens to the job, and publishes immutable values of its status.
 
 `RunOptions` holds the arguments of a run: every way to run a job passes on this one value.
 """
 
 import logging
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from penstock.core.clock import Clock, ManualClock, SystemClock, new_token
-from penstock.core.ids import Epoch, JobId, SavepointName
+from penstock.core.clock import Clock, SystemClock, new_token
+from penstock.core.ids import Epoch, JobId, OperatorId, SavepointName
 from penstock.core.settings import current
+from penstock.core.watermark import event_time_of
 from penstock.errors import FencedError, PenstockError
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import (
-    Action,
     Facts,
     Finish,
     JobPhase,
     JobStatus,
+    OperatorStatus,
     Restart,
     RunEpoch,
     StopMode,
@@ -37,76 +38,27 @@ from penstock.runtime.driver.decide import (
     next_action,
 )
 from penstock.runtime.driver.environment import (
+    ClockPacer,
     DriverSettings,
     JobEnvironment,
+    Pacer,
     decide_restart,
 )
 from penstock.runtime.driver.outcomes import EpochLost, EpochRan, Torn, torn_error
+from penstock.runtime.driver.publish import JobState
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.driver.start import find_finished
-from penstock.runtime.driver.status_keeper import StatusKeeper
+from penstock.runtime.plan.epoch_plan import known_inputs
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.create import probe_store
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
+from penstock.state.tables.table import files_of
 
 _LOCAL_EPOCH_MICROS = 1_000_000
 _REMOTE_EPOCH_MICROS = 10_000_000
 _REMOTE_SCHEMES = ("s3:", "gs:", "az:")
-
-
-class Pacer(Protocol):
-    """Waits for a driver."""
-
-    def wait_until(self, micros: int | None) -> None:
-        """Wait until that time, for ever if it is None; return early when interrupted."""
-        ...
-
-    def interrupt(self) -> None:
-        """End the wait under way, or the next one. May be called from other threads."""
-        ...
-
-
-class ClockPacer:
-    """Waits by a real clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._attention = threading.Event()
-
-    def wait_until(self, micros: int | None) -> None:
-        """Sleep until that time or until interrupted."""
-        seconds = None
-        if micros is not None:
-            seconds = max(0, micros - self._clock.now_micros()) / 1_000_000
-        self._attention.wait(seconds)
-        self._attention.clear()
-
-    def interrupt(self) -> None:
-        """Wake the driver up."""
-        self._attention.set()
-
-
-class ManualPacer:
-    """Moves a manual clock instead of waiting, so that tests take no time."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self._clock = clock
-        self.waits: list[int | None] = []
-        """Every instant that was waited for."""
-
-    def wait_until(self, micros: int | None) -> None:
-        """Move the clock to that time; a wait for ever fails, as no other thread would end it."""
-        self.waits.append(micros)
-        if micros is None:
-            raise RuntimeError(
-                "nothing will ever happen again: the driver would wait for ever"
-            )
-        self._clock.micros = max(self._clock.micros, micros)
-
-    def interrupt(self) -> None:
-        """Do nothing: no wait takes time."""
 
 
 _log = logging.getLogger(__name__)
@@ -124,9 +76,14 @@ class JobDriver:
         on_epoch: Callable[[EpochRan], None] | None = None,
     ) -> None:
         self._environment = environment
+        self._on_status = on_status
         self._on_epoch = on_epoch
         self._pacer = pacer or ClockPacer(environment.clock)
-        self._keeper = StatusKeeper(environment, on_status)
+        self.status = JobStatus(str(environment.graph.job), JobPhase.STARTING)
+        """What the job is doing now; an immutable value."""
+        self._rows_taken: Counter[OperatorId] = Counter()
+        self._rows_emitted: dict[OperatorId, Counter[str]] = defaultdict(Counter)
+        self._counters: dict[OperatorId, Counter[str]] = defaultdict(Counter)
         self._session: JobSession | None = None
         self._stop: StopMode | None = None
         self._has_stopped = False
@@ -138,11 +95,6 @@ class JobDriver:
         self._last_started_micros = 0
         self._restore: Epochs | None = None
         self._finished: CheckpointManifest | None = None
-
-    @property
-    def status(self) -> JobStatus:
-        """What the job is doing now; an immutable value."""
-        return self._keeper.status
 
     def request_stop(self, mode: StopMode = StopMode.CHECKPOINT) -> None:
         """Request a stop; a later, more urgent request replaces an earlier one."""
@@ -167,39 +119,37 @@ class JobDriver:
                 self._carry_out(action)
         except Exception as error:
             phase = JobPhase.FENCED if isinstance(error, FencedError) else JobPhase.FAILED
-            self._keeper.note_phase(phase, error=error)
+            self._update(phase=phase, error=str(error))
             raise
         finally:
             if self._session is not None:
                 self._session.close()
             self._environment.side_work.close()
             self._environment.executor.close()
-        self._keeper.note_phase(action.phase)
+        self._update(phase=action.phase)
         return self.status
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: RunEpoch | Wait | Restart) -> None:
         match action:
             case RunEpoch(stop):
                 self._attempt(lambda: self._run_epoch(stop))
             case Wait(until, phase):
-                self._keeper.note_phase(phase, wake_up_micros=until)
+                self._update(phase=phase, next_wake_up_micros=until)
                 self._pacer.wait_until(until)
             case Restart():
                 self._retry_at_micros = None
                 self._restart()
-            case Finish():
-                return
 
     def _restart(self) -> None:
         self._last = None
-        self._keeper.note_phase(JobPhase.STARTING)
+        self._update(phase=JobPhase.STARTING)
         self._attempt(self._start)
 
     def _start(self) -> None:
         if self._restore is None:
             self._finished = find_finished(self._environment)
         if self._finished is not None:
-            self._keeper.update(epoch=int(self._finished.ref.epoch))
+            self._update(epoch=int(self._finished.ref.epoch))
             return
         self._environment.side_work.settle()
         if self._session is not None:
@@ -210,7 +160,8 @@ class JobDriver:
         # The claim holds the restore from here on: another one would abandon new epochs.
         self._restore = None
         self._session = session
-        self._keeper.note_session(session)
+        generation = int(session.claim.generation)
+        self._update(generation=generation, epoch=_epoch_of(session.state))
 
     def _run_epoch(self, stop: StopMode | None) -> None:
         session = self._session
@@ -218,11 +169,11 @@ class JobDriver:
         self._last_started_micros = self._environment.clock.now_micros()
         # Reset before the plan is made: a later `wake_up` may be too late for this plan.
         self._is_woken = False
-        self._keeper.note_phase(JobPhase.RUNNING)
+        self._update(phase=JobPhase.RUNNING)
         outcome = session.run_epoch(stop=stop)
         match outcome:
             case EpochRan():
-                self._note(outcome, session, stop)
+                self._note(outcome, session.state, stop)
             case Torn(reason):
                 self._note_torn(reason)
             case EpochLost(winner):
@@ -231,7 +182,7 @@ class JobDriver:
 
     def _note_torn(self, reason: str) -> None:
         """Have the torn epoch run again; it is a failure after `torn_limit` runs in a row."""
-        self._keeper.update(torn_epochs=self.status.torn_epochs + 1)
+        self._update(torn_epochs=self.status.torn_epochs + 1)
         self._torn_in_a_row += 1
         error = torn_error(str(self._environment.graph.job), reason)
         if self._torn_in_a_row > self._environment.settings.torn_limit:
@@ -240,7 +191,8 @@ class JobDriver:
         _log.warning("%s", error)
         self._last = None
 
-    def _note(self, ran: EpochRan, session: JobSession, stop: StopMode | None) -> None:
+    def _note(self, ran: EpochRan, state: JobState, stop: StopMode | None) -> None:
+        """Note an epoch that counts."""
         self._failures = self._torn_in_a_row = 0
         self._last = ran
         self._has_stopped = stop is not None
@@ -248,9 +200,54 @@ class JobDriver:
             self._stop = StopMode.IMMEDIATE
         elif ran.finish is SourceFinishType.GRACEFUL and self._stop is None:
             self._stop = StopMode.GRACEFUL
-        self._keeper.note_epoch(ran, session)
+        for (operator, _), report in ran.reports.items():
+            self._rows_taken[operator] += report.rows_taken
+            self._rows_emitted[operator].update(report.rows_emitted)
+            self._counters[operator].update(report.counters)
+        status = self.status
+        self._update(
+            epoch=_epoch_of(state),
+            epochs_run=status.epochs_run + 1,
+            epochs_published=status.epochs_published + ran.progress.is_published,
+            rows_read=status.rows_read + ran.progress.rows_read,
+            last=ran.progress,
+            operators=tuple(self._operators(state)),
+            error=None,
+        )
         if self._on_epoch is not None:
             self._on_epoch(ran)
+
+    def _operators(self, state: JobState) -> Iterator[OperatorStatus]:
+        graph = self._environment.graph
+        known = known_inputs(graph, state.manifest)
+        for node in graph.nodes:
+            inputs = known[node.operator]
+            watermark = event_time_of(inputs)
+            files = {
+                file.path: file.size_bytes
+                for metadata in state.metadata.get(node.operator, {}).values()
+                for name, table in metadata.table_checkpoint_metadata.items()
+                for file in files_of(table, table=name)
+            }
+            yield OperatorStatus(
+                str(node.operator),
+                node.spec.kind,
+                node.parallelism,
+                self._rows_taken[node.operator],
+                dict(self._rows_emitted[node.operator]),
+                dict(self._counters[node.operator]),
+                None if watermark is None else watermark.micros,
+                bool(inputs) and all(each.idle for each in inputs),
+                sum(files.values()),
+                len(files),
+                is_sink=not graph.edges_out_of(node.operator),
+            )
+
+    def _update(self, **changes: Any) -> None:
+        """Change some fields of the status and publish it; a time to wake up lasts until then."""
+        self.status = replace(self.status, **{"next_wake_up_micros": None, **changes})
+        if self._on_status is not None:
+            self._on_status(self.status)
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """Do a step; after a failure that may pass retry later, raise any other."""
@@ -270,7 +267,7 @@ class JobDriver:
             )
             now = self._environment.clock.now_micros()
             self._retry_at_micros = now + delay_micros
-            self._keeper.update(restarts=self.status.restarts + 1, error=str(error))
+            self._update(restarts=self.status.restarts + 1, error=str(error))
 
     def _facts(self) -> Facts:
         session, last = self._session, self._last
@@ -287,6 +284,10 @@ class JobDriver:
             next_epoch_micros=self._last_started_micros
             + self._environment.settings.target_epoch_micros,
         )
+
+
+def _epoch_of(state: JobState) -> int | None:
+    return None if state.manifest is None else int(state.manifest.ref.epoch)
 
 
 def _has_work(ran: EpochRan) -> bool:

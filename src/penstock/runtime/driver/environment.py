@@ -12,16 +12,19 @@
 waits for. Without threads all calls are made at once and in order, which tests of failures
 need. With threads, objects are written side by side, and old ones are deleted while the next
 epoch runs.
+
+A `Pacer` waits between epochs until an instant, or until another thread interrupts it.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from penstock.core.clock import Clock, SystemClock
+from penstock.core.clock import Clock, ManualClock, SystemClock
 from penstock.core.ids import OperatorId
 from penstock.core.settings import CompactionSettings
 from penstock.errors import (
@@ -141,6 +144,59 @@ class SideWork:
         for threads in (self._writers, self._aside):
             if threads is not None:
                 threads.shutdown()
+
+
+class Pacer(Protocol):
+    """Waits for a driver."""
+
+    def wait_until(self, micros: int | None) -> None:
+        """Wait until that time, for ever if it is None; return early when interrupted."""
+        ...
+
+    def interrupt(self) -> None:
+        """End the wait under way, or the next one. May be called from other threads."""
+        ...
+
+
+class ClockPacer:
+    """Waits by a real clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._attention = threading.Event()
+
+    def wait_until(self, micros: int | None) -> None:
+        """Sleep until that time or until interrupted."""
+        seconds = None
+        if micros is not None:
+            seconds = max(0, micros - self._clock.now_micros()) / 1_000_000
+        self._attention.wait(seconds)
+        self._attention.clear()
+
+    def interrupt(self) -> None:
+        """Wake the driver up."""
+        self._attention.set()
+
+
+class ManualPacer:
+    """Moves a manual clock instead of waiting, so that tests take no time."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.waits: list[int | None] = []
+        """Every instant that was waited for."""
+
+    def wait_until(self, micros: int | None) -> None:
+        """Move the clock to that time; a wait for ever fails, as no other thread would end it."""
+        self.waits.append(micros)
+        if micros is None:
+            raise RuntimeError(
+                "nothing will ever happen again: the driver would wait for ever"
+            )
+        self._clock.micros = max(self._clock.micros, micros)
+
+    def interrupt(self) -> None:
+        """Do nothing: no wait takes time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
