@@ -23,32 +23,47 @@ from penstock.state.files.migration import plan_migration, resolve_chain
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import domain_of
 from penstock.state.tables.operator_tables import TABLE_KINDS, tables_by_name
-from penstock.state.tables.specs import KeyValueTypes, TableSpec
+from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import checked_proto_decode, files_of, kind_name
 
 
+class TableFate(Enum):
+    """What happens to a table."""
+
+    UNCHANGED = "unchanged"
+    MIGRATED = "migrated"
+    NEW = "new"
+    DROPPED = "dropped"
+    INCOMPATIBLE = "incompatible"
+
+
 @dataclass(frozen=True, slots=True)
-class Mismatch:
-    """Why a table cannot go on from its checkpoint: a code for programs and a text."""
+class TablePlan:
+    """What a start does to one table, with the reason."""
 
-    code: ErrorCode
+    table: str
+    fate: TableFate
     detail: str
+    migrated_files: tuple[str, ...] = ()
+    """The files that would be migrated whenever they are read."""
+    code: ErrorCode | None = None
+    """The error code if the table is dropped or incompatible, else None."""
 
 
-def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | None:
+def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> TablePlan | None:
     """Return why stored state cannot be read with a declaration; None if it can."""
     if stored.table_type != spec.table_type or stored.table_type not in TABLE_KINDS:
-        return Mismatch(
-            ErrorCode.TABLE_TYPE_MISMATCH,
+        detail = (
             f"it was a {_kind_name(stored.table_type)} and is declared a "
-            f"{_kind_name(spec.table_type)}",
+            f"{_kind_name(spec.table_type)}"
         )
+        return _refused(spec, detail, ErrorCode.TABLE_TYPE_MISMATCH)
     if stored.state_version > spec.state_version:
-        return Mismatch(
-            ErrorCode.UNSUPPORTED_STATE_VERSION,
+        detail = (
             f"it was written with state version {stored.state_version}, newer than the declared "
-            f"{spec.state_version}",
+            f"{spec.state_version}"
         )
+        return _refused(spec, detail, ErrorCode.UNSUPPORTED_STATE_VERSION)
     kind = TABLE_KINDS[spec.table_type]
     if kind.is_shared:
         return None
@@ -65,7 +80,7 @@ def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> Mismatch | 
         *_column_problems(spec, stored.state_version, before, after),
         *_clock_problems(before, after),
     )
-    return Mismatch(ErrorCode.SCHEMA_MISMATCH, problems[0]) if problems else None
+    return _refused(spec, problems[0], ErrorCode.SCHEMA_MISMATCH) if problems else None
 
 
 def _key_problems(before: Any, after: Any) -> Iterator[str]:
@@ -154,34 +169,11 @@ def _clock_problems(before: Any, after: Any) -> Iterator[str]:
 
 def _kind_name(table_type: state_pb2.TableEnum) -> str:
     unknown = f"kind {int(table_type)}, which only a newer Penstock knows,"
-    return kind_name(table_type) if table_type in TABLE_KINDS else unknown
+    return kind_name(table_type) if table_type in state_pb2.TableEnum.values() else unknown
 
 
 def _schema_of(config: Any) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(config.arrow_schema))
-
-
-class TableFate(Enum):
-    """What happens to a table."""
-
-    UNCHANGED = "unchanged"
-    MIGRATED = "migrated"
-    NEW = "new"
-    DROPPED = "dropped"
-    INCOMPATIBLE = "incompatible"
-
-
-@dataclass(frozen=True, slots=True)
-class TablePlan:
-    """What a start does to one table, with the reason."""
-
-    table: str
-    fate: TableFate
-    detail: str
-    migrated_files: tuple[str, ...] = ()
-    """The files that would be migrated whenever they are read."""
-    code: ErrorCode | None = None
-    """The error code if the table is dropped or incompatible, else None."""
 
 
 def plan_table_restore(
@@ -199,10 +191,8 @@ def plan_table_restore(
     plans = []
     for name in sorted({*declared, *stored}):
         if name not in declared:
-            detail, code = (
-                "the operator no longer declares it",
-                ErrorCode.NO_REGISTERED_TABLE,
-            )
+            detail = "the operator no longer declares it"
+            code = ErrorCode.NO_REGISTERED_TABLE
             plans.append(TablePlan(name, TableFate.DROPPED, detail, code=code))
         elif name not in stored:
             plans.append(TablePlan(name, TableFate.NEW, "it starts empty"))
@@ -239,17 +229,14 @@ def _plan_stored(
 ) -> TablePlan:
     mismatch = find_mismatch(spec, stored)
     if mismatch is not None:
-        return _refused(spec, mismatch.detail, mismatch.code)
+        return mismatch
     versions: dict[str, int] = {}
     for metadata in restored.values():
         part = metadata.table_checkpoint_metadata.get(spec.name)
         if part is not None:
             files = files_of(part, table=spec.name, expected=spec.table_type)
             versions.update((file.path, file.state_version) for file in files)
-    state_type = spec.state_type
-    migrated_type = (
-        state_type.value_type if isinstance(state_type, KeyValueTypes) else state_type
-    )
+    migrated_type = spec.migrated_type
     steps: dict[str, None] = {}
     migrated = []
     for path, version in sorted(versions.items()):

@@ -21,13 +21,12 @@ from penstock.state.protocol.records import RULES, ProtocolRules
 from penstock.state.tables.compaction import CompactionPlan, exceeds_run_limit
 from penstock.state.tables.global_keyed import GlobalKeyedTable
 from penstock.state.tables.keyed import KeyedTable
-from penstock.state.tables.specs import KeyValueTypes, TableSpec
+from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import (
     CompactionConfig,
     Files,
     Table,
     TableEnvironment,
-    View,
     encode_list,
     files_of,
     kind_name,
@@ -64,9 +63,7 @@ def open_table(
     config = kind.config_message.FromString(spec.config)
     state_type, declared = spec.state_type, spec.state_version
     if state_type is not None:
-        is_pair = isinstance(state_type, KeyValueTypes)
-        state_class = state_type.value_type if is_pair else state_type
-        version = resolve_chain(state_class).current_version
+        version = resolve_chain(spec.migrated_type).current_version
         if version != declared:
             raise StateError(
                 f"table {spec.name!r} is declared with state version {declared}, but its state "
@@ -97,8 +94,9 @@ def tables_by_name(specs: Iterable[TableSpec]) -> dict[str, TableSpec]:
 def merge_table(spec: TableSpec, task: TaskInfo, metadata: Mapping[int, Metadata]) -> Files:
     """Return the list that holds a subtask's table, merged from as few lists as possible."""
     kind = table_kind_of(spec.table_type, table=spec.name)
-    own = parent_of(task, metadata)
-    parts = metadata.values() if own is None or kind.is_shared else [own]
+    subtask = task.subtask
+    is_in_own_list = len(metadata) == subtask.parallelism and not kind.is_shared
+    parts = [metadata[subtask.index]] if is_in_own_list else metadata.values()
     name, expected = spec.name, kind.table_type
     return kind.merge_checkpoint_metadata(
         files_of(part.table_checkpoint_metadata[name], table=name, expected=expected)
@@ -219,38 +217,6 @@ def set_list(
             data=encode_list(files),
         )
     )
-
-
-@dataclass(slots=True)
-class OpenTable:
-    """One table with its view and the list that the next epoch goes on from."""
-
-    spec: TableSpec
-    table: Table[Any]
-    carried: Files
-    view: View | None = None
-    commit_data: bytes | None = None
-
-
-def open_tables(
-    environment: TableEnvironment,
-    specs: Mapping[str, TableSpec],
-    restored: Mapping[int, Metadata],
-) -> dict[str, OpenTable]:
-    """Bind each declared table to its part of the checkpoint, which may be empty."""
-    tables = {}
-    for name, spec in specs.items():
-        whole = merge_table(spec, environment.task, restored)
-        table = open_table(spec, environment, whole)
-        carried = table.subtask_metadata_from_table(whole, environment.task)
-        tables[name] = OpenTable(spec, table, carried)
-    return tables
-
-
-def parent_of(task: TaskInfo, restored: Mapping[int, Metadata]) -> Metadata | None:
-    """Return the metadata of the same subtask; None if the parallelism was another one."""
-    subtask = task.subtask
-    return restored[subtask.index] if len(restored) == subtask.parallelism else None
 
 
 def check_complete(operator: str, restored: Mapping[int, Metadata]) -> None:

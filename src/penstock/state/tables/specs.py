@@ -74,6 +74,12 @@ class TableSpec:
         is_processing_time = domain == state_pb2.PROCESSING_TIME
         return TimeDomain.PROCESSING_TIME if is_processing_time else TimeDomain.EVENT_TIME
 
+    @property
+    def migrated_type(self) -> Any:
+        """The class whose versions are migrated; for a global table that of its values."""
+        is_pair = isinstance(self.state_type, KeyValueTypes)
+        return self.state_type.value_type if is_pair else self.state_type
+
     def to_config(self) -> state_pb2.TableConfig:
         """Return the durable declaration."""
         return state_pb2.TableConfig(
@@ -150,28 +156,21 @@ def keyed_table(
     """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
-    time_to_live = (
-        None if ttl is None else _time_to_live(table, ttl, ttl_domain, time_column)
-    )
+    is_by_event_time = ttl_domain is TimeDomain.EVENT_TIME
+    if ttl is not None and (time_column is None) == is_by_event_time:
+        raise UserError(
+            f"table {table!r} has a time to live by {ttl_domain.value} and the time column "
+            f"{time_column!r}: event time needs a time column, processing time has none",
+            code=ErrorCode.INVALID_SETTING,
+            table=table,
+        )
+    time_to_live = None if ttl is None else TimeToLive(ttl, time_column)
     declared = KeyedSchema(
         table, columns, tuple(key_columns), time_to_live, tuple(routed_by)
     )
     config = declared.to_config(description).SerializeToString(deterministic=True)
     version = resolve_chain(state_type).current_version
     return TableSpec(table, state_pb2.KEYED_TABLE, config, version, state_type)
-
-
-def _time_to_live(
-    table: str, ttl: int, domain: TimeDomain, time_column: str | None
-) -> TimeToLive:
-    if (time_column is None) == (domain is TimeDomain.EVENT_TIME):
-        raise UserError(
-            f"table {table!r} has a time to live by {domain.value} and the time column "
-            f"{time_column!r}: event time needs a time column, processing time has none",
-            code=ErrorCode.INVALID_SETTING,
-            table=table,
-        )
-    return TimeToLive(ttl, time_column)
 
 
 def _resolve_schema(

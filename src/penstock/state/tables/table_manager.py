@@ -26,10 +26,9 @@ from penstock.state.tables.fit import check_restorable, plan_table_restore
 from penstock.state.tables.global_keyed import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.operator_tables import (
-    OpenTable,
     check_complete,
-    open_tables,
-    parent_of,
+    merge_table,
+    open_table,
     set_list,
     tables_by_name,
 )
@@ -37,7 +36,9 @@ from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import (
     CheckpointMessage,
     CommitData,
+    Files,
     Frontier,
+    Table,
     TableEnvironment,
     View,
 )
@@ -57,26 +58,52 @@ class SubtaskCheckpoint:
     bytes_written: int
 
 
+@dataclass(slots=True)
+class OpenTable:
+    """One table with its view and the list that the next epoch goes on from."""
+
+    spec: TableSpec
+    table: Table[Any]
+    carried: Files
+    view: View | None = None
+    commit_data: bytes | None = None
+
+
 class TableManager:
     """All tables of one subtask. Owned by one task, used by one thread."""
 
     def __init__(
         self,
         environment: TableEnvironment,
-        tables: Mapping[str, OpenTable],
-        parent: Metadata | None,
+        specs: Mapping[str, TableSpec],
+        restored: Mapping[int, Metadata],
     ) -> None:
-        self.environment = environment
-        """The subtask and the attempt that use the tables."""
-        self._tables = dict(tables)
-        self._parent = parent
-        self._frontier: Frontier | None = None
-        """None between epochs: without a time, a row that is put would expire at once."""
+        self._specs = specs
         self._latest = Frontier()
         """The latest time by which views, or files written from them, have dropped rows."""
+        self._open(environment, restored)
+        self._is_usable = True
+
+    def _open(
+        self, environment: TableEnvironment, restored: Mapping[int, Metadata]
+    ) -> None:
+        """Bind each declared table to its part of the checkpoint, which may be empty."""
+        task, tables = environment.task, {}
+        for name, spec in self._specs.items():
+            whole = merge_table(spec, task, restored)
+            table = open_table(spec, environment, whole)
+            carried = table.subtask_metadata_from_table(whole, task)
+            tables[name] = OpenTable(spec, table, carried)
+        self._tables = tables
+        self.environment = environment
+        """The subtask and the attempt that use the tables."""
+        has_parent = len(restored) == task.subtask.parallelism
+        self._parent = restored[task.subtask.index] if has_parent else None
+        """The metadata that the checkpoint holds for this very subtask."""
+        self._frontier: Frontier | None = None
+        """None between epochs: without a time, a row that is put would expire at once."""
         self._written_epoch = 0
         """The epoch of the last checkpoint since the tables were opened; 0 before the first."""
-        self._is_usable = True
 
     @classmethod
     def load(
@@ -97,8 +124,7 @@ class TableManager:
         check_complete(operator, restored)
         plans = plan_table_restore(declared.values(), restored)
         check_restorable(operator, plans, allow_dropped=allow_dropped)
-        tables = open_tables(environment, declared, restored)
-        return cls(environment, tables, parent_of(environment.task, restored))
+        return cls(environment, declared, restored)
 
     def catch_up(
         self, environment: TableEnvironment, restored: Mapping[int, Metadata]
@@ -111,30 +137,24 @@ class TableManager:
         self._check_usable()
         self._is_usable = False
         check_complete(environment.task.operator, restored)
-        specs = {name: table.spec for name, table in self._tables.items()}
-        opened = open_tables(environment, specs, restored)
-        for name, table in opened.items():
-            view = self._tables[name].view
+        before, is_same_task = self._tables, environment.task == self.environment.task
+        self._open(environment, restored)
+        for name, table in self._tables.items():
+            view, wanted = before[name].view, table.table.files
             if view is None:
                 continue
             missing = None
-            wanted = table.table.files
-            if environment.task == self.environment.task:
+            if is_same_task:
                 missing = derive_missing(view.files, wanted)
                 # Files that expired or were merged into others leave the cache.
-                known = {f.checksum for f in (*self._tables[name].table.files, *view.files)}
+                known = {f.checksum for f in (*before[name].table.files, *view.files)}
                 for checksum in known - {file.checksum for file in wanted}:
                     drop_cached(environment.cache, checksum)
             if missing is None:
                 view.release()
             else:
-                view.catch_up(missing, wanted)
                 table.view = view
-        self._tables = opened
-        self.environment = environment
-        self._parent = parent_of(environment.task, restored)
-        self._frontier = None
-        self._written_epoch = 0
+                view.catch_up(missing, wanted)
         self._is_usable = True
 
     def begin_epoch(self, frontier: Frontier) -> None:

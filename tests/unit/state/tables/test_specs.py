@@ -84,6 +84,17 @@ def test_rows_that_are_routed_otherwise_than_before_are_not_found_again() -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(0, "MISSING_TABLE_TYPE"), (9, "kind 9, which only a newer Penstock knows,")],
+)
+def test_a_stored_kind_that_no_table_has_is_named(number: Any, name: str) -> None:
+    stored = state_pb2.TableConfig(table_type=number)
+    mismatch = find_mismatch(global_table("t"), stored)
+    assert mismatch is not None
+    assert mismatch.detail == f"it was a {name} and is declared a GLOBAL_KEYED_TABLE"
+
+
 def test_equal_declarations_give_equal_bytes_and_pickle() -> None:
     specs = [time_keyed_table("t", EVENTS, time_column="at") for _ in range(2)]
     assert specs[0] == specs[1]
