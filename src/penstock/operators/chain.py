@@ -28,13 +28,12 @@ from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import InputWatermark, Watermark
 from penstock.errors import PenstockError
 from penstock.graph.logical import Edge, Node
-from penstock.operators.context import ArrowCollector, SourceCollector, Target
+from penstock.operators.context import ArrowCollector, SourceCollector, Target, Targets
 from penstock.operators.nodes import (
     ChainedOperator,
     EpochTerms,
     NodeParts,
     OperatorReport,
-    Outlets,
     declared_tables,
 )
 from penstock.operators.operator import ArrowOperator, SourceOperator
@@ -180,7 +179,7 @@ class AssembledChain:
         *,
         watermarks: Mapping[OperatorId, Sequence[InputWatermark]],
         assignments: Mapping[OperatorId, SourceAssignment],
-        outlets: Mapping[OperatorId, Outlets],
+        outlets: Mapping[OperatorId, Targets],
         fed: Iterable[pa.RecordBatch] | None = None,
     ) -> None:
         """Begin an epoch in every node, last first: a node may emit as soon as it begins.
@@ -216,9 +215,7 @@ class AssembledChain:
             node.tables.close()
 
 
-def _build(
-    node: Node, targets: Mapping[str, Sequence[Target]], setting: ChainSetting
-) -> ChainNode:
+def _build(node: Node, targets: Targets, setting: ChainSetting) -> ChainNode:
     task = TaskInfo(setting.job, node.operator, setting.subtask)
 
     def construct() -> ArrowOperator | SourceOperator:

@@ -9,7 +9,7 @@ rows emitted later would be in no checkpoint.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -208,23 +208,24 @@ class Target(Protocol):
         ...
 
 
+Targets: TypeAlias = Mapping[str, Sequence[Target]]
+"""Where the rows of an operator's outputs go, by output."""
+
+
 class ArrowCollector:
     """Takes what an operator emits and passes it on at once."""
 
     def __init__(
-        self,
-        operator: str,
-        outputs: Mapping[str, StreamSchema],
-        targets: Mapping[str, Sequence[Target]],
+        self, operator: str, outputs: Mapping[str, StreamSchema], targets: Targets
     ) -> None:
         self._operator = operator
-        self._schemas = {name: stream.schema for name, stream in outputs.items()}
+        self._outputs = outputs
         self._chained = {name: tuple(targets.get(name, ())) for name in outputs}
         self._targets = self._chained
         self._is_open = False
         self.rows_emitted: Counter[str] = Counter()
 
-    def open(self, outlets: Mapping[str, Sequence[Target]]) -> None:
+    def open(self, outlets: Targets) -> None:
         """Start an epoch: rows go to the next operators of the chain and to these outlets."""
         self.rows_emitted = Counter()
         self._targets = {
@@ -250,11 +251,11 @@ class ArrowCollector:
 
     def _conform(self, rows: RowsLike, output: str) -> list[pa.RecordBatch]:
         """Return rows in the schema that the output declares, or refuse them."""
-        schema = self._schemas.get(output)
-        if schema is None:
+        stream = self._outputs.get(output)
+        if stream is None:
             known = "; it is a sink"
-            if self._schemas:
-                known = did_you_mean(output, self._schemas) + ". Declare it in side_outputs"
+            if self._outputs:
+                known = did_you_mean(output, self._outputs) + ". Declare it in side_outputs"
             raise UserError(
                 f"operator {self._operator!r} has no output {output!r}{known}",
                 code=ErrorCode.UNKNOWN_OUTPUT,
@@ -271,7 +272,7 @@ class ArrowCollector:
                 output=output,
             )
         try:
-            return to_batches(rows, schema)
+            return to_batches(rows, stream.schema)
         except (SchemaError, pa.ArrowException) as error:
             raise SchemaError(
                 f"operator {self._operator!r} emitted rows that do not fit its output "
@@ -286,10 +287,7 @@ class SourceCollector(ArrowCollector):
     """Also counts against the budget, and notes the latest event time of every split."""
 
     def __init__(
-        self,
-        operator: str,
-        outputs: Mapping[str, StreamSchema],
-        targets: Mapping[str, Sequence[Target]],
+        self, operator: str, outputs: Mapping[str, StreamSchema], targets: Targets
     ) -> None:
         super().__init__(operator, outputs, targets)
         self._stream = outputs[MAIN]
@@ -299,7 +297,7 @@ class SourceCollector(ArrowCollector):
         """The latest event time of each split that gave rows in this epoch; None if unknown."""
 
     @override
-    def open(self, outlets: Mapping[str, Sequence[Target]]) -> None:
+    def open(self, outlets: Targets) -> None:
         super().open(outlets)
         self.latest_by_split.clear()
 

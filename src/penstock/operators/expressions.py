@@ -22,6 +22,8 @@ from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 
+_NO_COLUMNS = pl.DataFrame()
+
 
 @dataclass(frozen=True, slots=True)
 class ExpressionInput:
@@ -35,7 +37,7 @@ class ExpressionInput:
     def frame(self, batch: pa.RecordBatch) -> pl.DataFrame:
         """Return these columns of a batch; a frame without columns has no height."""
         if not self.names:
-            return pl.DataFrame()
+            return _NO_COLUMNS
         first, *others = [
             pl.Series(name, [None] * batch.num_rows, dtype=pl.Object)
             if name in self.opaque
@@ -102,7 +104,7 @@ def show_types(types: pl.Schema) -> str:
     return ", ".join(f"{name} {dtype}" for name, dtype in types.items())
 
 
-def to_arrow_field(shown: str, name: str, dtype: pl.DataType) -> Any:
+def to_arrow_field(shown: str, name: str, dtype: pl.DataType) -> "pa.Field[pa.DataType]":
     """Return the column that Polars exports values of a type as."""
     cause: Exception | None = None
     if dtype != pl.Object:  # Polars would export the addresses of Python objects
@@ -292,7 +294,18 @@ class Project(Configured[SelectConfig], ArrowOperator):
     ) -> None:
         """Compute the new columns and put them between those that are passed on."""
         plan = self._plan or self._planned(ctx.inputs[0].schema)
-        collector.collect(plan.apply(batch))
+        fresh = _NO_COLUMNS
+        if plan.computed:
+            fresh = plan.input.frame(batch).select(plan.computed)
+            if fresh.height != batch.num_rows:  # literals alone: no column sets the length
+                fresh = pl.DataFrame([c.new_from_index(0, batch.num_rows) for c in fresh])
+        arrays = [
+            to_array(fresh.get_column(field.name), field.type)
+            if field.name in plan.computed_names
+            else batch.column(field.name)
+            for field in plan.schema
+        ]
+        collector.collect(pa.RecordBatch.from_arrays(arrays, schema=plan.schema))
 
     def _planned(self, schema: pa.Schema) -> "_Projection":
         shown = str(self.display())
@@ -323,22 +336,6 @@ class _Projection:
     input: ExpressionInput
     """The columns that the computed ones are made of."""
     computed_names: frozenset[str]
-
-    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the projected rows, exactly of the schema."""
-        if not self.computed:
-            arrays = [batch.column(name) for name in self.schema.names]
-            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        fresh = self.input.frame(batch).select(self.computed)
-        if fresh.height != batch.num_rows:  # literals alone: no column sets their length
-            fresh = pl.DataFrame([c.new_from_index(0, batch.num_rows) for c in fresh])
-        arrays = [
-            to_array(fresh.get_column(field.name), field.type)
-            if field.name in self.computed_names
-            else batch.column(field.name)
-            for field in self.schema
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def _serialized(expressions: Sequence[pl.Expr | str]) -> tuple[bytes, ...]:

@@ -34,7 +34,7 @@ from penstock.core.watermark import (
 )
 from penstock.errors import ErrorCode, PenstockError, StateError, UserError
 from penstock.graph.logical import Node
-from penstock.operators.context import ArrowCollector, OperatorContext, Target
+from penstock.operators.context import ArrowCollector, OperatorContext, Targets
 from penstock.operators.operator import (
     ArrowOperator,
     SourceFinishType,
@@ -49,9 +49,6 @@ from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
 
 _log = logging.getLogger(__name__)
-
-Outlets = Mapping[str, Sequence[Target]]
-"""Where the rows of an operator's outputs leave the chain, by output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
             _log.exception("operator %r failed in release", str(self.task.operator))
 
     def begin_epoch(
-        self, terms: EpochTerms, watermark: EventTime | None, outlets: Outlets
+        self, terms: EpochTerms, watermark: EventTime | None, outlets: Targets
     ) -> None:
         """Fix the epoch's time and open the collector."""
         context = self.context
@@ -242,7 +239,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         self.rows_taken = 0
 
     def begin(
-        self, terms: EpochTerms, previous: Sequence[InputWatermark], outlets: Outlets
+        self, terms: EpochTerms, previous: Sequence[InputWatermark], outlets: Targets
     ) -> None:
         """Start an epoch; `previous` are the input watermarks in the parent's manifest."""
         known = event_time_of(previous)

@@ -44,17 +44,6 @@ ConfigT = TypeVar("ConfigT")
 _AS_THEY_ARE = (bytes, bytearray, memoryview)
 
 
-def check_config_type(kind: str, config_type: Any) -> None:
-    """Refuse a class that configs cannot be read into, when its kind is registered."""
-    problem = _find_type_problem(config_type)
-    if problem is not None:
-        raise UserError(
-            f"the constructor of operator kind {kind!r} cannot be used: {problem}",
-            code=ErrorCode.INVALID_CONFIG,
-            kind=kind,
-        )
-
-
 def read_config(kind: str, config: Mapping[str, Plain], config_type: Any) -> Any:
     """Return the config as its class, or raise with every key that is wrong."""
     types, required = _fields_of(config_type)
@@ -89,6 +78,7 @@ def read_config(kind: str, config: Mapping[str, Plain], config_type: Any) -> Any
 
 
 def _find_type_problem(config_type: Any) -> str | None:
+    """Return why configs cannot be read into a class."""
     name = getattr(config_type, "__qualname__", repr(config_type))
     if isinstance(config_type, type) and dataclasses.is_dataclass(config_type):
         is_frozen = config_type.__dataclass_params__.frozen  # type: ignore[attr-defined]
@@ -207,16 +197,12 @@ class Configured(Generic[OperatorConfigT]):
         return DisplayableOperator(self.config.kind, self.config.shown())
 
 
+@dataclass
 class _Kind(OperatorConstructor[ConfigT]):
     """A kind that was added as a config class and a function."""
 
-    def __init__(
-        self,
-        config_type: type[ConfigT],
-        build: Callable[[ConfigT], ArrowOperator | SourceOperator],
-    ) -> None:
-        self.config_type = config_type
-        self.build = build
+    config_type: type[ConfigT]
+    build: Callable[[ConfigT], ArrowOperator | SourceOperator]
 
     @override
     def with_config(self, config: ConfigT, registry: "Registry") -> ConstructedOperator:
@@ -270,7 +256,13 @@ class Registry:
                 code=ErrorCode.NAME_TAKEN,
                 kind=kind,
             )
-        check_config_type(kind, getattr(constructor, "config_type", None))
+        problem = _find_type_problem(getattr(constructor, "config_type", None))
+        if problem is not None:
+            raise UserError(
+                f"the constructor of operator kind {kind!r} cannot be used: {problem}",
+                code=ErrorCode.INVALID_CONFIG,
+                kind=kind,
+            )
         self._constructors[kind] = constructor
 
     def construct(self, spec: OperatorSpec) -> ConstructedOperator:

@@ -8,18 +8,13 @@ from msgspec.structs import replace
 from penstock.core.clock import Clock
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, UserCodeError, UserError
-from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.context import SourceCollector, SourceContext, Targets
 from penstock.operators.event_time import (
     last_watermark,
     next_idle_micros,
     watermark_of_splits,
 )
-from penstock.operators.nodes import (
-    EpochTerms,
-    NodeParts,
-    OperatorNode,
-    Outlets,
-)
+from penstock.operators.nodes import EpochTerms, NodeParts, OperatorNode
 from penstock.operators.operator import SPLITS_TABLE, SourceFinishType, SourceOperator
 from penstock.operators.splits import (
     BudgetMeter,
@@ -46,7 +41,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         self,
         terms: EpochTerms,
         assignment: SourceAssignment,
-        outlets: Outlets,
+        outlets: Targets,
         fed: Iterable[pa.RecordBatch] | None = None,
     ) -> None:
         """Start an epoch with what the driver dealt to this subtask, and what it is fed."""

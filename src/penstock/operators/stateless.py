@@ -15,7 +15,7 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.registry import Configured, OperatorConfig, OperatorConfigT
 from penstock.operators.user_functions import pickle_function, unpickle_function
 
 BatchFunction: TypeAlias = Callable[[Any], Any]
@@ -136,7 +136,17 @@ class FlatMap(MapBatches):
             collector.collect(rows)
 
 
-class KeyBy(Configured[KeyByConfig], ArrowOperator):
+class _PassOn(Configured[OperatorConfigT], ArrowOperator):
+    """Passes on all rows as they are, whichever input they came by."""
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        collector.collect(batch)
+
+
+class KeyBy(_PassOn[KeyByConfig]):
     """Passes rows on under another key; the exchange behind it brings them to its owner."""
 
     def __init__(self, config: KeyByConfig) -> None:
@@ -151,14 +161,8 @@ class KeyBy(Configured[KeyByConfig], ArrowOperator):
         """Return the input with another key; unknown columns are refused."""
         return inputs[0].keyed_by(*self.config.columns)
 
-    @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        collector.collect(batch)
 
-
-class Union(Configured[UnionConfig], ArrowOperator):
+class Union(_PassOn[UnionConfig]):
     """Passes on the rows of all inputs; their order among each other is arbitrary."""
 
     @override
@@ -185,28 +189,20 @@ class Union(Configured[UnionConfig], ArrowOperator):
         has_one_key = all(other.key_columns == first.key_columns for other in inputs)
         return first if has_one_key else first.keyed_by()
 
-    @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        """Pass the rows on, whichever input they came by."""
-        collector.collect(batch)
-
 
 def _conversion_for(function: BatchFunction) -> Callable[[pa.RecordBatch], RowsLike]:
     """Return the function that converts a batch into the annotated type of rows."""
-    wanted = str(_first_annotation(function)).strip("'<>")
+    target: Any = function
+    if not hasattr(function, "__annotations__"):
+        target = type(function).__call__
+    try:
+        hints = typing.get_type_hints(target)
+    except (NameError, TypeError, AttributeError):
+        hints = getattr(target, "__annotations__", {})
+    first = next((hint for name, hint in hints.items() if name != "return"), None)
+    wanted = str(first).strip("'<>")
     if wanted.endswith("DataFrame"):
         return pl.DataFrame
     if wanted.endswith("Table"):
         return lambda batch: pa.Table.from_batches([batch])
     return lambda batch: batch
-
-
-def _first_annotation(function: Any) -> Any:
-    target = function if hasattr(function, "__annotations__") else type(function).__call__
-    try:
-        hints = typing.get_type_hints(target)
-    except (NameError, TypeError, AttributeError):
-        hints = getattr(target, "__annotations__", {})
-    return next((hint for name, hint in hints.items() if name != "return"), None)

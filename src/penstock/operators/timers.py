@@ -107,8 +107,9 @@ def newest_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def set_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the newest rows whose timer is set, not cancelled."""
-    return rows.filter(rows.column(IS_SET))
+    """Return the newest row of each timer that is set, not cancelled."""
+    newest = newest_rows(rows)
+    return newest.filter(newest.column(IS_SET))
 
 
 def in_firing_order(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -296,7 +297,7 @@ class Timers:
                 return None
             end = first + width
             rows = _in_one_batch(view.rows(first, end if end <= MAX_MICROS else None))
-            found = set_rows(newest_rows(rows))
+            found = set_rows(rows)
             if found.num_rows:
                 return int(micros_in(found, FIRES_AT).min())
             if end > MAX_MICROS:
@@ -332,7 +333,7 @@ class Timers:
         # If the clock did not move, the next instant is read too, where late timers are kept:
         # timers that are due only then do not fire yet.
         past = rows.filter(pa.array(micros_in(rows, DUE) <= now))
-        due = set_rows(newest_rows(past))
+        due = set_rows(past)
         return in_firing_order(due) if due.num_rows else None
 
     def _view(self) -> TimeKeyedView:
@@ -345,7 +346,5 @@ def _with_column(rows: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch
 
 
 def _in_one_batch(rows: pa.Table) -> pa.RecordBatch:
-    batches = rows.to_batches()
-    if not batches:
-        return pa.RecordBatch.from_pylist([], schema=rows.schema)
-    return join_rows(batches)
+    empty = pa.RecordBatch.from_pylist([], schema=rows.schema)
+    return join_rows(rows.to_batches() or [empty])

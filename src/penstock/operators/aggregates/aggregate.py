@@ -199,10 +199,7 @@ class _Compiler:
         declared = self._aggregate.result_type(self._stream)
         if declared is not None:
             return pa.field(self._result, declared)
-        field: pa.Field[pa.DataType] = to_arrow_field(
-            self._shown, self._result, found[self._result]
-        )
-        return field
+        return to_arrow_field(self._shown, self._result, found[self._result])
 
     def _schema_of(self, frame: pl.LazyFrame) -> pl.Schema:
         try:

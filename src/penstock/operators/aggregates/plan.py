@@ -108,6 +108,7 @@ def _is_plain(column: Any, *, is_summed: bool) -> bool:
 
 _Engine: TypeAlias = Literal["streaming", "in-memory"]
 _PLACE = "_penstock_place"
+_READ_ERRORS = (pl.exceptions.PolarsError, pa.ArrowException, ValueError, TypeError)
 _STREAMING_ROWS = 20_000
 """From so many rows on Polars' streaming engine is up to three times as fast; below, slower."""
 
@@ -182,12 +183,7 @@ class CompiledAggregate:
                 None if pair is None else tuple(map(read, pair)),
                 config.reductions,
             )
-        except (
-            pl.exceptions.PolarsError,
-            pa.ArrowException,
-            ValueError,
-            TypeError,
-        ) as error:
+        except _READ_ERRORS as error:
             raise UserError(
                 f"the aggregate {config.shown} cannot be read ({error}): it must come from the "
                 "same versions of Polars and Arrow on driver and workers",
