@@ -308,7 +308,7 @@ class CommittingSinks:
                 for table, staged in part.commit_data.items():
                     data.setdefault(table, {})[index] = staged
             if data:
-                subtask = Subtask(0, max(1, entry.parallelism))
+                subtask = Subtask(0, max(1, len(entry.subtasks)))
                 self._commit(
                     permit, TaskInfo(permit.ref.job, entry.operator, subtask), data
                 )

@@ -29,15 +29,8 @@ from typing import TypeAlias
 
 from penstock.core.ids import Epoch
 from penstock.errors import CorruptStateError, ErrorCode, UserError
-from penstock.state.protocol import paths
+from penstock.state.protocol import paths, reading
 from penstock.state.protocol.codec import files_behind
-from penstock.state.protocol.reading import (
-    is_fenced,
-    read_epoch_record,
-    read_manifest,
-    read_newest_record,
-    unless_fenced,
-)
 from penstock.state.protocol.records import (
     Actor,
     CheckpointManifest,
@@ -131,14 +124,16 @@ def collect_garbage(
             code=ErrorCode.INVALID_NUMBER,
         )
     collector = _Collector(actor, claim, memory)
-    return (yield from unless_fenced(claim, collector.collect(keep_epochs)))
+    return (yield from reading.unless_fenced(claim, collector.collect(keep_epochs)))
 
 
 def sweep_orphans(
     actor: Actor, claim: ClaimRecord, *, memory: Memory
 ) -> Steps[SweepOutcome]:
     """Delete orphans and thin out old records. Safe to repeat after any error."""
-    return (yield from unless_fenced(claim, _Collector(actor, claim, memory).sweep()))
+    return (
+        yield from reading.unless_fenced(claim, _Collector(actor, claim, memory).sweep())
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +155,7 @@ class _Collector:
             kept = yield from self._read_kept(changed, newest)
             record: RetentionRecord | None = state
             if changed != state:
-                if (yield from is_fenced(self.claim)):
+                if (yield from reading.is_fenced(self.claim)):
                     return Fenced(self.claim.generation)
                 record = yield from append_retention(self.actor, changed)
             if record is not None:
@@ -182,14 +177,14 @@ class _Collector:
             if slot is not None and slot.ref.epoch <= horizon and path not in kept.objects:
                 doomed.append(path)
         doomed += yield from self._superfluous_records(state, newest, kept)
-        if (yield from is_fenced(self.claim)):
+        if (yield from reading.is_fenced(self.claim)):
             return Fenced(self.claim.generation)
         for path in sorted(doomed, key=_deletion_order):
             yield from delete(path)
         return SweepDone(len(doomed))
 
     def _read_newest(self) -> Steps[EpochRecord | None]:
-        return read_newest_record(
+        return reading.read_newest_record(
             self.actor, first=self.claim.first_epoch, seen=self.memory.newest
         )
 
@@ -229,7 +224,7 @@ class _Collector:
         job, records = self.claim.job, self.memory.records
         for number in range(start, end):
             if number not in records:
-                record = yield from read_epoch_record(job, number)
+                record = yield from reading.read_epoch_record(job, number)
                 if record is None:
                     raise _missing(paths.epoch_record_path(job, number), f"epoch {number}")
                 records[number] = record.ref
@@ -272,7 +267,7 @@ class _Collector:
             own = [path for path in found if self._is_own(path)]
             # Files go before the metadata that names them: a crash leaves what finds the rest.
             doomed.append((ref, sorted(own, key=_deletion_order)))
-        if (yield from is_fenced(self.claim)):
+        if (yield from reading.is_fenced(self.claim)):
             return Fenced(self.claim.generation)
         for _, objects_to_delete in doomed:
             for path in objects_to_delete:
@@ -312,7 +307,7 @@ class _Collector:
 
 
 def _read_manifest(ref: CheckpointRef) -> Steps[CheckpointManifest]:
-    manifest = yield from read_manifest(ref)
+    manifest = yield from reading.read_manifest(ref)
     if manifest is None:
         raise _missing(paths.manifest_path(ref), str(ref))
     return manifest
@@ -335,7 +330,7 @@ def _objects_left(ref: CheckpointRef) -> Steps[frozenset[str]]:
     """
     objects: set[str] = set()
     try:
-        manifest = yield from read_manifest(ref)
+        manifest = yield from reading.read_manifest(ref)
         if manifest is None:
             return frozenset()
         objects.add(paths.marker_path(ref))

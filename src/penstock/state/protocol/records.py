@@ -65,11 +65,6 @@ class OperatorEntry:
     """In order of index. An unchanged subtask refers to an older checkpoint's object."""
     input_watermarks: tuple[InputWatermark, ...] = ()
 
-    @property
-    def parallelism(self) -> int:
-        """The number of subtasks."""
-        return len(self.subtasks)
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:

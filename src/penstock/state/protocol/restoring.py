@@ -12,13 +12,7 @@ from dataclasses import dataclass, replace
 
 from penstock.core.ids import JobId, SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, StateError
-from penstock.state.protocol.reading import (
-    create_record,
-    read_claim,
-    read_epoch_record,
-    read_identity,
-    read_newest_record,
-)
+from penstock.state.protocol import reading
 from penstock.state.protocol.records import (
     FIRST_GENERATION,
     Actor,
@@ -67,11 +61,11 @@ def _find_abandoned(
 
     The search follows the parents of both until they meet, always those of the higher epoch.
     """
-    identity = yield from read_identity(actor.job)
+    identity = yield from reading.read_identity(actor.job)
     if identity is None:
         return (), False
-    ours = yield from read_newest_record(actor, first=identity.first_epoch)
-    target = yield from read_epoch_record(actor.job, ref.epoch)
+    ours = yield from reading.read_newest_record(actor, first=identity.first_epoch)
+    target = yield from reading.read_epoch_record(actor.job, ref.epoch)
     abandoned: list[CheckpointRef] = []
     while ours is not None and target is not None and ours.ref != target.ref:
         if ours.ref.epoch > target.ref.epoch:
@@ -87,7 +81,7 @@ def _read_parent(record: EpochRecord) -> Steps[EpochRecord | None]:
     parent = record.parent
     if parent is None or parent.job != record.ref.job:
         return None
-    found = yield from read_epoch_record(parent.job, parent.epoch)
+    found = yield from reading.read_epoch_record(parent.job, parent.epoch)
     return found if found is not None and found.ref == parent else None
 
 
@@ -100,7 +94,7 @@ def require_restorable(job: JobId, ref: CheckpointRef) -> Steps[None]:
             code=ErrorCode.NOT_RESTORABLE,
             job=job,
         )
-    record = yield from read_epoch_record(job, ref.epoch)
+    record = yield from reading.read_epoch_record(job, ref.epoch)
     yield from require_ready(ref, record)
 
 
@@ -114,7 +108,7 @@ def branch_job(actor: Actor, branch: JobId, which: Epochs) -> Steps[ClaimRecord]
 
     The pin on the origin is made before the claim: from the claim on the branch depends on it.
     """
-    if (yield from read_claim(branch, FIRST_GENERATION)) is not None:
+    if (yield from reading.read_claim(branch, FIRST_GENERATION)) is not None:
         raise _exists(branch)
     name = branch_pin_name(branch)
     pin = yield from pin_epoch(actor, name, PinKind.BRANCH, which, holder=branch)
@@ -126,7 +120,7 @@ def branch_job(actor: Actor, branch: JobId, which: Epochs) -> Steps[ClaimRecord]
         first_epoch=pin.ref.epoch.next(),
         origin=pin.ref,
     )
-    existing = yield from create_record(claim)
+    existing = yield from reading.create_record(claim)
     if existing is None:
         return claim
     if existing.origin != pin.ref:

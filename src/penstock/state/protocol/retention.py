@@ -20,14 +20,7 @@ from dataclasses import dataclass, replace
 
 from penstock.core.ids import Epoch, JobId, SavepointName, Token
 from penstock.errors import ErrorCode, StateError
-from penstock.state.protocol import codec, paths
-from penstock.state.protocol.reading import (
-    read_epoch_record,
-    read_identity,
-    read_newest_record,
-    read_record,
-    read_status,
-)
+from penstock.state.protocol import codec, paths, reading
 from penstock.state.protocol.records import (
     Actor,
     CheckpointRef,
@@ -152,7 +145,7 @@ def read_retention(actor: Actor, *, seen: int | None = None) -> Steps[RetentionR
     if number is None:
         return RetentionRecord(actor.job, 0, _NOBODY, 0)
     path = paths.retention_path(actor.job, number)
-    record = yield from read_record(RetentionRecord, path)
+    record = yield from reading.read_record(RetentionRecord, path)
     if record is None:
         # The record was thinned out: others appended many records between search and read.
         return (yield from read_retention(actor, seen=number))
@@ -247,16 +240,16 @@ def find_kept_epoch(
             )
         return named.ref
     if which.number is not None:
-        record = yield from read_epoch_record(actor.job, which.number)
+        record = yield from reading.read_epoch_record(actor.job, which.number)
     else:
-        claim = yield from read_identity(actor.job)
+        claim = yield from reading.read_identity(actor.job)
         if claim is None:
             raise StateError(
                 f"there is no job {actor.job!r} here; check the job id and the checkpoint URL",
                 code=ErrorCode.NOT_RESTORABLE,
                 job=actor.job,
             )
-        record = yield from read_newest_record(actor, first=claim.first_epoch)
+        record = yield from reading.read_newest_record(actor, first=claim.first_epoch)
     if record is None:
         raise _not_kept(state, str(which.number or "?"))
     if not is_kept(state, record.ref):
@@ -267,7 +260,7 @@ def find_kept_epoch(
 
 def require_ready(ref: CheckpointRef, record: EpochRecord | None) -> Steps[None]:
     """Refuse a checkpoint that no epoch may build on."""
-    status = yield from read_status(ref, record)
+    status = yield from reading.read_status(ref, record)
     if isinstance(status, Ready):
         return
     committing = isinstance(status, Committing)

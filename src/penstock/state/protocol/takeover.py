@@ -22,18 +22,8 @@ from typing import TypeAlias, assert_never
 
 from penstock.core.ids import Epoch, Generation, JobId, SavepointName, Token
 from penstock.errors import CorruptStateError, ErrorCode, StateError
+from penstock.state.protocol import reading
 from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
-from penstock.state.protocol.reading import (
-    create_record,
-    find_newest_claim,
-    find_newest_epoch,
-    is_fenced,
-    read_claim,
-    read_epoch_record,
-    read_identity,
-    read_newest_record,
-    read_status,
-)
 from penstock.state.protocol.records import (
     FIRST_EPOCH,
     FIRST_GENERATION,
@@ -137,14 +127,14 @@ def _require_ready(ref: CheckpointRef, status: CheckpointStatus | None) -> Ready
 
 def plan_claim(actor: Actor, *, restore: CheckpointRef | None = None) -> Steps[ClaimRecord]:
     """Return the claim that would take the job over. This only reads."""
-    newest = yield from find_newest_claim(actor.job)
+    newest = yield from reading.find_newest_claim(actor.job)
     known = None
     if newest is not None:
         try:
-            known = yield from read_claim(actor.job, newest)
+            known = yield from reading.read_claim(actor.job, newest)
         except CorruptStateError:
             # The number of a damaged claim still counts; another claim has the shared fields.
-            known = yield from read_identity(actor.job)
+            known = yield from reading.read_identity(actor.job)
     return ClaimRecord(
         job=actor.job,
         generation=FIRST_GENERATION if newest is None else Generation(newest).next(),
@@ -162,7 +152,7 @@ def claim_generation(claim: ClaimRecord) -> Steps[ClaimRecord]:
     If another driver has taken the number, the next one is tried: the later claim wins.
     """
     while True:
-        other = yield from create_record(claim)
+        other = yield from reading.create_record(claim)
         if other is None:
             return claim
         claim = replace(
@@ -183,7 +173,7 @@ def recover(
     status = None
     if newest is not None:
         try:
-            status = yield from read_status(newest.ref, newest)
+            status = yield from reading.read_status(newest.ref, newest)
         except CorruptStateError:
             if pending is None:
                 raise
@@ -193,9 +183,9 @@ def recover(
     start_status = None
     if start is not None:
         # The start is pinned, so its epoch record still exists.
-        record = yield from read_epoch_record(start.job, start.epoch)
-        start_status = yield from read_status(start, record)
-    fenced = yield from is_fenced(claim)
+        record = yield from reading.read_epoch_record(start.job, start.epoch)
+        start_status = yield from reading.read_status(start, record)
+    fenced = yield from reading.is_fenced(claim)
     return decide_recovery(
         RecoveryFacts(
             claim=claim,
@@ -215,11 +205,11 @@ def _read_newest(
 ) -> Steps[tuple[Epoch | None, EpochRecord | None]]:
     """Read the newest epoch's number and record; for a restore the number is enough."""
     try:
-        newest = yield from read_newest_record(actor, first=claim.first_epoch)
+        newest = yield from reading.read_newest_record(actor, first=claim.first_epoch)
     except CorruptStateError:
         if claim.restore is None:
             raise
-        return (yield from find_newest_epoch(actor, first=claim.first_epoch)), None
+        return (yield from reading.find_newest_epoch(actor, first=claim.first_epoch)), None
     return (None if newest is None else newest.ref.epoch), newest
 
 
@@ -233,8 +223,8 @@ def _find_pending(claim: ClaimRecord, honoured: int) -> Steps[ClaimRecord | None
 
 def find_restore_request(job: JobId, honoured: Generation) -> Steps[ClaimRecord | None]:
     """Return the newest claim with a restore request above the generation of the newest epoch."""
-    number = yield from find_newest_claim(job)
-    claim = None if number is None else (yield from read_claim(job, number))
+    number = yield from reading.find_newest_claim(job)
+    claim = None if number is None else (yield from reading.read_claim(job, number))
     return None if claim is None else (yield from _find_pending(claim, honoured))
 
 
@@ -244,7 +234,7 @@ def read_restore_requests(claim: ClaimRecord, after: int) -> Steps[list[ClaimRec
     current: ClaimRecord | None = claim
     for number in range(claim.generation, after, -1):
         if number < claim.generation:
-            current = yield from read_claim(claim.job, number)
+            current = yield from reading.read_claim(claim.job, number)
         if current is None:
             raise CorruptStateError(
                 f"{claim.job} has a claim of generation {number + 1} but none before it: "
@@ -328,7 +318,7 @@ def _keep_pinned(actor: Actor, claim: ClaimRecord, request: ClaimRecord) -> Step
     if request.restore is None or find_pin(state, name) is not None:
         return True
     # The pin was removed by hand, or by a successor that has honoured the request already.
-    if (yield from is_fenced(claim)):
+    if (yield from reading.is_fenced(claim)):
         return False
     try:
         yield from pin_epoch(actor, name, PinKind.RESTORE, request.restore)
@@ -359,16 +349,16 @@ def release_honoured_restores(actor: Actor, claim: ClaimRecord) -> Steps[None]:
 
 def _read_honoured(actor: Actor, claim: ClaimRecord) -> Steps[list[ClaimRecord]]:
     """Return the requests of generations after the last but one epoch's, up to the newest's."""
-    newest = yield from read_newest_record(actor, first=claim.first_epoch)
+    newest = yield from reading.read_newest_record(actor, first=claim.first_epoch)
     if newest is None:
         return []
     previous = None
     if newest.ref.epoch > claim.first_epoch:
-        previous = yield from read_epoch_record(claim.job, newest.ref.epoch - 1)
+        previous = yield from reading.read_epoch_record(claim.job, newest.ref.epoch - 1)
     after = 0 if previous is None else previous.ref.generation
     if newest.ref.generation <= after:
         return []
-    publisher = yield from read_claim(claim.job, newest.ref.generation)
+    publisher = yield from reading.read_claim(claim.job, newest.ref.generation)
     if publisher is None:
         return []
     return (yield from read_restore_requests(publisher, after))

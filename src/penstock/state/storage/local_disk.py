@@ -153,22 +153,23 @@ class LocalStore:
 
     def create(self, path: str, data: bytes) -> bool:
         """Write the file if there is none; tell whether this call did."""
-        call = StorageCall("create", check_path(path), self.url)
-        created = self._write(call, data, os.link)
-        try:
-            if not created and (self._root / path).is_dir():
-                raise call.refused("a folder of that name exists")
-        except OSError as error:
-            raise _refused(call, error) from error
-        return created
+        return self._write(StorageCall("create", check_path(path), self.url), data, os.link)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(
+        self, prefix: str, *, is_listed: Callable[[str], bool] = is_object_path
+    ) -> Iterator[ObjectInfo]:
         """List the folder; files that appear or disappear meanwhile may be missed.
 
         Files that no object path can name are no objects. A link to another folder of this
         store is skipped, because its files are listed under their own names.
         """
-        return self._list(prefix, is_object_path)
+        start = folder_start(prefix)
+        try:
+            seen = frozenset({self._root})
+            found = sorted(_files_below(self._root / start, start, is_listed, seen))
+        except OSError as error:
+            raise _refused(StorageCall("list", prefix, self.url), error) from error
+        return (ObjectInfo(path, size_bytes) for path, size_bytes in found)
 
     def list_files(self, prefix: str) -> Iterator[ObjectInfo]:
         """List also files that no object path can name, for a source that reads other files.
@@ -176,7 +177,7 @@ class LocalStore:
         Other calls refuse such names. Bytes of a name that are no UTF-8 are escaped as Python
         does (surrogateescape).
         """
-        return self._list(prefix, lambda name: name != _STAGING)
+        return self.list(prefix, is_listed=lambda name: name != _STAGING)
 
     def delete(self, path: str) -> None:
         """Remove the file, and every folder above it that becomes empty."""
@@ -207,10 +208,10 @@ class LocalStore:
         call = StorageCall("copy", check_path(target), self.url)
         original = self._root / check_path(source)
         try:
-            if (self._root / target).is_dir():
-                raise call.refused("a folder of that name exists")
             if original.is_file():
                 return self._publish(call, original, os.link)
+            if (self._root / target).is_dir():
+                raise call.refused("a folder of that name exists")
             return False if (self._root / target).exists() else None
         except OSError as error:
             raise _refused(call, error) from error
@@ -228,15 +229,6 @@ class LocalStore:
             code=ErrorCode.INVALID_URL,
             url=self.url,
         )
-
-    def _list(self, prefix: str, is_listed: Callable[[str], bool]) -> Iterator[ObjectInfo]:
-        start = folder_start(prefix)
-        try:
-            seen = frozenset({self._root})
-            found = sorted(_files_below(self._root / start, start, is_listed, seen))
-        except OSError as error:
-            raise _refused(StorageCall("list", prefix, self.url), error) from error
-        return (ObjectInfo(path, size_bytes) for path, size_bytes in found)
 
     def _read(self, path: str, take: Callable[[BinaryIO], _Taken]) -> _Taken | None:
         """Return what `take` reads from the file; None if it is missing or a folder."""
@@ -268,7 +260,9 @@ class LocalStore:
                 publish(file, target)
             except FileNotFoundError:
                 self._make_folder(target.parent)
-            except FileExistsError:
+            except FileExistsError as error:
+                if target.is_dir():
+                    raise call.refused("a folder of that name exists") from error
                 return False
             except OSError as error:
                 raise _refused_or_unanswered(call, error) from error

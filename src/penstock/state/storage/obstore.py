@@ -23,7 +23,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,12 +32,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from penstock.core.ids import checksum_of
-from penstock.errors import (
-    ErrorCode,
-    SettingsError,
-    StorageError,
-    UserError,
-)
+from penstock.errors import ErrorCode, SettingsError, StorageError, UserError
 from penstock.state.storage.object_store import (
     ObjectInfo,
     StorageCall,
@@ -51,7 +45,7 @@ from penstock.state.storage.obstore_errors import is_missing_bucket, read_failur
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-_URL = re.compile(r"(s3|gs|az)://([A-Za-z0-9][A-Za-z0-9._$-]*)((?:/[^?#@]*)?)", re.DOTALL)
+_URL = re.compile(r"((?:s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._$-]*)((?:/[^?#@]*)?)", re.DOTALL)
 
 _CLIENT_OPTIONS = frozenset(
     {
@@ -87,58 +81,30 @@ _RETRY_OPTIONS = frozenset({"max_retries", "retry_timeout"})
 _DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
-@dataclass(frozen=True, slots=True)
-class BucketUrl:
-    """A place in a bucket (S3, Google) or container (Azure)."""
-
-    scheme: str
-    bucket: str
-    prefix: str
-    """The folder of the store inside the bucket; '' is the bucket's root."""
-
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
-
-
-def parse_bucket_url(url: str) -> BucketUrl:
-    """Take `s3://bucket/prefix` apart; a URL with anything else in it is refused.
-
-    The refused URL is not repeated in the message: it may hold a password.
-    """
-    match = _URL.fullmatch(url)
-    if match is None:
-        scheme = url.partition(":")[0]
-        raise UserError(
-            f"this {scheme}: URL is not of the form {scheme}://<bucket>/<prefix>: pass "
-            "credentials by environment or options, not in the URL, and no '?' or '#' part",
-            code=ErrorCode.INVALID_URL,
-        )
-    prefix = match[3].strip("/")
-    return BucketUrl(match[1], match[2], check_path(prefix) if prefix else "")
-
-
-def make_client(place: BucketUrl, options: Mapping[str, Any]) -> "Client":
+def _make_client(url: str, options: Mapping[str, Any]) -> "Client":
     """Build the client. No request is sent, so a wrong bucket or key is not noticed here."""
+    scheme, _, place = url.partition("://")
+    bucket, _, prefix = place.partition("/")
     config = dict(options)
     arguments: dict[str, Any] = {
-        "prefix": place.prefix or None,
+        "prefix": prefix or None,
         "client_options": {"timeout": _DEFAULT_TIMEOUT} | _take(config, _CLIENT_OPTIONS),
         "retry_config": _take(config, _RETRY_OPTIONS),
         "credential_provider": config.pop("credential_provider", None),
     }
-    if place.scheme == "s3":
+    if scheme == "s3":
         if "path_style" in config:
             config["virtual_hosted_style_request"] = not config.pop("path_style")
         # Not every S3-compatible store has the bulk call that obstore would use for one object.
         config.setdefault("disable_bulk_delete", True)
     try:
-        return _CLIENTS[place.scheme](place.bucket, config=config, **arguments)
+        return _CLIENTS[scheme](bucket, config=config, **arguments)
     except (BaseError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise SettingsError(
-            f"cannot open {place} with the options {sorted(options)}: {reason}. Correct the "
+            f"cannot open {url} with the options {sorted(options)}: {reason}. Correct the "
             "option or the environment variable of that name",
-            url=str(place),
+            url=url,
         ) from error
 
 
@@ -190,10 +156,20 @@ class ObstoreStore:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         """Open `s3://`, `gs://` or `az://` `bucket/prefix`; the module docs list the options."""
-        place = parse_bucket_url(url)
-        self.url = str(place)
+        match = _URL.fullmatch(url)
+        if match is None:
+            scheme = url.partition(":")[0]
+            # The URL is not repeated in the message: it may hold a password.
+            raise UserError(
+                f"this {scheme}: URL is not of the form {scheme}://<bucket>/<prefix>: pass "
+                "credentials by environment or options, not in the URL, and no '?' or '#' "
+                "part",
+                code=ErrorCode.INVALID_URL,
+            )
+        place, prefix = match[1], match[2].strip("/")
+        self.url = f"{place}/{check_path(prefix)}" if prefix else place
         self._options = dict(options or {})
-        self._client = make_client(place, self._options)
+        self._client = _make_client(self.url, self._options)
 
     def read(self, path: str) -> bytes | None:
         """Return the whole object, or None."""

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -241,7 +242,9 @@ def test_a_parent_that_is_not_older_is_corruption_so_chains_of_parents_end(
 
 def test_an_operator_has_as_many_subtasks_as_metadata_objects() -> None:
     entry = OperatorEntry(OperatorId("op"), (ObjectRef("a", 1, 2), ObjectRef("b", 3, 4)))
-    assert entry.parallelism == 2
+    data = codec.encode(replace(a_manifest(1), operators=(entry,)))
+    stored = codec.unseal(pb.CheckpointManifest, data, PATH).operators[0]
+    assert stored.parallelism == len(stored.subtasks) == 2
 
 
 def test_fewer_manifests_than_other_records_are_remembered() -> None:
