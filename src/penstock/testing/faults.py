@@ -125,6 +125,15 @@ class CrashError(BaseException):
     """The process is dead: no `except Exception` of the code under test may catch this."""
 
 
+class _Careless(ForwardingStore):
+    """A store that does not check the precondition of `create`."""
+
+    @override
+    def create(self, path: str, data: bytes) -> bool:
+        self.store.put(path, data)
+        return True
+
+
 class FaultyStore(ForwardingStore):
     """An `ObjectStore` over another one, with the given faults and a log of every call.
 
@@ -172,16 +181,6 @@ class FaultyStore(ForwardingStore):
         with self._lock:
             self._land(inf)
 
-    @override
-    def create(self, path: str, data: bytes) -> bool:
-        def overwrite(store: ObjectStore) -> bool:
-            store.put(path, data)
-            return True
-
-        return self._call(
-            Call("create", path), lambda store: store.create(path, data), overwrite
-        )
-
     def __repr__(self) -> str:
         return f"FaultyStore({self.store!r}, {len(self._faults)} faults)"
 
@@ -191,21 +190,15 @@ class FaultyStore(ForwardingStore):
 
     @override
     def _forward(self, operation: str, path: str, act: _Act[_Answer]) -> _Answer:
-        return self._call(Call(operation, path), act, act)
-
-    def _call(self, call: Call, act: _Act[_Answer], careless: _Act[_Answer]) -> _Answer:
-        """Do `act` as the faults allow; `careless` is the same call without its precondition."""
+        """Do `act` as the faults allow."""
+        call = Call(operation, path)
         struck: Fault | None = None
         for fault in self._enter(call):
             if fault.mode is not FaultMode.DELAY:
                 struck = struck or fault
             elif fault.hook is not None:
                 fault.hook(call)
-        if struck is None:
-            return act(self.store)
-        if struck.mode is FaultMode.IGNORE_PRECONDITION:
-            return careless(self.store)
-        return self._suffer(struck, call, act)
+        return act(self.store) if struck is None else self._suffer(struck, call, act)
 
     def _enter(self, call: Call) -> Sequence[Fault]:
         """Log the call, let late writes land that are due, and return the call's faults."""
@@ -235,6 +228,8 @@ class FaultyStore(ForwardingStore):
     def _suffer(self, fault: Fault, call: Call, act: _Act[_Answer]) -> _Answer:
         is_write = call.operation in _WRITES
         match fault.mode:
+            case FaultMode.IGNORE_PRECONDITION:
+                return act(_Careless(self.store))
             case FaultMode.STALE_LIST | FaultMode.STALE_READ:
                 return act(self._old.get(fault.as_of, self.store))
             case FaultMode.CRASH_BEFORE | FaultMode.CRASH_AFTER:

@@ -230,8 +230,13 @@ def chain_of(
     nodes: list[Node] = []
     for number, operator in enumerate(operators, start=1):
         name = OperatorId("operator" if len(operators) == 1 else f"operator-{number}")
+        if nodes and MAIN not in nodes[-1].outputs:
+            raise UserError(
+                f"{nodes[-1].operator!r} is a sink: no operator can follow it",
+                code=ErrorCode.INVALID_GRAPH,
+            )
         if nodes:
-            inputs = (_main_of(nodes[-1]),)
+            inputs = (nodes[-1].outputs[MAIN].keyed_by(),)
         nodes.append(_node(name, operator, inputs, parallelism, registry))
     if not nodes:
         raise UserError("there is no operator to test", code=ErrorCode.INVALID_GRAPH)
@@ -258,16 +263,5 @@ def _node(
     return Node(name, spec, parallelism, inputs, outputs | dict(built.side_outputs(inputs)))
 
 
-def _main_of(node: Node) -> StreamSchema:
-    if MAIN not in node.outputs:
-        raise UserError(
-            f"{node.operator!r} is a sink: no operator can follow it",
-            code=ErrorCode.INVALID_GRAPH,
-        )
-    return node.outputs[MAIN].keyed_by()
-
-
-@cache
-def shared_registry() -> Registry:
-    """Return the registry of tests in this process; filling one takes milliseconds."""
-    return default_registry()
+shared_registry = cache(default_registry)
+"""Returns the registry of all tests of this process; filling one takes milliseconds."""

@@ -71,35 +71,6 @@ from penstock.testing.stepped_job import Amnesia, SteppedJob, rescaled
 _SOURCE = OperatorId("source")
 
 
-class _Harness:
-    """What both harnesses share: a job that is run epoch by epoch."""
-
-    _job: SteppedJob
-    clock: ManualClock
-
-    def rows(self, output: str = MAIN) -> list[dict[str, Any]]:
-        """Return all rows of an output since the start or the last `take`, as dictionaries."""
-        return self._job.emitted.rows(output)
-
-    def take(self, output: str = MAIN) -> list[dict[str, Any]]:
-        """Return the rows of an output and forget them."""
-        return self._job.emitted.take(output)
-
-    def advance(self, duration: DurationLike) -> None:
-        """Advance processing time, such as by "10s", before the next epoch."""
-        self.clock.advance(to_micros(duration))
-
-    def close(self) -> None:
-        """Release the operators."""
-        self._job.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 def _place_in(store: ObjectStore | None) -> tuple[JobId, ObjectStore]:
     """Return the name and the store of a harness's job; a given store may hold other jobs."""
     if store is None:
@@ -123,7 +94,7 @@ class HarnessCheckpoint:
     broadcast: frozenset[int]
 
 
-class OperatorHarness(_Harness):
+class OperatorHarness(SteppedJob):
     """Operators under test. Not thread-safe; close it, or use it as a context manager.
 
     >>> import polars as pl
@@ -178,7 +149,7 @@ class OperatorHarness(_Harness):
             registry,
             frozenset(broadcast),
         )
-        self._open(start, amnesia)
+        self._start_from(start, amnesia)
 
     @classmethod
     def restore(
@@ -202,16 +173,15 @@ class OperatorHarness(_Harness):
             origin.branch(job, Epochs(Epoch(checkpoint.epoch)))
         restored = cls.__new__(cls)
         moved = replace(checkpoint, graph=rescaled(graph, parallelism))
-        restored._open(moved, amnesia)  # noqa: SLF001 (of the same class)
+        restored._start_from(moved, amnesia)  # noqa: SLF001 (of the same class)
         return restored
 
-    def _open(self, checkpoint: HarnessCheckpoint, amnesia: bool | Amnesia) -> None:  # noqa: FBT001 (as it was given)
+    def _start_from(self, checkpoint: HarnessCheckpoint, amnesia: bool | Amnesia) -> None:  # noqa: FBT001 (as it was given)
         if isinstance(amnesia, bool):
             amnesia = Amnesia.OPERATORS if amnesia else Amnesia.NOTHING
         self._start = checkpoint
         self.counters: dict[str, int] = {}
         """What `ctx.count` counted so far, over all operators and subtasks."""
-        self.clock = ManualClock(checkpoint.now_micros)
         head = checkpoint.graph.nodes[0]
         self._inputs: list[GivenInput] = []
         given = zip(head.inputs, checkpoint.watermarks, strict=True)
@@ -223,12 +193,12 @@ class OperatorHarness(_Harness):
                 # All operators are in one chain, so no rows are exchanged.
                 exchange = Exchange.FORWARD
             self._inputs.append(GivenInput(stream, exchange, watermark))
-        self._job = SteppedJob(
+        super().__init__(
             checkpoint.graph,
             self._inputs,
             store=checkpoint.store,
             registry=checkpoint.registry,
-            clock=self.clock,
+            clock=ManualClock(checkpoint.now_micros),
             amnesia=amnesia,
         )
 
@@ -282,23 +252,23 @@ class OperatorHarness(_Harness):
 
     def table(self, output: str = MAIN) -> pa.Table:
         """Return what `rows` does as an Arrow table."""
-        return self._job.emitted.table(output)
+        return self._emitted.table(output)
 
     def state(self, table: str, *, subtask: int | None = None) -> Any:
         """Return what a table holds after the last epoch, in all subtasks or in one.
 
         It is a dictionary for a global table, and an Arrow table for any other.
         """
-        return self._job.read_table(table, subtask)
+        return self._read_table(table, subtask)
 
     def timers(self, domain: TimeDomain = TimeDomain.EVENT_TIME) -> list[dict[str, Any]]:
         """Return the timers that are set, earliest first: key columns and `due_micros`."""
-        return self._job.read_timers(domain)
+        return self._read_timers(domain)
 
     @property
     def epoch(self) -> int:
         """The last epoch that was run; 0 before the first."""
-        return self._job.session.state.next_epoch - 1
+        return self._session.state.next_epoch - 1
 
     @property
     def parallelism(self) -> int:
@@ -313,14 +283,14 @@ class OperatorHarness(_Harness):
         last = self._start.graph.nodes[-1].operator
         return {
             epoch: data
-            for epoch, staged in self._job.commits.staged.items()
+            for epoch, staged in self._commits.staged.items()
             for task, (_, data) in staged.items()
             if task.operator == last
         }
 
     def commit(self, epoch: int | None = None) -> None:
         """Commit an epoch, even a second time; without a number all that are not committed."""
-        self._job.commits.carry_out(epoch)
+        self._commits.carry_out(epoch)
 
     # ---- other processes
 
@@ -335,11 +305,11 @@ class OperatorHarness(_Harness):
 
     def forget(self) -> None:
         """Drop operators and tables, as if the process had died after the last epoch."""
-        self._job.forget()
+        self._worker.forget()
 
     def _run_epoch(self, stop: StopMode | None = None, *, attempts: int = 1) -> EpochOutput:
         try:
-            _, output = self._job.run(stop=stop, attempts=attempts)
+            _, output = self._run(stop, attempts=attempts)
         finally:
             for given in self._inputs:
                 given.batches = []
@@ -356,7 +326,7 @@ class OperatorHarness(_Harness):
             )
 
 
-class SourceHarness(_Harness):
+class SourceHarness(SteppedJob):
     """A source under test. Not thread-safe; close it, or use it as a context manager."""
 
     def __init__(
@@ -372,7 +342,6 @@ class SourceHarness(_Harness):
         store: ObjectStore | None = None,
         registry: Registry | None = None,
     ) -> None:
-        self.clock = ManualClock(to_instant(now))
         self.assignments: tuple[SourceAssignment, ...] = ()
         """The assignment of each subtask in the last epoch."""
         self._budget = budget or SourceBudget()
@@ -397,12 +366,12 @@ class SourceHarness(_Harness):
             outputs={MAIN: stream, **built.side_outputs()},
             watermark=None if stream.time_column is None else watermark,
         )
-        self._job = SteppedJob(
+        super().__init__(
             LogicalGraph(job, (node,)),
             (),
             store=store,
             registry=registry,
-            clock=self.clock,
+            clock=ManualClock(to_instant(now)),
             amnesia=amnesia,
         )
 
@@ -411,9 +380,9 @@ class SourceHarness(_Harness):
 
         An epoch in which the source returns `IMMEDIATE` does not count.
         """
-        planned = self._job.session.planner.sources[_SOURCE]
+        planned = self._session.planner.sources[_SOURCE]
         planned.budget = self._budget if rows is None else replace(self._budget, rows=rows)
-        ran, output = self._job.run(stop=StopMode.GRACEFUL if is_stop else None)
+        ran, output = self._run(StopMode.GRACEFUL if is_stop else None)
         self.assignments = ran.reading.assignments[_SOURCE]
         return output
 
@@ -431,19 +400,20 @@ class SourceHarness(_Harness):
 
     def rescale(self, parallelism: int) -> None:
         """Go on with so many subtasks, as another process does: from the checkpoint alone."""
-        self._job.rescale(parallelism)
+        self.close()
+        self._open(rescaled(self._graph, parallelism))
 
     def state(self, table: str) -> Any:
         """Return what a table that the source declares holds after the last epoch."""
-        return self._job.read_table(table)
+        return self._read_table(table)
 
     @property
     def splits(self) -> Mapping[str, SplitState]:
         """How far every split was read, as the last checkpoint has it."""
-        known: dict[str, SplitState] = self._job.read_table(SPLITS_TABLE)
+        known: dict[str, SplitState] = self._read_table(SPLITS_TABLE)
         return known
 
     @property
     def has_ended(self) -> bool:
         """Return whether the source has ended and an epoch has announced its end."""
-        return self._job.session.is_finished
+        return self._session.is_finished

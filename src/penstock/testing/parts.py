@@ -21,7 +21,7 @@ ended, the source requests a graceful stop.
 
 A harness puts its operators between parts of its own, see `surround`:
 
-    input-0 → given-0 → (operators under test) → output
+    input-0 → given-0 → (operators under test) → output-0
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -253,7 +253,6 @@ def _infer(scripts: Iterable[Sequence[Any]]) -> pa.Schema:
 Builder: TypeAlias = Callable[[], ArrowOperator | SourceOperator]
 Keep: TypeAlias = Callable[[str, pa.RecordBatch], None]
 """Called with the name of an output and a batch that it emitted."""
-OUTPUT = OperatorId("output")
 
 
 @dataclass(slots=True)
@@ -273,8 +272,8 @@ def surround(
     """Put parts around the operators under test; return the graph, and their builders by kind.
 
     A source and an operator that emits the rows are put before each input: a source alone
-    could not emit them, because sources do not read in the last epoch of a run. Outputs that
-    no operator reads go to a part that keeps their rows.
+    could not emit them, because sources do not read in the last epoch of a run. An output that
+    no operator reads goes to a part that keeps its rows.
     """
     nodes: list[Node] = []
     edges: list[Edge] = []
@@ -300,16 +299,11 @@ def surround(
         for output in node.outputs
         if (node.operator, output) not in read
     ]
-    if left:
-        parts[OUTPUT] = partial(_Kept, [output for _, output in left], keep)
-        streams = tuple(node.outputs[output] for node, output in left)
-        nodes.append(
-            Node(OUTPUT, OperatorSpec(OUTPUT), graph.nodes[-1].parallelism, streams)
-        )
-        edges += [
-            Edge(node.operator, OUTPUT, output, index)
-            for index, (node, output) in enumerate(left)
-        ]
+    for number, (node, output) in enumerate(left):
+        kept, stream = OperatorId(f"output-{number}"), node.outputs[output]
+        nodes.append(Node(kept, OperatorSpec(kept), node.parallelism, (stream,)))
+        edges.append(Edge(node.operator, kept, output))
+        parts[kept] = partial(_Kept, output, keep)
     return LogicalGraph(graph.job, tuple(nodes), tuple(edges)), parts
 
 
@@ -368,10 +362,10 @@ class _InputRows(ArrowOperator):
 
 
 class _Kept(ArrowOperator):
-    """Keeps what leaves the operators under test: its inputs are their outputs."""
+    """Keeps what one output of the operators under test emits."""
 
-    def __init__(self, outputs: Sequence[str], keep: Keep) -> None:
-        self._outputs = outputs
+    def __init__(self, output: str, keep: Keep) -> None:
+        self._output = output
         self._keep = keep
 
     @override
@@ -386,15 +380,4 @@ class _Kept(ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        self._keep(self._outputs[0], batch)
-
-    @override
-    def process_batch_index(
-        self,
-        index: int,
-        total_inputs: int,
-        batch: pa.RecordBatch,
-        ctx: OperatorContext,
-        collector: ArrowCollector,
-    ) -> None:
-        self._keep(self._outputs[index], batch)
+        self._keep(self._output, batch)

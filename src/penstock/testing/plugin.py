@@ -53,17 +53,20 @@ def manual_clock() -> "ManualClock":
     return ManualClock(to_instant(START))
 
 
+def _made(kind: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield a function that makes harnesses of a kind, and close them afterwards."""
+    with ExitStack() as opened:
+        yield lambda *arguments, **options: opened.enter_context(
+            kind(*arguments, **options)
+        )
+
+
 @pytest.fixture
 def operator_harness() -> Iterator[Callable[..., "OperatorHarness"]]:
     """Make harnesses of operators; they are closed after the test."""
     from penstock.testing.harness import OperatorHarness
 
-    with ExitStack() as opened:
-
-        def make(*arguments: Any, **options: Any) -> OperatorHarness:
-            return opened.enter_context(OperatorHarness(*arguments, **options))
-
-        yield make
+    yield from _made(OperatorHarness)
 
 
 @pytest.fixture
@@ -71,12 +74,7 @@ def source_harness() -> Iterator[Callable[..., "SourceHarness"]]:
     """Make harnesses of sources; they are closed after the test."""
     from penstock.testing.harness import SourceHarness
 
-    with ExitStack() as opened:
-
-        def make(*arguments: Any, **options: Any) -> SourceHarness:
-            return opened.enter_context(SourceHarness(*arguments, **options))
-
-        yield make
+    yield from _made(SourceHarness)
 
 
 @pytest.fixture

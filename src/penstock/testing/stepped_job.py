@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.clock import ManualClock
+from penstock.core.clock import DurationLike, ManualClock, to_micros
 from penstock.core.ids import OperatorId, Subtask, TaskInfo
 from penstock.core.schema import StreamSchema
 from penstock.core.settings import CompactionSettings
@@ -52,7 +51,7 @@ from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TableSpec, TimeDomain
 from penstock.testing.given import Emitted, EpochOutput
-from penstock.testing.parts import OUTPUT, Builder, GivenInput, surround
+from penstock.testing.parts import Builder, GivenInput, surround
 
 NO_CACHE = FileCache(Path("/nonexistent"), 0)
 """A cache of size 0: everything is read from the store."""
@@ -100,58 +99,91 @@ class SteppedJob:
         clock: ManualClock,
         amnesia: Amnesia = Amnesia.NOTHING,
     ) -> None:
-        """Make a job of a graph; every output that nothing reads is kept in `emitted`."""
-        self.store = store
-        self._clock = clock
+        """Make a job of a graph; the rows of every output that nothing reads are kept."""
+        self.clock = clock
+        self._store = store
         self._amnesia = amnesia
         graph, self._parts = surround(graph, inputs, self._keep)
         self._registry = _PartsRegistry(registry, self._parts)
         self._outputs = {
             edge.output: graph.node(edge.source).outputs[edge.output]
-            for edge in graph.edges_into(OUTPUT)
+            for edge in graph.edges
+            if edge.target in self._parts and edge.source not in self._parts
         }
-        self.emitted = Emitted(self._outputs)
-        """The rows of all epochs so far."""
+        self._emitted = Emitted(self._outputs)
         self._open(graph)
 
     def _open(self, graph: LogicalGraph) -> None:
-        self.graph = graph
+        self._graph = graph
         self._failures: list[PenstockError] = []
-        self._session: JobSession | None = None
+        self._started: JobSession | None = None
         self._worker = Worker(
-            self.store,
+            self._store,
             NO_CACHE,
             self._registry,
-            self._clock,
+            self.clock,
             on_failure=self._failures.append,
         )
         self._executor = _SteppedExecutor(self._worker, self._outputs)
-        self._environment = _SteppedEnvironment(
+        self._environment = JobEnvironment(
             graph,
-            self.store,
+            self._store,
             NO_CACHE,
             self._executor,
             self._registry,
-            self._clock,
+            self.clock,
             _SETTINGS,
         )
-        self.commits = _StagedCommits(self._environment)
+        # State by event time is allowed behind a forward edge, too: here all subtasks of an
+        # operator get the same watermark.
+        self._environment.tables = {
+            node.operator: declared_tables(
+                self._registry.construct(node.spec).operator, node
+            )
+            for node in graph.nodes
+        }
+        self._commits = _StagedCommits(self._environment)
 
     @property
-    def session(self) -> JobSession:
+    def _session(self) -> JobSession:
         """The session of the job, started when it is first needed."""
-        if self._session is None:
-            self._session = JobSession.start(self._environment, sinks=self.commits)
-        return self._session
+        if self._started is None:
+            self._started = JobSession.start(self._environment, sinks=self._commits)
+        return self._started
 
-    def run(
-        self, *, stop: StopMode | None = None, attempts: int = 1
+    def rows(self, output: str = MAIN) -> list[dict[str, Any]]:
+        """Return all rows of an output since the start or the last `take`, as dictionaries."""
+        return self._emitted.rows(output)
+
+    def take(self, output: str = MAIN) -> list[dict[str, Any]]:
+        """Return the rows of an output and forget them."""
+        return self._emitted.take(output)
+
+    def advance(self, duration: DurationLike) -> None:
+        """Advance processing time, such as by "10s", before the next epoch."""
+        self.clock.advance(to_micros(duration))
+
+    def close(self) -> None:
+        """Release the operators; the next epoch claims the job again."""
+        self._executor.close()
+        if self._started is not None:
+            self._started.close()
+            self._started = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(
+        self, stop: StopMode | None = None, *, attempts: int = 1
     ) -> tuple[EpochRan, EpochOutput]:
         """Run an epoch; of several attempts the last counts."""
         self._executor.attempts = attempts
         self._failures.clear()
         try:
-            ran = self.session.run_epoch(stop=stop)
+            ran = self._session.run_epoch(stop=stop)
         except BaseException as error:
             self.close()
             if self._failures and isinstance(error, PenstockError):
@@ -162,25 +194,20 @@ class SteppedJob:
             raise InternalError(f"an epoch in one process came to {ran}")
         output = self._output(ran)
         if ran.finish is not SourceFinishType.IMMEDIATE:
-            self.emitted.extend(output.emitted)
+            self._emitted.extend(output.emitted)
         if self._amnesia is Amnesia.EVERYTHING:
-            self.forget()
+            self._worker.forget()
         elif self._amnesia is Amnesia.OPERATORS:
             for kept in self._worker.chains.values():
                 kept.chain.forget()
         return ran, output
 
-    def rescale(self, parallelism: int) -> None:
-        """Go on in another process with so many subtasks of every operator."""
-        self.close()
-        self._open(rescaled(self.graph, parallelism))
-
-    def read_table(self, table: str, subtask: int | None = None) -> Any:
+    def _read_table(self, table: str, subtask: int | None = None) -> Any:
         """Return a global table as a dictionary, another one as an Arrow table."""
         operator, spec = self._find(table)
-        parallelism = self.graph.node(operator).parallelism
+        parallelism = self._graph.node(operator).parallelism
         seen_by = None if subtask is None else Subtask(subtask, parallelism)
-        with self.session.read_tables(operator, [spec], seen_by) as manager:
+        with self._session.read_tables(operator, [spec], seen_by) as manager:
             if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE:
                 return dict(manager.get_global_keyed_state(spec.name).items())
             if spec.table_type == state_pb2.TIME_KEYED_TABLE:
@@ -188,11 +215,11 @@ class SteppedJob:
             view = manager.get_keyed_state(spec.name)
             return pa.Table.from_batches(list(view.scan()), view.schema.declared)
 
-    def read_timers(self, domain: TimeDomain) -> list[dict[str, Any]]:
+    def _read_timers(self, domain: TimeDomain) -> list[dict[str, Any]]:
         """Return the timers that no clock has reached yet, of all operators, earliest first."""
         found: list[dict[str, Any]] = []
         is_declared = False
-        for node in self.graph.nodes:
+        for node in self._graph.nodes:
             if not node.inputs or not node.inputs[0].key_columns:
                 continue
             tables = timer_tables([domain], node.inputs[0])
@@ -200,11 +227,11 @@ class SteppedJob:
             if tables[0].name not in declared:
                 continue
             is_declared = True
-            frontier = self.session.frontier(node.operator)
+            frontier = self._session.frontier(node.operator)
             clock = frontier.previous_processing_time_micros
             if domain is TimeDomain.EVENT_TIME:
                 clock = frontier.watermark_micros
-            with self.session.read_tables(node.operator, tables) as manager:
+            with self._session.read_tables(node.operator, tables) as manager:
                 timers = Timers(domain, manager, node.inputs[0])
                 timers.begin_epoch(clock)
                 due = timers.take_due(MAX_EVENT_TIME.micros)
@@ -219,17 +246,6 @@ class SteppedJob:
             )
         return sorted(found, key=lambda timer: timer["due_micros"])
 
-    def forget(self) -> None:
-        """Drop operators and tables, as if the process had died after the last epoch."""
-        self._worker.forget()
-
-    def close(self) -> None:
-        """Release everything; the next epoch claims the job again."""
-        self._executor.close()
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
     def _output(self, ran: EpochRan) -> EpochOutput:
         """Return the output of an epoch as harnesses give it to users."""
         reports = ran.reports.values()
@@ -237,19 +253,15 @@ class SteppedJob:
         for report in reports:
             counters.update(report.counters)
         wake_ups = [report.wake_up_micros for report in reports]
-        # The part that keeps the rows of the last operator has got its watermark.
-        last = self.graph.nodes[-1]
+        # The part that keeps the last output of the last operator has got its watermark.
+        last = self._graph.nodes[-1]
         inputs = merge_subtasks(
             [ran.reports[last.operator, i].inputs for i in range(last.parallelism)]
         )
-        edges = self.graph.edges_into(last.operator)
-        main = [
-            known for edge, known in zip(edges, inputs, strict=True) if edge.output == MAIN
-        ]
         return EpochOutput(
             ran.progress.epoch,
             self._executor.emitted,
-            merge(map(current, main or inputs)),
+            merge(map(current, inputs)),
             dict(counters),
             min((micros for micros in wake_ups if micros is not None), default=None),
             next((report.finish for report in reports if report.finish), None),
@@ -278,20 +290,6 @@ class SteppedJob:
         self._executor.emitted.add(output, batch)
 
 
-class _SteppedEnvironment(JobEnvironment):
-    """Allows state by event time behind a forward edge, as all subtasks get one watermark."""
-
-    @cached_property
-    @override
-    def tables(self) -> dict[OperatorId, tuple[TableSpec, ...]]:
-        return {
-            node.operator: declared_tables(
-                self.registry.construct(node.spec).operator, node
-            )
-            for node in self.graph.nodes
-        }
-
-
 class _SteppedExecutor(InProcessExecutor):
     """Runs an epoch several times, and makes it count even if it changed nothing."""
 
@@ -307,7 +305,7 @@ class _SteppedExecutor(InProcessExecutor):
         self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
     ) -> Sequence[TaskReport]:
         reports: Sequence[TaskReport] = ()
-        for attempt in range(self.attempts):
+        for attempt in range(max(self.attempts, 1)):
             if attempt:
                 self.worker.forget()
             self.emitted = Emitted(self._outputs)
