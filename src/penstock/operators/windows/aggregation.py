@@ -80,19 +80,14 @@ class WindowAggregation:
     @cached_property
     def results(self) -> StreamSchema:
         """The schema of the output: a row per key and window."""
-        instant = pa.timestamp("us", self._zone)
+        time: Any = self.stream.schema.field(self.stream.time_column or "")
+        instant = pa.timestamp("us", time.type.tz)
         columns = [
             *(field for field in self.key_fields if field.name != ALL_ROWS),
             *(pa.field(name, instant) for name in (WINDOW_START, WINDOW_END, WINDOW_TIME)),
             *self.plan.results,
         ]
         return StreamSchema(pa.schema(columns), WINDOW_TIME)
-
-    @property
-    def _zone(self) -> str | None:
-        field: Any = self.stream.schema.field(self.stream.time_column or "")
-        zone: str | None = field.type.tz
-        return zone
 
     def read_times(
         self, batch: pa.RecordBatch, ctx: OperatorContext, *, diverts_bad: bool

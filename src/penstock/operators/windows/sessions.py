@@ -70,24 +70,20 @@ def number_keys(frame: pl.DataFrame, keys: Sequence[str]) -> pl.Series:
     return positions.select(pl.col(KEY).cast(pl.Int64).first().over(*keys)).to_series()
 
 
-@dataclass(frozen=True, slots=True)
-class Fragments:
-    """The sessions within the rows of an epoch, before they are merged with those in state."""
+def fragments_of(
+    rows: pl.DataFrame, plan: AggregatePlan, gap: int
+) -> tuple[pl.Series, pl.DataFrame]:
+    """Group rows with `KEY` and `TIME` that are within a gap of each other.
 
-    rows: pl.DataFrame
-    """`FRAGMENT` of each row, in the order the rows were given."""
-    sessions: pl.DataFrame
-    """A row per fragment: `FRAGMENT`, `KEY`, `START`, `LAST` and partials."""
-
-
-def fragments_of(rows: pl.DataFrame, plan: AggregatePlan, gap: int) -> Fragments:
-    """Group rows with `KEY` and `TIME` that are within a gap of each other."""
+    Such a group is a fragment of a session, whose other rows may be in state. Return the
+    fragment of each row, and `FRAGMENT`, `KEY`, `START`, `LAST` and partials of each fragment.
+    """
     key, time = rows[KEY].to_numpy(), rows[TIME].to_numpy()
     order = np.argsort(_in_one_number(key, time), kind="stable")
     sorted_key, sorted_time = key[order], time[order]
     fragment, first, last = _cut(order, sorted_key, sorted_time, sorted_time, gap)
-    by_row = pl.DataFrame({FRAGMENT: fragment})
-    partials = plan.partials_of(rows.hstack(by_row), [FRAGMENT])
+    by_row = pl.Series(FRAGMENT, fragment)
+    partials = plan.partials_of(rows.hstack([by_row]), [FRAGMENT])
     places = partials[FRAGMENT].to_numpy()
     bounds = pl.DataFrame(
         {
@@ -96,7 +92,7 @@ def fragments_of(rows: pl.DataFrame, plan: AggregatePlan, gap: int) -> Fragments
             LAST: sorted_time[last][places],
         }
     )
-    return Fragments(by_row, partials.hstack(bounds))
+    return by_row, partials.hstack(bounds)
 
 
 def merge_sessions(
@@ -346,15 +342,15 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         if not rows.height and not woken.height:
             return
         rows, keys = self._number(rows, woken)
-        fragments = fragments_of(rows, aggregation.plan, self._gap)
-        known = self._store.read(ctx, keys)
         plan = aggregation.plan
-        merged, placed = merge_sessions(fragments.sessions, known, plan, self._gap)
+        by_row, fragments = fragments_of(rows, plan, self._gap)
+        known = self._store.read(ctx, keys)
+        merged, placed = merge_sessions(fragments, known, plan, self._gap)
         if previous is not None:
             is_late = pl.col(LAST) + self._gap < previous
             late = placed.join(merged.filter(is_late), on=SESSION, how="semi")
             if late.height:
-                rows_late = fragments.rows[FRAGMENT].is_in(late[FRAGMENT].implode())
+                rows_late = by_row.is_in(late[FRAGMENT].implode())
                 ctx.count("late_rows", int(rows_late.sum()))
                 table = pa.Table.from_batches(batches).filter(rows_late.to_arrow())
                 for batch in table.to_batches():
