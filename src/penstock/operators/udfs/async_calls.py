@@ -67,7 +67,7 @@ class CallPool:
         self._running: dict[AsyncCall, asyncio.Task[Any]] = {}
         self._finished: list[AsyncCall] = []
         self._has_failure = False
-        # Set once, before the thread takes its first call:
+        # Set once, before the thread starts:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -133,25 +133,16 @@ class CallPool:
 
     def _open_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            is_ready = threading.Event()
+            loop, closing = asyncio.new_event_loop(), asyncio.Event()
             # A daemon: a call that cannot be cancelled must not keep the process alive.
             self._thread = threading.Thread(
-                target=lambda: asyncio.run(self._serve(is_ready)),
-                name="penstock-async-udf",
-                daemon=True,
+                target=_serve, args=(loop, closing), name="penstock-async-udf", daemon=True
             )
+            self._loop, self._closing = loop, closing
             self._thread.start()
-            is_ready.wait()
-        assert self._loop is not None  # noqa: S101 (set before is_ready)
         return self._loop
 
     # ---- in the loop's thread
-
-    async def _serve(self, is_ready: threading.Event) -> None:
-        self._closing = closing = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        is_ready.set()
-        await closing.wait()  # asyncio.run then cancels what is left
 
     def _start_calls(self) -> None:
         with self._changed:
@@ -212,6 +203,11 @@ class CallPool:
             if self._has_failure or self._is_idle:
                 self._changed.notify_all()
         self._start_calls()
+
+
+def _serve(loop: asyncio.AbstractEventLoop, closing: asyncio.Event) -> None:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # cancels what is left
+        runner.run(closing.wait())
 
 
 CALLS_TABLE = "penstock.calls"
