@@ -77,6 +77,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
                     context.end_split(split.name)
         if assignment.phase is SourcePhase.ENDING or (terms.is_stop and is_reading):
             self.call("on_close", context)
+        self.call("run", function=self._note_activity)
         table = context.get_global_keyed_state(SPLITS_TABLE)
         for name, state in context.split_states.items():
             if state != before.get(name):
@@ -143,7 +144,6 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
                 "SourceFinishType, or None to go on in the next epoch",
                 code=ErrorCode.INVALID_NUMBER,
             )
-        self._note_activity()
         return finish
 
     def _note_activity(self) -> None:

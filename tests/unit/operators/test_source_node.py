@@ -140,6 +140,21 @@ def test_a_graceful_stop_reads_once_more_and_closes() -> None:
     assert log.of("read") == ["on_start", "run", "on_close"]
 
 
+def test_rows_that_a_source_emits_as_it_closes_count_for_its_watermark() -> None:
+    kept: list[SourceCollector] = []
+
+    def run(_: SourceContext, collector: SourceCollector) -> None:
+        collector.collect(rows(10))
+        kept.append(collector)
+
+    def on_close(_: SourceContext) -> None:
+        kept[-1].collect(rows(30))
+
+    ran = SourceRig(run=run, on_close=on_close).run("a", is_stop=True)
+    assert ran.watermarks["read"] == EventTime(28)
+    assert ran.reports["read"].splits["a"].max_event_time_micros == 30
+
+
 def test_offsets_are_stored_by_split_and_only_changes_are_reported() -> None:
     def run(ctx: SourceContext, collector: SourceCollector) -> None:
         state = ctx.split_state("a")
