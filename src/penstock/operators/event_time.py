@@ -51,7 +51,6 @@ from penstock.core.watermark import (
     MAX_EVENT_TIME,
     MAX_MICROS,
     MIN_MICROS,
-    CheckpointBarrier,
     EventTime,
     Watermark,
     merge,
@@ -188,7 +187,6 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         self._scope = _INPUT if column is None else f"column {column}"
         self._latest: dict[str | None, int] = {}
         """The latest event time per partition in this epoch; empty between epochs."""
-        self._is_noted = False
 
     @override
     def generates_watermarks(self) -> bool:
@@ -239,24 +237,7 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
     def handle_watermark(
         self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
     ) -> Watermark | None:
-        """Return how far the partitions of this subtask have come."""
-        said = self._advance(ctx)
-        return MAX_EVENT_TIME if watermark == MAX_EVENT_TIME else said
-
-    @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        """Store how far the partitions came, also in an epoch without `handle_watermark`."""
-        if not self._is_noted:
-            self._advance(ctx)
-        self._is_noted = False
-
-    def _timed(self, stream: StreamSchema) -> StreamSchema:
-        column = self.config.time_column
-        return stream if column is None else replace(stream, time_column=column)
-
-    def _advance(self, ctx: OperatorContext) -> Watermark | None:
+        """Store how far the partitions came; return how far those of this subtask have come."""
         view = ctx.get_global_keyed_state(WATERMARKS_TABLE)
         known: dict[_Key, PartitionState] = dict(view.items())
         subtask, own_name = ctx.task.subtask, _own_name(ctx)
@@ -272,7 +253,6 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         for key, state in changed.items():
             view.insert(key, state)
         self._latest = {}
-        self._is_noted = True
         own = {
             (scope, name): entry
             for (scope, name), entry in {**known, **changed}.items()
@@ -284,7 +264,12 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         wake_up = next_idle_micros(own, rule, now)
         if wake_up is not None:
             ctx.wake_at(wake_up)
-        return watermark_of_splits(own, rule, now)
+        said = watermark_of_splits(own, rule, now)
+        return MAX_EVENT_TIME if watermark == MAX_EVENT_TIME else said
+
+    def _timed(self, stream: StreamSchema) -> StreamSchema:
+        column = self.config.time_column
+        return stream if column is None else replace(stream, time_column=column)
 
     def _seen(
         self, known: Mapping[_Key, PartitionState], ctx: OperatorContext

@@ -283,8 +283,7 @@ class SourceOperator(ABC):
         """
         del budget, now_micros
         only = known.get(ONLY_SPLIT, SplitState())
-        ended = only.ended
-        splits = () if ended else (SplitPlan(ONLY_SPLIT, only.offset),)
+        splits = () if only.ended else (SplitPlan(ONLY_SPLIT, only.offset),)
         return SourcePlan(splits, is_complete=True)
 
     def on_start(self, ctx: SourceContext) -> None:

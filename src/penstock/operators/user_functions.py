@@ -52,10 +52,26 @@ def unpickle_function(function: UserFunction) -> Any:
     try:
         return pickle.loads(function.pickled)
     except Exception as error:
-        is_missing = isinstance(error, ModuleNotFoundError)
+        code = ErrorCode.NOT_UNPICKLABLE
+        if isinstance(error, ModuleNotFoundError):
+            code = ErrorCode.MISSING_PACKAGE
+            advice = (
+                f"this process has no module {error.name!r}. Install it on every worker, or "
+                "send it along (cloudpickle.register_pickle_by_value)"
+            )
+        elif isinstance(error, ImportError | AttributeError):
+            advice = (
+                f"{_first_line(error)}. This process has another version of the module than "
+                "the one the function was pickled with: install the same everywhere"
+            )
+        else:
+            advice = (
+                f"{_first_line(error)}. Pickle it again with the Python and package versions "
+                "that load it"
+            )
         raise UserError(
-            f"{function.name!r} cannot be loaded here: {_advice(error)}",
-            code=ErrorCode.MISSING_PACKAGE if is_missing else ErrorCode.NOT_UNPICKLABLE,
+            f"{function.name!r} cannot be loaded here: {advice}",
+            code=code,
             function=function.name,
         ) from error
 
@@ -65,23 +81,6 @@ def name_of(obj: Any) -> str:
     named = getattr(obj, "func", obj)  # functools.partial
     name = getattr(named, "__qualname__", None) or type(named).__qualname__
     return str(name).rpartition("<locals>.")[2]
-
-
-def _advice(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        return (
-            f"this process has no module {error.name!r}. Install it on every worker, or send "
-            "it along (cloudpickle.register_pickle_by_value)"
-        )
-    if isinstance(error, ImportError | AttributeError):
-        return (
-            f"{_first_line(error)}. This process has another version of the module than the "
-            "one the function was pickled with: install the same everywhere"
-        )
-    return (
-        f"{_first_line(error)}. Pickle it again with the Python and package versions that "
-        "load it"
-    )
 
 
 def _first_line(error: Exception) -> str:
