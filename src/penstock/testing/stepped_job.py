@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import msgspec
 import pyarrow as pa
@@ -37,7 +37,7 @@ from penstock.operators.timers import Timers, timer_tables
 from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
-from penstock.runtime.driver.publish import CommittingSinks
+from penstock.runtime.driver.publish import CommitData, CommittingSinks
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.epoch_plan import EpochPlan
@@ -55,8 +55,6 @@ from penstock.testing.parts import Builder, GivenInput, surround
 
 NO_CACHE = FileCache(Path("/nonexistent"), 0)
 """A cache of size 0: everything is read from the store."""
-CommitData: TypeAlias = Mapping[str, Mapping[int, bytes]]
-"""By table and subtask."""
 _SETTINGS = DriverSettings(
     keep_epochs=1,
     collect_every=1 << 62,

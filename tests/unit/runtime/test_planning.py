@@ -43,7 +43,7 @@ def a_planner(
         parallelism=parallelism,
     )
     planner = SourcePlanner(LogicalGraph(JOB, (node,)), parts.registry, BUDGET)
-    planner.restore(lambda operator: known or {})
+    planner.sources[READ].known = dict(known or {})
     return planner
 
 

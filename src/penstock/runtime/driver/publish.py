@@ -50,6 +50,8 @@ from penstock.state.tables.table import CompactionConfig, Frontier
 
 AllMetadata: TypeAlias = dict[OperatorId, dict[int, Metadata]]
 """By operator and subtask."""
+CommitData: TypeAlias = Mapping[str, Mapping[int, bytes]]
+"""By table and subtask."""
 
 _log = logging.getLogger(__name__)
 
@@ -318,17 +320,13 @@ class CommittingSinks:
         for operator in list(self._kept):
             self._drop(operator)
 
-    def _commit(
-        self,
-        permit: CommitPermit,
-        task: TaskInfo,
-        data: Mapping[str, Mapping[int, bytes]],
-    ) -> None:
+    def _commit(self, permit: CommitPermit, task: TaskInfo, data: CommitData) -> None:
         operator, epoch = task.operator, permit.ref.epoch
-        sink = self._sink(operator, permit)
+        if operator not in self._kept:
+            self._kept[operator] = self._build(operator, permit)
         try:
             context = CommitContext(task, self._environment.store, self._identity)
-            sink.handle_commit(epoch, data, context)
+            self._kept[operator].handle_commit(epoch, data, context)
         except Exception as error:  # noqa: BLE001 (the boundary to user code)
             self._drop(operator)
             failure = to_failure(
@@ -342,14 +340,11 @@ class CommittingSinks:
             )
             raise failure from failure.__cause__
 
-    def _sink(self, operator: OperatorId, permit: CommitPermit) -> ArrowOperator:
-        if operator in self._kept:
-            return self._kept[operator]
+    def _build(self, operator: OperatorId, permit: CommitPermit) -> ArrowOperator:
         for node in self._environment.graph.nodes:
             if node.operator == operator:
                 made = self._environment.registry.construct(node.spec).operator
                 if isinstance(made, ArrowOperator):
-                    self._kept[operator] = made
                     return made
         raise StateError(
             f"{permit.ref} was acknowledged with output of operator {operator!r} that is not "

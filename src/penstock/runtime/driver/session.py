@@ -9,7 +9,7 @@ driver starts another session, which claims a new generation and reads them.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -19,7 +19,6 @@ from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import StorageError, UnknownOutcomeError
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import SPLITS_TABLE, SourceFinishType, splits_table
-from penstock.operators.splits import SplitState
 from penstock.runtime.driver.decide import EpochProgress, StopMode
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import (
@@ -85,7 +84,6 @@ class JobSession:
         self.planner = SourcePlanner(
             environment.graph, environment.registry, settings.budget, target
         )
-        self.planner.restore(self._read_splits)
         self.compactions = PendingCompactions(environment, claim.generation)
         self.publisher = EpochPublisher(
             environment, self.checkpoints, claim, self.compactions
@@ -98,6 +96,12 @@ class JobSession:
         )
         self._published_since_collection = 0
         self._collections = 0
+        for operator, planned in self.planner.sources.items():
+            if metadata.get(operator):
+                with self.read_tables(operator, [splits_table()]) as manager:
+                    planned.known = dict(
+                        manager.get_global_keyed_state(SPLITS_TABLE).items()
+                    )
 
     @classmethod
     def start(
@@ -259,12 +263,6 @@ class JobSession:
             _log.warning("collecting old epochs failed, they stay for now: %s", error)
             return
         self._collections += 1
-
-    def _read_splits(self, operator: OperatorId) -> Mapping[str, SplitState]:
-        if not self.state.metadata.get(operator):
-            return {}
-        with self.read_tables(operator, [splits_table()]) as manager:
-            return dict(manager.get_global_keyed_state(SPLITS_TABLE).items())
 
     @contextmanager
     def read_tables(

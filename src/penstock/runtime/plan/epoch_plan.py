@@ -18,7 +18,7 @@ and dealt to the subtasks before an epoch. Their states are read from the source
 at the start; then they come from the tasks' reports.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any, TypeAlias
@@ -183,6 +183,7 @@ class PlannedSource:
     source: SourceOperator
     budget: SourceBudget
     known: dict[str, SplitState] = field(default_factory=dict)
+    """The states of its splits as of the last epoch that counted."""
     pace: Pace | None = None
     """The pace of the epoch before, if it read anything."""
 
@@ -206,13 +207,6 @@ class SourcePlanner:
             if isinstance(made, SourceOperator):
                 self.sources[node.operator] = PlannedSource(node, made, budget)
 
-    def restore(
-        self, read_splits: Callable[[OperatorId], Mapping[str, SplitState]]
-    ) -> None:
-        """Set the states of every source's splits from the checkpoint."""
-        for operator, planned in self.sources.items():
-            planned.known = dict(read_splits(operator))
-
     def plan(
         self,
         now_micros: int,
@@ -227,17 +221,35 @@ class SourcePlanner:
         assignments: dict[OperatorId, tuple[SourceAssignment, ...]] = {}
         polls: list[int] = []
         has_more = has_ending = False
+        inputs = known_inputs(self._graph, manifest)
         for operator, planned in self.sources.items():
             plan = self._ask(planned, now_micros)
             if is_last:
                 plan = SourcePlan((), is_complete=plan.is_complete and not plan.splits)
-            phase = self._phase(planned, plan, manifest)
+            readers = self._graph.edges_out_of(operator)
+            # Whether the end of the source has reached every operator that reads it.
+            is_known = manifest is not None and all(
+                inputs[edge.target][edge.input_index].event_time_micros
+                == MAX_EVENT_TIME.micros
+                for edge in readers
+            )
+            if not plan.splits and have_ended(planned.known, is_complete=plan.is_complete):
+                phase = SourcePhase.ENDED if is_known else SourcePhase.ENDING
+            elif is_known and readers:
+                raise UserError(
+                    f"source {operator!r} plans to read on after it had ended and everybody was "
+                    "told: its rows would reach closed operators. Return is_complete=False from "
+                    "plan_splits while more may come",
+                    code=ErrorCode.JOB_FINISHED,
+                    operator=operator,
+                )
+            else:
+                phase = SourcePhase.READING
+                seconds = planned.source.poll_interval().total_seconds()
+                polls.append(max(1, int(seconds * 1_000_000)))
             assignments[operator] = _deal(planned, plan, phase)
             has_more |= plan.has_more
             has_ending |= phase is SourcePhase.ENDING
-            if phase is SourcePhase.READING:
-                seconds = planned.source.poll_interval().total_seconds()
-                polls.append(max(1, int(seconds * 1_000_000)))
         return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
 
     def accept(
@@ -291,29 +303,6 @@ class SourcePlanner:
                 operator=operator,
             )
         return plan
-
-    def _phase(
-        self, planned: PlannedSource, plan: SourcePlan, manifest: CheckpointManifest | None
-    ) -> SourcePhase:
-        operator = planned.node.operator
-        inputs = known_inputs(self._graph, manifest)
-        readers = self._graph.edges_out_of(operator)
-        # Whether the end of the source has reached every operator that reads it.
-        is_known = manifest is not None and all(
-            inputs[edge.target][edge.input_index].event_time_micros == MAX_EVENT_TIME.micros
-            for edge in readers
-        )
-        if not plan.splits and have_ended(planned.known, is_complete=plan.is_complete):
-            return SourcePhase.ENDED if is_known else SourcePhase.ENDING
-        if is_known and readers:
-            raise UserError(
-                f"source {operator!r} plans to read on after it had ended and everybody was "
-                "told: its rows would reach closed operators. Return is_complete=False from "
-                "plan_splits while more may come",
-                code=ErrorCode.JOB_FINISHED,
-                operator=operator,
-            )
-        return SourcePhase.READING
 
 
 def _deal(
