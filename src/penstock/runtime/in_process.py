@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TypeAlias
 
 from penstock.runtime.plan.epoch_plan import EpochPlan
@@ -32,6 +33,8 @@ from penstock.runtime.task.wire import Record
 from penstock.state.protocol.records import CheckpointManifest
 
 RunTask: TypeAlias = Callable[[int], list[Record]]
+Exchanged: TypeAlias = dict[int, list[list[Record]]]
+"""The records for each task of the next level, apart by the task that made them."""
 
 
 class Mischief(StrEnum):
@@ -126,19 +129,11 @@ class InProcessExecutor:
         """Run level by level; each task gets what the exchange holds for it."""
         if parent is not None:
             self.worker.manifests.put(parent.ref, parent)
-        arriving: dict[int, list[list[Record]]] = {}
+        arriving: Exchanged = {}
         for superstep in job.plan.supersteps:
             level = superstep.level
-            leaving: dict[int, list[list[Record]]] = {}
-
-            def run(
-                task: int, level: int = level, arriving: object = arriving
-            ) -> list[Record]:
-                records = self._shuffled(arriving.get(task, []))  # type: ignore[attr-defined] # bound per level
-                return list(
-                    run_task(job, epoch, records, self.worker, level=level, task=task)
-                )
-
+            leaving: Exchanged = {}
+            run = partial(self._run_task, job, epoch, arriving, level)
             for output in self.chaos.run_level(level, range(superstep.task_count), run):
                 by_route: dict[int, list[Record]] = {}
                 for record in output:
@@ -180,6 +175,12 @@ class InProcessExecutor:
     def close(self) -> None:
         """Release all chains."""
         self.worker.forget()
+
+    def _run_task(
+        self, job: CompiledJob, epoch: EpochPlan, arriving: Exchanged, level: int, task: int
+    ) -> list[Record]:
+        records = self._shuffled(arriving.get(task, []))
+        return list(run_task(job, epoch, records, self.worker, level=level, task=task))
 
     def _shuffled(self, outputs: list[list[Record]]) -> Iterator[Record]:
         """Mix the outputs of different producers; each keeps its own order."""

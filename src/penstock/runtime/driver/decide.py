@@ -178,10 +178,8 @@ def next_action(facts: Facts) -> Action:
         return _retry(facts, facts.retry_at_micros)
     if facts.is_finished:
         return Finish(JobPhase.FINISHED)
-    if facts.stop is not None:
+    if facts.stop is not None or facts.has_work:
         return RunEpoch(facts.stop)
-    if facts.has_work:
-        return RunEpoch()
     return _wait(facts)
 
 

@@ -23,7 +23,7 @@ from penstock.core.clock import Clock, SystemClock, new_token
 from penstock.core.ids import Epoch, JobId, OperatorId, SavepointName
 from penstock.core.settings import current
 from penstock.core.watermark import event_time_of
-from penstock.errors import FencedError, PenstockError
+from penstock.errors import ErrorCode, FencedError, PenstockError, StorageError
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import (
     Facts,
@@ -44,7 +44,7 @@ from penstock.runtime.driver.environment import (
     Pacer,
     decide_restart,
 )
-from penstock.runtime.driver.outcomes import EpochLost, EpochRan, Torn, torn_error
+from penstock.runtime.driver.outcomes import EpochLost, EpochRan, Torn
 from penstock.runtime.driver.publish import JobState
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.driver.start import find_finished
@@ -184,7 +184,13 @@ class JobDriver:
         """Have the torn epoch run again; it is a failure after `torn_limit` runs in a row."""
         self._update(torn_epochs=self.status.torn_epochs + 1)
         self._torn_in_a_row += 1
-        error = torn_error(str(self._environment.graph.job), reason)
+        job = str(self._environment.graph.job)
+        error = StorageError(
+            f"an epoch of job {job!r} did not hold together: {reason}. Nothing of it was "
+            "published; it is run again",
+            code=ErrorCode.TORN_EPOCH,
+            job=job,
+        )
         if self._torn_in_a_row > self._environment.settings.torn_limit:
             self._torn_in_a_row = 0
             raise error

@@ -19,10 +19,8 @@ from typing import TypeAlias
 from penstock.core.ids import JobId
 from penstock.errors import (
     CorruptStateError,
-    ErrorCode,
     FencedError,
     PenstockError,
-    StorageError,
 )
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress
@@ -130,16 +128,6 @@ def _agree(
 
 def _name(level: int, task: int) -> str:
     return f"task {task} of level {level}"
-
-
-def torn_error(job: str, reason: str) -> StorageError:
-    """Return the error of an epoch that stays torn."""
-    return StorageError(
-        f"an epoch of job {job!r} did not hold together: {reason}. Nothing of it was "
-        "published; it is run again",
-        code=ErrorCode.TORN_EPOCH,
-        job=job,
-    )
 
 
 def combined_error(failed: Failed) -> PenstockError:

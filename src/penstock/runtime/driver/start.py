@@ -11,7 +11,6 @@ A restore cannot take back the output of the epochs that it abandons; a warning 
 import logging
 from collections.abc import Iterable
 
-from penstock.core.ids import OperatorId
 from penstock.core.watermark import has_ended
 from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.graph.logical import LogicalGraph
@@ -93,6 +92,13 @@ def warn_of_output(
     epochs = [ref.epoch for ref in plan.abandoned if _has_output(checkpoints, ref)]
     if not epochs:
         return
+    sinks = dict.fromkeys(
+        name
+        for name, tables in environment.tables.items()
+        for spec in tables
+        if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE
+        and state_pb2.GlobalKeyedTableConfig.FromString(spec.config).uses_two_phase_commit
+    )
     _log.warning(
         "epoch %s of job %s is restored: epoch(s) %s%s are abandoned, and their output has left "
         "the job by its sinks%s. Files sinks leave it out of their lists from the next committed "
@@ -102,7 +108,7 @@ def warn_of_output(
         plan.ref.job,
         format_epochs(epochs),
         "" if plan.complete else ", and perhaps others whose records are gone,",
-        "".join(f" {name!r}" for name in _find_sinks(environment)),
+        "".join(f" {name!r}" for name in sinks),
         extra={"job": str(plan.ref.job), "epoch": int(plan.ref.epoch)},
     )
 
@@ -128,21 +134,6 @@ def _has_output(checkpoints: JobCheckpoints, ref: CheckpointRef) -> bool:
         return checkpoints.manifest(ref).needs_commit
     except CorruptStateError:
         return True
-
-
-def _find_sinks(environment: JobEnvironment) -> list[OperatorId]:
-    """Return the operators of the graph that commit something."""
-    return [
-        name
-        for name, tables in environment.tables.items()
-        if any(
-            spec.table_type == state_pb2.GLOBAL_KEYED_TABLE
-            and state_pb2.GlobalKeyedTableConfig.FromString(
-                spec.config
-            ).uses_two_phase_commit
-            for spec in tables
-        )
-    ]
 
 
 def take_over_job(

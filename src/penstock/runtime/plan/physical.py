@@ -23,8 +23,11 @@ superstep 1: 1 task
 `route_rows` says which rows of a batch go to which subtask of an edge's consumer.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -137,7 +140,13 @@ def compile_graph(graph: LogicalGraph) -> PhysicalPlan:
         )
         for number, edge in enumerate(crossing)
     )
-    return PhysicalPlan(graph, chains, exchanges, _group_by_level(chains))
+    supersteps = []
+    for level, group in groupby(chains, attrgetter("level")):
+        members = list(group)
+        task_count = sum(chain.parallelism for chain in members)
+        numbers = tuple(chain.number for chain in members)
+        supersteps.append(Superstep(level, numbers, task_count))
+    return PhysicalPlan(graph, chains, exchanges, tuple(supersteps))
 
 
 def _fuse(
@@ -172,12 +181,10 @@ def _number_chains(
     for operator in order:
         members[heads[operator]].append(operator)
     positions = {node.operator: index for index, node in enumerate(graph.nodes)}
-    task_counts: dict[int, int] = {}
+    task_counts: Counter[int] = Counter()
     chains: list[Chain] = []
     for head in sorted(levels, key=lambda head: (levels[head], positions[head])):
         level, parallelism = levels[head], graph.node(head).parallelism
-        first_task = task_counts.get(level, 0)
-        task_counts[level] = first_task + parallelism
         chains.append(
             Chain(
                 number=len(chains),
@@ -189,24 +196,11 @@ def _number_chains(
                     for edge in graph.edges
                     if heads[edge.source] == heads[edge.target] == head
                 ),
-                first_task=first_task,
+                first_task=task_counts[level],
             )
         )
+        task_counts[level] += parallelism
     return tuple(chains)
-
-
-def _group_by_level(chains: tuple[Chain, ...]) -> tuple[Superstep, ...]:
-    by_level: dict[int, list[Chain]] = {}
-    for chain in chains:
-        by_level.setdefault(chain.level, []).append(chain)
-    return tuple(
-        Superstep(
-            level=level,
-            chains=tuple(chain.number for chain in members),
-            task_count=sum(chain.parallelism for chain in members),
-        )
-        for level, members in sorted(by_level.items())
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +247,8 @@ def _describe_exchange(plan: PhysicalPlan, edge: ExchangeEdge) -> str:
     by = ""
     if edge.exchange is Exchange.BY_KEY:
         by = f"({', '.join(edge.schema.key_columns)})"
-    skipped = (
-        plan.chains[edge.target_chain].level - plan.chains[edge.source_chain].level - 1
-    )
+    source, target = plan.chains[edge.source_chain], plan.chains[edge.target_chain]
+    skipped = target.level - source.level - 1
     relayed = ""
     if skipped:
         relayed = f", relayed by {skipped} superstep{'s' if skipped > 1 else ''}"
