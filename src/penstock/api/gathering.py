@@ -11,8 +11,7 @@ once.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
@@ -31,29 +30,24 @@ class Problems:
     def __init__(self) -> None:
         self._noted: list[tuple[UserError, str]] = []
         """What a step raised, and how it is listed: with the step, and where it was written."""
-        self._step = "a step"
+        self.step = "a step"
+        """The step that mistakes are attributed to."""
 
-    @contextmanager
-    def within(self, step: str) -> Iterator[None]:
-        """Attribute the mistakes that are noted in the body to a step."""
-        outer, self._step = self._step, step
-        try:
-            yield
-        finally:
-            self._step = outer
+    def noting(self, step: str | None = None) -> "Noting":
+        """Return a block whose mistake is noted, so that the code behind it still runs.
 
-    def noting(self) -> "Noting":
-        """Return a block whose mistake is noted, so that the rest of the step is still checked."""
-        return Noting(self)
+        With `step`, mistakes inside the block are listed as mistakes of that step.
+        """
+        return Noting(self, step or self.step)
 
     def note(self, error: UserError) -> None:
         """Keep a mistake, unless it is only the consequence of one that is kept already."""
         if error.code is ErrorCode.BROKEN_INPUT:
             return
-        where, start = _where_user_wrote(), self._step
+        where, start = _where_user_wrote(), self.step
         if where is not None:
-            error.add_note(f"written at {where}, in {self._step}")
-            start = f"{where}, {self._step}"
+            error.add_note(f"written at {where}, in {self.step}")
+            start = f"{where}, {self.step}"
         # The frames of the step would keep its data alive; the note holds file and line.
         error.__traceback__ = None
         self._noted.append((error, f"{start}: {error.message}"))
@@ -81,17 +75,18 @@ class Noting:
     It is no generator, so that all frames between the user and the error are Penstock's own.
     """
 
-    def __init__(self, problems: Problems) -> None:
+    def __init__(self, problems: Problems, step: str) -> None:
         self._problems = problems
+        self._step = step
 
     def __enter__(self) -> None:
-        pass
+        self._outer, self._problems.step = self._problems.step, self._step
 
     def __exit__(self, _kind: object, error: object, _traceback: object) -> bool:
         if isinstance(error, UserError):
             self._problems.note(error)
-            return True
-        return False
+        self._problems.step = self._outer
+        return isinstance(error, UserError)
 
 
 def step(
@@ -120,7 +115,7 @@ def step(
                 name = kwargs.get("name")
             shown = f"{kind} {name!r}" if isinstance(name, str) else kind
             problems: Problems = builder.problems
-            with problems.within(shown), problems.noting():
+            with problems.noting(shown):
                 if is_named:
                     _check_name(kind, name)
                 return function(*args, **kwargs)

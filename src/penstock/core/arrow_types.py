@@ -30,24 +30,18 @@ MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """For timestamps and durations. Nanoseconds are missing because they are finer."""
 
 
+_TEXT: tuple[_Type, ...] = (pa.string(), pa.large_string(), pa.string_view())
+_BYTES: tuple[_Type, ...] = (pa.binary(), pa.large_binary(), pa.binary_view())
+
+
 def is_text(data_type: _Type) -> bool:
     """Tell whether values are text, in any layout but a dictionary."""
-    types = pa.types
-    return (
-        types.is_string(data_type)
-        or types.is_large_string(data_type)
-        or types.is_string_view(data_type)
-    )
+    return data_type in _TEXT
 
 
 def is_bytes(data_type: _Type) -> bool:
     """Tell whether values are byte strings of any length, in any layout but a dictionary."""
-    types = pa.types
-    return (
-        types.is_binary(data_type)
-        or types.is_large_binary(data_type)
-        or types.is_binary_view(data_type)
-    )
+    return data_type in _BYTES
 
 
 def units_in(timestamps: Any) -> tuple[Micros, int | None]:

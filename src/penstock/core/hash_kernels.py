@@ -29,9 +29,12 @@ _FIRST_BYTES = np.array([(1 << (8 * count)) - 1 for count in range(9)], dtype=np
 """Masks that keep the first 0 to 8 bytes of a little-endian word."""
 
 
-def _spans(row_count: int) -> Iterator[slice]:
-    for start in range(0, row_count, _CHUNK_ROWS):
-        yield slice(start, min(start + _CHUNK_ROWS, row_count))
+def _chunks(hashes: Hashes) -> Iterator[tuple[slice, Hashes, Hashes]]:
+    """Yield which rows each chunk has, their hashes, and scratch memory for `_mix`."""
+    scratch = np.empty(min(len(hashes), _CHUNK_ROWS), dtype=np.uint64)
+    for start in range(0, len(hashes), _CHUNK_ROWS):
+        rows = slice(start, min(start + _CHUNK_ROWS, len(hashes)))
+        yield rows, hashes[rows], scratch
 
 
 def _mix(words: Hashes, scratch: Hashes) -> None:
@@ -47,25 +50,18 @@ def _mix(words: Hashes, scratch: Hashes) -> None:
     np.bitwise_xor(words, spare, out=words)
 
 
-def _new_scratch(row_count: int) -> Hashes:
-    return np.empty(min(row_count, _CHUNK_ROWS), dtype=np.uint64)
-
-
 def mix(words: Hashes) -> Hashes:
     """Apply the finaliser of SplitMix64 to `words` in place, and return them."""
-    scratch = _new_scratch(len(words))
-    for span in _spans(len(words)):
-        _mix(words[span], scratch)
+    for _, part, scratch in _chunks(words):
+        _mix(part, scratch)
     return words
 
 
 def hash_words(values: npt.NDArray[np.generic]) -> Hashes:
     """Return `mix(value + GOLDEN)` for each value; narrower integers are sign-extended."""
     hashes = np.empty(len(values), dtype=np.uint64)
-    scratch = _new_scratch(len(values))
-    for span in _spans(len(values)):
-        part = hashes[span]
-        part[:] = values[span]
+    for rows, part, scratch in _chunks(hashes):
+        part[:] = values[rows]
         np.add(part, GOLDEN, out=part)
         _mix(part, scratch)
     return hashes
@@ -73,11 +69,9 @@ def hash_words(values: npt.NDArray[np.generic]) -> Hashes:
 
 def combine(hashes: Hashes, others: Hashes) -> Hashes:
     """Turn `hashes` in place into `mix(hash * GOLDEN ^ other)`, and return them."""
-    scratch = _new_scratch(len(hashes))
-    for span in _spans(len(hashes)):
-        part = hashes[span]
+    for rows, part, scratch in _chunks(hashes):
         np.multiply(part, GOLDEN, out=part)
-        np.bitwise_xor(part, others[span], out=part)
+        np.bitwise_xor(part, others[rows], out=part)
         _mix(part, scratch)
     return hashes
 
@@ -85,10 +79,9 @@ def combine(hashes: Hashes, others: Hashes) -> Hashes:
 def hash_byte_strings(data: pa.Buffer, offsets: Integers) -> Hashes:
     """Hash the byte strings `data[offsets[i]:offsets[i + 1]]`."""
     hashes = np.empty(len(offsets) - 1, dtype=np.uint64)
-    scratch = _new_scratch(len(hashes))
-    for span in _spans(len(hashes)):
-        bounds = offsets[span.start : span.stop + 1].astype(np.int64)
-        _hash_chunk(data, bounds, hashes[span], scratch)
+    for rows, part, scratch in _chunks(hashes):
+        bounds = offsets[rows.start : rows.stop + 1].astype(np.int64)
+        _hash_chunk(data, bounds, part, scratch)
     return hashes
 
 

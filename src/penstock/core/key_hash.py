@@ -108,16 +108,10 @@ def check_key_type(data_type: pa.DataType) -> None:
 
 def _hash_column(column: Column) -> Hashes:
     _hasher_of(column.type)
-    if not isinstance(column, pa.ChunkedArray):
-        return _hash_array(column)
-    if column.num_chunks == 1:
-        return _hash_array(column.chunk(0))
-    hashes = np.empty(len(column), dtype=np.uint64)
-    start = 0
-    for chunk in column.chunks:
-        hashes[start : start + len(chunk)] = _hash_array(chunk)
-        start += len(chunk)
-    return hashes
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    if len(chunks) == 1:
+        return _hash_array(chunks[0])
+    return np.concatenate([np.empty(0, dtype=np.uint64), *map(_hash_array, chunks)])
 
 
 def _hash_array(array: Any) -> Hashes:
