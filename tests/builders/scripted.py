@@ -7,13 +7,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from penstock.core.ids import Epoch, OperatorId
+from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop, Watermark
 from penstock.graph.logical import MAIN, Edge, Exchange, Node, OperatorSpec, WatermarkSpec
 from penstock.operators.context import (
     ArrowCollector,
-    CommitContext,
     OperatorContext,
     SourceCollector,
     SourceContext,
@@ -24,9 +22,8 @@ from penstock.operators.operator import (
     SourceOperator,
     SourcePlan,
 )
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
+from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
-from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import TableSpec, TimeDomain
 
 _COLUMNS: dict[str, pa.DataType] = {
@@ -75,6 +72,18 @@ class Log:
         return [hook for name, hook in self.take() if name == operator]
 
 
+def _hook(name: str, tell: Callable[..., str] | None = None, default: Any = None) -> Any:
+    """Return a method that notes its call, then does what the test gave for it."""
+
+    def method(self: "Scripted | ScriptedSource", *arguments: Any) -> Any:
+        said = "" if tell is None else f" {tell(*arguments)}"
+        self.log.note(self.label, f"{name}{said}")
+        wanted = self.hooks.get(name, default)
+        return None if wanted is None else wanted(*arguments)
+
+    return method
+
+
 class Scripted(ArrowOperator):
     """Passes rows on unless told otherwise. `hooks` replace what a hook does."""
 
@@ -91,13 +100,13 @@ class Scripted(ArrowOperator):
         **hooks: Hook,
     ) -> None:
         self.label = label
-        self._log = log or Log()
+        self.log = log or Log()
+        self.hooks = hooks
         self._tables = tables
         self._timers = timers
         self._tick = tick
         self._generates = generates_watermarks
         self._is_sink = is_sink
-        self._hooks = hooks
 
     def name(self) -> str:
         return "scripted"
@@ -117,14 +126,11 @@ class Scripted(ArrowOperator):
     def generates_watermarks(self) -> bool:
         return self._generates
 
-    def on_start(self, ctx: OperatorContext) -> None:
-        self._do("on_start", ctx)
-
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        self._log.note(self.label, "process_batch")
-        hook = self._hooks.get("process_batch")
+        self.log.note(self.label, "process_batch")
+        hook = self.hooks.get("process_batch")
         if hook is not None:
             hook(batch, ctx, collector)
         elif not self._is_sink:
@@ -138,59 +144,21 @@ class Scripted(ArrowOperator):
         ctx: OperatorContext,
         collector: ArrowCollector,
     ) -> None:
-        hook = self._hooks.get("process_batch_index")
+        hook = self.hooks.get("process_batch_index")
         if hook is None:
             super().process_batch_index(index, total_inputs, batch, ctx, collector)
         else:
-            self._log.note(self.label, f"process_batch_index {index} of {total_inputs}")
+            self.log.note(self.label, f"process_batch_index {index} of {total_inputs}")
             hook(index, total_inputs, batch, ctx, collector)
 
-    def handle_watermark(
-        self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
-    ) -> Watermark | None:
-        self._log.note(self.label, "handle_watermark")
-        hook = self._hooks.get("handle_watermark")
-        return watermark if hook is None else hook(watermark, ctx, collector)
-
-    def handle_timers(
-        self, due: DueTimers, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        self._do("handle_timers", due, ctx, collector)
-
-    def handle_tick(
-        self, tick: int, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        self._do("handle_tick", tick, ctx, collector)
-
-    def on_close(
-        self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        self._log.note(self.label, f"on_close {type(final).__name__}")
-        hook = self._hooks.get("on_close")
-        if hook is not None:
-            hook(final, ctx, collector)
-
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        self._do("handle_checkpoint", barrier, ctx, collector)
-
-    def handle_commit(
-        self,
-        epoch: Epoch,
-        commit_data: Mapping[str, Mapping[int, bytes]],
-        ctx: CommitContext,
-    ) -> None:
-        self._do("handle_commit", epoch, commit_data, ctx)
-
-    def release(self) -> None:
-        self._do("release")
-
-    def _do(self, hook: str, *arguments: Any) -> None:
-        self._log.note(self.label, hook)
-        wanted = self._hooks.get(hook)
-        if wanted is not None:
-            wanted(*arguments)
+    on_start = _hook("on_start")
+    handle_watermark = _hook("handle_watermark", default=lambda watermark, *_: watermark)
+    handle_timers = _hook("handle_timers")
+    handle_tick = _hook("handle_tick")
+    on_close = _hook("on_close", lambda final, *_: type(final).__name__)
+    handle_checkpoint = _hook("handle_checkpoint")
+    handle_commit = _hook("handle_commit")
+    release = _hook("release")
 
 
 class ScriptedSource(SourceOperator):
@@ -206,10 +174,10 @@ class ScriptedSource(SourceOperator):
         **hooks: Hook,
     ) -> None:
         self.label = label
-        self._log = log or Log()
+        self.log = log or Log()
+        self.hooks = hooks
         self._stream = stream
         self._poll = poll
-        self._hooks = hooks
 
     def name(self) -> str:
         return "scripted source"
@@ -223,32 +191,13 @@ class ScriptedSource(SourceOperator):
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
-        hook = self._hooks.get("plan_splits")
-        if hook is None:
-            return super().plan_splits(known, budget, now_micros)
-        return hook(known, budget, now_micros)  # type: ignore[no-any-return] # as the test gave it
+        plan = self.hooks.get("plan_splits", super().plan_splits)
+        return plan(known, budget, now_micros)  # type: ignore[no-any-return] # as the test gave it
 
-    def on_start(self, ctx: SourceContext) -> None:
-        self._do("on_start", ctx)
-
-    def run(
-        self, ctx: SourceContext, collector: SourceCollector
-    ) -> SourceFinishType | None:
-        self._log.note(self.label, "run")
-        hook = self._hooks.get("run")
-        return None if hook is None else hook(ctx, collector)
-
-    def on_close(self, ctx: SourceContext) -> None:
-        self._do("on_close", ctx)
-
-    def release(self) -> None:
-        self._do("release")
-
-    def _do(self, hook: str, *arguments: Any) -> None:
-        self._log.note(self.label, hook)
-        wanted = self._hooks.get(hook)
-        if wanted is not None:
-            wanted(*arguments)
+    on_start = _hook("on_start")
+    run = _hook("run")
+    on_close = _hook("on_close")
+    release = _hook("release")
 
 
 class NumberedSource(ScriptedSource):
@@ -284,7 +233,7 @@ class NumberedSource(ScriptedSource):
     def run(
         self, ctx: SourceContext, collector: SourceCollector
     ) -> SourceFinishType | None:
-        self._log.note(self.label, "run")
+        self.log.note(self.label, "run")
         for split in ctx.splits:
             listed = self._splits[split.name]
             if split.end > split.start:
@@ -303,23 +252,13 @@ class GivenConfig:
     part: str
 
 
-class _GivenConstructor(OperatorConstructor[GivenConfig]):
-    config_type = GivenConfig
-
-    def __init__(self) -> None:
-        self.parts: dict[str, Callable[[], ArrowOperator | SourceOperator]] = {}
-
-    def with_config(self, config: GivenConfig, registry: Registry) -> ConstructedOperator:
-        return ConstructedOperator(self.parts[config.part]())
-
-
 class Parts:
     """A registry of what a test gives: operators are built here, without pickling them."""
 
     def __init__(self) -> None:
-        self._given = _GivenConstructor()
+        self._parts: dict[str, Callable[[], ArrowOperator | SourceOperator]] = {}
         self.registry = Registry()
-        self.registry.add("given", self._given)
+        self.registry.add("given", GivenConfig, lambda config: self._parts[config.part]())
 
     def node(
         self,
@@ -331,7 +270,7 @@ class Parts:
         watermark: WatermarkSpec | None = None,
     ) -> Node:
         """Add a part, and return the node of a graph that it is built for."""
-        self._given.parts[operator] = build
+        self._parts[operator] = build
         made = build()
         if isinstance(made, SourceOperator):
             main: StreamSchema | None = made.output_schema()
