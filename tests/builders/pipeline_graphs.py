@@ -16,13 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_source
 from penstock.graph.logical import BAD, LATE, LogicalGraph
-from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import ArrowOperator
 from tests.builders.pipeline_operators import (
     LATE_BY_MICROS,
     ROWS,
@@ -56,27 +52,6 @@ def some_rows(count: int, *, users: int = 4, bad_every: int = 0) -> list[Row]:
         }
         for number in range(1, count + 1)
     ]
-
-
-class Both(ArrowOperator):
-    """Counts the rows of two inputs as one: input 1 has other columns, but the same key."""
-
-    def __init__(self) -> None:
-        self._count = RunningCount()
-
-    def name(self) -> str:
-        return "both"
-
-    def output_schema(self, inputs: Any) -> Any:
-        return self._count.output_schema(inputs)
-
-    def tables(self) -> Any:
-        return self._count.tables()
-
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        self._count.process_batch(batch, ctx, collector)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +150,7 @@ def levels(row_count: int = 12) -> Shape:
         )
         stamped = told.process("stamp", Stamp())
         again = stamped.key_by("user").process(
-            "again", Both(), read.key_by("user"), parallelism=second
+            "again", RunningCount(), read.key_by("user"), parallelism=second
         )
         again.write("out", BookSink(book))
         stamped.rebalance(parallelism=first).process("copied", Stamp()).write(

@@ -1,4 +1,4 @@
-"""Pipelines over a small registry: a source of clicks, operators and a sink that do nothing.
+"""Pipelines of a few kinds more: a source of clicks, operators and a sink that do nothing.
 
 Small jobs on a clock that stands still: numbered rows, their instants, lists to collect them.
 """
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from penstock.api.pipeline import Pipeline
 from penstock.api.stream import Stream
+from penstock.catalog import default_registry
 from penstock.connectors.memory import ListSinkSpec, list_sink
 from penstock.core.clock import new_token
 from penstock.core.schema import StreamSchema
@@ -22,29 +23,8 @@ from penstock.operators.context import (
     SourceCollector,
     SourceContext,
 )
-from penstock.operators.expressions import (
-    Filter,
-    FilterConfig,
-    Project,
-    SelectConfig,
-    WithColumnsConfig,
-)
 from penstock.operators.operator import ArrowOperator, SourceFinishType, SourceOperator
-from penstock.operators.registry import ConstructedOperator, OperatorConstructor, Registry
-from penstock.operators.stateless import (
-    FlatMap,
-    FlatMapConfig,
-    MapBatches,
-    MapBatchesConfig,
-    Union,
-    UnionConfig,
-)
-from penstock.operators.user_functions import (
-    ProcessConfig,
-    SourceConfig,
-    build_process,
-    build_source,
-)
+from penstock.operators.registry import Registry
 from tests.builders.graphs import CLICKS
 
 
@@ -104,24 +84,9 @@ class ClicksConfig:
     rate: int = 1
 
 
-class ClicksConstructor(OperatorConstructor[ClicksConfig]):
-    config_type = ClicksConfig
-
-    def with_config(self, config: ClicksConfig, registry: Registry) -> ConstructedOperator:
-        return ConstructedOperator(Clicks())
-
-
 def small_registry() -> Registry:
-    registry = Registry()
-    registry.add("filter", FilterConfig, Filter)
-    registry.add("select", SelectConfig, Project)
-    registry.add("with_columns", WithColumnsConfig, Project)
-    registry.add("map_batches", MapBatchesConfig, MapBatches)
-    registry.add("flat_map", FlatMapConfig, FlatMap)
-    registry.add("union", UnionConfig, Union)
-    registry.add("process", ProcessConfig, build_process)
-    registry.add("source", SourceConfig, build_source)
-    registry.add("clicks", ClicksConstructor())
+    registry = default_registry(load_plugins=False)
+    registry.add("clicks", ClicksConfig, lambda config: Clicks())
     return registry
 
 

@@ -18,18 +18,18 @@ from penstock.testing.given import OperatorLike
 from penstock.testing.harness import OperatorHarness
 from penstock.testing.stepped_job import Amnesia
 from tests.builders.kept_epochs import read_metadata
-from tests.builders.tested_operators import (
+from tests.unit.testing.tested_operators import (
     CLICKS,
     COMMITTED,
     TIMED,
     BothSides,
-    Heartbeats,
-    HiddenTotals,
     LateFilter,
-    Ledger,
-    Refuses,
-    Reminders,
     Totals,
+    heartbeats,
+    hidden_totals,
+    ledger,
+    refuses,
+    reminders,
 )
 
 TEN_SECONDS = 1_767_225_610_000_000
@@ -107,7 +107,7 @@ def test_a_sound_operator_gives_the_same_at_any_parallelism_and_with_any_amnesia
 def test_amnesia_finds_an_operator_that_hides_state_in_an_attribute() -> None:
     def last_total(*, amnesia: bool) -> int:
         with OperatorHarness(
-            HiddenTotals(), CLICKS, key="user", amnesia=amnesia
+            hidden_totals(), CLICKS, key="user", amnesia=amnesia
         ) as harness:
             for _ in range(3):
                 harness.push({"user": ["a"], "n": [1]})
@@ -158,7 +158,7 @@ def test_a_broadcast_input_reaches_every_subtask() -> None:
 
 def test_timers_by_event_time_fire_when_the_watermark_reaches_them() -> None:
     with OperatorHarness(
-        Reminders(), TIMED, key="user", time_column="at", amnesia=Amnesia.EVERYTHING
+        reminders(), TIMED, key="user", time_column="at", amnesia=Amnesia.EVERYTHING
     ) as harness:
         harness.push({"user": ["a"], "at": ["2026-01-01T00:00:00"]})
         harness.watermark("2026-01-01T00:00:09.999999")
@@ -175,7 +175,7 @@ def test_timers_by_processing_time_fire_at_the_barrier_after_the_clock_has_passe
     None
 ):
     domain = TimeDomain.PROCESSING_TIME
-    with OperatorHarness(Reminders(domain), TIMED, key="user") as harness:
+    with OperatorHarness(reminders(domain), TIMED, key="user") as harness:
         harness.push({"user": ["a"], "at": [0]})
         waiting = harness.barrier()
         assert waiting.rows() == []
@@ -191,7 +191,7 @@ def test_timers_by_processing_time_fire_at_the_barrier_after_the_clock_has_passe
 
 
 def test_ticks_come_once_per_interval_of_the_clock() -> None:
-    with OperatorHarness(Heartbeats(), CLICKS) as harness:
+    with OperatorHarness(heartbeats(), CLICKS) as harness:
         ticks = []
         for _ in range(6):
             ticks.append(len(harness.barrier().rows()))
@@ -213,7 +213,7 @@ def test_late_rows_come_out_of_their_side_output_and_are_counted() -> None:
 
 
 def test_the_end_of_data_closes_operators_once_and_for_good() -> None:
-    with OperatorHarness(Heartbeats(), CLICKS) as harness:
+    with OperatorHarness(heartbeats(), CLICKS) as harness:
         harness.barrier()
         assert [row["user"] for row in harness.end().rows()] == ["EndOfData"]
         harness.advance("1h")
@@ -223,7 +223,7 @@ def test_the_end_of_data_closes_operators_once_and_for_good() -> None:
 
 
 def test_a_stop_closes_operators_and_the_next_epoch_goes_on_from_their_state() -> None:
-    with OperatorHarness([Totals(), Heartbeats()], CLICKS, key="user") as harness:
+    with OperatorHarness([Totals(), heartbeats()], CLICKS, key="user") as harness:
         harness.push({"user": ["a"], "n": [1]})
         harness.barrier()
         harness.take()
@@ -236,7 +236,7 @@ def test_a_stop_closes_operators_and_the_next_epoch_goes_on_from_their_state() -
 
 
 def test_a_chain_passes_rows_and_watermarks_along() -> None:
-    chain: list[OperatorLike] = [filter_spec(pl.col("n") > 1), Totals(), Ledger("chain")]
+    chain: list[OperatorLike] = [filter_spec(pl.col("n") > 1), Totals(), ledger("chain")]
     with OperatorHarness(chain, CLICKS) as harness:
         harness.push({"user": ["a", "b"], "n": [1, 2]})
         harness.watermark(7)
@@ -247,7 +247,7 @@ def test_a_chain_passes_rows_and_watermarks_along() -> None:
 
 def test_commits_wait_to_be_asked_for_and_may_be_repeated() -> None:
     COMMITTED.pop("repeated", None)
-    with OperatorHarness(Ledger("repeated"), CLICKS) as harness:
+    with OperatorHarness(ledger("repeated"), CLICKS) as harness:
         harness.push({"user": ["a"], "n": [1]})
         harness.barrier()
         harness.barrier()
@@ -265,7 +265,7 @@ def test_commits_wait_to_be_asked_for_and_may_be_repeated() -> None:
 
 def test_all_subtasks_commit_together() -> None:
     COMMITTED.pop("together", None)
-    with OperatorHarness(Ledger("together"), CLICKS, key="user", parallelism=3) as harness:
+    with OperatorHarness(ledger("together"), CLICKS, key="user", parallelism=3) as harness:
         harness.push({"user": [f"u{n}" for n in range(20)], "n": [0] * 20})
         harness.barrier()
         harness.commit()
@@ -274,7 +274,7 @@ def test_all_subtasks_commit_together() -> None:
 
 
 def test_an_error_names_its_place_and_leaves_the_epoch_before_as_it_was() -> None:
-    with OperatorHarness([Refuses(), Totals()], CLICKS, key="user") as harness:
+    with OperatorHarness([refuses(), Totals()], CLICKS, key="user") as harness:
         harness.push({"user": ["a"], "n": [1]})
         harness.barrier()
         harness.push({"user": ["a", "bad"], "n": [1, 1]})
@@ -316,7 +316,7 @@ def test_a_checkpoint_is_restored_at_another_parallelism_and_both_go_on(
 
 def test_timers_and_watermarks_survive_a_restore_at_another_parallelism() -> None:
     users = [f"u{number}" for number in range(10)]
-    with OperatorHarness(Reminders(), TIMED, key="user", time_column="at") as harness:
+    with OperatorHarness(reminders(), TIMED, key="user", time_column="at") as harness:
         harness.push({"user": users, "at": ["2026-01-01"] * 10})
         harness.watermark("2026-01-01")
         harness.barrier()
@@ -333,7 +333,7 @@ def test_a_newer_operator_can_be_put_on_an_older_checkpoint() -> None:
         harness.barrier()
         checkpoint = harness.checkpoint()
     with (
-        OperatorHarness.restore(checkpoint, operator=HiddenTotals()) as restored,
+        OperatorHarness.restore(checkpoint, operator=hidden_totals()) as restored,
         pytest.raises(StateError) as failure,
     ):
         restored.barrier()
@@ -366,13 +366,13 @@ def test_what_cannot_be_tested_is_refused_before_anything_runs() -> None:
     with pytest.raises(UserError, match="no operator to test"):
         OperatorHarness([], CLICKS)
     with pytest.raises(UserError, match="is a sink: no operator can follow"):
-        OperatorHarness([Ledger("first"), Totals()], CLICKS)
+        OperatorHarness([ledger("first"), Totals()], CLICKS)
     with pytest.raises(UserError, match="test it with SourceHarness"):
         OperatorHarness(list_source([{"n": 1}]), CLICKS)
 
 
 def test_a_commit_that_fails_names_the_operator_and_can_be_tried_again() -> None:
-    with OperatorHarness(Ledger("unwritable"), CLICKS) as harness:
+    with OperatorHarness(ledger("unwritable"), CLICKS) as harness:
         harness.push({"user": ["a"], "n": [1]})
         harness.barrier()
         COMMITTED["unwritable"] = MappingProxyType({})  # type: ignore[assignment] # as a full disk
@@ -384,7 +384,7 @@ def test_a_commit_that_fails_names_the_operator_and_can_be_tried_again() -> None
 
 
 def test_a_dead_process_leaves_what_was_checkpointed() -> None:
-    with OperatorHarness(HiddenTotals(), CLICKS, key="user") as harness:
+    with OperatorHarness(hidden_totals(), CLICKS, key="user") as harness:
         harness.push({"user": ["a"], "n": [1]})
         harness.barrier()
         harness.forget()

@@ -13,7 +13,7 @@ from penstock.runtime.in_process import Chaos
 from penstock.testing.faults import CrashError, Fault, FaultMode
 from penstock.testing.parts import ABORT, CUT, EOF, PAUSE, ScriptedSource
 from penstock.testing.pipelines import LocalJob, assert_job_is_whole, run_pipeline
-from tests.builders.tested_operators import CLICKS, Totals
+from tests.unit.testing.tested_operators import CLICKS, Totals
 
 
 def click(user: str, n: int = 1) -> dict[str, object]:

@@ -21,7 +21,7 @@ from penstock.testing.harness import OperatorHarness, SourceHarness
 from penstock.testing.parts import EOF, PAUSE, ScriptedSource
 from penstock.testing.pipelines import LocalJob
 from tests.architecture.project import ROOT, resolve
-from tests.builders.tested_operators import CLICKS, Totals
+from tests.unit.testing.tested_operators import CLICKS, Totals
 
 SAMPLE = """
 import pyarrow as pa

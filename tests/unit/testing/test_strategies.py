@@ -40,7 +40,7 @@ from penstock.testing.strategies import (
     watermark_histories,
 )
 from tests.architecture.project import ROOT
-from tests.builders.tested_operators import CLICKS, Totals
+from tests.unit.testing.tested_operators import CLICKS, Totals
 
 BY_USER = StreamSchema(CLICKS, key_columns=("user",))
 
