@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.clock import ManualClock, new_token
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId
+from penstock.errors import CorruptStateError, FencedError
 from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.codec import unseal
@@ -29,7 +30,7 @@ from penstock.state.protocol.records import (
     OperatorEntry,
     ProtocolRules,
 )
-from penstock.state.protocol.takeover import TakeOverOutcome
+from penstock.state.protocol.takeover import Recovered, TakenOver
 from penstock.state.storage.object_store import ObjectStore
 from tests.builders.protocol import JOB, OPERATOR, RULES, TABLE, metadata_of
 
@@ -57,10 +58,6 @@ def checkpoints_in(
     return JobCheckpoints(store, job, clock=ManualClock(7), rules=rules)
 
 
-class FencedOffError(Exception):
-    """The driver found that it was replaced, in a test that did not expect it."""
-
-
 @dataclass(slots=True)
 class SmallDriver:
     """One driver; `start` claims, `run_epoch` publishes and commits the next epoch."""
@@ -81,33 +78,31 @@ class SmallDriver:
         return self.claimed
 
     def start(self, *, restore: CheckpointRef | None = None) -> "SmallDriver":
-        """Take the job over, replaying an open commit."""
-        outcome = self.checkpoints.take_over(restore=restore)
-        while True:
-            permit = self._adopt(outcome)
-            if permit is None:
-                return self
-            self.sink.commit(permit)
-            self.checkpoints.complete_commit(permit)
-            outcome = self.checkpoints.resume(self.claim)
-
-    def _adopt(self, outcome: TakeOverOutcome) -> CommitPermit | None:
-        if isinstance(outcome, Fenced):
-            raise FencedOffError(str(outcome))
-        self.claimed = outcome.claim
-        decision = outcome.decision
-        if isinstance(decision, CommitPermit):
-            return decision
-        self.base, self.next_epoch = decision.base, decision.next_epoch
-        self.restoring = decision.restore is not None
-        return None
+        """Take the job over, replaying an open commit; a restore may skip a damaged one."""
+        taken = self.checkpoints.take_over(restore=restore)
+        while isinstance(taken, TakenOver) and isinstance(taken.decision, CommitPermit):
+            permit, skipped = taken.decision, None
+            try:
+                self.sink.commit(permit)
+                self.checkpoints.complete_commit(permit)
+            except CorruptStateError:
+                if restore is None:
+                    raise
+                skipped = permit.ref
+            taken = self.checkpoints.resume(taken.claim, unreplayable=skipped)
+        if not isinstance(taken, TakenOver) or not isinstance(taken.decision, Recovered):
+            raise FencedError(f"another driver owns the job: {taken}")
+        self.claimed = taken.claim
+        self.base, self.next_epoch = taken.decision.base, taken.decision.next_epoch
+        self.restoring = taken.decision.restore is not None
+        return self
 
     def run_epoch(self) -> CheckpointRef:
         """Publish and commit one epoch, which must succeed."""
         manifest = self.write_epoch()
         outcome = self.publish(manifest)
         if isinstance(outcome, Fenced):
-            raise FencedOffError(str(outcome))
+            raise FencedError(str(outcome))
         assert isinstance(outcome, ReadyCheckpoint | CommitPermit), outcome
         self.finish(outcome)
         return manifest.ref

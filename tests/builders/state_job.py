@@ -7,19 +7,15 @@
 
 The order of storage calls is the protocol's: files, metadata, manifest, epoch record, fence,
 sinks, marker. Whatever raises on the way leaves the store as a crash at that point would.
-
-The executors' side of a miniature job: the tables of all subtasks, kept between epochs.
-
-Compactions of a miniature job: results that wait for the epoch they are swapped in by.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.clock import ManualClock
-from penstock.core.ids import Epoch, Generation, JobId, OperatorId, Subtask, TaskInfo, Token
+from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo, Token
 from penstock.core.watermark import InputWatermark
-from penstock.errors import CorruptStateError, FencedError
+from penstock.errors import FencedError
 from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.files.cache import FileCache
 from penstock.state.proto import state_pb2
@@ -27,12 +23,12 @@ from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
+    ClaimRecord,
     ObjectRef,
     OperatorEntry,
     ProtocolRules,
 )
 from penstock.state.protocol.retention import Epochs
-from penstock.state.protocol.takeover import Recovered, TakenOver
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.operator_tables import apply_compaction
@@ -40,68 +36,18 @@ from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import CompactionConfig, Frontier, TableEnvironment
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
 from tests.builders.kept_epochs import Metadata, an_attempt, frontier_of, read_metadata
+from tests.builders.protocol import JOB, RULES
+from tests.builders.small_driver import Sink, SmallDriver
 from tests.unit.state.tables.table_builders import NO_CACHE, compact_subtask
 
-JOB = JobId("job")
 Specs = Mapping[str, Sequence[TableSpec]]
 Task = tuple[str, int]
 Work = Mapping[Task, SubtaskCheckpoint]
-
-
-class Subtasks:
-    """All subtasks of all operators. Managers are lost with `forget`, else they catch up."""
-
-    def __init__(self, job: JobId, store: ObjectStore, cache: FileCache) -> None:
-        self._job = job
-        self.managers: dict[Task, TableManager] = {}
-        self._store = store
-        self._cache = cache
-        self._attempts = 0
-
-    def forget(self, *, beyond: int = 0) -> None:
-        """Lose the managers of subtasks from number `beyond` on."""
-        self.managers = {t: m for t, m in self.managers.items() if t[1] < beyond}
-
-    def open(
-        self,
-        specs: Specs,
-        metadata: Mapping[str, Mapping[int, Metadata]],
-        parallelism: int,
-        generation: Generation,
-        frontier: Frontier,
-    ) -> dict[Task, TableManager]:
-        """Begin an epoch: kept managers catch up, the others load."""
-        for operator, tables in specs.items():
-            restored = metadata.get(operator, {})
-            for task in [(operator, index) for index in range(parallelism)]:
-                attempt = self.attempt(task, parallelism, generation)
-                if task in self.managers:
-                    self.managers[task].catch_up(attempt, restored)
-                else:
-                    self.managers[task] = TableManager.load(attempt, tables, restored)
-                self.managers[task].begin_epoch(frontier)
-        return self.managers
-
-    def checkpoint(self, epoch: Epoch, watermark: int | None) -> Work:
-        """Write every subtask's state files; nothing is acknowledged yet."""
-        return {
-            task: manager.checkpoint(epoch, epoch, watermark)
-            for task, manager in self.managers.items()
-        }
-
-    def attempt(
-        self, task: Task, parallelism: int, generation: Generation
-    ) -> TableEnvironment:
-        """Return a new attempt of a subtask: what it writes meets no older attempt's files."""
-        self._attempts += 1
-        operator, index = task
-        return an_attempt(
-            self._store,
-            TaskInfo(self._job, OperatorId(operator), Subtask(index, parallelism)),
-            generation=generation,
-            token=Token(f"{generation:08x}{self._attempts:024x}"),
-            cache=self._cache,
-        )
+Committed = tuple[int, str, int, str, bytes]
+"""One commit of a sink, a replay too: epoch, operator, subtask, table, data."""
+Write = Callable[[str, Subtask, TableManager], None]
+ONLY_TOO_MANY = 1_000_000
+"""As `min_files`: merge only what exceeds the limit of runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,51 +60,19 @@ class Compacted:
     is_urgent: bool
 
 
-class Compactions:
-    """What was merged and waits. Known to the driver only: a new one starts without."""
+class TableSink(Sink):
+    """Takes what the metadata of an epoch, and nothing else, holds for sinks."""
 
-    def __init__(self) -> None:
-        self._waiting: list[Compacted] = []
+    def __init__(self, store: ObjectStore, taken: list[Committed]) -> None:
+        super().__init__()
+        self._store = store
+        self._taken = taken
 
-    def run(
-        self,
-        operator: str,
-        specs: Sequence[TableSpec],
-        environment: TableEnvironment,
-        config: CompactionConfig,
-        metadata: Mapping[int, Metadata],
-        *,
-        due: int,
-        is_urgent: bool = False,
-    ) -> bool:
-        """Merge what is due in one subtask; tell whether anything was."""
-        done = compact_subtask(specs, environment, config, metadata)
-        if done:
-            self._waiting.append(Compacted(operator, done, due, is_urgent))
-        return bool(done)
-
-    def swap(
-        self, metadata: dict[str, dict[int, Metadata]], epoch: Epoch, rules: ProtocolRules
-    ) -> set[Task]:
-        """Swap in what is due, urgent ones first; return the subtasks whose metadata changed."""
-        swapped: set[Task] = set()
-        due = [one for one in self._waiting if one.due == epoch]
-        for one in sorted(due, key=lambda one: not one.is_urgent):
-            parts = metadata[one.operator]
-            changed = apply_compaction(parts, one.tables, epoch=epoch, rules=rules)
-            parts.update(changed)
-            swapped |= {(one.operator, index) for index in changed}
-        return swapped
-
-
-RULES = ProtocolRules(waypoint_stride=4, adoption_window=2)
-"""Small, so that a handful of epochs leaves the adoption window."""
-ONLY_TOO_MANY = 1_000_000
-"""As `min_files`: merge only what exceeds the limit of runs."""
-
-Committed = tuple[int, str, int, str, bytes]
-"""One commit of a sink, a replay too: epoch, operator, subtask, table, data."""
-Write = Callable[[str, Subtask, TableManager], None]
+    def commit(self, permit: CommitPermit) -> None:
+        for operator, parts in read_metadata(self._store, permit.manifest).items():
+            for index, part in parts.items():
+                for table, data in sorted(part.commit_data.items()):
+                    self._taken.append((permit.ref.epoch, operator, index, table, data))
 
 
 class StateJob:
@@ -182,8 +96,10 @@ class StateJob:
         self.parallelism = parallelism
         self.clock = ManualClock()
         self.sink = [] if sink is None else sink
-        self.subtasks = Subtasks(job, self.store, cache)
+        self.managers: dict[Task, TableManager] = {}
+        """The tables of every subtask, kept between epochs."""
         self._rules = rules
+        self._attempts = 0
         self.start()
 
     def start(
@@ -200,26 +116,33 @@ class StateJob:
         """
         self.specs = specs or self.specs
         self.parallelism = parallelism or self.parallelism
-        self.subtasks.forget(beyond=self.parallelism if keeps_views else 0)
+        kept = self.parallelism if keeps_views else 0
+        self.managers = {t: m for t, m in self.managers.items() if t[1] < kept}
+        # Known to the driver only: a new one starts without.
+        self._compacted: list[Compacted] = []
         self.checkpoints = JobCheckpoints(self.store, self.job, self.clock, self._rules)
-        self.compactions = Compactions()
-        self._restores = False
         plan = None if restore is None else self.checkpoints.plan_restore(restore).ref
-        taken = self.checkpoints.take_over(restore=plan)
-        while isinstance(taken, TakenOver) and isinstance(taken.decision, CommitPermit):
-            unreplayable = self._replay(taken.decision, or_skip=plan is not None)
-            taken = self.checkpoints.resume(taken.claim, unreplayable=unreplayable)
-        if not isinstance(taken, TakenOver) or not isinstance(taken.decision, Recovered):
-            raise FencedError("another driver owns the job")
-        self.claim, self.epoch = taken.claim, taken.decision.next_epoch
-        self.base, self.manifest = taken.decision.base, None
-        self._restores = taken.decision.restore is not None
-        if self.base is not None:
-            self.manifest = self.checkpoints.manifest(self.base.ref)
+        driver = SmallDriver(self.checkpoints, TableSink(self.store, self.sink))
+        self._driver = driver.start(restore=plan)
+        base = driver.base
+        self.manifest = None if base is None else self.checkpoints.manifest(base.ref)
         self.metadata = read_metadata(self.store, self.manifest)
         frontier = frontier_of(self.manifest)
         self.watermark = frontier.watermark_micros
         self.clock.micros = max(self.clock.micros, frontier.processing_time_micros)
+
+    @property
+    def claim(self) -> ClaimRecord:
+        return self._driver.claim
+
+    @property
+    def base(self) -> ReadyCheckpoint | None:
+        return self._driver.base
+
+    @property
+    def epoch(self) -> Epoch:
+        """The next one to publish."""
+        return self._driver.next_epoch
 
     def run_epoch(
         self, write: Write | None = None, *, watermark: int | None = None
@@ -239,21 +162,31 @@ class StateJob:
         return self.checkpoint_subtasks(watermark)
 
     def open_subtasks(self) -> dict[Task, TableManager]:
-        """Begin an epoch in every subtask."""
-        self._wait_for_compaction()
+        """Begin an epoch in every subtask: kept managers catch up, the others load."""
+        for operator in self.metadata:
+            for index in range(self.parallelism):
+                # An epoch must not start on top of too many runs.
+                self.compact(operator, index, min_files=ONLY_TOO_MANY)
         self.processing_time = self.clock.micros
-        return self.subtasks.open(
-            self.specs,
-            self.metadata,
-            self.parallelism,
-            self.claim.generation,
-            Frontier(self.watermark, self.processing_time),
-        )
+        for operator, tables in self.specs.items():
+            restored = self.metadata.get(operator, {})
+            for task in [(operator, index) for index in range(self.parallelism)]:
+                attempt = self.attempt(task)
+                if task in self.managers:
+                    self.managers[task].catch_up(attempt, restored)
+                else:
+                    self.managers[task] = TableManager.load(attempt, tables, restored)
+                frontier = Frontier(self.watermark, self.processing_time)
+                self.managers[task].begin_epoch(frontier)
+        return self.managers
 
     def checkpoint_subtasks(self, watermark: int | None = None) -> Work:
         """Write every subtask's state files; nothing is acknowledged yet."""
         self.watermark = self.watermark if watermark is None else watermark
-        return self.subtasks.checkpoint(self.epoch, self.watermark)
+        return {
+            task: manager.checkpoint(self.epoch, self.epoch, self.watermark)
+            for task, manager in self.managers.items()
+        }
 
     def publish(self, work: Work) -> CommitPermit | None:
         """Write metadata and manifest and acknowledge the epoch; a permit if sinks must commit."""
@@ -263,7 +196,7 @@ class StateJob:
             for operator in self.specs
         }
         changed = {task for task, done in work.items() if done.changed}
-        changed |= self.compactions.swap(metadata, self.epoch, self._rules)
+        changed |= self._swap_compacted(metadata)
         watermarks = (InputWatermark(self.watermark),)
         entries = tuple(
             OperatorEntry(
@@ -279,28 +212,22 @@ class StateJob:
             needs_commit=any(done.metadata.commit_data for done in work.values()),
             operators=entries,
         )
-        outcome = self.checkpoints.publish(self.claim, manifest, self.base)
+        outcome = self._driver.publish(manifest)
         if not isinstance(outcome, ReadyCheckpoint | CommitPermit):
             raise FencedError(f"lost epoch {self.epoch}: {outcome}")
-        self.manifest, self.metadata, self.epoch = manifest, metadata, self.epoch.next()
+        self.manifest, self.metadata = manifest, metadata
         if isinstance(outcome, CommitPermit):
             return outcome
-        self.base = outcome
-        self._release_restore()
+        self._driver.finish(outcome)
         return None
 
     def commit(self, permit: CommitPermit) -> None:
         """Commit the sinks of an acknowledged epoch, then mark it committed."""
-        self.commit_sinks(permit)
-        self.base = self.checkpoints.complete_commit(permit)
-        self._release_restore()
+        self._driver.finish(permit)
 
     def commit_sinks(self, permit: CommitPermit) -> None:
-        """Hand the sinks what the epoch's metadata, and nothing else, holds for them."""
-        for operator, parts in read_metadata(self.store, permit.manifest).items():
-            for index, part in parts.items():
-                for table, data in sorted(part.commit_data.items()):
-                    self.sink.append((permit.ref.epoch, operator, index, table, data))
+        """Commit the sinks, and die before the mark."""
+        self._driver.sink.commit(permit)
 
     def compact(
         self,
@@ -320,29 +247,38 @@ class StateJob:
             min_compaction_epochs=min_files,
             target_file_bytes=target_bytes,
         )
-        return self.compactions.run(
-            operator,
-            self.specs[operator],
-            self.attempt((operator, index)),
-            config,
-            self.metadata[operator],
-            due=self.epoch + delay,
-            is_urgent=min_files == ONLY_TOO_MANY,
-        )
+        attempt, parts = self.attempt((operator, index)), self.metadata[operator]
+        done = compact_subtask(self.specs[operator], attempt, config, parts)
+        if done:
+            is_urgent = min_files == ONLY_TOO_MANY
+            self._compacted.append(Compacted(operator, done, self.epoch + delay, is_urgent))
+        return bool(done)
 
     def attempt(self, task: Task) -> TableEnvironment:
-        """Return a new attempt of a subtask."""
-        return self.subtasks.attempt(task, self.parallelism, self.claim.generation)
+        """Return a new attempt of a subtask: what it writes meets no older attempt's files."""
+        self._attempts += 1
+        operator, index = task
+        generation = self.claim.generation
+        return an_attempt(
+            self.store,
+            TaskInfo(self.job, OperatorId(operator), Subtask(index, self.parallelism)),
+            generation=generation,
+            token=Token(f"{generation:08x}{self._attempts:024x}"),
+            cache=self.cache,
+        )
 
-    def _replay(self, permit: CommitPermit, *, or_skip: bool) -> CheckpointRef | None:
-        """Commit what a dead driver left open; a restore may pass over what is damaged."""
-        try:
-            self.commit(permit)
-        except CorruptStateError:
-            if not or_skip:
-                raise
-            return permit.ref
-        return None
+    def _swap_compacted(self, metadata: Mapping[str, dict[int, Metadata]]) -> set[Task]:
+        """Swap in what is due, urgent ones first; return the subtasks whose metadata changed."""
+        swapped: set[Task] = set()
+        due = [one for one in self._compacted if one.due == self.epoch]
+        for one in sorted(due, key=lambda one: not one.is_urgent):
+            parts = metadata[one.operator]
+            changed = apply_compaction(
+                parts, one.tables, epoch=self.epoch, rules=self._rules
+            )
+            parts.update(changed)
+            swapped |= {(one.operator, index) for index in changed}
+        return swapped
 
     def _write(
         self,
@@ -361,15 +297,3 @@ class StateJob:
             else parents[operator][index]
             for index, part in sorted(parts.items())
         )
-
-    def _wait_for_compaction(self) -> None:
-        """Merge wherever there are too many runs: an epoch must not start on top of them."""
-        for operator in self.metadata:
-            for index in range(self.parallelism):
-                self.compact(operator, index, min_files=ONLY_TOO_MANY)
-
-    def _release_restore(self) -> None:
-        """Let go of what a restore started from, once an epoch is built on it."""
-        if self._restores:
-            self.checkpoints.release_honoured_restores(self.claim)
-            self._restores = False

@@ -20,7 +20,8 @@ from penstock.state.tables.table_manager import TableManager
 from penstock.testing import assert_job_is_whole
 from tests.builders.arrow_types import spelled
 from tests.builders.kept_epochs import files_of, load_epoch, read_metadata
-from tests.builders.state_job import JOB, StateJob
+from tests.builders.protocol import JOB
+from tests.builders.state_job import StateJob
 from tests.compat import v1_contents as expected
 from tests.compat.v1_contents import HIGH, LOW, NULLS, PLAIN, Key, typed_rows
 from tests.compat.v1_program import OPERATOR, specs

@@ -14,8 +14,9 @@ from penstock.state.protocol.paths import epoch_record_path, manifest_path
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.kept_epochs import files_of, load_epoch
+from tests.builders.protocol import JOB
 from tests.builders.shop import SHOP, ShopEpoch, ShopModel, check_contents, shop_specs
-from tests.builders.state_job import JOB, StateJob
+from tests.builders.state_job import StateJob
 
 TABLES = ["counts", "totals", "panes"]
 LAST = 3

@@ -303,7 +303,7 @@ def test_a_dropped_table_can_be_given_up_and_comes_back_empty() -> None:
         TableManager.load(attempt, without("panes"), job.metadata[SHOP], allow_dropped=True)
         for attempt in attempts.values()
     ]
-    job.subtasks.managers = {(SHOP, index): m for index, m in enumerate(managers)}
+    job.managers = {(SHOP, index): m for index, m in enumerate(managers)}
     job.run_epoch()
     job.start(specs=shop_specs(VERSION))
     managers = list(job.open_subtasks().values())

@@ -25,6 +25,7 @@ from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.compaction import exceeds_run_limit
 from penstock.testing import assert_job_is_whole, assert_no_restore_is_left_pinned
 from tests.builders.kept_epochs import files_of, load_epoch, manifest_of, read_metadata
+from tests.builders.protocol import RULES
 from tests.builders.shop import (
     SHOP,
     Operation,
@@ -33,7 +34,7 @@ from tests.builders.shop import (
     check_contents,
     shop_specs,
 )
-from tests.builders.state_job import RULES, StateJob
+from tests.builders.state_job import StateJob
 from tests.unit.state.tables.table_builders import NO_CACHE
 
 KEYS = ["", "a", "b", "ä", "鍵", "key with spaces", "x" * 40, "0"]
@@ -245,7 +246,7 @@ class StateMachine(RuleBasedStateMachine):
     def forget(self, chosen: set[int], loses_cache: bool) -> None:
         """Lose the memory of some subtasks: they will load while the others catch up."""
         for index in chosen:
-            self.job.subtasks.managers.pop((SHOP, index), None)
+            self.job.managers.pop((SHOP, index), None)
         if loses_cache:
             shutil.rmtree(self.folder, ignore_errors=True)
 
