@@ -73,6 +73,11 @@ def test_what_json_has_no_number_for_is_null(value: float) -> None:
         pa.struct([]),
         pa.dictionary(pa.int8(), pa.binary()),
         pa.month_day_nano_interval(),
+        pa.decimal256(50, 2),
+        pa.list_(pa.decimal256(50, 2)),
+        pa.decimal128(5, -2),
+        pa.timestamp("us", "+05:30"),
+        pa.struct([("a", pa.timestamp("us", "-01:00"))]),
     ],
 )
 def test_a_type_without_a_form_is_named(kind: pa.DataType) -> None:

@@ -7,12 +7,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.connectors.files.jsonl import (
-    find_json_problems,
     from_json_lines,
     to_json_lines,
 )
 from penstock.errors import ErrorCode, UserError
-from tests.builders.files_job import a_schema
 
 FIRST = -62_167_219_200
 END = 253_402_300_800
@@ -85,20 +83,3 @@ def test_dates_have_no_time_and_come_back(kind: pa.DataType) -> None:
     assert from_json_lines(data, rows.schema) == rows
     nested = pa.table({"x": pa.array([[date(2026, 1, 2)]], pa.list_(kind))})
     assert to_json_lines(nested) == b'{"x":["2026-01-02"]}\n'
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.decimal256(50, 2),
-        pa.list_(pa.decimal256(50, 2)),
-        pa.decimal128(5, -2),
-        pa.timestamp("us", "+05:30"),
-        pa.struct([("a", pa.timestamp("us", "-01:00"))]),
-    ],
-)
-def test_types_that_cannot_be_written_are_refused_when_the_graph_is_built(
-    kind: pa.DataType,
-) -> None:
-    [problem] = find_json_problems(a_schema(fine=pa.int8(), odd=kind))
-    assert "'odd'" in problem

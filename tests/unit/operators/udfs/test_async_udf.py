@@ -183,7 +183,7 @@ def test_kept_rows_that_no_longer_fit_the_input_are_explained(service: Service) 
     by_hand = _by_hand(service)
     by_hand.run_epoch({0: [rows(1)]})
     columns: Any = {"n": pa.int64(), "extra": pa.string()}
-    by_hand._stream = StreamSchema(pa.schema(columns))
+    by_hand.stream = StreamSchema(pa.schema(columns))
     with pytest.raises(StateError, match="kept a call whose row does not fit") as caught:
         by_hand.run_epoch()
     assert caught.value.code is ErrorCode.MIGRATION_FAILED

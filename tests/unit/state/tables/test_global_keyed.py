@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from penstock.errors import ErrorCode, InternalError, StateError
+from penstock.errors import ErrorCode, StateError
 from penstock.state.files.cache import FileCache
 from penstock.state.files.migration import MigratableState
 from penstock.state.files.reader import StateFileReader
@@ -47,12 +47,6 @@ def test_a_view_gets_inserts_removes_and_lists() -> None:
     assert view.remove("a") == 3
     assert view.remove("a") is None
     assert ("a" in view, len(view)) == (False, 1)
-
-
-def test_writes_survive_a_restore() -> None:
-    cluster = TableCluster(COUNTS)
-    cluster.run_epoch(inserts((0, "a", 1), (0, "b", 2)))
-    assert seen(cluster) == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -111,21 +105,6 @@ def test_changing_a_returned_value_changes_no_state() -> None:
     view.get("k").append(3)
     next(iter(view.items()))[1].append(4)
     assert view.get("k") == [1]
-
-
-def test_nothing_is_written_for_an_unchanged_table() -> None:
-    cluster = TableCluster(COUNTS)
-    cluster.run_epoch(inserts((0, "a", 1)))
-    before = cluster.files()
-    cluster.run_epoch()
-    assert (cluster.files(), cluster.bytes_written) == (before, 0)
-
-
-def test_a_table_that_never_held_anything_has_no_metadata() -> None:
-    cluster = TableCluster(COUNTS)
-    cluster.run_epoch()
-    assert cluster.parts == {}
-    assert cluster.merged() is None
 
 
 def test_an_insert_of_what_is_there_is_no_change() -> None:
@@ -363,21 +342,6 @@ def test_huge_and_odd_values_round_trip() -> None:
 
     cluster.run_epoch(write)
     assert dict(cluster.view().items()) == values
-
-
-def test_catching_up_with_pending_writes_is_a_bug() -> None:
-    view = TableCluster(COUNTS).view()
-    view.insert("a", 1)
-    with pytest.raises(InternalError):
-        view.catch_up((), ())
-
-
-def test_a_released_view_is_refused_instead_of_looking_empty() -> None:
-    view = TableCluster(COUNTS).view()
-    view.insert("a", 1)
-    view.release()
-    with pytest.raises(InternalError, match="released"):
-        len(view)
 
 
 def test_only_the_allowed_levels_are_compacted() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.errors import ErrorCode, InternalError, SchemaError, StateError
+from penstock.errors import ErrorCode, SchemaError, StateError
 from penstock.state.tables.specs import time_keyed_table
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.time_keyed import TimeKeyedTable
@@ -211,21 +211,6 @@ def test_text_layouts_are_taken_for_one_another() -> None:
     batch = a_batch(("a", 1, 1)).set_column(0, "user", pa.array(["a"], pa.large_string()))
     cluster.run_epoch(lambda _, view: view.insert(batch, None))
     assert seen(cluster) == [("a", 1, 1)]
-
-
-def test_catching_up_with_pending_rows_is_a_bug() -> None:
-    view = TableCluster(PANES).view()
-    view.insert(a_batch(("a", 1, 1)), None)
-    with pytest.raises(InternalError):
-        view.catch_up((), ())
-
-
-def test_a_released_view_is_refused_instead_of_looking_empty() -> None:
-    view = TableCluster(PANES).view()
-    view.insert(a_batch(("a", 1, 1)), None)
-    view.release()
-    with pytest.raises(InternalError, match="released"):
-        view.rows()
 
 
 def test_unsorted_writes_and_expired_rows_are_looked_up_right() -> None:
