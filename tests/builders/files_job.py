@@ -37,6 +37,7 @@ from penstock.testing import (
     LocalJob,
     ScriptedSource,
 )
+from tests.builders.graphs import schema_of
 
 ROUNDS = 3
 """How many epochs have rows."""
@@ -160,14 +161,9 @@ def numbers(*values: int) -> pa.Table:
     return pa.table({"n": pa.array(values, pa.int64())})
 
 
-def a_schema(**columns: Any) -> pa.Schema:
-    """Return a schema of columns by name and type."""
-    return pa.schema(columns)
-
-
 Rows = Sequence[Mapping[str, Any]]
 
-SCHEMA: pa.Schema = pa.schema({"n": pa.int64(), "s": pa.string()})  # type: ignore[arg-type]
+SCHEMA = schema_of(n=pa.int64(), s=pa.string())
 
 
 def some_rows(start: int, stop: int) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ Random graphs: a Hypothesis strategy for sound ones, with every exchange and par
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
@@ -14,12 +15,13 @@ from penstock.core.schema import StreamSchema
 from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node, OperatorSpec
 
 
-def columns(**types: pa.DataType) -> pa.Schema:
+def schema_of(**types: Any) -> pa.Schema:
+    """Return a schema of columns by name and type."""
     return pa.schema([pa.field(name, kind) for name, kind in types.items()])
 
 
 AT: pa.DataType = pa.timestamp("us", "UTC")
-CLICKS = StreamSchema(columns(user=pa.string(), page=pa.int64(), at=AT), "at")
+CLICKS = StreamSchema(schema_of(user=pa.string(), page=pa.int64(), at=AT), "at")
 BY_USER = CLICKS.keyed_by("user")
 
 _ARROWS = {

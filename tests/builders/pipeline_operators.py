@@ -37,12 +37,9 @@ from penstock.state.tables.specs import (
     keyed_table,
     time_keyed_table,
 )
+from tests.builders.graphs import schema_of
 
 SECOND = 1_000_000
-
-
-def schema_of(**columns: Any) -> pa.Schema:
-    return pa.schema([pa.field(name, kind) for name, kind in columns.items()])
 
 
 ROWS = schema_of(user=pa.string(), number=pa.int64(), at=pa.timestamp("us", tz="UTC"))

@@ -14,7 +14,7 @@ from tests.builders.graphs import (
     a_graph,
     a_node,
     an_edge,
-    columns,
+    schema_of,
     with_edges,
     with_node,
 )
@@ -66,19 +66,19 @@ BROKEN: dict[str, LogicalGraph] = {
     "by-key-without-key-columns": _with(
         a_graph("read -k> count"), "count", inputs=(CLICKS,)
     ),
-    "key-column-missing": _emitting(columns(usr=pa.string(), page=pa.int64(), at=AT)),
+    "key-column-missing": _emitting(schema_of(usr=pa.string(), page=pa.int64(), at=AT)),
     "key-column-of-another-type": _emitting(
-        columns(user=pa.int64(), page=pa.int64(), at=AT)
+        schema_of(user=pa.int64(), page=pa.int64(), at=AT)
     ),
     "incompatible-schemas": _emitting(
-        columns(
+        schema_of(
             user=pa.string(),
             page=pa.float64(),
             at=AT,
             referrer=pa.string(),
         )
     ),
-    "other-layout": _emitting(columns(user=pa.large_string(), page=pa.int64(), at=AT)),
+    "other-layout": _emitting(schema_of(user=pa.large_string(), page=pa.int64(), at=AT)),
     "other-time-column": _emitting(CLICKS.schema, time_column=None),
     "parallelism-zero": a_graph("read -k> count", parallelism={"read": 0, "count": -1}),
     "parallelism-too-large": a_graph("read -k> count", parallelism={"count": 1_000_001}),

@@ -3,8 +3,8 @@
 import polars as pl
 
 import penstock as ps
-from tests.builders.golden_job import GoldenCase, GoldenInputs
 from tests.golden_cases.changelog_operators import LatestOrders
+from tests.golden_cases.golden_job import GoldenCase, GoldenInputs
 from tests.golden_cases.windows import WINDOW_CASES
 
 

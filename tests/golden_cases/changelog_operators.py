@@ -8,8 +8,8 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.state.tables.specs import TableSpec
-from tests.builders.golden_job import ORDER
-from tests.builders.pipeline_operators import schema_of
+from tests.builders.graphs import schema_of
+from tests.golden_cases.golden_job import ORDER
 
 MICROS_PER_SECOND = 1_000_000
 

@@ -14,8 +14,8 @@ from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import Fault, FaultMode
-from tests.builders.golden_job import MODES, GoldenCase, GoldenJob, golden_data
 from tests.golden_cases.catalog import CASES
+from tests.golden_cases.golden_job import MODES, GoldenCase, GoldenJob, golden_data
 
 pytestmark = pytest.mark.slow
 

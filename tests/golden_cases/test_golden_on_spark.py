@@ -15,9 +15,9 @@ from penstock.runtime.spark.task import WorkerSpec
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import Fault, FaultMode
-from tests.builders.golden_job import MODES, GoldenCase, GoldenJob, golden_data
 from tests.builders.spark_session import shared_session
 from tests.golden_cases.catalog import CASES
+from tests.golden_cases.golden_job import MODES, GoldenCase, GoldenJob, golden_data
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -19,9 +19,10 @@ from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.runtime.in_process import Chaos, Mischief
 from penstock.state.tables.specs import TableSpec, global_table
+from tests.builders.graphs import schema_of
 from tests.builders.pipeline_graphs import JOB, Row, Shape, some_rows
 from tests.builders.pipeline_job import PipelineJob
-from tests.builders.pipeline_operators import COUNTS, ROWS, BookSink, batch_of, schema_of
+from tests.builders.pipeline_operators import COUNTS, ROWS, BookSink, batch_of
 
 NAMED = schema_of(user=pa.string(), name=pa.string())
 ROW_COUNT = 30

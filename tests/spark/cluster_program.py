@@ -31,7 +31,8 @@ from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.session import adopt_session, open_session
 from penstock.runtime.spark.task import WorkerSpec
 from penstock.state.files.cache import FileCache
-from tests.builders.spark_counting import (
+from tests.builders.spark_session import claim, orders, say, wait_for_mark
+from tests.spark.counting_job import (
     SETTINGS,
     CountingJob,
     Harm,
@@ -41,7 +42,6 @@ from tests.builders.spark_counting import (
     Straggles,
     WaitsForItsDeath,
 )
-from tests.builders.spark_session import claim, orders, say, wait_for_mark
 
 EXECUTORS = 2
 SLOWNESS = "spark.speculation.multiplier"

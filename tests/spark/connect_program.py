@@ -6,7 +6,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from tests.builders.spark_counting import CountingJob
+from tests.spark.counting_job import CountingJob
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.spark.session import open_session
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import Call, Fault, FaultMode, FaultyStore
-from tests.builders.spark_counting import SETTINGS, CountingJob, Hangs
 from tests.builders.spark_session import orders, say
+from tests.spark.counting_job import SETTINGS, CountingJob, Hangs
 
 
 def fall_asleep(call: Call) -> None:

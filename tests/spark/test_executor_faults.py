@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders.spark_counting import CountingJob
 from tests.builders.spark_session import SparkProgram, marks_in
+from tests.spark.counting_job import CountingJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders.spark_counting import CountingJob
 from tests.builders.spark_session import SparkProgram, claim, wait_for_mark
+from tests.spark.counting_job import CountingJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

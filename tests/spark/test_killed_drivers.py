@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.spark_counting import CountingJob
 from tests.builders.spark_session import SparkProgram
+from tests.spark.counting_job import CountingJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -11,8 +11,8 @@ from penstock.errors import ExternalError, StorageError
 from penstock.runtime.driver.environment import RestartPolicy
 from penstock.testing import Call, Fault, FaultMode, FaultyStore, Lands
 from tests.builders.kept_epochs import remount, small_disk
-from tests.builders.spark_counting import SETTINGS, CountingJob
 from tests.builders.spark_session import claim, marks_in, shared_session
+from tests.spark.counting_job import SETTINGS, CountingJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -11,13 +11,13 @@ from penstock.errors import ErrorCode, UserCodeError
 from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.spark.running import run_on_spark
-from tests.builders.spark_counting import (
+from tests.builders.spark_session import marks_in, shared_session
+from tests.spark.counting_job import (
     CountingJob,
     DiesHalfWay,
     DiesOnce,
     FailsOncePerSubtask,
 )
-from tests.builders.spark_session import marks_in, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

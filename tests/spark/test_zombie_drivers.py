@@ -13,8 +13,8 @@ import pytest
 
 import penstock as ps
 from penstock.operators.splits import SourceBudget
-from tests.builders.spark_counting import SETTINGS, CountingJob
 from tests.builders.spark_session import SparkProgram, shared_session
+from tests.spark.counting_job import SETTINGS, CountingJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -16,7 +16,7 @@ from penstock.graph.logical import (
     LogicalGraph,
     OperatorSpec,
 )
-from tests.builders.graphs import BY_USER, CLICKS, columns
+from tests.builders.graphs import BY_USER, CLICKS, schema_of
 from tests.builders.pipelines import Clicks, Drop, Pass, a_pipeline, some_clicks
 
 
@@ -82,14 +82,14 @@ def test_a_function_over_batches_keeps_columns_unless_a_schema_says_otherwise() 
 
 def test_a_function_with_a_plain_schema_keeps_event_time_if_it_keeps_the_column() -> None:
     clicks = some_clicks(a_pipeline())
-    kept = columns(at=CLICKS.schema.field("at").type, n=pa.int64())
-    lost = columns(n=pa.int64())
+    kept = schema_of(at=CLICKS.schema.field("at").type, n=pa.int64())
+    lost = schema_of(n=pa.int64())
     assert clicks.map_batches(lambda b: b, schema=kept).schema == StreamSchema(kept, "at")
     assert clicks.flat_map(lambda b: b, schema=lost).schema == StreamSchema(lost)
 
 
 def test_a_function_with_a_stream_schema_emits_exactly_that() -> None:
-    wanted = StreamSchema(columns(n=pa.int64()))
+    wanted = StreamSchema(schema_of(n=pa.int64()))
     clicks = some_clicks(a_pipeline())
     assert clicks.map_batches(lambda batch: batch, schema=wanted).schema == wanted
 

@@ -14,7 +14,7 @@ from penstock.connectors.files.jsonl import (
     from_json_lines,
     to_json_lines,
 )
-from tests.builders.files_job import a_schema
+from tests.builders.graphs import schema_of
 
 FORMS: dict[str, tuple[Any, Any, Any]] = {
     "bool": (pa.bool_(), True, True),
@@ -81,7 +81,7 @@ def test_what_json_has_no_number_for_is_null(value: float) -> None:
     ],
 )
 def test_a_type_without_a_form_is_named(kind: pa.DataType) -> None:
-    [problem] = find_json_problems(a_schema(fine=pa.int8(), odd=kind))
+    [problem] = find_json_problems(schema_of(fine=pa.int8(), odd=kind))
     assert "'odd'" in problem
     assert "cast it" in problem
 
@@ -113,7 +113,7 @@ def test_a_long_line_is_read_whole() -> None:
     )
 )
 def test_rows_come_back_as_they_went(rows: list[dict[str, Any]]) -> None:
-    schema = a_schema(
+    schema = schema_of(
         text=pa.string(),
         data=pa.binary(),
         at=pa.timestamp("us"),

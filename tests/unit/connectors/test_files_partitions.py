@@ -12,7 +12,7 @@ from penstock.connectors.files.names import (
     split_rows,
 )
 from penstock.errors import ErrorCode, UserError
-from tests.builders.files_job import a_schema
+from tests.builders.graphs import schema_of
 
 YEAR_10000 = 253_402_300_800
 
@@ -34,7 +34,7 @@ def split(values: "pa.Array[Any]") -> list[tuple[Any, pa.RecordBatch]]:
     ],
 )
 def test_a_type_that_cannot_name_a_folder_is_refused(kind: pa.DataType) -> None:
-    [problem] = find_partition_problems(["key"], a_schema(n=pa.int64(), key=kind))
+    [problem] = find_partition_problems(["key"], schema_of(n=pa.int64(), key=kind))
     assert f"'key' of type {kind}" in problem
 
 
@@ -52,7 +52,7 @@ def test_a_type_that_cannot_name_a_folder_is_refused(kind: pa.DataType) -> None:
     ids=lambda values: str(values.type),
 )
 def test_a_value_comes_back_from_its_folder(values: "pa.Array[Any]") -> None:
-    schema = a_schema(n=pa.int64(), key=values.type)
+    schema = schema_of(n=pa.int64(), key=values.type)
     found = [
         add_partition(pa.Table.from_batches([rows]), ["key"], partition, schema)
         for partition, rows in split(values)

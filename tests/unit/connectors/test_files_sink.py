@@ -19,16 +19,16 @@ from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import Call, FaultyStore, OperatorHarness
 from tests.builders.files_job import (
-    a_schema,
     an_output,
     numbers,
     parts_in,
     paths_in,
     sink_on,
 )
+from tests.builders.graphs import schema_of
 
 SCHEMA = pa.schema([("n", pa.int64())])
-DAYS = a_schema(n=pa.int64(), day=pa.date32(), shop=pa.string())
+DAYS = schema_of(n=pa.int64(), day=pa.date32(), shop=pa.string())
 
 
 def a_sink(
@@ -278,7 +278,7 @@ def test_one_large_batch_is_cut() -> None:
 def test_what_open_partitions_hold_is_bounded() -> None:
     store = MemoryStore()
     noise = random.Random(1)
-    schema = a_schema(data=pa.binary(), key=pa.int64())
+    schema = schema_of(data=pa.binary(), key=pa.int64())
     with a_sink(store, schema, partition_by=["key"], target_bytes=100_000) as sink:
         for _ in range(8):
             keys = [n % 50 for n in range(500)]
@@ -294,7 +294,7 @@ def test_what_open_partitions_hold_is_bounded() -> None:
 
 def test_many_small_partitions_have_one_file_each() -> None:
     store = MemoryStore()
-    schema = a_schema(n=pa.int64(), key=pa.int64())
+    schema = schema_of(n=pa.int64(), key=pa.int64())
     with a_sink(store, schema, partition_by=["key"], target_bytes=1_000_000) as sink:
         for _ in range(4):
             sink.push({"n": range(1000), "key": [n % 200 for n in range(1000)]})
@@ -347,7 +347,7 @@ def test_epochs_of_different_schemas_are_read_together() -> None:
         sink.barrier()
         sink.commit()
         checkpoint = sink.checkpoint()
-    wider = a_schema(n=pa.int64(), who=pa.string())
+    wider = schema_of(n=pa.int64(), who=pa.string())
     with a_sink(store, wider) as sink:
         sink.barrier()
         sink.push([{"n": 2, "who": "b"}])
@@ -394,7 +394,7 @@ def test_everything_wrong_with_the_call_is_said_at_once() -> None:
 
 
 def test_columns_that_cannot_be_written_are_all_named_when_the_graph_is_built() -> None:
-    schema = a_schema(f=pa.float64(), gap=pa.month_day_nano_interval())
+    schema = schema_of(f=pa.float64(), gap=pa.month_day_nano_interval())
     with pytest.raises(SchemaError) as caught:
         OperatorHarness(files("out", partition_by=["f", "dya"]).sink_spec(), schema)
     text = str(caught.value)

@@ -11,7 +11,8 @@ import penstock as ps
 from penstock.connectors.files.connector import files
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.testing import LocalJob, OperatorHarness
-from tests.builders.files_job import a_schema, an_output
+from tests.builders.files_job import an_output
+from tests.builders.graphs import schema_of
 
 LONG = "x" * 260
 FAR = pa.array([253_402_300_800], pa.int64()).view(pa.timestamp("s"))
@@ -21,7 +22,7 @@ FAR = pa.array([253_402_300_800], pa.int64()).view(pa.timestamp("s"))
 def test_a_partition_too_long_for_a_folder_fails_before_it_is_staged(
     tmp_path: Path, value: str
 ) -> None:
-    schema = a_schema(n=pa.int64(), day=pa.string())
+    schema = schema_of(n=pa.int64(), day=pa.string())
     spec = files(str(tmp_path / "out"), partition_by=["day"]).sink_spec()
     with OperatorHarness(spec, schema) as sink:
         sink.push([{"n": 1, "day": value}])
@@ -34,7 +35,7 @@ def test_a_partition_too_long_for_a_folder_fails_before_it_is_staged(
 
 def test_partitions_that_make_a_path_too_long_are_refused(tmp_path: Path) -> None:
     columns = ["a", "b", "c", "d", "e"]
-    schema = a_schema(n=pa.int64(), **dict.fromkeys(columns, pa.string()))
+    schema = schema_of(n=pa.int64(), **dict.fromkeys(columns, pa.string()))
     spec = files(str(tmp_path / "out"), partition_by=columns).sink_spec()
     with OperatorHarness(spec, schema) as sink:
         sink.push([{"n": 1} | dict.fromkeys(columns, "x" * 240)])
@@ -67,7 +68,7 @@ def test_a_job_with_such_a_value_is_stopped_and_goes_on_when_it_is_mended(
 def test_a_value_that_could_not_be_read_back_fails_the_epoch(
     options: dict[str, Any],
 ) -> None:
-    schema = a_schema(n=pa.int64(), at=FAR.type)
+    schema = schema_of(n=pa.int64(), at=FAR.type)
     with OperatorHarness(files(an_output(), **options).sink_spec(), schema) as sink:
         sink.push(pa.table([pa.array([1]), FAR], schema=schema))
         with pytest.raises(UserError, match="'at'") as raised:
@@ -89,4 +90,6 @@ def test_a_type_that_cannot_be_written_is_refused_when_the_sink_is_built(
     options: dict[str, Any], kind: pa.DataType
 ) -> None:
     with pytest.raises(SchemaError, match="'x'"):
-        OperatorHarness(files("out", **options).sink_spec(), a_schema(n=pa.int64(), x=kind))
+        OperatorHarness(
+            files("out", **options).sink_spec(), schema_of(n=pa.int64(), x=kind)
+        )

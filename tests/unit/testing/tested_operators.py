@@ -14,12 +14,8 @@ from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import TableSpec, TimeDomain, global_table, keyed_table
+from tests.builders.graphs import schema_of
 from tests.builders.scripted import Scripted
-
-
-def schema_of(**types: Any) -> pa.Schema:
-    return pa.schema([pa.field(name, kind) for name, kind in types.items()])
-
 
 CLICKS = schema_of(user=pa.string(), n=pa.int64())
 TIMED = schema_of(user=pa.string(), at=pa.timestamp("us"))

@@ -12,7 +12,7 @@ from penstock.connectors.files.commit import StagedParts, schema_of
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import OperatorHarness
-from tests.builders.files_job import a_schema
+from tests.builders.graphs import schema_of as columns_of
 
 TOO_FAR = {
     "seconds": pa.timestamp("s"),
@@ -31,7 +31,7 @@ def far(kind: Any) -> "pa.Array[Any]":
 
 @pytest.mark.parametrize("name", TOO_FAR)
 def test_a_value_beyond_microseconds_fails_the_epoch_before_it_is_staged(name: str) -> None:
-    store, schema = MemoryStore(), a_schema(n=pa.int64(), odd=TOO_FAR[name])
+    store, schema = MemoryStore(), columns_of(n=pa.int64(), odd=TOO_FAR[name])
     with a_sink(schema, store) as sink:
         sink.push(pa.table([pa.array([1, 2]), far(TOO_FAR[name])], schema=schema))
         with pytest.raises(UserError, match=r"column 'odd' .* Spark's") as raised:
@@ -43,13 +43,13 @@ def test_a_value_beyond_microseconds_fails_the_epoch_before_it_is_staged(name: s
 
 def test_rows_are_staged_in_the_types_that_spark_reads() -> None:
     store = MemoryStore()
-    schema = a_schema(small=pa.uint8(), at=pa.timestamp("ms"), name=pa.large_string())
+    schema = columns_of(small=pa.uint8(), at=pa.timestamp("ms"), name=pa.large_string())
     with a_sink(schema, store) as sink:
         sink.push([{"small": 255, "at": 1_000, "name": "a"}])
         sink.barrier()
         [data] = sink.commits[1]["staged"].values()
     staged = msgspec.json.decode(data, type=StagedParts)
-    form = a_schema(small=pa.int16(), at=pa.timestamp("us"), name=pa.string())
+    form = columns_of(small=pa.int16(), at=pa.timestamp("us"), name=pa.string())
     assert schema_of(staged.schema) == form
     bytes_staged = store.read(staged.files[0].staged)
     assert pq.read_table(pa.BufferReader(bytes_staged)).schema == form
@@ -57,10 +57,10 @@ def test_rows_are_staged_in_the_types_that_spark_reads() -> None:
 
 def test_decimals_that_parquet_cannot_hold_are_refused_when_the_pipeline_is_built() -> None:
     with pytest.raises(SchemaError, match="'x'"):
-        a_sink(a_schema(x=pa.decimal128(5, -2)), MemoryStore())
+        a_sink(columns_of(x=pa.decimal128(5, -2)), MemoryStore())
 
 
 def test_an_epoch_without_rows_has_nothing_to_commit() -> None:
-    with a_sink(a_schema(n=pa.int64()), MemoryStore()) as sink:
+    with a_sink(columns_of(n=pa.int64()), MemoryStore()) as sink:
         sink.barrier()
         assert sink.commits == {}

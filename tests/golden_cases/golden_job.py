@@ -59,7 +59,7 @@ from penstock.state.files.cache import FileCache
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import CrashError, Fault, FaultyStore, assert_job_is_whole
-from tests.builders.pipeline_operators import schema_of
+from tests.builders.graphs import schema_of
 
 VARIABLE = "PENSTOCK_TEST_GOLDEN"
 ROOT = Path(__file__).resolve().parents[2]
