@@ -34,7 +34,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -43,6 +42,7 @@ import pyarrow as pa
 
 from penstock.core.clock import new_token
 from penstock.core.ids import checksum_of
+from penstock.state.storage.local_disk import remove_leftover
 
 _LOGGER = logging.getLogger(__name__)
 _MAGIC = b"PNSTKC01"
@@ -224,7 +224,7 @@ class FileCache:
         with os.scandir(self.root) as found:
             for item in found:
                 if item.name.endswith(_TEMPORARY_SUFFIX):
-                    _sweep(Path(item.path))
+                    remove_leftover(Path(item.path))
                 elif item.name.endswith(_ENTRY_SUFFIX):
                     try:
                         status = item.stat()
@@ -285,13 +285,6 @@ def _remove(path: Path) -> bool:
         _LOGGER.debug("cannot remove %s from the state cache: %s", path, error)
         return False
     return True
-
-
-def _sweep(temporary: Path) -> None:
-    """Remove a temporary file without a writer; a running writer holds its lock."""
-    with suppress(OSError), temporary.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove(temporary)
 
 
 K = TypeVar("K")

@@ -51,7 +51,7 @@ def staged_file(folder: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
             OSError
         ):  # on a file system without locks no file counts as a leftover
             fcntl.flock(file, fcntl.LOCK_EX)
-        # Between open and lock, `remove_leftovers` may have removed the file.
+        # Between open and lock, `remove_leftover` may have removed the file.
         if os.fstat(file.fileno()).st_nlink:
             break
         file.close()
@@ -68,13 +68,11 @@ def staged_file(folder: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
             file.close()
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the staging files that no process has locked; files that stay do no harm."""
-    with suppress(OSError):
-        for path in folder.iterdir():
-            with suppress(OSError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+def remove_leftover(path: Path) -> None:
+    """Remove a staging file unless a process has locked it; a file that stays does no harm."""
+    with suppress(OSError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
 
 
 _Taken = TypeVar("_Taken")
@@ -130,7 +128,9 @@ class LocalStore:
             raise _refused(StorageCall("make", ".", self.url), error) from error
         if not self._root.is_dir():
             raise self._not_a_folder()
-        remove_leftovers(self._staging)
+        with suppress(OSError):
+            for path in self._staging.iterdir():
+                remove_leftover(path)
 
     def read(self, path: str) -> bytes | None:
         """Return the whole file, or None."""
