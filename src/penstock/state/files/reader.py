@@ -57,7 +57,7 @@ class StateFileReader:
     """Reads one state file. It opens the file when needed, keeps the footer, and holds no rows."""
 
     store: ObjectStore
-    cache: FileCache | None
+    cache: FileCache
     file: StateFile
     bytes_read: int = field(default=0, init=False)
     """Bytes fetched from the store so far; cache hits are not counted."""
@@ -83,14 +83,14 @@ class StateFileReader:
         """
         segment = self.segments[index]
         key = CacheKey(self.file.checksum, index)
-        cached = self._cached(key)
+        cached = self.cache.get(key)
         if cached is not None:
             return cached
         data = self._fetch(segment.start, segment.size_bytes)
         self._require_checksum(f"row group {index}", segment.checksum, data)
         window = _Window(data, segment.start, self.file.size_bytes)
         batch = as_batch(self._decode(window, index))
-        self._keep(key, batch)
+        self.cache.put(key, batch)
         return batch
 
     def read(self) -> pa.Table:
@@ -116,18 +116,18 @@ class StateFileReader:
     def _is_read_whole(self) -> bool:
         """Tell whether one request for the whole file costs less than its row groups do."""
         checksum, visible = self.file.checksum, self.file.visible
-        if self._footer is None and not self._holds(CacheKey(checksum, form=FOOTER)):
+        if self._footer is None and not self.cache.holds(CacheKey(checksum, form=FOOTER)):
             low, high = self.file.min_key_hash, self.file.max_key_hash
             if low is None or high is None or (low in visible and high in visible):
                 return True
         keys = [CacheKey(checksum, segment.index) for segment in self.segments]
         return len(self.visible_segments) == len(keys) > 1 and 2 * sum(
-            self._holds(key) for key in keys
+            self.cache.holds(key) for key in keys
         ) <= len(keys)
 
     def _open(self) -> Footer:
         if self._footer is None:
-            cached = self._cached(CacheKey(self.file.checksum, form=FOOTER))
+            cached = self.cache.get(CacheKey(self.file.checksum, form=FOOTER))
             if cached is not None:
                 self._footer = self._decode_footer(cached.column(0)[0].as_py())
             else:
@@ -138,7 +138,7 @@ class StateFileReader:
     def _accept_footer(self, data: Readable) -> None:
         self._require_checksum("the footer", self.file.footer_checksum, data)
         self._footer = self._decode_footer(data)
-        self._keep(CacheKey(self.file.checksum, form=FOOTER), footer_batch(data))
+        self.cache.put(CacheKey(self.file.checksum, form=FOOTER), footer_batch(data))
 
     def _decode_footer(self, data: Readable) -> Footer:
         try:
@@ -165,7 +165,7 @@ class StateFileReader:
         for segment in self.visible_segments:
             index = segment.index
             batch = as_batch(rows.slice(first_rows[index], segment.row_count))
-            self._keep(CacheKey(self.file.checksum, index), batch)
+            self.cache.put(CacheKey(self.file.checksum, index), batch)
             batches.append(batch)
         return batches
 
@@ -190,16 +190,6 @@ class StateFileReader:
         except (pa.ArrowException, OSError) as error:
             what = "its rows" if group is None else f"row group {group}"
             raise self._undecodable(what, error) from error
-
-    def _keep(self, key: CacheKey, batch: pa.RecordBatch) -> None:
-        if self.cache is not None:
-            self.cache.put(key, batch)
-
-    def _cached(self, key: CacheKey) -> pa.RecordBatch | None:
-        return None if self.cache is None else self.cache.get(key)
-
-    def _holds(self, key: CacheKey) -> bool:
-        return self.cache is not None and self.cache.holds(key)
 
     def _require_checksum(self, part: str, expected: int, data: Readable) -> None:
         self._require(part, f"{expected:016x}", f"{checksum_of(data):016x}")

@@ -23,16 +23,12 @@ from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.records import (
     CheckpointManifest,
     CheckpointRef,
-    ClaimRecord,
-    CommitMarker,
-    EpochRecord,
     ObjectRef,
     OperatorEntry,
     Pin,
     PinKind,
     Record,
     RecordT,
-    RetentionRecord,
 )
 
 MAGIC = "penstock"
@@ -56,18 +52,12 @@ _KINDS: dict[type[Message], str] = {
 }
 """The name of each message in its envelope."""
 
+_PARTS = (CheckpointRef, OperatorEntry, ObjectRef, InputWatermark, Pin)
 _MESSAGES: dict[Any, type[Message]] = {
-    ClaimRecord: pb.ClaimRecord,
-    CheckpointManifest: pb.CheckpointManifest,
-    EpochRecord: pb.EpochRecord,
-    CommitMarker: pb.CommitMarker,
-    RetentionRecord: pb.RetentionRecord,
-    CheckpointRef: pb.CheckpointRef,
-    OperatorEntry: pb.OperatorEntry,
-    ObjectRef: pb.ObjectRef,
-    InputWatermark: pb.InputWatermark,
-    Pin: pb.Pin,
+    record_type: getattr(pb, record_type.__name__)
+    for record_type in (*get_args(Record), *_PARTS)
 }
+"""A record, or a part of one, is stored as the message of its name."""
 _STORED_AS = {
     "job": "job_id",
     "owner": "owner_token",

@@ -1,12 +1,17 @@
 """Builders of rows and state files for tests of the files package."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.ids import FULL_RANGE, Epoch, KeyRange
+from penstock.state.files.cache import FileCache
 from penstock.state.files.parquet import EncodedFile, ParquetEncoder, cut_row_groups
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import FileDescription
+
+NO_CACHE = FileCache(Path("/nonexistent"), 0)
 
 
 def hashed_rows(row_count: int, *, seed: int = 0) -> pa.Table:

@@ -19,7 +19,12 @@ from penstock.state.files.reader import StateFileReader, drop_cached, rows_in_ra
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import write_state_file
 from penstock.state.storage.memory import MemoryStore
-from tests.unit.state.files.file_builders import a_description, encode_parquet, hashed_rows
+from tests.unit.state.files.file_builders import (
+    NO_CACHE,
+    a_description,
+    encode_parquet,
+    hashed_rows,
+)
 from tests.unit.state.files.stores import CountingStore
 
 ROWS = 3 * ROW_GROUP_ROWS + 1_000
@@ -39,7 +44,7 @@ def rows_of(table: pa.Table, key_range: KeyRange) -> pa.Table:
 def test_a_whole_file_costs_one_request() -> None:
     store, table = CountingStore(), hashed_rows(ROWS)
     file = a_written_file(store, table)
-    reader = StateFileReader(store, None, file)
+    reader = StateFileReader(store, NO_CACHE, file)
     assert reader.read().equals(table)
     assert store.reads == [("j/x.parquet", None, None)]
     assert reader.bytes_read == file.size_bytes
@@ -48,7 +53,7 @@ def test_a_whole_file_costs_one_request() -> None:
 def test_a_part_of_a_file_costs_the_footer_and_the_segments_it_touches() -> None:
     store, table = CountingStore(), hashed_rows(ROWS)
     file = replace(a_written_file(store, table), visible=KeyRange(0, 1 << 60))
-    reader = StateFileReader(store, None, file)
+    reader = StateFileReader(store, NO_CACHE, file)
     assert reader.read().equals(rows_of(table, file.visible))
     assert len(store.reads) == 2
     assert reader.bytes_read < file.size_bytes / 2
@@ -60,14 +65,14 @@ def test_a_rescaled_read_fetches_little_more_than_it_needs() -> None:
     file = a_written_file(store, table)
     for index in range(3):
         visible = KeyRange(index * ((1 << 64) // 3), (index + 1) * ((1 << 64) // 3))
-        reader = StateFileReader(store, None, replace(file, visible=visible))
+        reader = StateFileReader(store, NO_CACHE, replace(file, visible=visible))
         share = reader.read().num_rows / table.num_rows
         assert reader.bytes_read <= 1.2 * share * file.size_bytes
 
 
 def test_segments_tell_rows_bytes_and_hashes() -> None:
     store, table = MemoryStore(), hashed_rows(ROWS)
-    reader = StateFileReader(store, None, a_written_file(store, table))
+    reader = StateFileReader(store, NO_CACHE, a_written_file(store, table))
     segments = reader.segments
     hashes = table["_key_hash"].to_numpy()
     first = segments[0]
@@ -122,14 +127,14 @@ def test_rows_without_a_key_hash_are_all_visible() -> None:
     store = MemoryStore()
     table = pa.table({"key": [b"a", b"b"], "value": [b"1", None]})
     file = write_state_file(store, "x", table, a_description(visible=HALF))
-    assert StateFileReader(store, None, file).read().equals(table)
+    assert StateFileReader(store, NO_CACHE, file).read().equals(table)
 
 
 @pytest.mark.parametrize("visible", [FULL_RANGE, HALF])
 def test_a_file_without_rows_reads_as_an_empty_table(visible: KeyRange) -> None:
     store, table = MemoryStore(), hashed_rows(0)
     file = replace(a_written_file(store, table), visible=visible)
-    assert StateFileReader(store, None, file).read().equals(table)
+    assert StateFileReader(store, NO_CACHE, file).read().equals(table)
 
 
 @given(
@@ -151,7 +156,7 @@ def damaged(code: ErrorCode, store: MemoryStore, file: StateFile) -> CorruptStat
     errors = []
     for part in (file, replace(file, visible=HALF)):
         with pytest.raises(CorruptStateError) as raised:
-            StateFileReader(store, None, part).read()
+            StateFileReader(store, NO_CACHE, part).read()
         errors.append(raised.value)
     assert {error.code for error in errors} == {code}
     assert all("j/x.parquet" in error.message for error in errors)
@@ -198,7 +203,7 @@ def test_a_flipped_bit_anywhere_is_reported(place: float) -> None:
     data[int(place * (len(data) - 1))] ^= 1
     store.put(file.path, bytes(data))
     with pytest.raises(CorruptStateError) as raised:
-        StateFileReader(store, None, file).read()
+        StateFileReader(store, NO_CACHE, file).read()
     assert raised.value.code is ErrorCode.CHECKSUM_MISMATCH
 
 
@@ -210,7 +215,7 @@ def test_every_flipped_byte_of_a_segment_is_found_by_a_partial_read() -> None:
         data[place] ^= 0x10
         store.put(file.path, bytes(data))
         with pytest.raises(CorruptStateError, match="row group 0"):
-            StateFileReader(store, None, file).read_segment(0)
+            StateFileReader(store, NO_CACHE, file).read_segment(0)
         data[place] ^= 0x10
 
 
@@ -241,7 +246,7 @@ def test_a_foreign_parquet_file_is_not_taken_for_state() -> None:
     data = sink.getvalue().to_pybytes()
     file = registered(store, data, int.from_bytes(data[-8:-4], "little") + 8)
     with pytest.raises(CorruptStateError, match="not a state file") as raised:
-        StateFileReader(store, None, file).read()
+        StateFileReader(store, NO_CACHE, file).read()
     assert raised.value.code is ErrorCode.FOREIGN_OBJECT
 
 
@@ -256,7 +261,7 @@ def test_a_footer_that_names_another_state_version_is_reported() -> None:
     encoded = encode_parquet(hashed_rows(10), 9)
     file = registered(store, encoded.data, encoded.footer_bytes)
     with pytest.raises(CorruptStateError, match="state version should be 3, found 9"):
-        StateFileReader(store, None, file).read()
+        StateFileReader(store, NO_CACHE, file).read()
 
 
 def with_a_changed_segment(store: MemoryStore, place: int) -> StateFile:
@@ -276,17 +281,17 @@ def with_a_changed_segment(store: MemoryStore, place: int) -> StateFile:
 def test_rows_that_fit_every_checksum_but_do_not_decode_are_reported() -> None:
     store = MemoryStore()
     file = with_a_changed_segment(store, place=30)
-    reader = StateFileReader(store, None, file)
+    reader = StateFileReader(store, NO_CACHE, file)
     with pytest.raises(CorruptStateError, match="row group 0 cannot be decoded") as raised:
         reader.read_segment(0)
     assert raised.value.code is ErrorCode.UNDECODABLE
     with pytest.raises(CorruptStateError, match="its rows cannot be decoded"):
-        StateFileReader(store, None, file).read()
+        StateFileReader(store, NO_CACHE, file).read()
 
 
 def test_a_reader_that_knows_the_footer_still_fetches_a_whole_file_at_once() -> None:
     store, table = CountingStore(), hashed_rows(ROWS)
-    reader = StateFileReader(store, None, a_written_file(store, table))
+    reader = StateFileReader(store, NO_CACHE, a_written_file(store, table))
     assert len(reader.segments) > 1
     store.reads.clear()
     assert reader.read().equals(table)

@@ -17,7 +17,7 @@ from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import StateFileWriter, write_state_file
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.kept_epochs import count_runs
-from tests.unit.state.files.file_builders import a_description, hashed_rows
+from tests.unit.state.files.file_builders import NO_CACHE, a_description, hashed_rows
 from tests.unit.state.files.stores import CountingStore, LostAnswerStore
 
 
@@ -143,7 +143,9 @@ def written_in_parts(
 
 
 def read_all(store: MemoryStore, files: tuple[StateFile, ...]) -> pa.Table:
-    return pa.concat_tables([StateFileReader(store, None, file).read() for file in files])
+    return pa.concat_tables(
+        [StateFileReader(store, NO_CACHE, file).read() for file in files]
+    )
 
 
 def test_a_large_output_is_cut_into_files_that_are_one_run() -> None:
@@ -194,7 +196,7 @@ def test_an_empty_output_is_one_empty_file() -> None:
 def test_a_writer_joins_small_batches_into_whole_segments() -> None:
     store, table = MemoryStore(), hashed_rows(ROW_GROUP_ROWS + 4_000)
     (file,) = written_in_parts(store, table, target_bytes=1 << 30, step=100)
-    assert len(StateFileReader(store, None, file).segments) == 2
+    assert len(StateFileReader(store, NO_CACHE, file).segments) == 2
 
 
 @pytest.mark.slow
@@ -204,7 +206,7 @@ def test_rows_of_huge_values_are_encoded_before_a_row_group_is_full() -> None:
     (file,) = written_in_parts(
         store, table, target_bytes=1 << 30, cut_anywhere=True, step=1
     )
-    reader = StateFileReader(store, None, file)
+    reader = StateFileReader(store, NO_CACHE, file)
     sizes = [reader.read_segment(n).nbytes for n in range(len(reader.segments))]
     assert len(sizes) > 1
     assert max(sizes) <= ROW_GROUP_BYTES

@@ -13,6 +13,7 @@ from penstock.state.files.migration import MigratableState
 from penstock.state.files.reader import StateFileReader
 from penstock.state.tables.global_keyed import GlobalKeyedView
 from penstock.state.tables.specs import global_table
+from tests.unit.state.tables.table_builders import NO_CACHE
 from tests.unit.state.tables.table_cluster import TableCluster, Write
 
 COUNTS = global_table("counts", str, int)
@@ -123,7 +124,7 @@ def test_only_changed_keys_are_written() -> None:
     cluster.run_epoch(inserts((0, "k7", -1), (0, "k8", None)))
     newest = cluster.files()[-1]
     assert newest.row_count == 2
-    rows = StateFileReader(cluster.store, None, newest).read()
+    rows = StateFileReader(cluster.store, NO_CACHE, newest).read()
     assert rows.schema.names == ["key", "value"]
     assert rows["value"].null_count == 1
 

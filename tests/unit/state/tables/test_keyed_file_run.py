@@ -26,6 +26,7 @@ from tests.unit.state.tables.keyed_harness import (
     an_environment,
     rows_of,
 )
+from tests.unit.state.tables.table_builders import NO_CACHE
 
 GROUPS = 4
 
@@ -83,7 +84,7 @@ def test_another_parallelism_fetches_little_more_than_its_share(tmp_path: Path) 
     fetched = sum(length or file.size_bytes for _, _, length in store.reads)
     overlapping = [
         segment.size_bytes
-        for segment in StateFileReader(store, None, file).segments
+        for segment in StateFileReader(store, NO_CACHE, file).segments
         if segment.may_hold(owned)
     ]
     assert fetched == file.footer_bytes + sum(overlapping)

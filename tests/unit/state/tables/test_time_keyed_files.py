@@ -19,7 +19,7 @@ from penstock.state.tables.table import CommitData, Frontier
 from penstock.state.tables.time_keyed_view import TimeKeyedView
 from tests.unit.state.files.file_builders import a_schema
 from tests.unit.state.files.stores import CountingStore
-from tests.unit.state.tables.table_builders import a_barrier
+from tests.unit.state.tables.table_builders import NO_CACHE, a_barrier
 from tests.unit.state.tables.table_cluster import TableCluster
 from tests.unit.state.tables.time_rows import (
     COLUMNS,
@@ -116,7 +116,7 @@ def test_files_are_sorted_by_key_hash() -> None:
     cluster = TableCluster(PANES)
     cluster.run_epoch(inserting(*((f"u{n}", n, n) for n in range(100))))
     (file,) = cluster.files()
-    hashes = StateFileReader(cluster.store, None, file).read()["_key_hash"].to_numpy()
+    hashes = StateFileReader(cluster.store, NO_CACHE, file).read()["_key_hash"].to_numpy()
     assert (hashes[1:] >= hashes[:-1]).all()
     assert (file.min_key_hash, file.max_key_hash) == (hashes[0], hashes[-1])
 
