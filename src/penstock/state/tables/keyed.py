@@ -44,7 +44,7 @@ from penstock.state.tables.table import (
     TableData,
     TableEpochCheckpointer,
 )
-from penstock.state.tables.typed_files import TypedFile, TypedTable
+from penstock.state.tables.typed_files import TypedTable
 
 PART_BYTES = 128 << 20
 _HELD_SHARE = 8
@@ -141,10 +141,7 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
             writer = self.merged_writer(
                 plan, config, first_part=len(outputs), visible=stretch
             )
-            runs = [
-                FileRun(TypedFile(file, self), self.environment.cache)
-                for file in restrict(plan.inputs, stretch)
-            ]
+            runs = [FileRun(file, self) for file in restrict(plan.inputs, stretch)]
             for rows in merge_runs(runs, self.schema.key_columns):
                 writer.write(live_only(rows, instant) if plan.drops_deleted else rows)
             outputs += writer.finish()

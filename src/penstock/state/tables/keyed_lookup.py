@@ -23,28 +23,9 @@ from penstock.state.tables.sorted_rows import (
     equal_keys,
     is_in_order,
     stable_order,
-    take_columns,
     take_rows,
 )
 from penstock.state.tables.table import DataOperation
-
-
-@dataclass(frozen=True, slots=True)
-class Probes:
-    """The looked-up keys, in order of hash."""
-
-    hashes: Hashes
-    keys: Sequence[Any]
-    order: Positions
-    """The position of each key in the caller's order."""
-
-    @classmethod
-    def of(cls, hashes: Hashes, keys: Sequence[Any]) -> "Probes":
-        """Sort hashed keys, unless they are sorted already."""
-        if is_in_order(hashes):
-            return cls(hashes, keys, np.arange(len(hashes), dtype=np.int64))
-        order = stable_order(hashes)
-        return cls(hashes[order], take_columns(keys, order), order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +60,21 @@ class Matches:
 
 def look_up(
     runs: Iterable[Run],
-    probes: Probes,
+    hashes: Hashes,
+    keys: Sequence[Any],
     *,
     key_columns: Sequence[str],
     columns: Sequence[str],
     instant: int | None,
 ) -> Matches:
-    """Find the newest row of each probe in `runs`, newest run first, live at `instant`."""
-    search = _Search(probes, key_columns, columns, instant)
+    """Find the newest row of each key in `runs`, newest run first, live at `instant`."""
+    search = _Search(hashes, keys, key_columns, columns, instant)
     for run in runs:
         if len(search.unsettled) == 0:
             break
         search.ask(run)
-    row_of = np.empty(len(probes.order), dtype=np.int64)
-    row_of[probes.order] = search.row_of
+    row_of = np.empty(len(hashes), dtype=np.int64)
+    row_of[search.order] = search.row_of
     return Matches(tuple(search.pieces), row_of)
 
 
@@ -101,25 +83,33 @@ class _Search:
 
     def __init__(
         self,
-        probes: Probes,
+        hashes: Hashes,
+        keys: Sequence[Any],
         key_columns: Sequence[str],
         columns: Sequence[str],
         instant: int | None,
     ) -> None:
-        count = len(probes.hashes)
+        """Sort the hashed keys, unless they are sorted already."""
+        count = len(hashes)
+        self.order: Positions = np.arange(count, dtype=np.int64)
+        """The position of each probe in the caller's order."""
+        if not is_in_order(hashes):
+            self.order = stable_order(hashes)
+            hashes, keys = hashes[self.order], [take_rows(key, self.order) for key in keys]
         self.unsettled: Positions = np.arange(count, dtype=np.int64)
         self.row_of: Positions = np.full(count, -1, dtype=np.int64)
         self.pieces: list[pa.RecordBatch] = []
         self._is_settled = np.zeros(count, dtype=np.bool_)
         self._row_count = 0
-        self._probes = probes
+        self._hashes = hashes
+        self._keys = keys
         self._key_columns = key_columns
         self._columns = list(columns)
         self._instant = instant
 
     def ask(self, run: Run) -> None:
         """Settle the probes whose key is in `run`."""
-        hashes = self._probes.hashes
+        hashes = self._hashes
         if len(self.unsettled) < len(hashes):
             hashes = hashes[self.unsettled]
         begins = np.searchsorted(hashes, run.first_hashes, "left")
@@ -145,7 +135,7 @@ class _Search:
             if not is_candidate.all():
                 probes, positions = probes[is_candidate], positions[is_candidate]
                 hashes = hashes[is_candidate]
-            same = equal_keys(keys, positions, self._probes.keys, probes)
+            same = equal_keys(keys, positions, self._keys, probes)
             if same.all():
                 self._settle(segment, probes, positions)
                 return
@@ -166,8 +156,7 @@ class _Search:
             is_put = segment.operations[positions] == DataOperation.UPSERT.value
             probes, positions = probes[is_put], positions[is_put]
         if segment.expires_at is not None and self._instant is not None:
-            (expires_at,) = take_columns([segment.expires_at], positions)
-            is_live = live_rows(expires_at, self._instant)
+            is_live = live_rows(take_rows(segment.expires_at, positions), self._instant)
             if is_live is not None:
                 probes, positions = probes[is_live], positions[is_live]
         self.row_of[probes] = np.arange(self._row_count, self._row_count + len(probes))

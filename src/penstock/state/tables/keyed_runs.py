@@ -32,13 +32,14 @@ import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
 from penstock.errors import CorruptStateError, ErrorCode, StorageError
-from penstock.state.files.cache import CacheKey, FileCache
+from penstock.state.files.cache import CacheKey
 from penstock.state.files.reader import rows_in_range
-from penstock.state.tables.columns import EXPIRES_AT, OPERATION
+from penstock.state.files.state_file import StateFile
+from penstock.state.tables.columns import EXPIRES_AT, OPERATION, KeyedSchema
 from penstock.state.tables.expiry import live_rows
 from penstock.state.tables.sorted_rows import hashes_of, join_rows, merge_rows
 from penstock.state.tables.table import DataOperation
-from penstock.state.tables.typed_files import Cursor, TypedFile
+from penstock.state.tables.typed_files import Cursor, TypedFile, TypedTable
 
 SPILL_SEGMENT_ROWS = 1 << 16
 SPILL_SEGMENT_BYTES = 16 << 20
@@ -138,18 +139,19 @@ class OpenSegments:
         self.size_bytes = 0
 
 
-class FileRun:
+class FileRun(TypedFile):
     """One entry of a table's file list. Opens lazily and keeps only the footer."""
 
     def __init__(
-        self, opened: TypedFile, cache: FileCache, open_segments: OpenSegments | None = None
+        self,
+        file: StateFile,
+        table: TypedTable[Any, KeyedSchema],
+        open_segments: OpenSegments | None = None,
     ) -> None:
         """Bind the entry; without `open_segments` no segment is kept open."""
-        self.file = opened.file
-        self.identity = opened.file.identity
-        self.reader = opened.reader
-        self._opened = opened
-        self._cache = cache
+        super().__init__(file, table)
+        self.identity = file.identity
+        self._cache = table.environment.cache
         self._open_segments = open_segments
 
     @cached_property
@@ -199,11 +201,11 @@ class FileRun:
         rows = self.reader.read_segment(number)
         if low not in self.file.visible or high not in self.file.visible:
             rows = rows_in_range(rows, self.file.visible)
-        found = Segment(self._opened.current(rows))
+        found = Segment(self.current(rows))
         # A fetched segment is a copy: it is not kept if the next read can map it from the cache.
         if kept is not None and (
             self.reader.bytes_read == fetched
-            or self._opened.steps
+            or self.steps
             or not self._cache.holds(CacheKey(self.file.checksum, number))
         ):
             kept.keep(key, found)

@@ -24,7 +24,7 @@ from penstock.state.tables.expiry import (
     expiry_of_rows,
     frontier_micros,
 )
-from penstock.state.tables.keyed_lookup import Matches, Probes, look_up
+from penstock.state.tables.keyed_lookup import Matches, look_up
 from penstock.state.tables.keyed_runs import (
     FileRun,
     OpenSegments,
@@ -41,7 +41,7 @@ from penstock.state.tables.table import (
     TableEpochCheckpointer,
     View,
 )
-from penstock.state.tables.typed_files import TypedFile, TypedTable
+from penstock.state.tables.typed_files import TypedTable
 
 _OPEN_SHARE = 4
 """Open segments may take the memory budget divided by this."""
@@ -200,10 +200,11 @@ class KeyedView(View):
 
     def _find(self, keys: Sequence[Any], count: int, columns: Sequence[str]) -> Matches:
         """Look keys up. The search's own memory is freed before the caller copies the result."""
-        probes = Probes.of(self._owned_hashes(keys, count), keys)
+        hashes = self._owned_hashes(keys, count)
         return look_up(
-            self._runs_for(probes.hashes),
-            probes,
+            self._runs_for(hashes),
+            hashes,
+            keys,
             key_columns=self.schema.key_columns,
             columns=columns,
             instant=frontier_micros(self.schema.ttl, self._frontier),
@@ -227,11 +228,11 @@ class KeyedView(View):
         return self.schema.owned_hashes(keys, count, self._table.environment.task)
 
     def _runs_for(self, hashes: Hashes) -> Iterator[Run]:
-        """Yield the runs that may hold some of these ascending hashes, newest first."""
+        """Yield the runs that may hold some of these hashes, newest first."""
         if len(hashes) == 0:
             return
         yield from reversed(self._pending.runs())
-        first, last = int(hashes[0]), int(hashes[-1])
+        first, last = int(hashes.min()), int(hashes.max())
         for run in reversed(self._runs):
             if run.may_hold(first, last):
                 yield run
@@ -242,10 +243,7 @@ class KeyedView(View):
         runs = []
         for file in files:
             run = known.pop(file.identity, None)
-            if run is None:
-                opened = TypedFile(file, self._table)
-                run = FileRun(opened, self._table.environment.cache, self._open_segments)
-            runs.append(run)
+            runs.append(run or FileRun(file, self._table, self._open_segments))
         self._runs = tuple(runs)
         for identity in known:
             self._open_segments.close(identity)

@@ -7,7 +7,7 @@ every NaN equals every NaN, -0.0 equals 0.0, and nested values are equal when th
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from penstock.state.files.parquet import KEY_HASH
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Positions: TypeAlias = npt.NDArray[np.int64]
 _Array: TypeAlias = "pa.Array[Any]"
+RowsT = TypeVar("RowsT", pa.RecordBatch, pa.Table, _Array)
 
 
 def equal_keys(
@@ -39,12 +40,8 @@ def equal_keys(
             # Picking values in place costs a tenth of copying a few rows with Arrow.
             same &= one.to_numpy()[left_rows] == other.to_numpy()[right_rows]
         else:
-            same &= _equal_values(_pick(one, left_rows), _pick(other, right_rows))
+            same &= _equal_values(take_rows(one, left_rows), take_rows(other, right_rows))
     return same
-
-
-def _pick(array: _Array, rows: Positions) -> _Array:
-    return array.take(pa.array(rows, pa.int64()))
 
 
 def _is_plain(array: Any) -> bool:
@@ -68,7 +65,7 @@ def _equal_values(left: Any, right: Any) -> Flags:
     )
     same: Flags = left_is_valid == right_is_valid
     rows = np.flatnonzero(left_is_valid & right_is_valid)
-    same[rows] = _equal_valid(_pick(left, rows), _pick(right, rows))
+    same[rows] = _equal_valid(take_rows(left, rows), take_rows(right, rows))
     return same
 
 
@@ -114,9 +111,9 @@ def _equal_lists(left: Any, right: Any) -> Flags:
     rows = np.flatnonzero(same & (lengths > 0))
     if len(rows) == 0:
         return same
-    ours: Any = _pick(left, rows)
-    theirs: Any = _pick(right, rows)
-    elements = _equal_values(ours.flatten(), theirs.flatten())
+    elements = _equal_values(
+        take_rows(left, rows).flatten(), take_rows(right, rows).flatten()
+    )
     starts = np.zeros(len(rows), dtype=np.int64)
     np.cumsum(lengths[rows][:-1], out=starts[1:])
     same[rows] = np.logical_and.reduceat(elements, starts)
@@ -152,15 +149,9 @@ def hashes_of(rows: pa.RecordBatch | pa.Table) -> Hashes:
     return rows.column(KEY_HASH).to_numpy()
 
 
-def take_rows(rows: pa.RecordBatch, positions: Positions) -> pa.RecordBatch:
-    """Copy the rows at `positions`."""
+def take_rows(rows: RowsT, positions: Positions) -> RowsT:
+    """Copy the rows at `positions` of a column or of several."""
     return rows.take(pa.array(positions, pa.int64()))
-
-
-def take_columns(columns: Sequence[Any], positions: Positions) -> list[Any]:
-    """Pick the same rows of several arrays."""
-    picked = pa.array(positions)
-    return [column.take(picked) for column in columns]
 
 
 def join_rows(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -25,7 +25,7 @@ from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
 from penstock.state.tables.compaction import CompactionPlan, plan_compaction
 from penstock.state.tables.expiry import clock_after_epoch, is_expired, live_rows
-from penstock.state.tables.sorted_rows import hashes_of, stable_order
+from penstock.state.tables.sorted_rows import hashes_of, stable_order, take_rows
 from penstock.state.tables.table import (
     CompactionConfig,
     Files,
@@ -59,8 +59,7 @@ class TimeKeyedTableCheckpointer(TableEpochCheckpointer["TimeKeyedTable"]):
         rows = pa.Table.from_batches(live, schema=schema.stored)
         if rows.num_rows == 0:
             return ()
-        order = stable_order(hashes_of(rows))
-        ordered = rows.take(pa.array(order, pa.int64()))
+        ordered = take_rows(rows, stable_order(hashes_of(rows)))
         one_file_bytes = table.environment.memory_budget_bytes // _ONE_FILE_SHARE
         if ordered.nbytes <= one_file_bytes:
             return table.write_delta(ordered, self.epoch)
@@ -139,8 +138,7 @@ def merge_by_hash(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Re
         ]
         if below:
             joined = pa.Table.from_batches(below)
-            order = stable_order(hashes_of(joined))
-            yield from joined.take(pa.array(order, pa.int64())).to_batches()
+            yield from take_rows(joined, stable_order(hashes_of(joined))).to_batches()
         for cursor in cursors:
             # A hash may go on in the next batches of its source: yield them one by one.
             while cursor.fill() and (rows := cursor.take(bound, "right")).num_rows:

@@ -26,6 +26,7 @@ from penstock.state.tables.sorted_rows import (
     equal_keys,
     is_in_order,
     stable_order,
+    take_rows,
 )
 
 _SCANS_BEFORE_SORTING = 16
@@ -101,7 +102,7 @@ class Chunk:
             positions = self._positions_in(start, end)
             if self._is_sorted:  # restore the order in which the rows are stored
                 positions = np.sort(positions)
-            rows = rows.take(pa.array(positions, pa.int64()))
+            rows = take_rows(rows, positions)
         picked = live_rows(rows.column(EXPIRES_AT), clock_micros)
         return rows if picked is None else rows.filter(pa.array(picked))
 
@@ -120,7 +121,7 @@ class Chunk:
         step = _WALKED_ROWS if self._is_sorted else len(places)
         for first in range(0, len(places), max(1, step)):
             positions = places[first : first + step]
-            expiries = self.rows.column(EXPIRES_AT).take(pa.array(positions, pa.int64()))
+            expiries = take_rows(self.rows.column(EXPIRES_AT), positions)
             live = live_rows(expiries, clock_micros)
             if live is not None:
                 positions = positions[live]

@@ -23,7 +23,7 @@ from penstock.state.tables.expiry import (
     given_expiry,
     is_expired,
 )
-from penstock.state.tables.sorted_rows import Positions
+from penstock.state.tables.sorted_rows import Positions, take_rows
 from penstock.state.tables.table import Files, Frontier, TableEpochCheckpointer, View
 from penstock.state.tables.time_keyed_rows import (
     Chunk,
@@ -145,10 +145,10 @@ class TimeKeyedView(View):
             found, rows = chunk.match(hashes, probes, self._clock_micros)
             if len(rows):
                 matched.append(found)
-                parts.append(chunk.rows.take(pa.array(rows, pa.int64())))
+                parts.append(take_rows(chunk.rows, rows))
         table = pa.Table.from_batches(parts, schema=self.schema.stored)
         owners = np.concatenate(matched)
-        grouped = table.take(pa.array(np.argsort(owners, kind="stable"), pa.int64()))
+        grouped = take_rows(table, np.argsort(owners, kind="stable"))
         counts = np.bincount(owners, minlength=keys.num_rows)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return GroupedRows(self.schema.to_declared(grouped), offsets)

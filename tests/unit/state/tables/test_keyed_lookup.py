@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.hash_kernels import Hashes
-from penstock.state.tables.keyed_lookup import Probes, look_up
+from penstock.state.tables.keyed_lookup import look_up
 from penstock.state.tables.keyed_runs import MemoryRun, Run, Segment
 from penstock.state.tables.table import DataOperation
 
@@ -60,7 +60,8 @@ def find(runs: list[Run], keys: list[int], instant: int | None = None) -> list[i
     hashes = np.array([hash_of(key) for key in keys], np.uint64)
     matches = look_up(
         reversed(runs),
-        Probes.of(hashes, [pa.array(keys, pa.int64())]),
+        hashes,
+        [pa.array(keys, pa.int64())],
         key_columns=["key"],
         columns=["value"],
         instant=instant,
