@@ -24,7 +24,7 @@ Every plan turns at least two runs into one, so repeated planning ends.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from penstock.core.ids import KeyRange
@@ -78,12 +78,14 @@ def plan_compaction(
 ) -> CompactionPlan | None:
     """Return the next merge that is due in a list, or None."""
     runs = cut_runs(files)
-    for start, end in (
-        *_due_by_size(runs, config),
-        *_due_by_number(runs, config),
-    ):
-        return _plan(runs, start, end)
-    return None
+    due = next(chain(_due_by_size(runs, config), _due_by_number(runs, config)), None)
+    if due is None:
+        return None
+    start, end = due
+    inputs = tuple(file for run in runs[start:end] for file in run)
+    older = [file for run in runs[:start] for file in run]
+    hidden = any(restrict(older, file.visible) for file in inputs)
+    return CompactionPlan(inputs, drops_deleted=not hidden)
 
 
 def exceeds_run_limit(files: Sequence[StateFile], max_runs: int) -> bool:
@@ -158,10 +160,3 @@ def _bytes_of(run: Sequence[StateFile]) -> int:
 def _may_merge(run: Sequence[StateFile], config: CompactionConfig) -> bool:
     allowed = config.compact_generations
     return allowed is None or all(file.level in allowed for file in run)
-
-
-def _plan(runs: Sequence[Sequence[StateFile]], start: int, end: int) -> CompactionPlan:
-    inputs = tuple(file for run in runs[start:end] for file in run)
-    older = [file for run in runs[:start] for file in run]
-    hidden = any(restrict(older, file.visible) for file in inputs)
-    return CompactionPlan(inputs, drops_deleted=not hidden)

@@ -93,11 +93,20 @@ def expiry_of_rows(
 ) -> "pa.Array[Any]":
     """Return when each of `rows`, put at `frontier`, will expire; null for never."""
     if ttl is None:
-        return pa.nulls(rows.num_rows, EXPIRY_TYPE)
+        return _one_expiry(None, rows.num_rows)
     if ttl.time_column is None:
         instant = min(frontier.processing_time_micros + ttl.micros, _LAST_INSTANT)
-        return _instants(np.full(rows.num_rows, instant, dtype=np.int64))
-    times = _event_micros(rows.column(ttl.time_column), ttl.time_column)
+        return _one_expiry(instant, rows.num_rows)
+    column = rows.column(ttl.time_column)
+    if column.null_count:
+        raise SchemaError(
+            f"column {ttl.time_column!r} is null in {column.null_count} rows, but the table's "
+            "time to live counts from it: give every row an event time",
+            column=ttl.time_column,
+        )
+    # Times are rounded up, so that `>` decides as for exact ones. An instant that 64-bit
+    # microseconds cannot hold is treated as the farthest one they can.
+    times = to_micros_within_reach(column, rounds_up=True)
     # The sum must not overflow: a row close to the last instant expires at the last instant.
     return _instants(np.minimum(times, _LAST_INSTANT - ttl.micros) + ttl.micros)
 
@@ -110,18 +119,13 @@ def expiry_of_deletions(
     A tombstone is never live. With the instant, the list entry of a file shows that all its
     rows have expired. The instant is null if there is no frontier yet.
     """
-    instant = frontier_micros(ttl, frontier)
-    if instant is None:
-        return pa.nulls(row_count, EXPIRY_TYPE)
-    return _instants(np.full(row_count, instant, dtype=np.int64))
+    return _one_expiry(frontier_micros(ttl, frontier), row_count)
 
 
 def given_expiry(expires_at: ExpiresAt, row_count: int, *, table: str) -> "pa.Array[Any]":
     """Return the stored expiry of rows whose operator decides when they expire."""
-    if expires_at is None:
-        return pa.nulls(row_count, EXPIRY_TYPE)
-    if isinstance(expires_at, int):
-        return _instants(np.full(row_count, expires_at, np.int64))
+    if expires_at is None or isinstance(expires_at, int):
+        return _one_expiry(expires_at, row_count)
     if len(expires_at) != row_count:
         raise SchemaError(
             f"table {table!r} was given {row_count} rows with {len(expires_at)} expiry times",
@@ -162,16 +166,11 @@ def check_time_column(schema: pa.Schema, ttl: TimeToLive | None) -> None:
         )
 
 
-def _event_micros(column: Any, name: str) -> Micros:
-    """Return event times in microseconds, rounded up, so that `>` decides as for exact times."""
-    if column.null_count:
-        raise SchemaError(
-            f"column {name!r} is null in {column.null_count} rows, but the table's time to live "
-            "counts from it: give every row an event time",
-            column=name,
-        )
-    # An instant that 64-bit microseconds cannot hold is treated as the farthest one they can.
-    return to_micros_within_reach(column, rounds_up=True)
+def _one_expiry(instant: int | None, row_count: int) -> "pa.Array[Any]":
+    """Return the expiry of rows that all expire at one instant; None for never."""
+    if instant is None:
+        return pa.nulls(row_count, EXPIRY_TYPE)
+    return _instants(np.full(row_count, instant, dtype=np.int64))
 
 
 def _instants(micros: Micros) -> "pa.Array[Any]":

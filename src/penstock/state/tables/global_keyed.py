@@ -19,6 +19,7 @@ them at their place among the others.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
@@ -76,8 +77,12 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer["GlobalKeyedTable"]):
         match data:
             case BlindDataTuple(key=key, value=value, operation=operation):
                 self._changes[key] = None if operation is DataOperation.TOMBSTONE else value
-            case DataTuple():
-                self.insert_data(self._encoded(data))
+            case DataTuple(key=key, value=value, operation=operation):
+                keys, values = self.table.codecs
+                is_removed = operation is DataOperation.TOMBSTONE
+                self._changes[keys.encode_key(key)] = (
+                    None if is_removed else values.encode(value)
+                )
             case CommitData(data=commit_data):
                 if not self.table.config.uses_two_phase_commit:
                     raise StateError(
@@ -123,18 +128,6 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer["GlobalKeyedTable"]):
         )
         return (written,)
 
-    def _encoded(self, data: DataTuple) -> BlindDataTuple:
-        name, types = self.table.config.table_name, self.table.types
-        key = ValueCodec(types.key_type, what=f"key of table {name!r}")
-        value = ValueCodec(types.value_type, what=f"value of table {name!r}")
-        is_removed = data.operation is DataOperation.TOMBSTONE
-        return BlindDataTuple(
-            data.timestamp_micros,
-            key.encode_key(data.key),
-            None if is_removed else value.encode(data.value),
-            data.operation,
-        )
-
 
 def _to_rows(changes: Mapping[bytes, bytes | None]) -> pa.Table:
     """Return changes as rows of a file, in order of key."""
@@ -152,10 +145,14 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     checkpointer_type = GlobalKeyedTableCheckpointer
     is_shared = True
 
-    @property
-    def types(self) -> KeyValueTypes:
-        """The types of keys and values; any types if none are declared."""
-        return self.state_type or KeyValueTypes()
+    @cached_property
+    def codecs(self) -> tuple[ValueCodec, ValueCodec]:
+        """The codecs of keys and values, which are of any type if none is declared."""
+        name, types = self.config.table_name, self.state_type or KeyValueTypes()
+        return (
+            ValueCodec(types.key_type, what=f"key of table {name!r}"),
+            ValueCodec(types.value_type, what=f"value of table {name!r}"),
+        )
 
     @override
     def view(self, frontier: Frontier | None = None) -> "GlobalKeyedView[Any, Any]":
@@ -199,20 +196,22 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
                 path=file.path,
             )
         names = {"table": name, "path": file.path}
-        value_type = self.types.value_type
+        codec = self.codecs[1]
         steps: tuple[MigrationStep, ...] = ()
         if file.state_version != self.state_version:
-            steps = plan_migration(file.state_version, value_type, table=name)
-        what = f"value of table {name!r}"
-        old = ValueCodec(steps[0].from_type, what=what) if steps else None
-        new = ValueCodec(value_type, what=what) if steps else None
+            steps = plan_migration(file.state_version, codec.value_type, table=name)
+        old = (
+            ValueCodec(steps[0].from_type, what=f"value of table {name!r}")
+            if steps
+            else None
+        )
         keys: list[Any] = rows.column("key").to_pylist()
         values: list[Any] = rows.column("value").to_pylist()
         for key, value in zip(keys, values, strict=True):
-            if old is None or new is None or value is None:
+            if old is None or value is None:
                 yield key, value
             else:
-                yield key, new.encode(migrate_value(old.decode(value), steps, **names))
+                yield key, codec.encode(migrate_value(old.decode(value), steps, **names))
 
     @override
     def still_needed(self, files: Files, frontier: Frontier) -> Files:
@@ -225,14 +224,11 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
         cls, files: Sequence[StateFile], task: TaskInfo
     ) -> Files:
         """Return the files a subtask wrote; subtask 0 also gets those of removed subtasks."""
-        subtask = task.subtask
-        carriers = (
-            f.subtask_index if f.subtask_index < subtask.parallelism else 0 for f in files
-        )
+        index, count = task.subtask.index, task.subtask.parallelism
         return tuple(
-            f
-            for f, carrier in zip(files, carriers, strict=True)
-            if carrier == subtask.index
+            file
+            for file in files
+            if index == (file.subtask_index if file.subtask_index < count else 0)
         )
 
     @classmethod
@@ -304,11 +300,10 @@ class GlobalKeyedView(View, Generic[K, V]):
 
     def __init__(self, table: GlobalKeyedTable) -> None:
         """Fold the table's files, which are those of all subtasks."""
-        self.table_name = name = table.config.table_name
+        self.table_name = table.config.table_name
         self.files: Files = table.files
         self._table = table
-        self._keys = ValueCodec(table.types.key_type, what=f"key of table {name!r}")
-        self._values = ValueCodec(table.types.value_type, what=f"value of table {name!r}")
+        self._keys, self._values = table.codecs
         self._folded = table.fold(table.files)
         self._unmerged: dict[bytes, bytes | None] = {}
         """Own writes of earlier epochs, in files that this view has not folded yet."""
