@@ -22,7 +22,7 @@ from penstock.state.files.cache import FileCache
 from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
-from penstock.state.tables.compaction import exceeds_run_limit
+from penstock.state.tables.compaction import cut_runs
 from penstock.testing import assert_job_is_whole, assert_no_restore_is_left_pinned
 from tests.builders.kept_epochs import files_of, load_epoch, manifest_of, read_metadata
 from tests.builders.protocol import RULES
@@ -278,7 +278,7 @@ class StateMachine(RuleBasedStateMachine):
 
     def has_too_many_runs(self) -> bool:
         return any(
-            exceeds_run_limit(files_of(metadata, table), max_runs=16)
+            len(cut_runs(files_of(metadata, table))) > 16
             for metadata in self.job.metadata[SHOP].values()
             for table in ("totals", "recent", "panes", "marks")
         )

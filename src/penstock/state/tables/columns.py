@@ -182,7 +182,19 @@ class KeyedSchema(TypedSchema):
         for name in self.key_columns:
             check_key_type(self.declared.field(name).type)
         check_time_column(self.declared, self.ttl)
-        self._check_round_trip()
+        for field in self.declared:
+            # A column that could be stored but not be returned in its declared type is refused.
+            stored: Any = stored_type(field.type)
+            try:
+                relay(pa.nulls(1, stored), field.type)
+            except pa.ArrowException as error:
+                raise SchemaError(
+                    f"column {field.name!r} of table {self.table_name!r} cannot be "
+                    f"{field.type}: {error}. Declare it as {stored}",
+                    code=ErrorCode.UNSUPPORTED_VALUE_TYPE,
+                    table=self.table_name,
+                    column=field.name,
+                ) from error
         check_storable(self.stored, what=f"table {self.table_name!r}")
 
     @classmethod
@@ -253,21 +265,6 @@ class KeyedSchema(TypedSchema):
             by_name = dict(zip(self.key_columns, keys, strict=True))
             keys = [by_name[name] for name in self.routing_columns]
         return hash_keys(keys, row_count=row_count)
-
-    def _check_round_trip(self) -> None:
-        """Refuse a column that could be stored but not be returned in its declared type."""
-        for field in self.declared:
-            stored: Any = stored_type(field.type)
-            try:
-                relay(pa.nulls(1, stored), field.type)
-            except pa.ArrowException as error:
-                raise SchemaError(
-                    f"column {field.name!r} of table {self.table_name!r} cannot be "
-                    f"{field.type}: {error}. Declare it as {stored}",
-                    code=ErrorCode.UNSUPPORTED_VALUE_TYPE,
-                    table=self.table_name,
-                    column=field.name,
-                ) from error
 
 
 @dataclass(frozen=True)

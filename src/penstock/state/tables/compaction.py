@@ -88,11 +88,6 @@ def plan_compaction(
     return CompactionPlan(inputs, drops_deleted=not hidden)
 
 
-def exceeds_run_limit(files: Sequence[StateFile], max_runs: int) -> bool:
-    """Tell whether the next epoch must wait for a compaction of this list."""
-    return len(cut_runs(files)) > max_runs
-
-
 def cut_runs(files: Sequence[StateFile]) -> list[tuple[StateFile, ...]]:
     """Cut a list into runs; files of one epoch and subtask stay in one run."""
     runs: list[tuple[StateFile, ...]] = []

@@ -124,12 +124,10 @@ class KeyedView(View):
         keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
         found = dict(zip(self.schema.key_columns, self.schema.keys_of(keys), strict=True))
         count = keys.num_rows
-        columns: list[Any] = []
-        for field in self.schema.stored_columns:
-            data_type: Any = field.type
-            columns.append(
-                found[field.name] if field.name in found else pa.nulls(count, data_type)
-            )
+        columns: list[Any] = [
+            found[field.name] if field.name in found else pa.nulls(count, field.type)
+            for field in self.schema.stored_columns
+        ]
         expires_at = expiry_of_deletions(count, self.schema.ttl, self._frontier)
         self._write(columns, count, DataOperation.TOMBSTONE, expires_at)
 

@@ -18,7 +18,7 @@ from penstock.state.files.state_file import restrict
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.records import RULES, ProtocolRules
-from penstock.state.tables.compaction import CompactionPlan, exceeds_run_limit
+from penstock.state.tables.compaction import CompactionPlan, cut_runs
 from penstock.state.tables.global_keyed import GlobalKeyedTable
 from penstock.state.tables.keyed import KeyedTable
 from penstock.state.tables.specs import TableSpec
@@ -157,7 +157,7 @@ def is_overfull(metadata: Metadata, max_runs: int) -> bool:
     Shared tables do not count: they are always folded whole.
     """
     return any(
-        exceeds_run_limit(files_of(part, table=name), max_runs)
+        len(cut_runs(files_of(part, table=name))) > max_runs
         for name, part in metadata.table_checkpoint_metadata.items()
         if not table_kind_of(metadata.table_configs[name].table_type, table=name).is_shared
     )

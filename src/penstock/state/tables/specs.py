@@ -13,12 +13,13 @@ value is refused when it is inserted.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+from google.protobuf.message import Message
 from msgspec import inspect
 
 from penstock.core.ids import TableName
@@ -104,13 +105,8 @@ def global_table(
         description=description,
         uses_two_phase_commit=uses_two_phase_commit,
     )
-    return TableSpec(
-        table,
-        state_pb2.GLOBAL_KEYED_TABLE,
-        config.SerializeToString(deterministic=True),
-        resolve_chain(value_type).current_version,
-        KeyValueTypes(key_type, value_type),
-    )
+    types = KeyValueTypes(key_type, value_type)
+    return _spec(table, state_pb2.GLOBAL_KEYED_TABLE, config, types)
 
 
 def time_keyed_table(
@@ -132,9 +128,8 @@ def time_keyed_table(
     declared = TimeKeyedSchema(
         table, columns, tuple(key_columns), time_column, _DURABLE_DOMAINS[time_domain]
     )
-    config = declared.to_config(description, meaning).SerializeToString(deterministic=True)
-    version = resolve_chain(state_type).current_version
-    return TableSpec(table, state_pb2.TIME_KEYED_TABLE, config, version, state_type)
+    config = declared.to_config(description, meaning)
+    return _spec(table, state_pb2.TIME_KEYED_TABLE, config, state_type)
 
 
 def keyed_table(
@@ -168,9 +163,18 @@ def keyed_table(
     declared = KeyedSchema(
         table, columns, tuple(key_columns), time_to_live, tuple(routed_by)
     )
-    config = declared.to_config(description).SerializeToString(deterministic=True)
-    version = resolve_chain(state_type).current_version
-    return TableSpec(table, state_pb2.KEYED_TABLE, config, version, state_type)
+    config = declared.to_config(description)
+    return _spec(table, state_pb2.KEYED_TABLE, config, state_type)
+
+
+def _spec(
+    table: TableName, table_type: state_pb2.TableEnum, config: Message, state_type: Any
+) -> TableSpec:
+    """Return the declaration; its files are written with the version of the state class."""
+    data = config.SerializeToString(deterministic=True)
+    spec = TableSpec(table, table_type, data, state_type=state_type)
+    version = resolve_chain(spec.migrated_type).current_version
+    return replace(spec, state_version=version)
 
 
 def _resolve_schema(

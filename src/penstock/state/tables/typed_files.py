@@ -167,23 +167,18 @@ class TypedFile:
             )
         )
         if puts is not None and len(puts) < rows.num_rows:
-            columns = self._with_tombstones(rows, columns, puts)
+            # Migrated rows go back to their places between tombstones, which have only keys.
+            source = np.full(rows.num_rows, -1, dtype=np.int64)
+            source[puts] = np.arange(len(puts))
+            picked = pa.array(source, mask=source < 0)
+            columns = [
+                rows.column(name)
+                if name in self._schema.key_columns
+                else column.take(picked)
+                for name, column in zip(self._schema.declared.names, columns, strict=True)
+            ]
         columns += [rows.column(name) for name in own]
         return pa.RecordBatch.from_arrays(columns, schema=stored)
-
-    def _with_tombstones(
-        self, rows: pa.RecordBatch, columns: list[Any], puts: Positions
-    ) -> list[Any]:
-        """Put migrated rows back to their places between tombstones, which have only keys."""
-        source = np.full(rows.num_rows, -1, dtype=np.int64)
-        source[puts] = np.arange(len(puts))
-        picked = pa.array(source, mask=source < 0)
-        return [
-            rows.column(field.name)
-            if field.name in self._schema.key_columns
-            else column.take(picked)
-            for field, column in zip(self._schema.declared, columns, strict=True)
-        ]
 
     def _relaid(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Adapt rows whose columns differ from the declared ones in order or layout only."""
