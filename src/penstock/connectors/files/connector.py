@@ -36,11 +36,11 @@ _MIN_DISCOVER_MICROS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FilesSpec:
-    """Files by name: for `Pipeline.read` by a path or glob, for `Stream.write` by a folder.
+    """Names files: for `Pipeline.read` by a path or glob, for `Stream.write` by a folder.
 
-    Nothing is read or listed before. `format` is "parquet", "jsonl" (JSON lines) or "csv" (with
-    a header, read only); unless it is given, it follows from the ending of the path.
-    `store_options` are those of `open_store`.
+    It reads and lists nothing until a pipeline asks for its source. `format` is "parquet",
+    "jsonl" (JSON lines) or "csv" (with a header, read only); unless it is given, it follows
+    from the ending of the path. `store_options` are those of `open_store`.
 
     Reading: without `schema` the columns are those of the first file by name, and all files
     must have exactly these. With it, other columns are skipped. `discover=True` looks for new
@@ -160,4 +160,4 @@ class FilesSpec:
 
 
 files = FilesSpec
-"""What users call it."""
+"""The name that users call it by."""

@@ -282,7 +282,7 @@ class EpochParts:
         if part.encoded_bytes >= self._target_bytes:
             self._upload(partition)
         while self._held_bytes > self._target_bytes + self._group_bytes:
-            # The largest open file shrinks if most of its rows still wait to be encoded.
+            # The largest open file is encoded, or uploaded if most of it is encoded already.
             largest = max(self._open, key=lambda each: self._open[each].held_bytes)
             part = self._open[largest]
             if part.waiting_bytes > part.encoded_bytes:

@@ -1,4 +1,4 @@
-"""The operator that adds a column computed by a synchronous function. Stateless.
+"""Operators that add a column computed by a synchronous function. Stateless.
 
 A Python function is called row by row, or with whole columns. Its result is checked against
 the declaration. A result of another type or length is a mistake in the declaration or in the
