@@ -1,59 +1,51 @@
 """The catalog: every kind of operator and connector that a graph can name without plug-ins."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any, TypeAlias
 
-from penstock.connectors.files.sink import FilesSink, FilesSinkConfig
-from penstock.connectors.files.source import FilesSource, FilesSourceConfig
-from penstock.connectors.impulse import ImpulseConfig, ImpulseSource
-from penstock.connectors.memory import (
-    ListSink,
-    ListSinkConfig,
-    ListSource,
-    ListSourceConfig,
+from penstock.connectors import impulse, memory, stdout
+from penstock.connectors.files import sink as files_sink
+from penstock.connectors.files import source as files_source
+from penstock.connectors.nexmark import rows as nexmark_rows
+from penstock.connectors.nexmark import source as nexmark
+from penstock.operators import event_time, expressions, stateless, user_functions
+from penstock.operators.operator import ArrowOperator, SourceOperator
+from penstock.operators.registry import OperatorConfig, Registry
+from penstock.operators.udfs import async_operator, functions, native, specs
+from penstock.operators.updating import aggregate, changelog, combine
+from penstock.operators.windows import panes, sessions
+
+_Build: TypeAlias = Callable[[Any], ArrowOperator | SourceOperator]
+
+_KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
+    (expressions.FilterConfig, expressions.Filter),
+    (expressions.SelectConfig, expressions.Project),
+    (expressions.WithColumnsConfig, expressions.Project),
+    (stateless.MapBatchesConfig, stateless.MapBatches),
+    (stateless.FlatMapConfig, stateless.FlatMap),
+    (stateless.KeyByConfig, stateless.KeyBy),
+    (stateless.UnionConfig, stateless.Union),
+    (user_functions.ProcessConfig, user_functions.build_process),
+    (user_functions.SourceConfig, user_functions.build_source),
+    (event_time.WatermarkConfig, event_time.WatermarkGenerator),
+    (specs.UdfSpec, functions.build_udf),
+    (specs.AsyncUdfSpec, async_operator.build_async_udf),
+    (memory.ListSourceConfig, memory.ListSource),
+    (memory.ListSinkConfig, memory.ListSink),
+    (files_source.FilesSourceConfig, files_source.FilesSource),
+    (files_sink.FilesSinkConfig, files_sink.FilesSink),
+    (impulse.ImpulseConfig, impulse.ImpulseSource),
+    (stdout.StdoutConfig, stdout.StdoutSink),
+    (stdout.BlackholeConfig, stdout.Blackhole),
+    (combine.CombineConfig, combine.Combine),
+    (aggregate.UpdatingAggregateConfig, aggregate.UpdatingAggregate),
+    (changelog.ToDebeziumConfig, changelog.ToDebezium),
+    (panes.PaneCombinerConfig, panes.PaneCombiner),
+    (panes.PaneWindowConfig, panes.PaneWindows),
+    (sessions.SessionWindowConfig, sessions.SessionWindows),
 )
-from penstock.connectors.nexmark.rows import NexmarkConfig
-from penstock.connectors.nexmark.source import KIND as NEXMARK
-from penstock.connectors.nexmark.source import NexmarkSource
-from penstock.connectors.stdout import Blackhole, BlackholeConfig, StdoutConfig, StdoutSink
-from penstock.operators.event_time import WatermarkConfig, WatermarkGenerator
-from penstock.operators.expressions import (
-    Filter,
-    FilterConfig,
-    Project,
-    SelectConfig,
-    WithColumnsConfig,
-)
-from penstock.operators.registry import Registry
-from penstock.operators.stateless import (
-    FlatMap,
-    FlatMapConfig,
-    KeyBy,
-    KeyByConfig,
-    MapBatches,
-    MapBatchesConfig,
-    Union,
-    UnionConfig,
-)
-from penstock.operators.udfs.async_operator import build_async_udf
-from penstock.operators.udfs.functions import build_udf
-from penstock.operators.udfs.native import NativeUdf, build_call_udf
-from penstock.operators.udfs.specs import AsyncUdfSpec, CallUdfSpec, NativeUdfSpec, UdfSpec
-from penstock.operators.updating.aggregate import UpdatingAggregate, UpdatingAggregateConfig
-from penstock.operators.updating.changelog import ToDebezium, ToDebeziumConfig
-from penstock.operators.updating.combine import Combine, CombineConfig
-from penstock.operators.user_functions import (
-    ProcessConfig,
-    SourceConfig,
-    build_process,
-    build_source,
-)
-from penstock.operators.windows.panes import (
-    PaneCombiner,
-    PaneCombinerConfig,
-    PaneWindowConfig,
-    PaneWindows,
-)
-from penstock.operators.windows.sessions import SessionWindowConfig, SessionWindows
+"""The class of each kind's config, and the function or class that builds the operator from it."""
 
 
 def default_registry(*, load_plugins: bool = True) -> Registry:
@@ -62,34 +54,13 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     Finding the packages takes milliseconds, so a process keeps its registry.
     """
     registry = Registry()
-    registry.add(FilterConfig.kind, FilterConfig, Filter)
-    registry.add(SelectConfig.kind, SelectConfig, Project)
-    registry.add(WithColumnsConfig.kind, WithColumnsConfig, Project)
-    registry.add(MapBatchesConfig.kind, MapBatchesConfig, MapBatches)
-    registry.add(FlatMapConfig.kind, FlatMapConfig, FlatMap)
-    registry.add(KeyByConfig.kind, KeyByConfig, KeyBy)
-    registry.add(UnionConfig.kind, UnionConfig, Union)
-    registry.add(ProcessConfig.kind, ProcessConfig, build_process)
-    registry.add(SourceConfig.kind, SourceConfig, build_source)
-    registry.add(WatermarkConfig.kind, WatermarkConfig, WatermarkGenerator)
-    registry.add(UdfSpec.kind, UdfSpec, build_udf)
-    registry.add(AsyncUdfSpec.kind, AsyncUdfSpec, build_async_udf)
-    registry.add(NativeUdfSpec.kind, NativeUdfSpec, partial(NativeUdf, registry))
-    registry.add(CallUdfSpec.kind, CallUdfSpec, partial(build_call_udf, registry))
-    registry.add(ListSourceConfig.kind, ListSourceConfig, ListSource)
-    registry.add(ListSinkConfig.kind, ListSinkConfig, ListSink)
-    registry.add(FilesSourceConfig.kind, FilesSourceConfig, FilesSource)
-    registry.add(ImpulseConfig.kind, ImpulseConfig, ImpulseSource)
-    registry.add(NEXMARK, NexmarkConfig, NexmarkSource)
-    registry.add(StdoutConfig.kind, StdoutConfig, StdoutSink)
-    registry.add(FilesSinkConfig.kind, FilesSinkConfig, FilesSink)
-    registry.add(BlackholeConfig.kind, BlackholeConfig, Blackhole)
-    registry.add(CombineConfig.kind, CombineConfig, Combine)
-    registry.add(UpdatingAggregateConfig.kind, UpdatingAggregateConfig, UpdatingAggregate)
-    registry.add(ToDebeziumConfig.kind, ToDebeziumConfig, ToDebezium)
-    registry.add(PaneCombinerConfig.kind, PaneCombinerConfig, PaneCombiner)
-    registry.add(PaneWindowConfig.kind, PaneWindowConfig, PaneWindows)
-    registry.add(SessionWindowConfig.kind, SessionWindowConfig, SessionWindows)
+    for config, build in _KINDS:
+        registry.add(config.kind, config, build)
+    registry.add(nexmark.KIND, nexmark_rows.NexmarkConfig, nexmark.NexmarkSource)
+    # These two are built with the registry, which loads libraries and knows UDFs by name.
+    native_udf, call_udf = specs.NativeUdfSpec, specs.CallUdfSpec
+    registry.add(native_udf.kind, native_udf, partial(native.NativeUdf, registry))
+    registry.add(call_udf.kind, call_udf, partial(native.build_call_udf, registry))
     if load_plugins:
         registry.load_entry_points()
     return registry
