@@ -8,6 +8,7 @@ import pytest
 
 from penstock.core.clock import Clock, new_token
 from penstock.core.settings import current
+from penstock.operators.user_functions import pickle_function
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.task.task import Worker
@@ -67,7 +68,8 @@ class MakeOnSpark:
 
         del clock  # workers have their own; epochs go by the plan's time
         cache_root = str(self._folder / "worker-cache")
-        spec = WorkerSpec(new_token(), store, cache_root, current())
+        registry = pickle_function(REGISTRY, "registry")
+        spec = WorkerSpec(new_token(), store, cache_root, current(), registry)
         return SparkExecutor(shared_session(), spec)
 
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from pyspark.errors import PySparkException
@@ -150,13 +149,12 @@ class Handoff:
             self._offer = offer
             wake_job = self._wake_job
         wake_job()
-        try:
-            with self._changed:
+        with self._changed:
+            try:
                 self._changed.wait_for(lambda: offer.is_done or self._end is not None)
                 if not offer.is_done and self._end is not None:
                     raise self._end
-        finally:
-            with self._changed:
+            finally:
                 self._offer = None
 
     def next_step(self, offset: Any) -> FrameStep:
@@ -216,7 +214,6 @@ class AttachedJob:
         self._driver: JobDriver | None = None
         self._has_driver = threading.Event()
         self._error: BaseException | None = None
-        self._status: JobStatus | None = None
         self.queries: dict[str, StreamingQuery] = {}
         """The queries that `Pipeline.attach` started, by source."""
         self._thread = threading.Thread(
@@ -240,7 +237,7 @@ class AttachedJob:
     @property
     def status(self) -> JobStatus | None:
         """What the job is doing; None before it has begun."""
-        return self._status if self._driver is None else self._driver.status
+        return None if self._driver is None else self._driver.status
 
     def feed(self, source: str | None = None) -> Feed:
         """Return the function to give to `foreachBatch` of the query that feeds a source."""
@@ -322,19 +319,14 @@ class AttachedJob:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        if self._status is None:
+        if self._driver is None:
             raise InternalError(f"job {self._job!r} ended without a status")
-        return self._status
+        return self._driver.status
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         del kind, trace
         try:
             self.stop()
@@ -346,7 +338,7 @@ class AttachedJob:
     def _run(self) -> None:
         """Drive the job; when it ends, for any reason, end every wait for it."""
         try:
-            self._status = self._run_job()
+            self._run_job()
         except BaseException as error:  # noqa: BLE001 (it is raised again by `stop`)
             self._error = error
         finally:

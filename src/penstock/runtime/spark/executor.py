@@ -27,6 +27,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -40,7 +42,6 @@ from penstock.core.ids import OperatorId
 from penstock.errors import (
     ErrorCode,
     ExternalError,
-    InternalError,
     PenstockError,
     UserCodeError,
     UserError,
@@ -125,53 +126,38 @@ def _done(results: Iterable[_Result]) -> Sequence[CompactionResult]:
     return found
 
 
-def is_fed(plan: PhysicalPlan, epoch: EpochPlan) -> bool:
-    """Return whether any source is fed a DataFrame in this epoch."""
-    chains = (plan.chains[number] for number in plan.supersteps[0].chains)
-    return any(_fed_by(chain, epoch) is not None for chain in chains)
-
-
 def first_superstep(
     session: SparkSession, plan: PhysicalPlan, epoch: EpochPlan, task: SuperstepTask
 ) -> DataFrame:
-    """Return the DataFrame that runs the tasks of level 0."""
-    parts = list(_parts(session, plan, epoch, task))
-    whole = parts[0]
-    if _fed_by(plan.chains[plan.supersteps[0].chains[0]], epoch) is not None:
-        # The session of a union's first part plans the union. It must be our own session:
-        # another one may cut the epoch into several jobs. Spark removes the empty part.
-        nothing = session.range(0, 1, 1, 1).where("false").toDF("id")
-        whole = nothing.mapInArrow(task, SPARK_SCHEMA).union(whole)
-    for part in parts[1:]:
-        whole = whole.union(part)
-    return whole
+    """Return the DataFrame that runs the tasks of level 0.
 
-
-def _parts(
-    session: SparkSession, plan: PhysicalPlan, epoch: EpochPlan, task: SuperstepTask
-) -> Iterator[DataFrame]:
-    """Yield the parts of the union; adjacent chains that read by themselves are one part."""
-    waiting = 0
-    for number in plan.supersteps[0].chains:
-        chain = plan.chains[number]
-        name = _fed_by(chain, epoch)
+    Adjacent chains that read by themselves are one part of the union.
+    """
+    chains = [plan.chains[number] for number in plan.supersteps[0].chains]
+    parts: list[DataFrame] = []
+    for name, group in groupby(chains, partial(_fed_by, epoch)):
+        counts = [chain.parallelism for chain in group]
         if name is None:
-            waiting += chain.parallelism
+            rows = _numbered(session, sum(counts))
+            parts.append(rows.mapInArrow(task, SPARK_SCHEMA))
             continue
-        if waiting:
-            yield _placeholders(session, waiting, task)
-            waiting = 0
-        rows = fed_frame(name).repartition(chain.parallelism)
-        yield rows.mapInArrow(replace(task, is_fed=True), SPARK_SCHEMA)
-    if waiting:
-        yield _placeholders(session, waiting, task)
+        if not parts:
+            # The session of a union's first part plans the union. It must be our own session:
+            # another one may cut the epoch into several jobs. Spark removes the empty part.
+            nothing = _numbered(session, 1).where("false")
+            parts.append(nothing.mapInArrow(task, SPARK_SCHEMA))
+        for count in counts:
+            rows = fed_frame(name).repartition(count)
+            parts.append(rows.mapInArrow(replace(task, is_fed=True), SPARK_SCHEMA))
+    return reduce(DataFrame.union, parts)
 
 
-def _placeholders(session: SparkSession, count: int, task: SuperstepTask) -> DataFrame:
-    return session.range(0, count, 1, count).toDF("id").mapInArrow(task, SPARK_SCHEMA)
+def _numbered(session: SparkSession, count: int) -> DataFrame:
+    """Return as many partitions of one row each."""
+    return session.range(0, count, 1, count).toDF("id")
 
 
-def _fed_by(chain: Chain, epoch: EpochPlan) -> str | None:
+def _fed_by(epoch: EpochPlan, chain: Chain) -> str | None:
     """Return what feeds the chain's source, its first operator, in this epoch; or None."""
     assignments = epoch.assignments.get(chain.operators[0], ())
     return next((part.fed for part in assignments), None)
@@ -286,8 +272,8 @@ class SparkExecutor:
         """
         size_bytes = sum(order.due_bytes for order in orders)
         is_small = len(orders) <= _FEW_ORDERS and size_bytes <= _SMALL_BYTES
-        compact = self._compact_here if is_small else self._compact
-        self._compacting.append(self._compactions.submit(compact, tuple(orders)))
+        started = self._compactions.submit(self._compact, tuple(orders), is_small=is_small)
+        self._compacting.append(started)
 
     @property
     def is_compacting(self) -> bool:
@@ -320,7 +306,8 @@ class SparkExecutor:
 
     def _frame(self, job: CompiledJob, epoch: EpochPlan) -> DataFrame:
         """Return the DataFrame that runs an epoch: the standing one, or one for this epoch."""
-        if is_fed(job.plan, epoch) or not send_beside(self._session, epoch):
+        is_fed = any(_fed_by(epoch, chain) is not None for chain in job.plan.chains)
+        if is_fed or not send_beside(self._session, epoch):
             return self._build(job, epoch, epoch)
         if self._standing is None or self._standing[0] != job.fingerprint:
             self._standing = (job.fingerprint, self._build(job, epoch, None))
@@ -330,29 +317,25 @@ class SparkExecutor:
     def _build(
         self, job: CompiledJob, epoch: EpochPlan, carried: EpochPlan | None
     ) -> DataFrame:
-        graph = encode_graph(job.graph)
-        frame: DataFrame | None = None
-        for superstep in job.plan.supersteps:
-            task = SuperstepTask(graph, carried, superstep.level, self._worker)
-            if frame is None:
-                frame = first_superstep(self._session, job.plan, epoch, task)
-            else:
-                routed = frame.repartitionById(superstep.task_count, F.col("route"))
-                frame = routed.mapInArrow(task, SPARK_SCHEMA)
-        if frame is None:
-            raise InternalError(f"the plan of job {job.graph.job!r} has no superstep")
+        first = SuperstepTask(encode_graph(job.graph), carried, 0, self._worker)
+        frame = first_superstep(self._session, job.plan, epoch, first)
+        for superstep in job.plan.supersteps[1:]:
+            routed = frame.repartitionById(superstep.task_count, F.col("route"))
+            task = replace(first, level=superstep.level)
+            frame = routed.mapInArrow(task, SPARK_SCHEMA)
         return frame
 
-    def _compact_here(
-        self, orders: tuple[CompactionOrder, ...]
+    def _compact(
+        self, orders: tuple[CompactionOrder, ...], *, is_small: bool
     ) -> Sequence[CompactionResult]:
-        return _done(_carry_out(order, self._worker) for order in orders)
-
-    def _compact(self, orders: tuple[CompactionOrder, ...]) -> Sequence[CompactionResult]:
-        task, count = CompactionTask(orders, self._worker), len(orders)
-        frame = self._session.range(0, count, 1, count).toDF("id")
+        if is_small:
+            return _done(_carry_out(order, self._worker) for order in orders)
+        task, rows = (
+            CompactionTask(orders, self._worker),
+            _numbered(self._session, len(orders)),
+        )
         try:
-            table = frame.mapInArrow(task, RESULT_SCHEMA).toArrow()
+            table = rows.mapInArrow(task, RESULT_SCHEMA).toArrow()
         except (PySparkException, Py4JError) as error:
             _log.warning("a job of compactions failed and is ordered again: %s", error)
             return ()

@@ -40,11 +40,9 @@ _SPARK_TYPES: dict[pa.DataType, pa.DataType] = {
 
 def to_stream_schema(schema: SchemaLike) -> StreamSchema:
     """Return what users gave as the schema of a stream."""
-    if isinstance(schema, StreamSchema):
-        return schema
     if isinstance(schema, StructType):
-        return StreamSchema(arrow_schema_of(schema))
-    return StreamSchema(schema)
+        schema = arrow_schema_of(schema)
+    return schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
 
 
 def arrow_schema_of(schema: StructType) -> pa.Schema:

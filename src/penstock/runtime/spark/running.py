@@ -168,7 +168,9 @@ def _cache_root(settings: Settings, session: SparkSession) -> Iterator[str]:
     if settings.cache_root is not None:
         yield settings.cache_root
         return
-    local = _local_folder(session)
+    # Spark keeps its own files in this folder, or in the first of several.
+    named = variable("SPARK_LOCAL_DIRS") or session.conf.get("spark.local.dir", "") or ""
+    local = named.split(",")[0].strip() or tempfile.gettempdir()
     context = context_of(session)
     if context is None or not str(context.master).startswith("local"):
         yield str(Path(local) / "penstock-cache")
@@ -178,9 +180,3 @@ def _cache_root(settings: Settings, session: SparkSession) -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _local_folder(session: SparkSession) -> str:
-    """Return the folder, or the first of several, in which Spark keeps its own files."""
-    named = variable("SPARK_LOCAL_DIRS") or session.conf.get("spark.local.dir", "") or ""
-    return named.split(",")[0].strip() or tempfile.gettempdir()

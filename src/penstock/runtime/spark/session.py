@@ -245,14 +245,12 @@ def adopt_session(session: SparkSession) -> SparkSession:
 
 def set_for_epochs(own: SparkSession) -> list[str]:
     """Set what any session can have; return the settings that this one refuses."""
+    theirs = own.conf.get(EXCLUDED_RULES, None) or ""
+    rules = dict.fromkeys(
+        [*filter(None, theirs.split(",")), _EPOCH_SETTINGS[EXCLUDED_RULES]]
+    )
     refused = []
-    for name, wanted in _EPOCH_SETTINGS.items():
-        value = wanted
-        if name == EXCLUDED_RULES:
-            theirs = own.conf.get(name, None) or ""
-            value = ",".join(
-                {**dict.fromkeys(filter(None, theirs.split(","))), wanted: None}
-            )
+    for name, value in {**_EPOCH_SETTINGS, EXCLUDED_RULES: ",".join(rules)}.items():
         try:
             own.conf.set(name, value)
         except PySparkException:

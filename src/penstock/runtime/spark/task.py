@@ -22,7 +22,7 @@ import cProfile
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from penstock.catalog import default_registry
-from penstock.core.clock import Clock, SystemClock, new_token
+from penstock.core.clock import new_token
 from penstock.core.settings import Settings, adopt, current
 from penstock.errors import InternalError
 from penstock.graph.codec import decode_graph, fingerprint_of
@@ -77,34 +76,23 @@ def to_batches(records: Iterable[Record]) -> Iterator[pa.RecordBatch]:
 def from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Record]:
     """Return the records of batches of the wire schema; payloads are views, not copies."""
     for batch in batches:
-        routes: list[Any] = batch.column("route").to_pylist()
-        kinds: list[Any] = batch.column("kind").to_pylist()
-        headers: list[Any] = batch.column("header").to_pylist()
+        known: Any = (
+            batch.column(name).to_pylist() for name in ("route", "kind", "header")
+        )
         payloads: Any = batch.column("payload")
-        for index in range(batch.num_rows):
-            payload = payloads[index].as_buffer()
-            yield Record(routes[index], kinds[index], headers[index], payload)
+        yield from map(Record, *known, (payload.as_buffer() for payload in payloads))
 
 
 def _to_batch(records: list[Record]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([record.route for record in records], pa.int32()),
-            pa.array([int(record.kind) for record in records], pa.int8()),
-            pa.array([record.header for record in records], pa.binary()),
-            _binary([record.payload for record in records]),
-        ],
-        schema=ARROW_SCHEMA,
-    )
-
-
-def _binary(values: list[Any]) -> Any:
-    """Return buffers as one column; `pa.array` would never release memoryviews of them."""
+    routes, kinds, headers, payloads = zip(*records, strict=True)
+    known = (pa.array(routes, pa.int32()), pa.array(kinds, pa.int8()), pa.array(headers))
+    # Built by hand: `pa.array` would never release memoryviews of the payloads.
     ends: Any = np.cumsum(
-        [0, *(memoryview(value).nbytes for value in values)], dtype=np.int32
+        [0, *(memoryview(data).nbytes for data in payloads)], dtype=np.int32
     )
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
-    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(payloads))]
+    joined = pa.Array.from_buffers(pa.binary(), len(records), buffers)
+    return pa.RecordBatch.from_arrays([*known, joined], schema=ARROW_SCHEMA)
 
 
 @contextmanager
@@ -115,11 +103,10 @@ def profiled(name: str) -> Iterator[None]:
         yield
         return
     profile = cProfile.Profile()
-    profile.enable()
     try:
-        yield
+        with profile:
+            yield
     finally:
-        profile.disable()
         Path(root).mkdir(parents=True, exist_ok=True)
         profile.dump_stats(Path(root) / f"{name}-{new_token()}.prof")
 
@@ -171,9 +158,8 @@ class WorkerSpec:
     cache_root: str
     """The folder of cached state files, shared by all processes of a machine."""
     settings: Settings
-    registry: UserFunction | None = None
-    """A user's own registry; None for the built-in kinds and installed plug-ins."""
-    clock: Clock = field(default_factory=SystemClock)
+    registry: UserFunction
+    """The registry of the pipeline, pickled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,29 +176,25 @@ class SuperstepTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task of this partition."""
-        worker = worker_of(self.worker)
-        fed = iter(batches) if self.is_fed else None
-        if fed is not None:
-            batches = ()
-        elif self.level == 0:
+        worker, batches = worker_of(self.worker), iter(batches)
+        if self.level == 0 and not self.is_fed:
             # The rows of `range` only make Spark start the tasks; they carry nothing.
             for _ in batches:
                 pass
-            batches = ()
         with profiled(f"level-{self.level}"):
             yield from to_batches(
                 run_task(
                     _job_of(self.graph),
                     self.epoch or plan_beside(),
-                    from_batches(batches),
+                    from_batches(() if self.is_fed else batches),
                     worker,
                     level=self.level,
                     task=partition_number(),
-                    fed=fed,
+                    fed=batches if self.is_fed else None,
                 )
             )
         # A failed task left rows unread, and Spark reuses a worker only if it has read all.
-        for _ in fed or ():
+        for _ in batches:
             pass
         _settle_memory()
 
@@ -256,21 +238,16 @@ def worker_of(spec: WorkerSpec) -> Worker:
     worker = _workers.get(spec.name)
     if worker is None:
         adopt(spec.settings)
+        registry = unpickle_function(spec.registry)
+        if not isinstance(registry, Registry):
+            raise InternalError(
+                f"a worker was sent {type(registry).__name__} as its registry"
+            )
         limit_bytes = spec.settings.cache_limit_bytes
         worker = _workers[spec.name] = Worker(
             spec.store,
             FileCache(Path(spec.cache_root), limit_bytes=limit_bytes),
-            _registry_of(spec),
-            spec.clock,
+            registry,
             memory_budget_bytes=spec.settings.memory_budget_bytes,
         )
     return worker
-
-
-def _registry_of(spec: WorkerSpec) -> Registry:
-    if spec.registry is None:
-        return default_registry()
-    registry = unpickle_function(spec.registry)
-    if not isinstance(registry, Registry):
-        raise InternalError(f"a worker was sent {type(registry).__name__} as its registry")
-    return registry
