@@ -77,8 +77,6 @@ class Mailbox:
         self._plan = plan
         self.attempt = attempt
         self.records: deque[Record] = deque()
-        self.outlets: list[Outlet] = []
-        """All outlets that send through it."""
 
     def send(self, kind: RecordKind, header: Header, payload: object) -> None:
         """Post a record of this task."""
@@ -198,7 +196,6 @@ def outlets_of(
             subtask=subtask,
             first_turn=subtask + epoch,
         )
-        mailbox.outlets.append(outlet)
         outputs = found.setdefault(exchange.edge.source, {})
         outputs.setdefault(exchange.edge.output, []).append(outlet)
     return found

@@ -20,6 +20,7 @@ is found there is whole, and the label shows whether the driver accepted it:
 | anything else | are folded again | are built again |
 """
 
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -196,8 +197,9 @@ def run_task(
     if not report.is_whole:
         for _ in inlet.relay_rest():
             yield from mailbox.drain()
-        for outlet in mailbox.outlets:
-            outlet.abort()
+        for outputs in outlets.values():
+            for outlet in itertools.chain(*outputs.values()):
+                outlet.abort()
     mailbox.report(encode_report(report))
     yield from mailbox.drain()
 
@@ -252,8 +254,9 @@ class _TaskWork:
                 assembled.nodes, assembled.links, inlet, terms, mailbox.drain
             )
             worker.watched.raise_failure()
-            for outlet in mailbox.outlets:
-                outlet.finish(passed_on[outlet.exchange.edge.source])
+            for operator, outputs in outlets.items():
+                for outlet in itertools.chain(*outputs.values()):
+                    outlet.finish(passed_on[operator])
             if not (terms.barrier.then_stop or terms.is_stop):
                 written = {part.operator: part.checkpoint.metadata for part in reports}
                 worker.keep_chain(key, KeptChain(assembled, epoch.run, written))
@@ -310,7 +313,7 @@ def _same_files(written: Metadata | None, published: Metadata | None) -> bool:
     theirs = {} if published is None else dict(published.table_checkpoint_metadata)
     if mine.keys() != theirs.keys():
         return False
-    lists = ((name, mine[name], theirs[name]) for name in mine)
+    lists = ((name, held, theirs[name]) for name, held in mine.items())
     return all(
         held == wanted
         or derive_missing(files_of(held, table=name), files_of(wanted, table=name)) == ()
