@@ -153,7 +153,7 @@ def first_superstep(
 
 
 def _numbered(session: SparkSession, count: int) -> DataFrame:
-    """Return as many partitions of one row each."""
+    """Return a DataFrame with as many partitions, each with one row."""
     return session.range(0, count, 1, count).toDF("id")
 
 
