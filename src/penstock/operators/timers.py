@@ -23,10 +23,9 @@ The functions on timer rows are pure; `Timers` holds the table and the clock of 
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.arrow_types import Micros, to_micros
@@ -42,8 +41,6 @@ from penstock.state.tables.time_keyed_view import TimeKeyedView
 
 FIRES_AT, DUE, IS_SET = "fires_at", "due", "is_set"
 _KEY_PREFIX = "key."
-
-Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 def timer_schema(keyed: StreamSchema) -> pa.Schema:
