@@ -12,9 +12,9 @@
         harness.read()
 
 How it works. A harness is a job of its own (`SteppedJob`): the operators under test stand
-between parts that bring rows and watermarks and a part that keeps what comes out.
+between parts that bring rows and watermarks and parts that keep what comes out.
 
-    input-0 → feed-0 ─by key→ operator → output
+    input-0 → given-0 ─by key→ operator → output-0
 
 `push`, `watermark` and `advance` prepare an epoch; `barrier` runs it: plan, tasks, real
 tables, publication. Only `advance` moves the clock. If a hook raises, `barrier` raises the
@@ -205,7 +205,11 @@ class OperatorHarness(SteppedJob):
     # ---- what goes in
 
     def push(self, rows: GivenRows, *, input: int = 0) -> None:  # noqa: A002 (as in the graph)
-        """Add rows to the next epoch: columns, dictionaries, a batch, a table or a frame."""
+        """Add rows to the next epoch: columns, dictionaries, a batch, a table or a frame.
+
+        The operator gets the rows of input 0 first, then those of input 1 and so on; several
+        pushes to one input may come as one batch.
+        """
         self._check_input(input)
         given = self._inputs[input]
         if given.watermark == MAX_EVENT_TIME:
@@ -378,7 +382,8 @@ class SourceHarness(SteppedJob):
     def read(self, *, rows: int | None = None, is_stop: bool = False) -> EpochOutput:
         """Run an epoch; `rows` limits what each subtask may read, `is_stop` closes the source.
 
-        An epoch in which the source returns `IMMEDIATE` does not count.
+        Nothing is read in the epoch that closes the source. An epoch in which the source
+        returns `IMMEDIATE` does not count.
         """
         planned = self._session.planner.sources[_SOURCE]
         planned.budget = self._budget if rows is None else replace(self._budget, rows=rows)

@@ -128,6 +128,13 @@ def test_of_several_attempts_of_an_epoch_only_the_last_counts(amnesia: Amnesia) 
         assert harness.epoch == 3
 
 
+def test_an_epoch_without_a_number_of_attempts_is_run_once() -> None:
+    with OperatorHarness(Totals(), CLICKS, key="user") as harness:
+        harness.push({"user": ["a"], "n": [1]})
+        assert [row["n"] for row in harness.barrier(attempts=0).rows()] == [1]
+        assert harness.epoch == 1
+
+
 def test_two_inputs_are_told_apart_and_their_watermarks_merged() -> None:
     with OperatorHarness(BothSides(), CLICKS, TIMED) as harness:
         harness.push({"user": ["a"], "n": [1]})
