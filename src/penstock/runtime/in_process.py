@@ -27,7 +27,7 @@ from penstock.runtime.plan.executor import (
     TaskReport,
     decode_report,
 )
-from penstock.runtime.plan.physical import CompiledJob
+from penstock.runtime.plan.physical import PhysicalPlan
 from penstock.runtime.task.task import Worker, run_task
 from penstock.runtime.task.wire import Record
 from penstock.state.protocol.records import CheckpointManifest
@@ -124,13 +124,13 @@ class InProcessExecutor:
         self._compacted: list[CompactionResult] = []
 
     def run_epoch(
-        self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
+        self, job: PhysicalPlan, epoch: EpochPlan, parent: CheckpointManifest | None
     ) -> Sequence[TaskReport]:
         """Run level by level; each task gets what the exchange holds for it."""
         if parent is not None:
             self.worker.manifests.put(parent.ref, parent)
         arriving: Exchanged = {}
-        for superstep in job.plan.supersteps:
+        for superstep in job.supersteps:
             level = superstep.level
             leaving: Exchanged = {}
             run = partial(self._run_task, job, epoch, arriving, level)
@@ -177,7 +177,12 @@ class InProcessExecutor:
         self.worker.forget()
 
     def _run_task(
-        self, job: CompiledJob, epoch: EpochPlan, arriving: Exchanged, level: int, task: int
+        self,
+        job: PhysicalPlan,
+        epoch: EpochPlan,
+        arriving: Exchanged,
+        level: int,
+        task: int,
     ) -> list[Record]:
         records = self._shuffled(arriving.get(task, []))
         return list(run_task(job, epoch, records, self.worker, level=level, task=task))

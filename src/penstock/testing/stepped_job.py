@@ -42,7 +42,7 @@ from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.executor import TaskReport
-from penstock.runtime.plan.physical import CompiledJob
+from penstock.runtime.plan.physical import PhysicalPlan
 from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.proto import state_pb2
@@ -300,7 +300,7 @@ class _SteppedExecutor(InProcessExecutor):
 
     @override
     def run_epoch(
-        self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
+        self, job: PhysicalPlan, epoch: EpochPlan, parent: CheckpointManifest | None
     ) -> Sequence[TaskReport]:
         reports: Sequence[TaskReport] = ()
         for attempt in range(max(self.attempts, 1)):

@@ -98,7 +98,7 @@ class EpochRunner:
 
     def agreed(self, reports: Sequence[TaskReport]) -> Agreed:
         """Return what the driver makes of the reports, which must hold together."""
-        agreement = find_agreement(self.environment.job.plan, reports)
+        agreement = find_agreement(self.environment.job, reports)
         assert isinstance(agreement, Agreed), agreement
         return agreement
 
@@ -106,7 +106,7 @@ class EpochRunner:
         self, reports: Sequence[TaskReport], operator: str
     ) -> dict[int, list[Row]]:
         """Return what a sink that stages its rows got, in order, by subtask."""
-        plan = self.environment.job.plan
+        plan = self.environment.job
         found: dict[int, list[dict[str, Any]]] = {}
         for (level, task), report in self.agreed(reports).reports.items():
             _, subtask = plan.task(level, task)
@@ -236,7 +236,7 @@ def test_every_task_reports_once_and_all_agree(
     graph = shape.graph("unused", parallelism)
     runner = a_runner(graph, executor_under_test, tmp_path)
     reports = runner.run()
-    plan = runner.environment.job.plan
+    plan = runner.environment.job
     assert sorted((report.level, report.task) for report in reports) == [*plan.tasks()]
     agreed = runner.agreed(reports)
     for (level, task), report in agreed.reports.items():
@@ -318,7 +318,7 @@ def test_what_user_code_raises_comes_back_as_a_value(
     assert "ValueError" in notes
     # Nobody behind the failure did anything, and nobody was told off for it.
     assert all(report.is_skipped for report in reports if report.level == 2)
-    assert isinstance(find_agreement(runner.environment.job.plan, reports), Failed)
+    assert isinstance(find_agreement(runner.environment.job, reports), Failed)
     assert not [record for record in caplog.records if "releasing" in record.message]
 
 

@@ -12,14 +12,13 @@ from penstock.core.clock import ManualClock
 from penstock.core.ids import Epoch, Generation
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
-from penstock.graph.codec import fingerprint_of
 from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.splits import FED_BUDGET, SourceBudget, SplitPlan, SplitState
 from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
 from penstock.runtime.plan.executor import decode_report
-from penstock.runtime.plan.physical import CompiledJob, compile_graph
+from penstock.runtime.plan.physical import compile_graph
 from penstock.runtime.task.task import Worker, run_task
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
@@ -66,7 +65,7 @@ def run_fed(fed: Iterable[pa.RecordBatch], folder: Path) -> tuple[EpochPlan, Spl
         assignments=reading.assignments,
     )
     worker = Worker(store, FileCache(folder, limit_bytes=1 << 20), registry, ManualClock(1))
-    job = CompiledJob(compile_graph(graph), fingerprint_of(graph))
+    job = compile_graph(graph)
     records = list(run_task(job, epoch, (), worker, level=0, task=0, fed=fed))
     report = decode_report(records[-1].payload)
     assert report.is_whole, report

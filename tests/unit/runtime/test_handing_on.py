@@ -48,7 +48,7 @@ class MiddleTask:
 
     def run(self) -> Iterator[Record]:
         """Run the task on four batches of level 0, large enough to be handed over singly."""
-        plan = self.job.plan
+        plan = self.job
         mailbox = Mailbox(plan, Attempt(0, 0, Token("a" * 32)))
         outlets = outlets_of(plan, plan.chains[0], mailbox, subtask=0, epoch=1)
         # What is relayed comes first.

@@ -35,13 +35,12 @@ from penstock.errors import (
     UnknownOutcomeError,
     UserError,
 )
-from penstock.graph.codec import fingerprint_of
 from penstock.graph.logical import Exchange, LogicalGraph, Node
 from penstock.operators.nodes import declared_tables
 from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.plan.executor import Executor
-from penstock.runtime.plan.physical import CompiledJob, compile_graph
+from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
 from penstock.state.checkpoints import (
     BackingStore,
     JobCheckpoints,
@@ -235,9 +234,9 @@ class JobEnvironment:
     side_work: SideWork = field(default_factory=SideWork)
 
     @cached_property
-    def job(self) -> CompiledJob:
+    def job(self) -> PhysicalPlan:
         """The compiled graph; compiling validates it."""
-        return CompiledJob(compile_graph(self.graph), fingerprint_of(self.graph))
+        return compile_graph(self.graph)
 
     @property
     def checkpoints(self) -> JobCheckpoints:

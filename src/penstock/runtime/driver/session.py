@@ -145,13 +145,13 @@ class JobSession:
             plan, reading = self._plan(started, stop)
             job, parent = environment.job, self.state.manifest
             arrived = environment.executor.run_epoch(job, plan, parent)
-            agreement = find_agreement(job.plan, arrived)
+            agreement = find_agreement(job, arrived)
             if isinstance(agreement, Torn):
                 return agreement
             if isinstance(agreement, Failed):
                 raise combined_error(agreement)
             reports = {
-                (report.operator, job.plan.task(*key)[1].index): report
+                (report.operator, job.task(*key)[1].index): report
                 for key, task in agreement.reports.items()
                 for report in task.operators
             }

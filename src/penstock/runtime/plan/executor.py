@@ -20,7 +20,7 @@ from penstock.core.ids import Generation, OperatorId, TaskInfo
 from penstock.errors import ErrorCode, InternalError, PenstockError
 from penstock.operators.nodes import OperatorReport
 from penstock.runtime.plan.epoch_plan import EpochPlan
-from penstock.runtime.plan.physical import CompiledJob
+from penstock.runtime.plan.physical import PhysicalPlan
 from penstock.state.checkpoints import Metadata
 from penstock.state.files.cache import FileCache
 from penstock.state.proto.state_pb2 import TableCheckpointMetadata
@@ -172,7 +172,7 @@ class Executor(Protocol):
     """Runs tasks. It raises failures of storage or engine; the driver decides what follows."""
 
     def run_epoch(
-        self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
+        self, job: PhysicalPlan, epoch: EpochPlan, parent: CheckpointManifest | None
     ) -> Sequence[TaskReport]:
         """Run all supersteps once and return every report that came back.
 

@@ -35,6 +35,7 @@ import pyarrow as pa
 from penstock.core.ids import OperatorId, Subtask
 from penstock.core.key_hash import owners_of
 from penstock.core.schema import StreamSchema
+from penstock.graph.codec import fingerprint_of
 from penstock.graph.logical import Edge, Exchange, LogicalGraph, topological_order
 from penstock.graph.validate import validate
 
@@ -85,12 +86,17 @@ class Superstep:
 
 @dataclass(frozen=True, slots=True)
 class PhysicalPlan:
-    """A compiled graph. Plain data; the same graph always compiles to an equal plan."""
+    """A graph ready to run: what every task of every epoch shares.
+
+    Plain data; the same graph always compiles to an equal plan.
+    """
 
     graph: LogicalGraph
     chains: tuple[Chain, ...]
     exchanges: tuple[ExchangeEdge, ...]
     supersteps: tuple[Superstep, ...]
+    fingerprint: str
+    """The checksum of the graph."""
 
     def incoming(self, chain: int) -> tuple[ExchangeEdge, ...]:
         """Return the exchanges that end in a chain."""
@@ -146,7 +152,7 @@ def compile_graph(graph: LogicalGraph) -> PhysicalPlan:
         task_count = sum(chain.parallelism for chain in members)
         numbers = tuple(chain.number for chain in members)
         supersteps.append(Superstep(level, numbers, task_count))
-    return PhysicalPlan(graph, chains, exchanges, tuple(supersteps))
+    return PhysicalPlan(graph, chains, exchanges, tuple(supersteps), fingerprint_of(graph))
 
 
 def _fuse(
@@ -201,19 +207,6 @@ def _number_chains(
         )
         task_counts[level] += parallelism
     return tuple(chains)
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledJob:
-    """A graph ready to run: what every task of every epoch shares."""
-
-    plan: PhysicalPlan
-    fingerprint: str
-
-    @property
-    def graph(self) -> LogicalGraph:
-        """The graph it was compiled from."""
-        return self.plan.graph
 
 
 def describe_plan(plan: PhysicalPlan) -> str:

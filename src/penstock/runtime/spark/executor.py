@@ -54,7 +54,7 @@ from penstock.runtime.plan.executor import (
     TaskReport,
     decode_report,
 )
-from penstock.runtime.plan.physical import Chain, CompiledJob, PhysicalPlan
+from penstock.runtime.plan.physical import Chain, PhysicalPlan
 from penstock.runtime.spark.frame_source import fed_frame
 from penstock.runtime.spark.session import COMPACTIONS, EPOCHS, cancel_jobs, job_thread
 from penstock.runtime.spark.task import (
@@ -241,7 +241,7 @@ class SparkExecutor:
         """The DataFrame that runs every epoch of a graph, and the graph's fingerprint."""
 
     def run_epoch(
-        self, job: CompiledJob, epoch: EpochPlan, parent: CheckpointManifest | None
+        self, job: PhysicalPlan, epoch: EpochPlan, parent: CheckpointManifest | None
     ) -> Sequence[TaskReport]:
         """Run all supersteps as one job and return every report that came back."""
         del parent  # workers read it: in every closure its size would grow as tasks squared
@@ -256,7 +256,7 @@ class SparkExecutor:
             raise _overran(job, epoch)
         return running.result()
 
-    def _run_epoch(self, job: CompiledJob, epoch: EpochPlan) -> Sequence[TaskReport]:
+    def _run_epoch(self, job: PhysicalPlan, epoch: EpochPlan) -> Sequence[TaskReport]:
         try:
             table = self._frame(job, epoch).toArrow()
         except (PySparkException, Py4JError) as error:
@@ -304,9 +304,9 @@ class SparkExecutor:
         self._compactions.shutdown(wait=True, cancel_futures=True)
         self._epochs.shutdown()
 
-    def _frame(self, job: CompiledJob, epoch: EpochPlan) -> DataFrame:
+    def _frame(self, job: PhysicalPlan, epoch: EpochPlan) -> DataFrame:
         """Return the DataFrame that runs an epoch: the standing one, or one for this epoch."""
-        is_fed = any(_fed_by(epoch, chain) is not None for chain in job.plan.chains)
+        is_fed = any(_fed_by(epoch, chain) is not None for chain in job.chains)
         if is_fed or not send_beside(self._session, epoch):
             return self._build(job, epoch, epoch)
         if self._standing is None or self._standing[0] != job.fingerprint:
@@ -315,11 +315,11 @@ class SparkExecutor:
         return self._standing[1].alias(_EPOCH)
 
     def _build(
-        self, job: CompiledJob, epoch: EpochPlan, carried: EpochPlan | None
+        self, job: PhysicalPlan, epoch: EpochPlan, carried: EpochPlan | None
     ) -> DataFrame:
         first = SuperstepTask(encode_graph(job.graph), carried, 0, self._worker)
-        frame = first_superstep(self._session, job.plan, epoch, first)
-        for superstep in job.plan.supersteps[1:]:
+        frame = first_superstep(self._session, job, epoch, first)
+        for superstep in job.supersteps[1:]:
             routed = frame.repartitionById(superstep.task_count, F.col("route"))
             task = replace(first, level=superstep.level)
             frame = routed.mapInArrow(task, SPARK_SCHEMA)
@@ -343,7 +343,7 @@ class SparkExecutor:
         return _done(msgspec.msgpack.decode(data, type=_Result) for data in results)
 
 
-def _overran(job: CompiledJob, epoch: EpochPlan) -> UserCodeError:
+def _overran(job: PhysicalPlan, epoch: EpochPlan) -> UserCodeError:
     """Return the error of a cancelled epoch, which names its sources: only they can be stuck."""
     seconds = (epoch.deadline_micros or 0) / 1_000_000
     return UserCodeError(

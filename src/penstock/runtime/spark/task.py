@@ -35,12 +35,12 @@ from pyspark.sql import SparkSession
 from penstock.core.clock import new_token
 from penstock.core.settings import Settings, adopt, current
 from penstock.errors import InternalError
-from penstock.graph.codec import decode_graph, fingerprint_of
+from penstock.graph.codec import decode_graph
 from penstock.graph.logical import UserFunction
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import pickle_function, unpickle_function
 from penstock.runtime.plan.epoch_plan import EpochPlan
-from penstock.runtime.plan.physical import CompiledJob, compile_graph
+from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
 from penstock.runtime.spark.session import context_of
 from penstock.runtime.task.task import Worker, run_task
 from penstock.runtime.task.wire import Record
@@ -225,9 +225,8 @@ def partition_number() -> int:
 
 
 @lru_cache(maxsize=4)
-def _job_of(graph: bytes) -> CompiledJob:
-    decoded = decode_graph(graph)
-    return CompiledJob(compile_graph(decoded), fingerprint_of(decoded))
+def _job_of(graph: bytes) -> PhysicalPlan:
+    return compile_graph(decode_graph(graph))
 
 
 _workers: dict[str, Worker] = {}

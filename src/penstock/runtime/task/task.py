@@ -41,7 +41,7 @@ from penstock.runtime.plan.executor import (
     encode_report,
     to_error_part,
 )
-from penstock.runtime.plan.physical import Chain, CompiledJob
+from penstock.runtime.plan.physical import Chain, PhysicalPlan
 from penstock.runtime.task.exchange import (
     AbortedInputError,
     Attempt,
@@ -151,7 +151,7 @@ class Worker:
 
 
 def run_task(
-    job: CompiledJob,
+    job: PhysicalPlan,
     epoch: EpochPlan,
     records: Iterable[Record],
     worker: Worker,
@@ -164,12 +164,12 @@ def run_task(
 
     `fed` are rows for the task's source, if the plan says that the executor brings them.
     """
-    chain, subtask = job.plan.task(level, task)
+    chain, subtask = job.task(level, task)
     attempt = Attempt(level, task, new_token())
-    mailbox = Mailbox(job.plan, attempt)
-    inlet = ExchangeInput(job.plan, chain, subtask, records, mailbox)
+    mailbox = Mailbox(job, attempt)
+    inlet = ExchangeInput(job, chain, subtask, records, mailbox)
     outlets = outlets_of(
-        job.plan, chain, mailbox, subtask=subtask.index, epoch=epoch.terms.barrier.epoch
+        job, chain, mailbox, subtask=subtask.index, epoch=epoch.terms.barrier.epoch
     )
     work = _TaskWork(job, epoch, chain, subtask, attempt.token, worker)
     report = TaskReport(level, task, str(attempt.token))
@@ -208,7 +208,7 @@ def run_task(
 class _TaskWork:
     """One attempt of a task: open its chain, run it, keep it for the next epoch."""
 
-    job: CompiledJob
+    job: PhysicalPlan
     epoch: EpochPlan
     chain: Chain
     subtask: Subtask
