@@ -8,7 +8,7 @@ Files for the files source to read: written in one go, by their format.
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,7 @@ class FilesJob:
 
     def __post_init__(self) -> None:
         self.output = FaultyStore(self.inner)
-        registry = default_registry(load_plugins=False)
-        registry.add(
-            KIND,
-            FilesSinkConfig,
-            lambda config: FilesSink(config, lambda _url: self.output),
-        )
+        spec, registry = sink_on(lambda _url: self.output, **self.options)
         script = {
             str(split): [
                 step for turn in range(ROUNDS) for step in (rows_of(split, turn), CUT)
@@ -82,10 +77,7 @@ class FilesJob:
             for split in (0, 1)
         }
         pipeline = ps.Pipeline("files", registry=registry)
-        spec = files("memory:unused", **self.options).sink_spec()
-        pipeline.read("rows", ScriptedSource(script)).write(
-            "out", OperatorSpec(KIND, spec.config)
-        )
+        pipeline.read("rows", ScriptedSource(script)).write("out", spec)
         self.job = LocalJob(pipeline, registry=registry)
         self.seen = 0
         self.restored: int | None = None
@@ -125,25 +117,20 @@ class FilesJob:
         assert parts == listed if self.restored is None else parts >= listed
 
 
-KIND = "watched_files_sink"
-
-
 def an_output() -> str:
     """Return the URL of an empty output that nobody else writes to."""
     return f"memory:out-{new_token()}"
 
 
-def sink_on(store: ObjectStore, **options: Any) -> tuple[OperatorSpec, Registry]:
-    """Return a files sink that writes to this very store, and the registry that knows it."""
-
-    def open_output(url: str) -> ObjectStore:
-        del url
-        return store
-
+def sink_on(
+    open_output: Callable[[str], ObjectStore], **options: Any
+) -> tuple[OperatorSpec, Registry]:
+    """Return a files sink that writes to a store of the test, and the registry that knows it."""
+    kind = "watched_files_sink"
     registry = default_registry(load_plugins=False)
-    registry.add(KIND, FilesSinkConfig, lambda config: FilesSink(config, open_output))
+    registry.add(kind, FilesSinkConfig, lambda config: FilesSink(config, open_output))
     spec = files("memory:unused", **options).sink_spec()
-    return OperatorSpec(KIND, spec.config), registry
+    return OperatorSpec(kind, spec.config), registry
 
 
 def paths_in(store: ObjectStore, prefix: str = "") -> list[str]:

@@ -34,7 +34,7 @@ DAYS = schema_of(n=pa.int64(), day=pa.date32(), shop=pa.string())
 def a_sink(
     store: ObjectStore, schema: pa.Schema = SCHEMA, *, parallelism: int = 1, **options: Any
 ) -> OperatorHarness:
-    spec, registry = sink_on(store, **options)
+    spec, registry = sink_on(lambda _url: store, **options)
     return OperatorHarness(spec, schema, parallelism=parallelism, registry=registry)
 
 
@@ -409,7 +409,9 @@ def test_a_file_needs_a_column_besides_the_partition(columns: list[str]) -> None
 
 
 def test_it_shows_where_it_writes() -> None:
-    spec, registry = sink_on(MemoryStore(), format="jsonl", partition_by=["day"])
+    spec, registry = sink_on(
+        lambda _url: MemoryStore(), format="jsonl", partition_by=["day"]
+    )
     shown = registry.construct(spec).display()
     assert shown.fields == {
         "url": "memory:unused",

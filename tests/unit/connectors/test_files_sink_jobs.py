@@ -5,13 +5,10 @@ from pathlib import Path
 import polars as pl
 
 import penstock as ps
-from penstock.catalog import default_registry
-from penstock.connectors.files.sink import FilesSink, FilesSinkConfig
-from penstock.graph.logical import OperatorSpec
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import ABORT, CUT, LocalJob, ScriptedSource
-from tests.builders.files_job import KIND
+from tests.builders.files_job import sink_on
 
 
 def numbers_in(out: str) -> list[int]:
@@ -54,11 +51,9 @@ def test_a_store_is_opened_once_however_many_epochs_a_job_has() -> None:
         opened.append(url)
         return store
 
-    registry = default_registry(load_plugins=False)
-    registry.add(KIND, FilesSinkConfig, lambda config: FilesSink(config, open_output))
+    spec, registry = sink_on(open_output)
     pipeline = ps.Pipeline("often", registry=registry)
     script = [step for n in range(5) for step in ([{"n": n}], CUT)]
-    spec = OperatorSpec(KIND, ps.files("memory:unused").sink_spec().config)
     pipeline.read("rows", ScriptedSource(script)).write("out", spec)
 
     pipeline.run_in_process("memory:")
