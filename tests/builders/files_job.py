@@ -1,8 +1,7 @@
-"""A job that writes files, its output store in the test's hands, and what must always hold.
+"""A job that writes files, with its output store in the test's hands, and files to read.
 
-Output folders under test: a files sink in a harness, and a look at what it wrote.
-
-Files for the files source to read: written in one go, by their format.
+`FilesJob` checks after every call to the store what a reader must always see. `sink_on` makes
+a files sink for a harness, `write_file` a file for the files source.
 """
 
 import csv

@@ -1,7 +1,4 @@
-"""Small logical graphs: operators that do nothing, over one schema, with the edges in text.
-
-Random graphs: a Hypothesis strategy for sound ones, with every exchange and parallelism.
-"""
+"""Small logical graphs of operators that do nothing: written as text, or drawn by Hypothesis."""
 
 from collections.abc import Iterable
 from dataclasses import replace

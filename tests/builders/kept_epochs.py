@@ -1,8 +1,6 @@
-"""Looking at the kept epochs of a job from outside: their metadata, files and contents.
+"""Reads kept epochs of a job from outside, opens tables on them, and mounts small disks.
 
-How many sorted runs a list of state files is.
-
-File systems that can be full or read-only: small ones in memory, mounted for one test.
+`small_disk` mounts a file system in memory for one test: it can be full or read-only.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Operators whose output tells whether every row counted exactly once.
+"""Operators whose output tells whether every row counted exactly once, and a sink for it.
 
 What they emit does not depend on how rows are cut into batches and epochs, nor on the order
 between producers. So whatever failed on the way, the output of a job is a plain computation
 over its input, and a row that counted twice or not at all shows.
 
-A sink that keeps a book of what was committed to it, and can be made to fail while it is.
+The sink keeps a book of what was committed to it, and a test can make its commits fail.
 """
 
 from collections import Counter

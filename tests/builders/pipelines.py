@@ -1,6 +1,6 @@
-"""Pipelines of a few kinds more: a source of clicks, operators and a sink that do nothing.
+"""Pipelines for tests of the API, and small jobs of numbered rows on a clock that stands still.
 
-Small jobs on a clock that stands still: numbered rows, their instants, lists to collect them.
+A source of clicks has no rows, and its operators and its sink do nothing.
 """
 
 from collections.abc import Mapping, Sequence

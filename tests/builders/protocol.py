@@ -1,6 +1,7 @@
-"""Small valid records of the checkpoint protocol, for tests to vary one fact at a time.
+"""Small valid records of the checkpoint protocol, and workflows that stop at a chosen call.
 
-Stopping a workflow in front of a chosen storage call, so that others can act meanwhile.
+Tests vary one fact of a record at a time. A `Sleeper` stops a workflow in front of a storage
+call, so that other drivers can act before it goes on.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Tables of a miniature operator in three versions, and how to write and read them.
+"""Tables of a miniature operator in three versions, and a model of what they should hold.
 
 Every migration changes the value, so that one step too few, too many or twice shows.
 
@@ -8,12 +8,9 @@ Every migration changes the value, so that one step too few, too many or twice s
 | 2       | 2 n + 1, and a note   | 2 n + 1               |
 | 3       | the same as text      | as text               |
 
-What the shop's tables should hold, in plain dictionaries and lists.
-
-A number is kept together with the version that wrote it, an expiry together with its row:
-nothing is ever dropped here, only hidden when it is read.
-
-One running epoch of the shop, written to its tables and to the model at once.
+The model is plain dictionaries and lists. It keeps a number together with the version that
+wrote it, and an expiry together with its row: nothing is ever dropped from the model, only
+hidden when it is read. A `ShopEpoch` writes to the tables and to the model at once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

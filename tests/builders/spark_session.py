@@ -1,16 +1,11 @@
-"""One Spark for the whole run of the tests: it takes seconds to start.
+"""One Spark for the whole run of the tests, and programs that start a Spark of their own.
 
-Programs that start one of their own are run by `run_module`.
+Marks are empty files by which the processes of one test tell each other what has happened.
 
-Marks: empty files by which processes of one test tell each other what has happened.
-
-Jobs that read and write DataFrames, on the shared Spark: small, and run with few rows.
-
-A driver in a process group of its own, with a JVM of its own, that a test can stop or kill.
-
-The test and the program talk in JSON lines: a line in starts a run, lines out tell what
-happens. Whatever a killed one leaves behind lies in one short-named folder, which goes with
-the fixture that made it: the paths of Spark's sockets must stay short.
+`SparkProgram` is a driver in a process group of its own, with its JVM, that a test can stop or
+kill. The test and the program talk in JSON lines: a line in starts a run, lines out tell what
+happens. What a killed program leaves behind lies in one folder with a short name, because the
+paths of Spark's sockets must stay short; the fixture that made the folder removes it.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Models of windows in plain Python: one row and one window at a time.
-
-Small jobs with windows: rows in, results and side outputs as plain tuples out.
-"""
+"""Models of windows in plain Python, and small jobs whose results are compared with them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

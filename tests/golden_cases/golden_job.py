@@ -1,20 +1,14 @@
 """One golden case as a job that is run in parts: stopped, killed, restored, rescaled.
 
-Where the golden cases' data is, and how a pipeline reads its inputs.
-
-The data is not part of the project. It is looked for in the folder that the variable
+A golden case is a pipeline whose output another engine has computed. The data is not part of the project. It is looked for in the folder that the variable
 `PENSTOCK_TEST_GOLDEN` names, else in `../shared/golden` beside the checkout. A folder that
 is named must be there, so `.ci/run` names the one beside the checkout if it exists: then
 nothing is skipped unnoticed.
 
-Rows of JSON lines made comparable: order and spelling of instants mean nothing.
+Rows of JSON lines are compared without their order. Equal values are equal whatever their
+form: 950 is 950.0, and an instant without a zone is in UTC.
 
-Pure. Equal values are equal whatever their form: 950 is 950.0, an instant without a zone is
-in UTC.
-
-A golden case: a pipeline whose output another engine has computed, and how they compare.
-
-To add one, write the function that builds its pipeline and list it in
+To add a case, write the function that builds its pipeline and list it in
 `tests/golden_cases/catalog.py`; all modes of both executors follow from that:
 
     def hourly_by_event_type(inputs: GoldenInputs) -> ps.Stream:

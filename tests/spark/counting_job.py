@@ -1,11 +1,11 @@
-"""A job to be hurt on Spark: every row gets its number within its key and goes to files once.
+"""A job to be hurt on Spark, and the operators that hurt it at a chosen point of its life.
 
-A row lost, doubled or counted on the wrong state changes the numbers of all later rows of
-its key, so comparing them with a batch computation finds it.
+Every row gets its number within its key and goes to files once. A row that is lost, doubled or
+counted on the wrong state changes the numbers of all later rows of its key, so a comparison
+with a batch computation finds it.
 
-Operators that hurt the worker or executor they run in, at one chosen point of a job's life.
-
-Each strikes once: whoever creates its mark, a file, strikes; every later attempt finds it.
+Each harmful operator strikes once: the first attempt that creates its mark, a file, strikes,
+and every later attempt finds the mark.
 """
 
 import os
