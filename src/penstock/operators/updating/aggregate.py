@@ -38,8 +38,7 @@ from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.timers import DueTimers, Timers
 from penstock.operators.updating.changelog import changelog_schema, to_changes
-from penstock.state.tables.expiry import Flags
-from penstock.state.tables.sorted_rows import stable_order
+from penstock.state.tables.sorted_rows import Flags, stable_order
 from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table
 
 RESULT = "ttl"

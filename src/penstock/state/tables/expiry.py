@@ -21,16 +21,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.arrow_types import Micros, to_micros_within_reach
 from penstock.errors import SchemaError, SettingsError
 from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
+from penstock.state.tables.sorted_rows import Flags
 from penstock.state.tables.table import Frontier
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
 ExpiresAt: TypeAlias = "int | pa.Array[Any] | None"
 """One instant in microseconds for all rows, None for never, or a timestamp array."""
 EXPIRY_TYPE = pa.timestamp("us")

@@ -236,12 +236,11 @@ def _plan_stored(
         if part is not None:
             files = files_of(part, table=spec.name, expected=spec.table_type)
             versions.update((file.path, file.state_version) for file in files)
-    migrated_type = spec.migrated_type
     steps: dict[str, None] = {}
     migrated = []
     for path, version in sorted(versions.items()):
         try:
-            needed = plan_migration(version, migrated_type, table=spec.name)
+            needed = plan_migration(version, spec.migrated_type, table=spec.name)
         except StateError as error:
             return _refused(spec, str(error), error.code)
         if needed:

@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
-from penstock.state.tables.expiry import Flags, live_rows
+from penstock.state.tables.expiry import live_rows
 from penstock.state.tables.keyed_runs import Run, Segment
 from penstock.state.tables.sorted_rows import (
+    Flags,
     Positions,
     equal_keys,
     is_in_order,

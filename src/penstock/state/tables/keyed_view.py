@@ -19,7 +19,6 @@ from penstock.errors import SchemaError
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import KeyedSchema
 from penstock.state.tables.expiry import (
-    Flags,
     expiry_of_deletions,
     expiry_of_rows,
     frontier_micros,
@@ -33,7 +32,7 @@ from penstock.state.tables.keyed_runs import (
     live_only,
     merge_runs,
 )
-from penstock.state.tables.sorted_rows import sort_rows
+from penstock.state.tables.sorted_rows import Flags, sort_rows
 from penstock.state.tables.table import (
     DataOperation,
     Files,
@@ -199,8 +198,13 @@ class KeyedView(View):
     def _find(self, keys: Sequence[Any], count: int, columns: Sequence[str]) -> Matches:
         """Look keys up. The search's own memory is freed before the caller copies the result."""
         hashes = self._owned_hashes(keys, count)
+        runs: list[Run] = []
+        if count:
+            first, last = int(hashes.min()), int(hashes.max())
+            may_hold = (run for run in self._runs if run.may_hold(first, last))
+            runs = [*may_hold, *self._pending.runs()]
         return look_up(
-            self._runs_for(hashes),
+            reversed(runs),
             hashes,
             keys,
             key_columns=self.schema.key_columns,
@@ -224,16 +228,6 @@ class KeyedView(View):
         """Return the key hashes; a key that another subtask owns is refused."""
         self.check_usable()
         return self.schema.owned_hashes(keys, count, self._table.environment.task)
-
-    def _runs_for(self, hashes: Hashes) -> Iterator[Run]:
-        """Yield the runs that may hold some of these hashes, newest first."""
-        if len(hashes) == 0:
-            return
-        yield from reversed(self._pending.runs())
-        first, last = int(hashes.min()), int(hashes.max())
-        for run in reversed(self._runs):
-            if run.may_hold(first, last):
-                yield run
 
     def _adopt(self, files: Sequence[StateFile]) -> None:
         """Make the view the fold of `files`; runs of files that stay are kept open."""

@@ -12,7 +12,7 @@ writer's key range, so that after a rescale exactly one subtask sees it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from penstock.state.files.reader import rows_in_range
 from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
-from penstock.state.tables.compaction import CompactionPlan, plan_compaction
+from penstock.state.tables.compaction import CompactionPlan
 from penstock.state.tables.expiry import clock_after_epoch, is_expired, live_rows
 from penstock.state.tables.sorted_rows import hashes_of, stable_order, take_rows
 from penstock.state.tables.table import (
@@ -77,6 +77,7 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
     checkpointer_type = TimeKeyedTableCheckpointer
     schema_type = TimeKeyedSchema
     kind = "time-keyed"
+    all_rows_expire = True
 
     @override
     def view(self, frontier: Frontier | None = None) -> TimeKeyedView:
@@ -88,17 +89,6 @@ class TimeKeyedTable(TypedTable[state_pb2.TimeKeyedTableConfig, TimeKeyedSchema]
         """Return the files with live rows."""
         clock = clock_after_epoch(self.schema.domain, frontier)
         return tuple(file for file in files if not is_expired(file, clock))
-
-    @classmethod
-    @override
-    def plan_compaction(
-        cls, files: Sequence[StateFile], config: CompactionConfig
-    ) -> CompactionPlan | None:
-        """Plan as for any list, but wait for more files: they may expire before a merge pays."""
-        least = config.min_expiring_epochs
-        if least is not None:
-            config = replace(config, min_compaction_epochs=least)
-        return plan_compaction(files, config)
 
     @override
     def compact_data(self, plan: CompactionPlan, config: CompactionConfig) -> Files:

@@ -5,6 +5,7 @@ hash; rows of equal hash are in the order in which they were written.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -46,6 +47,7 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
     kind: ClassVar[str]
     """The name of the kind in error messages."""
     schema_type: ClassVar[type[Any]]
+    all_rows_expire: ClassVar[bool] = False
 
     @cached_property
     def schema(self) -> SchemaT:
@@ -59,6 +61,10 @@ class TypedTable(Table[ConfigT], Generic[ConfigT, SchemaT]):
     def plan_compaction(
         cls, files: Sequence[StateFile], config: CompactionConfig
     ) -> CompactionPlan | None:
+        least = config.min_expiring_epochs
+        if cls.all_rows_expire and least is not None:
+            # Such a table waits for more files, as they may expire before a merge pays.
+            config = replace(config, min_compaction_epochs=least)
         return plan_compaction(files, config)
 
     def write_delta(self, rows: pa.Table, epoch: Epoch) -> Files:
