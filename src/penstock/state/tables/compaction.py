@@ -93,15 +93,13 @@ def cut_runs(files: Sequence[StateFile]) -> list[tuple[StateFile, ...]]:
     runs: list[tuple[StateFile, ...]] = []
     for _, part in groupby(files, key=lambda file: (file.epoch, file.subtask_index)):
         together = tuple(part)
-        if runs and _are_disjoint(runs[-1], together):
+        if runs and not any(
+            old.visible.overlaps(new.visible) for old in runs[-1] for new in together
+        ):
             runs[-1] += together
         else:
             runs.append(together)
     return runs
-
-
-def _are_disjoint(left: Sequence[StateFile], right: Sequence[StateFile]) -> bool:
-    return not any(one.visible.overlaps(other.visible) for one in left for other in right)
 
 
 def _due_by_size(

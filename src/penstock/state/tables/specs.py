@@ -63,14 +63,13 @@ class TableSpec:
     def expires_by(self) -> TimeDomain | None:
         """The clock by which its rows expire; None if they never expire."""
         if self.table_type == state_pb2.TIME_KEYED_TABLE:
-            panes = state_pb2.TimeKeyedTableConfig.FromString(self.config)
-            domain: state_pb2.TimeDomain | None = panes.time_domain
+            domain = state_pb2.TimeKeyedTableConfig.FromString(self.config).time_domain
         elif self.table_type == state_pb2.KEYED_TABLE:
             keyed = state_pb2.KeyedTableConfig.FromString(self.config)
-            domain = keyed.ttl_domain if keyed.HasField("ttl_micros") else None
+            if not keyed.HasField("ttl_micros"):
+                return None
+            domain = keyed.ttl_domain
         else:
-            domain = None
-        if domain is None:
             return None
         is_processing_time = domain == state_pb2.PROCESSING_TIME
         return TimeDomain.PROCESSING_TIME if is_processing_time else TimeDomain.EVENT_TIME

@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from penstock.core.arrow_types import Micros
 from penstock.core.hash_kernels import Hashes
-from penstock.state.files.parquet import KEY_HASH
 from penstock.state.tables.columns import EXPIRES_AT, TimeKeyedSchema
 from penstock.state.tables.expiry import live_rows, micros_of
 from penstock.state.tables.sorted_rows import (
     Positions,
     equal_keys,
+    hashes_of,
     is_in_order,
     stable_order,
     take_rows,
@@ -66,18 +66,13 @@ class Chunk:
         return int(self.times.min()), int(self.times.max())
 
     @cached_property
-    def hashes(self) -> Hashes:
-        """The key hash of each row."""
-        return self.rows.column(KEY_HASH).to_numpy()
-
-    @cached_property
-    def _order(self) -> Positions | None:
-        """The positions in order of hash; None when the rows are in that order."""
-        return None if is_in_order(self.hashes) else stable_order(self.hashes)
-
-    @cached_property
-    def _sorted_hashes(self) -> Hashes:
-        return self.hashes if self._order is None else self.hashes[self._order]
+    def _by_hash(self) -> tuple[Positions | None, Hashes]:
+        """The positions in order of hash, None when the rows are in that order, and the hashes."""
+        hashes = hashes_of(self.rows)
+        if is_in_order(hashes):
+            return None, hashes
+        order = stable_order(hashes)
+        return order, hashes[order]
 
     @cached_property
     def last_expiry_micros(self) -> int | None:
@@ -137,13 +132,14 @@ class Chunk:
         self, hashes: Hashes, keys: Sequence[Any], clock_micros: int | None
     ) -> tuple[Positions, Positions]:
         """Return which live rows hold which of the keys, as (probe, row) positions."""
-        first = np.searchsorted(self._sorted_hashes, hashes, "left")
-        counts = np.searchsorted(self._sorted_hashes, hashes, "right") - first
+        order, stored = self._by_hash
+        first = np.searchsorted(stored, hashes, "left")
+        counts = np.searchsorted(stored, hashes, "right") - first
         probes = np.repeat(np.arange(len(hashes)), counts)
         # The position among the rows of one probe: a ramp that starts at 0 for every probe.
         ramp = np.arange(len(probes)) - np.repeat(np.cumsum(counts) - counts, counts)
         places = np.repeat(first, counts) + ramp
-        rows = places if self._order is None else self._order[places]
+        rows = places if order is None else order[places]
         live = live_rows(self.rows.column(EXPIRES_AT), clock_micros)
         if live is not None:
             probes, rows = probes[live[rows]], rows[live[rows]]
@@ -165,20 +161,19 @@ class Chunk:
             if end is not None:
                 picked &= self.times < end
             return np.flatnonzero(picked)
+        order, times = self._by_time
         # Searching for None would fail, so a missing bound is left to the slice.
         first, last = (
-            None if bound is None else int(np.searchsorted(self._sorted_times, bound))
+            None if bound is None else int(np.searchsorted(times, bound))
             for bound in (start, end)
         )
-        return self._time_order[first:last]
+        return order[first:last]
 
     @cached_property
-    def _time_order(self) -> Positions:
-        return np.argsort(self.times)
-
-    @cached_property
-    def _sorted_times(self) -> Micros:
-        return self.times[self._time_order]
+    def _by_time(self) -> tuple[Positions, Micros]:
+        """The positions in order of time, and the times."""
+        order = np.argsort(self.times)
+        return order, self.times[order]
 
 
 @dataclass(frozen=True, slots=True)
