@@ -142,10 +142,9 @@ def run_compactions(
     """Merge as planned; return the new files by table."""
     compacted = {}
     for due in planned:
-        spec = due.spec
-        table = open_table(spec, environment)
-        compacted[str(spec.name)] = state_pb2.TableCheckpointMetadata(
-            table_type=spec.table_type,
+        table = open_table(due.spec, environment)
+        compacted[str(due.spec.name)] = state_pb2.TableCheckpointMetadata(
+            table_type=due.spec.table_type,
             data=encode_list(table.compact_data(due.plan, config)),
         )
     return compacted

@@ -150,8 +150,7 @@ def keyed_table(
     """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
-    is_by_event_time = ttl_domain is TimeDomain.EVENT_TIME
-    if ttl is not None and (time_column is None) == is_by_event_time:
+    if ttl is not None and (time_column is None) == (ttl_domain is TimeDomain.EVENT_TIME):
         raise UserError(
             f"table {table!r} has a time to live by {ttl_domain.value} and the time column "
             f"{time_column!r}: event time needs a time column, processing time has none",
