@@ -264,7 +264,10 @@ class BatchUdf(ColumnOperator[ResultSpecT]):
         try:
             result = self.call(batch)
         except Exception as error:  # noqa: BLE001 (the boundary to user code)
-            sample = batch.select(list(spec.inputs)).slice(0, 1).to_pylist()
+            sample: Any = None
+            if not self.is_row_fault(error):
+                # Only then: Python cannot hold every value, such as an instant of year 10000.
+                sample = batch.select(list(spec.inputs)).slice(0, 1).to_pylist()
             reason = self.reason_for(error, operator, sample)
             if batch.num_rows == 1:
                 return Evaluation(pa.nulls(0, type=spec.return_type), {0: reason})

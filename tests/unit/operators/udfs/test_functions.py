@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from penstock.catalog import default_registry
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, ExternalError, SchemaError, UserCodeError, UserError
-from penstock.graph.logical import OperatorSpec, UserFunction
+from penstock.graph.logical import BAD, OperatorSpec, UserFunction
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Registry
 from penstock.operators.udfs.specs import ResultSpec, call_udf, udf
+from penstock.testing import OperatorHarness
 from tests.unit.operators.udfs.by_hand import EpochOutput, OperatorByHand
 
 SCHEMA = pa.schema({"width": pa.int64(), "height": pa.int64()})
@@ -201,6 +202,23 @@ def test_rows_that_raise_are_sent_aside_with_the_reason(mode: str, function: Any
     assert [(row["width"], row["height"]) for row in output.bad] == [(5, 0), (6, 0)]
     assert all("zero" in row["error"] for row in output.bad)
     assert output.counters == {"bad_rows": 2}
+
+
+def test_a_bad_row_whose_values_python_cannot_hold_is_sent_aside() -> None:
+    def of_this_age(at: Any) -> Any:
+        if at.cast(pa.int64()).to_numpy().any():
+            raise ValueError("too late")
+        return at.cast(pa.int64())
+
+    year_10000 = 253_402_300_800_000_000
+    schema = _columns(at=pa.timestamp("us"))
+    times = pa.array([0, year_10000]).cast(pa.timestamp("us"))
+    spec = udf(of_this_age, returns=pa.int64(), inputs=["at"], mode="arrow", on_error="bad")
+    with OperatorHarness(spec.to_operator_spec(), StreamSchema(schema)) as operator:
+        operator.push(pa.record_batch([times], schema=schema))
+        operator.barrier()
+        assert [row["of_this_age"] for row in operator.rows()] == [0]
+        assert operator.table(BAD).column("error").to_pylist() == ["ValueError: too late"]
 
 
 def test_a_batch_of_bad_rows_only_emits_nothing_else() -> None:
