@@ -1,4 +1,5 @@
 import json
+import weakref
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from penstock.api.pipeline import Pipeline
 from penstock.connectors.files.connector import files
 from penstock.connectors.files.discovery import LISTING, ORIGIN
 from penstock.connectors.files.formats import FileOffset
+from penstock.connectors.files.source import FilesSource, FilesSourceConfig
 from penstock.connectors.memory import list_sink
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.splits import SourceBudget
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.storage.urls import open_store
 from penstock.testing import SourceHarness
 from tests.builders.chain_rig import DrivenSource
 from tests.builders.files_job import SCHEMA, some_rows, write_file
@@ -335,6 +339,24 @@ def test_columns_that_a_given_schema_does_not_name_are_skipped(
         harness.read_all()
 
         assert harness.rows() == [{"s": f"row {n}"} for n in range(3)]
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_released_source_keeps_no_store_alive(tmp_path: Path, ending: str) -> None:
+    opened: list[weakref.ref[ObjectStore]] = []
+
+    def open_files(url: str, **options: Any) -> ObjectStore:
+        store = open_store(url, **options)
+        opened.append(weakref.ref(store))
+        return store
+
+    write_file(tmp_path / f"a.{ending}", some_rows(0, 10))
+    spec = files(f"{tmp_path}/*.{ending}").source_spec()
+    source = FilesSource(FilesSourceConfig(**spec.config), open_files)  # type: ignore[arg-type]
+    source.plan_splits({}, SourceBudget(), 0)
+    source.release()
+
+    assert [store() for store in opened] == [None]
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:

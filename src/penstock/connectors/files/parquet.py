@@ -7,7 +7,6 @@ row group in its encoded form and one batch. A writer holds the encoded bytes of
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +34,8 @@ class ParquetFormat(FileFormat):
 
     def __init__(self, schema: pa.Schema, *, ignores_extra: bool) -> None:
         super().__init__(schema, ignores_extra=ignores_extra)
-        self._groups_of = lru_cache(_KEPT_FOOTERS)(self._read_groups)
+        # By path and size, not by file: a file would keep its store alive after `release`.
+        self._groups: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
     @override
     @classmethod
@@ -99,15 +99,20 @@ class ParquetFormat(FileFormat):
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(file, f"row group {index}: {error}") from error
 
-    def _read_groups(self, file: SourceFile) -> list[tuple[int, int]]:
+    def _groups_of(self, file: SourceFile) -> list[tuple[int, int]]:
         """Return rows and decoded bytes of every row group, after checking the columns."""
-        with _open(file) as (reader, _):
-            self.check_columns(file, reader.schema_arrow)
-            metadata = reader.metadata
-            return [
-                (group.num_rows, group.total_byte_size)
-                for group in map(metadata.row_group, range(metadata.num_row_groups))
-            ]
+        key = (file.path, file.size_bytes)
+        if key not in self._groups:
+            with _open(file) as (reader, _):
+                self.check_columns(file, reader.schema_arrow)
+                metadata = reader.metadata
+                self._groups[key] = [
+                    (group.num_rows, group.total_byte_size)
+                    for group in map(metadata.row_group, range(metadata.num_row_groups))
+                ]
+            if len(self._groups) > _KEPT_FOOTERS:
+                del self._groups[next(iter(self._groups))]
+        return self._groups[key]
 
 
 def _to_plain_layout(kind: Any) -> pa.DataType:
