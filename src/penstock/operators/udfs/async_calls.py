@@ -67,7 +67,7 @@ class CallPool:
         self._running: dict[AsyncCall, asyncio.Task[Any]] = {}
         self._finished: list[AsyncCall] = []
         self._has_failure = False
-        # Set once, before the thread starts:
+        # Set together, when the thread has started; the thread itself does not read them:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -135,11 +135,15 @@ class CallPool:
         if self._loop is None:
             loop, closing = asyncio.new_event_loop(), asyncio.Event()
             # A daemon: a call that cannot be cancelled must not keep the process alive.
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_serve, args=(loop, closing), name="penstock-async-udf", daemon=True
             )
-            self._loop, self._closing = loop, closing
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: the next call tries again
+                loop.close()
+                raise
+            self._loop, self._closing, self._thread = loop, closing, thread
         return self._loop
 
     # ---- in the loop's thread

@@ -292,3 +292,19 @@ def test_a_pool_can_be_used_again_after_closing() -> None:
         assert pool.take_finished() == [call]
         assert call.value == value
         pool.close()
+
+
+def test_a_pool_that_got_no_thread_can_be_closed_and_used_later(
+    a_pool: Callable[..., CallPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = a_pool(_nothing)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.submit(_calls(1))
+    pool.close()
+    pool.submit(_calls(2))
+    assert pool.wait_idle(30)
