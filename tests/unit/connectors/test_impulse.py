@@ -39,9 +39,11 @@ def test_a_budget_cuts_epochs_and_a_plan_is_repeatable() -> None:
     budget = SourceBudget(rows=4)
 
     first = source.run_epoch(budget)
+    known = dict(source.known)
     rest = [counters(source.run_epoch(budget)) for _ in range(2)]
 
     assert again.run_epoch(budget) == first
+    assert again.known == known
     assert [counters(first), *rest] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert source.has_ended()
 
