@@ -1,4 +1,4 @@
-"""`files`, by which users name files to read or to write: a path, a glob or a folder.
+"""`files`, the function by which users name files to read or to write, by path or glob.
 
     p.read("bids", files("s3://lake/bids/*.parquet", discover="10s"))
     stream.write("out", files("out", format="parquet", partition_by=["day"]))
@@ -7,7 +7,7 @@ The reading itself is in `source`, the writing in `sink`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
@@ -34,13 +34,23 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".snappy")
 _MIN_DISCOVER_MICROS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class FilesSpec:
-    """Names files: for `Pipeline.read` by a path or glob, for `Stream.write` by a folder.
+def files(
+    path: str,
+    format: FormatName | None = None,  # noqa: A002 (what users call it everywhere)
+    *,
+    schema: StreamSchema | pa.Schema | None = None,
+    discover: bool | DurationLike = False,
+    in_time_order: bool = False,
+    on_bad: Literal["fail", "side"] = "fail",
+    moved_from: str | None = None,
+    partition_by: Sequence[str] = (),
+    target_bytes: int | None = None,
+    store_options: Mapping[str, Plain] | None = None,
+) -> "FilesSpec":
+    """Name files: for `Pipeline.read` by a path or glob, for `Stream.write` by a folder.
 
-    It reads and lists nothing until a pipeline asks for its source. `format` is "parquet",
-    "jsonl" (JSON lines) or "csv" (with a header, read only); unless it is given, it follows
-    from the ending of the path. `store_options` are those of `open_store`.
+    `format` is "parquet", "jsonl" (JSON lines) or "csv" (with a header, read only); unless it
+    is given, it follows from the ending of the path. `store_options` are those of `open_store`.
 
     Reading: without `schema` the columns are those of the first file by name, and all files
     must have exactly these. With it, other columns are skipped. `discover=True` looks for new
@@ -58,55 +68,60 @@ class FilesSpec:
     >>> files("s3://lake/bids/**/*.jsonl", on_bad="side").format
     'jsonl'
     """
+    problems = []
+    if format is not None and format not in _FORMATS:
+        problems.append(f"format {format!r} is unknown{did_you_mean(format, _FORMATS)}")
+    if path.endswith(_COMPRESSED) and format != "parquet":
+        problems.append(
+            "compressed text has no offsets to go on from: decompress it, or use Parquet"
+        )
+    if on_bad not in ("fail", "side"):
+        problems.append(f"on_bad is {on_bad!r}: use 'fail' or 'side'")
+    discover_micros = None
+    try:
+        if discover is not False:
+            interval = "1s" if discover is True else discover
+            discover_micros = to_micros(interval, "discover interval")
+    except UserError as error:
+        problems.append(error.message)
+    if discover_micros is not None and discover_micros < _MIN_DISCOVER_MICROS:
+        problems.append(f"discover is {discover!r}: it must be at least 1ms")
+    if problems:
+        raise UserError(
+            f"files {path!r} cannot be named so: {'; '.join(problems)}",
+            code=ErrorCode.INVALID_CONFIG,
+            problems=tuple(problems),
+        )
+    return FilesSpec(
+        path,
+        format or next((f for end, f in _ENDINGS.items() if path.endswith(end)), None),
+        schema=schema,
+        discover_micros=discover_micros,
+        in_time_order=in_time_order,
+        bad_to_side=on_bad == "side",
+        moved_from=moved_from,
+        partition_by=partition_by,
+        target_bytes=target_bytes,
+        store_options=store_options or {},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSpec:
+    """Files of a graph, not yet read or listed. Made by `files`, which explains the fields."""
 
     path: str
-    format: FormatName | None = None
-    _: KW_ONLY
+    format: FormatName | None
+    """None if it is not known, which is an error only if the files are read."""
     schema: StreamSchema | pa.Schema | None = None
-    discover: bool | DurationLike = False
+    discover_micros: int | None = None
     in_time_order: bool = False
-    on_bad: Literal["fail", "side"] = "fail"
+    bad_to_side: bool = False
     moved_from: str | None = None
     partition_by: Sequence[str] = ()
     target_bytes: int | None = None
     """None for the sink's default."""
-    store_options: Mapping[str, Plain] | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse options that cannot work, with all problems at once."""
-        path, form = self.path, self.format
-        problems = []
-        if form is not None and form not in _FORMATS:
-            problems.append(f"format {form!r} is unknown{did_you_mean(form, _FORMATS)}")
-        if path.endswith(_COMPRESSED) and form != "parquet":
-            problems.append(
-                "compressed text has no offsets to go on from: decompress it, or use Parquet"
-            )
-        if self.on_bad not in ("fail", "side"):
-            problems.append(f"on_bad is {self.on_bad!r}: use 'fail' or 'side'")
-        try:
-            micros = self.discover_micros
-            if micros is not None and micros < _MIN_DISCOVER_MICROS:
-                problems.append(f"discover is {self.discover!r}: it must be at least 1ms")
-        except UserError as error:
-            problems.append(error.message)
-        if problems:
-            raise UserError(
-                f"files {path!r} cannot be named so: {'; '.join(problems)}",
-                code=ErrorCode.INVALID_CONFIG,
-                problems=tuple(problems),
-            )
-        if form is None:
-            form = next((f for end, f in _ENDINGS.items() if path.endswith(end)), None)
-            object.__setattr__(self, "format", form)
-
-    @property
-    def discover_micros(self) -> int | None:
-        """The interval at which new files are looked for; None for never."""
-        if self.discover is False:
-            return None
-        interval = "1s" if self.discover is True else self.discover
-        return to_micros(interval, "discover interval")
+    store_options: Mapping[str, Plain] = field(default_factory=dict)
 
     def source_spec(self) -> OperatorSpec:
         """Return the source that reads them; without a schema this reads the first file."""
@@ -122,7 +137,7 @@ class FilesSpec:
             moved_root = find_moved_root(pattern, self.moved_from)
         schema = self.schema
         if schema is None:
-            schema = infer_schema(pattern, self.format, self.store_options or {})
+            schema = infer_schema(pattern, self.format, self.store_options)
         stream = schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
         check_types(stream.schema, self.format)
         config = FilesSourceConfig(
@@ -133,9 +148,9 @@ class FilesSpec:
             ignores_extra=self.schema is not None,
             discover_micros=self.discover_micros,
             in_time_order=self.in_time_order,
-            bad_to_side=self.on_bad == "side",
+            bad_to_side=self.bad_to_side,
             moved_root=moved_root,
-            store_options=dict(self.store_options or {}),
+            store_options=dict(self.store_options),
         )
         return config.to_operator_spec()
 
@@ -154,10 +169,6 @@ class FilesSpec:
             target_bytes=(
                 DEFAULT_TARGET_BYTES if self.target_bytes is None else self.target_bytes
             ),
-            store_options=dict(self.store_options or {}),
+            store_options=dict(self.store_options),
         )
         return config.to_operator_spec()
-
-
-files = FilesSpec
-"""The name that users call it by."""
