@@ -111,7 +111,12 @@ def _hash_column(column: Column) -> Hashes:
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     if len(chunks) == 1:
         return _hash_array(chunks[0])
-    return np.concatenate([np.empty(0, dtype=np.uint64), *map(_hash_array, chunks)])
+    hashes, start = np.empty(len(column), dtype=np.uint64), 0
+    # One at a time: the hashes of all chunks beside the result would take twice the memory.
+    for chunk in chunks:
+        hashes[start : start + len(chunk)] = _hash_array(chunk)
+        start += len(chunk)
+    return hashes
 
 
 def _hash_array(array: Any) -> Hashes:

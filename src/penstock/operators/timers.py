@@ -343,5 +343,5 @@ def _with_column(rows: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch
 
 
 def _in_one_batch(rows: pa.Table) -> pa.RecordBatch:
-    empty = pa.RecordBatch.from_pylist([], schema=rows.schema)
-    return join_rows(rows.to_batches() or [empty])
+    batches = rows.to_batches()
+    return join_rows(batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)])

@@ -1,3 +1,4 @@
+import tracemalloc
 from decimal import Decimal
 from typing import Any
 
@@ -253,6 +254,17 @@ def test_chunked_columns_hash_as_one_and_need_not_be_cut_alike() -> None:
     right = pa.chunked_array([text.slice(0, 4), text.slice(4)])
 
     assert hashes_of(left, right) == hashes_of(numbers, text)
+
+
+def test_many_chunks_take_no_more_memory_than_their_hashes_and_one_chunk() -> None:
+    column = pa.chunked_array([pa.array(range(10_000))] * 20)
+    tracemalloc.start()
+    try:
+        hashes = hash_keys([column])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * hashes.nbytes
 
 
 def test_a_column_without_chunks_has_no_hashes() -> None:
