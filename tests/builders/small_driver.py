@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.clock import ManualClock, new_token
 from penstock.core.ids import Epoch, Generation, JobId, OperatorId
-from penstock.errors import CorruptStateError, FencedError
+from penstock.errors import CorruptStateError
 from penstock.state.checkpoints import JobCheckpoints, ParquetBackend
 from penstock.state.proto import state_pb2 as pb
 from penstock.state.protocol.codec import unseal
@@ -58,6 +58,13 @@ def checkpoints_in(
     return JobCheckpoints(store, job, clock=ManualClock(7), rules=rules)
 
 
+class FencedOffError(Exception):
+    """The driver found that it was replaced, in a test that did not expect it.
+
+    It is no error of Penstock, so that a crash matrix does not take it for the end of a trial.
+    """
+
+
 @dataclass(slots=True)
 class SmallDriver:
     """One driver; `start` claims, `run_epoch` publishes and commits the next epoch."""
@@ -91,7 +98,7 @@ class SmallDriver:
                 skipped = permit.ref
             taken = self.checkpoints.resume(taken.claim, unreplayable=skipped)
         if not isinstance(taken, TakenOver) or not isinstance(taken.decision, Recovered):
-            raise FencedError(f"another driver owns the job: {taken}")
+            raise FencedOffError(f"another driver owns the job: {taken}")
         self.claimed = taken.claim
         self.base, self.next_epoch = taken.decision.base, taken.decision.next_epoch
         self.restoring = taken.decision.restore is not None
@@ -102,7 +109,7 @@ class SmallDriver:
         manifest = self.write_epoch()
         outcome = self.publish(manifest)
         if isinstance(outcome, Fenced):
-            raise FencedError(str(outcome))
+            raise FencedOffError(str(outcome))
         assert isinstance(outcome, ReadyCheckpoint | CommitPermit), outcome
         self.finish(outcome)
         return manifest.ref

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError
+from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.protocol import codec
-from penstock.state.protocol.records import ClaimRecord, PinKind
+from penstock.state.protocol.records import ClaimRecord, Fenced, PinKind
+from penstock.state.protocol.takeover import TakenOver, TakeOverOutcome
 from penstock.state.storage.local_disk import LocalStore
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
@@ -34,7 +36,12 @@ from penstock.testing import (
     sweep,
 )
 from tests.builders.protocol import JOB
-from tests.builders.small_driver import SmallDriver, a_driver, checkpoints_in
+from tests.builders.small_driver import (
+    FencedOffError,
+    SmallDriver,
+    a_driver,
+    checkpoints_in,
+)
 from tests.crash.protocol_workflows import (
     BRANCH,
     SAVEPOINT,
@@ -256,3 +263,25 @@ def test_the_same_holds_on_a_disk(
     modes = {FaultMode.CRASH_BEFORE, FaultMode.CRASH_AFTER, FaultMode.FAIL_AFTER}
     faults = tuple(fault for fault in FAULTS if fault.mode in modes)
     assert explore(workflow, origin, on_disk, Ending("dies", faults)) >= len(faults)
+
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.name)
+def test_a_driver_that_takes_itself_for_replaced_is_found(
+    ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_over_rightly = JobCheckpoints.take_over
+
+    def take_over_wrongly(checkpoints: JobCheckpoints) -> TakeOverOutcome:
+        taken = take_over_rightly(checkpoints)
+        has_failed = (
+            isinstance(checkpoints.store, FaultyStore) and checkpoints.store.has_fired
+        )
+        if has_failed and isinstance(taken, TakenOver):
+            return Fenced(taken.claim.generation)
+        return taken
+
+    monkeypatch.setattr(
+        JobCheckpoints, "take_over", lambda self, **_: take_over_wrongly(self)
+    )
+    with pytest.raises(FencedOffError):
+        explore(take_over, nothing(), MemoryStore, ending)

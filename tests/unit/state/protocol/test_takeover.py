@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.core.ids import Epoch, Generation, JobId, SavepointName
-from penstock.errors import CorruptStateError, ErrorCode, FencedError, StateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.publication import (
     CommitPermit,
@@ -21,6 +21,7 @@ from penstock.state.storage.create import run_steps
 from penstock.state.storage.memory import MemoryStore
 from tests.builders.protocol import JOB, Sleeper, a_ref, an_actor, asking, creating
 from tests.builders.small_driver import (
+    FencedOffError,
     Sink,
     SmallDriver,
     a_driver,
@@ -144,7 +145,7 @@ def test_a_replaced_driver_publishes_at_most_what_it_had_begun_and_then_stops() 
     store = MemoryStore()
     old = a_driver(store, epochs=1)
     a_driver(store, epochs=1)
-    with pytest.raises(FencedError):
+    with pytest.raises(FencedOffError):
         old.run_epoch()
     assert [ref.generation for ref in (s.record.ref for s in old.checkpoints.epochs())] == [
         *(2, 1),
