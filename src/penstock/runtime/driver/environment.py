@@ -238,9 +238,8 @@ class JobEnvironment:
         """The compiled graph; compiling validates it."""
         return compile_graph(self.graph)
 
-    @property
-    def checkpoints(self) -> JobCheckpoints:
-        """The checkpoints of the job. Each claim of it uses a new value."""
+    def open_checkpoints(self) -> JobCheckpoints:
+        """Return a new value of the job's checkpoints, which keeps what a collection found."""
         return JobCheckpoints(self.store, self.graph.job, self.clock, self.settings.rules)
 
     @cached_property

@@ -291,7 +291,7 @@ class CommittingSinks:
 
     @cached_property
     def _identity(self) -> str:
-        return self._environment.checkpoints.identity() or ""
+        return self._environment.open_checkpoints().identity() or ""
 
     def commit(self, permit: CommitPermit, metadata: AllMetadata | None = None) -> None:
         """Call `handle_commit` of every operator that staged something.

@@ -71,7 +71,7 @@ class JobSession:
     ) -> None:
         self.environment = environment
         self.claim = claim
-        self.checkpoints = environment.checkpoints
+        self.checkpoints = environment.open_checkpoints()
         self._sinks = sinks
         self._restores = decision.restore is not None
         base = decision.base
@@ -115,7 +115,7 @@ class JobSession:
         sinks = sinks or CommittingSinks(environment)
         try:
             claim, decision = take_over_job(environment, restore, sinks)
-            with damage_while_owned(environment.checkpoints, claim):
+            with damage_while_owned(environment.open_checkpoints(), claim):
                 return cls(environment, claim, decision, sinks)
         except BaseException:
             sinks.release()

@@ -143,7 +143,7 @@ def take_over_job(
 
     The warning about a restore comes after the claim: until then the job's driver may go on.
     """
-    checkpoints = environment.checkpoints
+    checkpoints = environment.open_checkpoints()
     ref = None
     if restore is not None:
         plan = checkpoints.plan_restore(restore)
@@ -201,7 +201,7 @@ def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
 
     A job whose restore was claimed, but whose next epoch was not published, is not finished.
     """
-    checkpoints = environment.checkpoints
+    checkpoints = environment.open_checkpoints()
     manifest = checkpoints.newest()
     if manifest is None or not has_finished(environment.graph, manifest):
         return None
