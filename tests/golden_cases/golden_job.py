@@ -1,9 +1,9 @@
 """One golden case as a job that is run in parts: stopped, killed, restored, rescaled.
 
-A golden case is a pipeline whose output another engine has computed. The data is not part of the project. It is looked for in the folder that the variable
-`PENSTOCK_TEST_GOLDEN` names, else in `../shared/golden` beside the checkout. A folder that
-is named must be there, so `.ci/run` names the one beside the checkout if it exists: then
-nothing is skipped unnoticed.
+A golden case is a pipeline whose output another engine has computed. The data is not part
+of the project. It is looked for in the folder that the variable `PENSTOCK_TEST_GOLDEN` names,
+else in `../shared/golden` beside the checkout. A folder that is named must be there, so
+`.ci/run` names the one beside the checkout if it exists: then nothing is skipped unnoticed.
 
 Rows of JSON lines are compared without their order. Equal values are equal whatever their
 form: 950 is 950.0, and an instant without a zone is in UTC.

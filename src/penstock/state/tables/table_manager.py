@@ -140,7 +140,10 @@ class TableManager:
         before, is_same_task = self._tables, environment.task == self.environment.task
         self._open(environment, restored)
         for name, table in self._tables.items():
-            view, wanted = before[name].view, table.table.files
+            # All views are taken over first: if one of them fails, `close` releases the others.
+            table.view = before[name].view
+        for name, table in self._tables.items():
+            view, wanted = table.view, table.table.files
             if view is None:
                 continue
             missing = None
@@ -152,8 +155,8 @@ class TableManager:
                     drop_cached(environment.cache, checksum)
             if missing is None:
                 view.release()
+                table.view = None
             else:
-                table.view = view
                 view.catch_up(missing, wanted)
         self._is_usable = True
 

@@ -6,7 +6,7 @@ from penstock.core.ids import Epoch, Subtask
 from penstock.errors import InternalError, PenstockError, StateError
 from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
-from penstock.state.tables.table import Frontier
+from penstock.state.tables.table import Frontier, View
 from penstock.state.tables.table_manager import TableManager
 from tests.builders.shop import owner_of_key
 from tests.builders.state_job import StateJob
@@ -60,6 +60,23 @@ def test_a_view_that_was_let_go_never_looks_empty(table: str) -> None:
     for use in uses[table]:
         with pytest.raises(InternalError, match="released"):
             use()
+
+
+def test_closing_after_a_failed_catch_up_releases_the_views_of_all_tables() -> None:
+    store = MemoryStore()
+    manager = a_manager(store)
+    write_everywhere(manager)
+    views: list[View] = [
+        manager.get_global_keyed_state("counts"),
+        manager.get_keyed_state("totals"),
+        manager.get_time_keyed_state("panes"),
+    ]
+    restored = {0: checkpoint(manager, 1).metadata}
+    write_everywhere(manager)
+    with pytest.raises(InternalError, match="not checkpointed"):
+        manager.catch_up(an_environment(store, attempt=2), restored)
+    manager.close()
+    assert [view.is_released for view in views] == [True, True, True]
 
 
 def moved(manager: TableManager, restored: Restored, subtask: Subtask) -> None:
