@@ -149,7 +149,8 @@ def first_superstep(
         for count in counts:
             rows = fed_frame(name).repartition(count)
             parts.append(rows.mapInArrow(replace(task, is_fed=True), SPARK_SCHEMA))
-    return reduce(DataFrame.union, parts)
+    # Called on the part: `DataFrame.union` goes by the mode of the process, not by its argument.
+    return reduce(lambda whole, part: whole.union(part), parts)
 
 
 def _numbered(session: SparkSession, count: int) -> DataFrame:
