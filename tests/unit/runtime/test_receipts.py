@@ -116,6 +116,17 @@ def test_a_missing_receipt_tears_the_run(key: TaskKey) -> None:
         assert isinstance(agree(reports), Torn)
 
 
+def test_a_receipt_for_a_task_that_is_not_read_names_no_attempt_of_it() -> None:
+    reports = whole_run()
+    alone, other = (LAST, 0), (LAST, 1)
+    foreign = Receipt(0, *alone, token_of(alone))
+    reports[other] = changed(reports[other], receipts=(*reports[other].receipts, foreign))
+    second = again(reports[alone], SECOND)
+    assert agree(reports, second) == Torn(
+        "task 0 of level 2 is known by 2 attempts, not one"
+    )
+
+
 def test_two_different_reports_of_one_attempt_tear_the_run() -> None:
     reports = whole_run()
     other = changed(reports[0, 0], is_skipped=True)

@@ -117,9 +117,12 @@ def _agree(
         if not report.is_whole:
             return Torn(f"{_name(level, task)} did not finish")
         missing = set(plan.senders(*plan.task(level, task)))
+        producers = {sender[1:] for sender in missing}
         for receipt in report.receipts:
             missing.discard((receipt.edge, receipt.level, receipt.task))
-            consumed.setdefault((receipt.level, receipt.task), set()).add(receipt.token)
+            # A receipt for a task that this one does not read names no attempt of it.
+            if (receipt.level, receipt.task) in producers:
+                consumed.setdefault((receipt.level, receipt.task), set()).add(receipt.token)
         if missing:
             return Torn(f"{_name(level, task)} has no receipt for {len(missing)} producers")
         chosen[level, task] = report
