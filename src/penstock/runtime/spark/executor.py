@@ -249,13 +249,12 @@ class SparkExecutor:
         running = self._epochs.submit(self._run_epoch, job, epoch)
         limit = epoch.deadline_micros
         _, late = futures.wait([running], None if limit is None else limit / 1_000_000)
-        if late:
-            # A job that the thread was about to start escapes the first call.
-            while late:
-                self.cancel()
-                _, late = futures.wait(late, _CANCEL_AGAIN_SECONDS)
-            raise _overran(job, epoch)
-        return running.result()
+        if not late:
+            return running.result()
+        while late:  # a job that the thread was about to start escapes the first call
+            self.cancel()
+            _, late = futures.wait(late, _CANCEL_AGAIN_SECONDS)
+        raise _overran(job, epoch)
 
     def _run_epoch(self, job: PhysicalPlan, epoch: EpochPlan) -> Sequence[TaskReport]:
         try:
@@ -331,10 +330,8 @@ class SparkExecutor:
     ) -> Sequence[CompactionResult]:
         if is_small:
             return _done(_carry_out(order, self._worker) for order in orders)
-        task, rows = (
-            CompactionTask(orders, self._worker),
-            _numbered(self._session, len(orders)),
-        )
+        task = CompactionTask(orders, self._worker)
+        rows = _numbered(self._session, len(orders))
         try:
             table = rows.mapInArrow(task, RESULT_SCHEMA).toArrow()
         except (PySparkException, Py4JError) as error:
