@@ -260,10 +260,6 @@ class SourceOperator(ABC):
         """Return tables it needs besides the one that holds the splits."""
         return ()
 
-    def is_rewindable(self) -> bool:
-        """Return whether it can read again from an offset; otherwise it is at-most-once."""
-        return True
-
     def poll_interval(self) -> timedelta:
         """Return how long to wait before the next `plan_splits` if there was nothing to read."""
         return timedelta(milliseconds=100)
