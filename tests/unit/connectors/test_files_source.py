@@ -353,7 +353,8 @@ def test_a_released_source_keeps_no_store_alive(tmp_path: Path, ending: str) -> 
 
     write_file(tmp_path / f"a.{ending}", some_rows(0, 10))
     spec = files(f"{tmp_path}/*.{ending}").source_spec()
-    source = FilesSource(FilesSourceConfig(**spec.config), open_files)  # type: ignore[arg-type]
+    config: Any = dict(spec.config)
+    source = FilesSource(FilesSourceConfig(**config), open_files)
     source.plan_splits({}, SourceBudget(), 0)
     source.release()
 
