@@ -9,7 +9,7 @@ import base64
 import polars as pl
 import pyarrow as pa
 
-import penstock as ps
+import penstock as pen
 from benchmarks.suites import Row
 from penstock.core.ids import Epoch, Generation
 from penstock.core.settings import current
@@ -35,15 +35,15 @@ def run(*, quick: bool) -> list[Row]:
 
 
 def measure(subtasks: int) -> Row:
-    pipeline = ps.Pipeline("wide", parallelism=subtasks)
+    pipeline = pen.Pipeline("wide", parallelism=subtasks)
     (
-        pipeline.read("numbers", ps.impulse(count=10**9, splits=subtasks))
+        pipeline.read("numbers", pen.impulse(count=10**9, splits=subtasks))
         .with_columns(key=pl.col("counter") % 1_000_003)
         .key_by("key")
         .process("first", PassOn())
         .key_by("counter")
         .process("second", PassOn())
-        .write("out", ps.blackhole())
+        .write("out", pen.blackhole())
     )
     graph = pipeline.graph()
     plan = compile_graph(graph)
@@ -82,13 +82,13 @@ def _pickled_bytes(task: SuperstepTask) -> int:
     return len(pickle_function(task, "task").pickled)
 
 
-class PassOn(ps.ArrowOperator):
+class PassOn(pen.ArrowOperator):
     """Passes rows on."""
 
     def name(self) -> str:
         return "pass-on"
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         collector.collect(batch)

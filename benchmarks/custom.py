@@ -22,7 +22,7 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
 )
 
-import penstock as ps
+import penstock as pen
 from benchmarks.bids import bids_folder, warm_up_folder
 from benchmarks.comparison import difference
 from benchmarks.penstock_side import default_rows_per_epoch, run_pipeline
@@ -44,20 +44,20 @@ _STATE = "bids LONG, total LONG"
 _FOLDER = Path(__file__).resolve().parent / "results"
 
 
-class RunningTotals(ps.ArrowOperator):
+class RunningTotals(pen.ArrowOperator):
     """Keeps count and sum by auction and emits those that changed."""
 
     def name(self) -> str:
         return "running-totals"
 
-    def output_schema(self, inputs: Any) -> ps.StreamSchema:
-        return ps.StreamSchema(TOTALS)
+    def output_schema(self, inputs: Any) -> pen.StreamSchema:
+        return pen.StreamSchema(TOTALS)
 
     def tables(self) -> Any:
-        return [ps.keyed_table("totals", TOTALS, key_columns=["auction"])]
+        return [pen.keyed_table("totals", TOTALS, key_columns=["auction"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         totals = ctx.get_keyed_state("totals")
         new = (
@@ -74,7 +74,7 @@ class RunningTotals(ps.ArrowOperator):
         collector.collect(changed)
 
 
-def build(bids: ps.Stream) -> ps.Stream:
+def build(bids: pen.Stream) -> pen.Stream:
     return bids.key_by("auction").process("totals", RunningTotals())
 
 

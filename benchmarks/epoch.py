@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-import penstock as ps
+import penstock as pen
 from benchmarks.sides import run_side
 from benchmarks.structured_streaming import CORES, ROCKSDB, open_peer
 from benchmarks.suites import Row
@@ -38,20 +38,20 @@ ROWS = 10
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 
 
-class RunningCount(ps.ArrowOperator):
+class RunningCount(pen.ArrowOperator):
     """Counts rows per key."""
 
     def name(self) -> str:
         return "running-count"
 
-    def output_schema(self, inputs: Any) -> ps.StreamSchema:
-        return ps.StreamSchema(COUNTS)
+    def output_schema(self, inputs: Any) -> pen.StreamSchema:
+        return pen.StreamSchema(COUNTS)
 
     def tables(self) -> Any:
-        return [ps.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         counts = ctx.get_keyed_state("counts")
         new = pl.DataFrame(batch).group_by("key").agg(count=pl.len().cast(pl.Int64))
@@ -106,14 +106,14 @@ def time_triggers(epochs: int, warm_up: int) -> Row:
 
 def small_job(spark: SparkSession, folder: Path, *, epochs: int) -> JobSession:
     """Return a job that reads ten rows an epoch."""
-    pipeline = ps.Pipeline("epochs", parallelism=2)
-    source = ps.impulse(count=ROWS * (epochs + 10) * 2, splits=2)
+    pipeline = pen.Pipeline("epochs", parallelism=2)
+    source = pen.impulse(count=ROWS * (epochs + 10) * 2, splits=2)
     (
         pipeline.read("numbers", source)
         .with_columns(key=pl.col("counter") % ROWS)
         .key_by("key")
         .process("count", RunningCount())
-        .write("out", ps.blackhole())
+        .write("out", pen.blackhole())
     )
     store = open_store(str(folder / "checkpoints"))
     cache = folder / "cache"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-import penstock as ps
+import penstock as pen
 from benchmarks.bids import ROWS_PER_FILE, SCHEMA
 from benchmarks.profile_split import split_epochs
 from benchmarks.sides import folder_bytes
@@ -23,7 +23,7 @@ from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.running import run_on_spark
 
-Build = Callable[[ps.Stream], ps.Stream]
+Build = Callable[[pen.Stream], pen.Stream]
 
 
 def run_pipeline(
@@ -39,14 +39,14 @@ def run_pipeline(
 
     `columns` are those the query needs: the peers find that out by themselves.
     """
-    pipeline = ps.Pipeline("benchmark", parallelism=CORES)
+    pipeline = pen.Pipeline("benchmark", parallelism=CORES)
     needed = pa.schema([SCHEMA.field(name) for name in columns])
-    source = ps.files(f"{bids}/*.parquet", schema=needed, in_time_order=True)
+    source = pen.files(f"{bids}/*.parquet", schema=needed, in_time_order=True)
     read = pipeline.read("bids", source, event_time="ts", lateness="1s")
-    build(read).write("out", ps.files(str(folder / "out"), format="parquet"))
+    build(read).write("out", pen.files(str(folder / "out"), format="parquet"))
     epochs: list[tuple[float, int]] = []
 
-    def note(status: ps.JobStatus) -> None:
+    def note(status: pen.JobStatus) -> None:
         known = epochs[-1][1] if epochs else 0
         if status.rows_read > known:
             epochs.append((time.perf_counter(), status.rows_read))
@@ -73,7 +73,7 @@ def run_pipeline(
             on_status=note,
         ),
     )
-    if status.phase is not ps.JobPhase.FINISHED:
+    if status.phase is not pen.JobPhase.FINISHED:
         raise RuntimeError(f"the job ended as {status.phase}")
     each = [(b[0] - a[0]) * 1e3 for a, b in itertools.pairwise(epochs)]
     return {

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock as pen
 from benchmarks.sides import run_side
 from benchmarks.structured_streaming import DEFAULT, open_peer
 from benchmarks.suites import Row
@@ -45,7 +45,7 @@ def batches_of(task: int, rows: int, *, wide: bool) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array(key), pa.array(value)], schema=SCHEMA)
 
 
-class Numbers(ps.SourceOperator):
+class Numbers(pen.SourceOperator):
     """Emits the rows, all of them once per round."""
 
     def __init__(self, rows: int, *, wide: bool) -> None:
@@ -55,23 +55,23 @@ class Numbers(ps.SourceOperator):
     def name(self) -> str:
         return "numbers"
 
-    def output_schema(self) -> ps.StreamSchema:
-        return ps.StreamSchema(SCHEMA)
+    def output_schema(self) -> pen.StreamSchema:
+        return pen.StreamSchema(SCHEMA)
 
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
-    ) -> ps.SourcePlan:
+    ) -> pen.SourcePlan:
         states = {str(task): known.get(str(task), SplitState()) for task in range(TASKS)}
         splits = [
             SplitPlan(name, state.offset, (state.offset or 0) + 1)
             for name, state in states.items()
             if not state.ended
         ]
-        return ps.SourcePlan(tuple(splits), is_complete=True, has_more=bool(splits))
+        return pen.SourcePlan(tuple(splits), is_complete=True, has_more=bool(splits))
 
     def run(
-        self, ctx: ps.SourceContext, collector: ps.SourceCollector
-    ) -> ps.SourceFinishType | None:
+        self, ctx: pen.SourceContext, collector: pen.SourceCollector
+    ) -> pen.SourceFinishType | None:
         for split in ctx.splits:
             for batch in batches_of(int(split.name), self.rows // TASKS, wide=self.wide):
                 collector.collect(batch, split=split.name)
@@ -81,7 +81,7 @@ class Numbers(ps.SourceOperator):
         return None
 
 
-class AddUp(ps.ArrowOperator):
+class AddUp(pen.ArrowOperator):
     """Adds all values up, into a counter."""
 
     def name(self) -> str:
@@ -91,7 +91,7 @@ class AddUp(ps.ArrowOperator):
         return None
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         ctx.count("rows", batch.num_rows)
         ctx.count("sum", pc.sum(batch.column("value")).as_py())
@@ -150,7 +150,7 @@ def penstock_seconds(
     spark: SparkSession, rows: int, *, wide: bool
 ) -> tuple[list[float], dict[str, int]]:
     """Return what each epoch of all rows took, and what was counted in all of them."""
-    pipeline = ps.Pipeline("shuffle", parallelism=TASKS)
+    pipeline = pen.Pipeline("shuffle", parallelism=TASKS)
     read = pipeline.read("numbers", Numbers(rows, wide=wide))
     read.key_by("key").process("all", Nothing()).write("out", AddUp())
     durations: dict[int, float] = {}
@@ -176,19 +176,19 @@ def penstock_seconds(
     return list(durations.values()), counted
 
 
-class Nothing(ps.ArrowOperator):
+class Nothing(pen.ArrowOperator):
     """Passes rows on."""
 
     def name(self) -> str:
         return "nothing"
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         collector.collect(batch)
 
 
-def _note(durations: dict[int, float], status: ps.JobStatus) -> None:
+def _note(durations: dict[int, float], status: pen.JobStatus) -> None:
     if status.last is not None and status.last.rows_read:
         durations[status.last.epoch] = status.last.duration_micros / 1e6
 

@@ -1,14 +1,14 @@
 """Sliding windows: count and sum by auction, 10 s wide, every 2 s."""
 
-import penstock as ps
+import penstock as pen
 from benchmarks import structured_streaming
 from benchmarks.comparison import compare, same_windows
 from benchmarks.suites import Row
 
 
-def build(bids: ps.Stream) -> ps.Stream:
-    windows = bids.key_by("auction").window("per-auction", ps.sliding("10s", "2s"))
-    return windows.aggregate(bids=ps.count(), total=ps.sum("price"))
+def build(bids: pen.Stream) -> pen.Stream:
+    windows = bids.key_by("auction").window("per-auction", pen.sliding("10s", "2s"))
+    return windows.aggregate(bids=pen.count(), total=pen.sum("price"))
 
 
 def run(*, quick: bool) -> Row:

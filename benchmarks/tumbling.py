@@ -1,14 +1,14 @@
 """Tumbling windows: count, sum and max by auction per 10 s, rows up to 1 s late."""
 
-import penstock as ps
+import penstock as pen
 from benchmarks import structured_streaming
 from benchmarks.comparison import compare, same_windows
 from benchmarks.suites import Row
 
 
-def build(bids: ps.Stream) -> ps.Stream:
-    windows = bids.key_by("auction").window("per-auction", ps.tumbling("10s"))
-    return windows.aggregate(bids=ps.count(), total=ps.sum("price"), top=ps.max("price"))
+def build(bids: pen.Stream) -> pen.Stream:
+    windows = bids.key_by("auction").window("per-auction", pen.tumbling("10s"))
+    return windows.aggregate(bids=pen.count(), total=pen.sum("price"), top=pen.max("price"))
 
 
 def run(*, quick: bool) -> Row:

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import polars as pl
 
-import penstock as ps
+import penstock as pen
 from benchmarks import structured_streaming
 from benchmarks.comparison import compare, difference
 from benchmarks.suites import Row
 
 
-def build(bids: ps.Stream) -> ps.Stream:
+def build(bids: pen.Stream) -> pen.Stream:
     changes = bids.key_by("bidder").aggregate(
-        "per-bidder", bids=ps.count(), total=ps.sum("price")
+        "per-bidder", bids=pen.count(), total=pen.sum("price")
     )
     after = pl.col("after").struct
     return changes.select("bidder", bids=after.field("bids"), total=after.field("total"))

@@ -25,9 +25,9 @@ from typing import Any
 
 import polars as pl
 
-import penstock as ps
+import penstock as pen
 
-PACKAGE = Path(ps.__file__).resolve().parent
+PACKAGE = Path(pen.__file__).resolve().parent
 EVENTS = {"closing": 20_000, "reading": 4_000_000}
 
 
@@ -45,7 +45,7 @@ class Walk:
             code = frame.f_code
             self.codes[code.co_filename, code.co_firstlineno, code.co_qualname] = None
 
-    def note_status(self, status: ps.JobStatus) -> None:
+    def note_status(self, status: pen.JobStatus) -> None:
         if status.epochs_run > len(self.rows_read):
             self.rows_read.append(status.rows_read)
         if status.epochs_run == 1:
@@ -73,14 +73,14 @@ def is_written(code: CodeType) -> bool:
 
 
 def walk(events: int, folder: Path) -> Walk:
-    pipeline = ps.Pipeline("walk")
-    bids = pipeline.read("bids", ps.nexmark(events, kind="bids"), event_time="date_time")
+    pipeline = pen.Pipeline("walk")
+    bids = pipeline.read("bids", pen.nexmark(events, kind="bids"), event_time="date_time")
     (
         bids.filter(pl.col("price") >= 1_000)
         .key_by("auction")
-        .window("per-auction", ps.tumbling("1s"))
-        .aggregate(bids=ps.count())
-        .write("counts", ps.files(str(folder / "counts")))
+        .window("per-auction", pen.tumbling("1s"))
+        .aggregate(bids=pen.count())
+        .write("counts", pen.files(str(folder / "counts")))
     )
     found = Walk()
     # From the start: threads that were started before the epoch belong to it too.

@@ -22,7 +22,7 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
-import penstock as ps
+import penstock as pen
 from examples.demo.job import SLIDE, WIDTH, read_output, recompute, rows_of
 from examples.demo.proof import Comparison, compare
 from examples.demo.run_job import INTERRUPTED
@@ -156,7 +156,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _tell_of_death(console: Console, folder: Path) -> None:
-    files = ps.committed_files(str(folder / "parquet"))
+    files = pen.committed_files(str(folder / "parquet"))
     rows = sum(file.row_count for file in files)
     staged = [
         path for path in (folder / "parquet" / "_staging").rglob("*") if path.is_file()
@@ -203,4 +203,4 @@ def _shown(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    ps.main(main)
+    pen.main(main)

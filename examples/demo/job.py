@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-import penstock as ps
+import penstock as pen
 from penstock.connectors.nexmark.draws import EventKind
 from penstock.connectors.nexmark.rows import SCHEMAS, NexmarkConfig, make_batch
 
@@ -27,7 +27,7 @@ _COLUMNS = ["auction", "price", "date_time"]
 _CHUNK_ROWS = 1_000_000
 
 
-class Hottest(ps.Aggregate):
+class Hottest(pen.Aggregate):
     """The auctions with most bids, best first; of equal ones those that began last."""
 
     def partial(self) -> Mapping[str, pl.Expr]:
@@ -43,32 +43,32 @@ class Hottest(ps.Aggregate):
         return ranked
 
 
-def bids(events: int, *, splits: int = 1) -> ps.OperatorSpec:
+def bids(events: int, *, splits: int = 1) -> pen.OperatorSpec:
     """Return the source: the bids among so many events of an auction site."""
-    return ps.nexmark(
+    return pen.nexmark(
         events, kind="bids", splits=splits, disorder="200ms", columns=_COLUMNS
     )
 
 
-def build(events: int, output: Path, *, parallelism: int = 2) -> ps.Pipeline:
+def build(events: int, output: Path, *, parallelism: int = 2) -> pen.Pipeline:
     """Return the pipeline; nothing runs yet."""
-    pipeline = ps.Pipeline(NAME, parallelism=parallelism)
+    pipeline = pen.Pipeline(NAME, parallelism=parallelism)
     source = bids(events, splits=parallelism)
     (
         pipeline.read("bids", source, event_time="date_time", lateness="200ms")
         .key_by("auction")
-        .window("per-auction", ps.sliding(WIDTH, SLIDE))
-        .aggregate(bids=ps.count(), top_price=ps.max("price"))
+        .window("per-auction", pen.sliding(WIDTH, SLIDE))
+        .aggregate(bids=pen.count(), top_price=pen.max("price"))
         # All results of a window have one event time, so here they come together again.
-        .window("hottest", ps.tumbling(SLIDE))
+        .window("hottest", pen.tumbling(SLIDE))
         .aggregate(
             hottest=Hottest(),
-            auctions=ps.count(),
-            bids=ps.sum("bids"),
-            top_price=ps.max("top_price"),
+            auctions=pen.count(),
+            bids=pen.sum("bids"),
+            top_price=pen.max("top_price"),
         )
         .select("window_end", "hottest", "auctions", "bids", "top_price")
-        .write("parquet", ps.files(str(output)))
+        .write("parquet", pen.files(str(output)))
     )
     return pipeline
 
@@ -123,5 +123,5 @@ def _all_bids(events: int) -> Iterator[pl.DataFrame]:
 
 def read_output(output: Path) -> pl.DataFrame:
     """Return what the committed files say, one row per window."""
-    rows = pl.DataFrame(pl.from_arrow(ps.read_committed(str(output))))
+    rows = pl.DataFrame(pl.from_arrow(pen.read_committed(str(output))))
     return rows.sort("window_end")

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import penstock as ps
+import penstock as pen
 from examples.demo.job import build
 
 INTERRUPTED = 130
@@ -25,12 +25,12 @@ INTERRUPTED = 130
 class SuddenDeath:
     """Passes statuses on, and kills the process group soon after enough rows were read."""
 
-    def __init__(self, rows: int, passed_on: Callable[[ps.JobStatus], None]) -> None:
+    def __init__(self, rows: int, passed_on: Callable[[pen.JobStatus], None]) -> None:
         self._rows = rows
         self._passed_on = passed_on
         self._is_armed = False
 
-    def __call__(self, status: ps.JobStatus) -> None:
+    def __call__(self, status: pen.JobStatus) -> None:
         """Show a status; arm the timer once."""
         self._passed_on(status)
         if self._is_armed or status.rows_read < self._rows or status.last is None:
@@ -51,7 +51,7 @@ def run(arguments: list[str] | None = None) -> int:
     parser.add_argument("--die-after", type=int, metavar="ROWS")
     options = parser.parse_args(arguments)
 
-    on_status: Callable[[ps.JobStatus], None] = ps.Progress(file=sys.stdout)
+    on_status: Callable[[pen.JobStatus], None] = pen.Progress(file=sys.stdout)
     if options.die_after is not None:
         if os.getpgrp() != os.getpid():
             parser.error("--die-after needs a process group of its own to kill")
@@ -59,8 +59,8 @@ def run(arguments: list[str] | None = None) -> int:
     print("starting Spark …", flush=True)
     pipeline = build(options.events, options.folder / "parquet")
     status = pipeline.run(str(options.folder / "checkpoints"), on_status=on_status)
-    return 0 if status.phase is ps.JobPhase.FINISHED else INTERRUPTED
+    return 0 if status.phase is pen.JobPhase.FINISHED else INTERRUPTED
 
 
 if __name__ == "__main__":
-    ps.main(run)
+    pen.main(run)

@@ -1,6 +1,6 @@
 """What a program shows: a job's progress, and a message and an exit code for each error.
 
-    pipeline.run("checkpoints", on_status=ps.Progress())
+    pipeline.run("checkpoints", on_status=pen.Progress())
 
 On a terminal `Progress` redraws one block a few times a second. Elsewhere, as in a log file,
 it writes a line every few seconds and whenever the job starts, ends or has an error. Both go
@@ -311,7 +311,7 @@ def main(function: Callable[[], object]) -> NoReturn:
     bug of Penstock. The exit code shows the kind of error. Use it as a program's last line:
 
         if __name__ == "__main__":
-            ps.main(run)
+            pen.main(run)
     """
     try:
         result = function()

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import penstock as ps
+import penstock as pen
 from penstock.catalog import default_registry
 from penstock.connectors.files.commit import committed_files, read_committed
 from penstock.connectors.files.connector import files
@@ -75,7 +75,7 @@ class FilesJob:
             ]
             for split in (0, 1)
         }
-        pipeline = ps.Pipeline("files", registry=registry)
+        pipeline = pen.Pipeline("files", registry=registry)
         pipeline.read("rows", ScriptedSource(script)).write("out", spec)
         self.job = LocalJob(pipeline, registry=registry)
         self.seen = 0
@@ -88,7 +88,7 @@ class FilesJob:
         output_faults: Sequence[Fault] = (),
         parallelism: int = 2,
         restore: int | None = None,
-    ) -> ps.JobStatus:
+    ) -> pen.JobStatus:
         """Run the job; before every call to the output a reader looks at it."""
         if restore is not None:
             self.restored = min(restore, self.restored or restore)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock as pen
 from penstock.core.clock import new_token
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.driver import RunOptions
@@ -122,10 +122,10 @@ def numbers(start: int, end: int, *, partitions: int = 3) -> DataFrame:
 
 
 def start(
-    pipeline: ps.Pipeline,
+    pipeline: pen.Pipeline,
     folder: Path,
-    on_status: Callable[[ps.JobStatus], None] | None = None,
-) -> ps.JobStatus:
+    on_status: Callable[[pen.JobStatus], None] | None = None,
+) -> pen.JobStatus:
     """Run a job to its end."""
     return run_on_spark(
         pipeline.graph(),
@@ -174,11 +174,11 @@ def as_query(query: str) -> Iterator[None]:
         context.setLocalProperty(QUERY_ID, None)  # type: ignore[arg-type]  # None removes it
 
 
-def attached_pipeline(name: str, ledger: Any, *, parallelism: int = 2) -> ps.Pipeline:
+def attached_pipeline(name: str, ledger: Any, *, parallelism: int = 2) -> pen.Pipeline:
     """Return a pipeline that hands the numbers of a query's batches to a ledger."""
-    pipeline = ps.Pipeline(name, parallelism=parallelism)
-    read = pipeline.read("numbers", ps.attached(schema=NUMBERS))
-    read.write("ledger", ps.for_each_epoch(ledger))
+    pipeline = pen.Pipeline(name, parallelism=parallelism)
+    read = pipeline.read("numbers", pen.attached(schema=NUMBERS))
+    read.write("ledger", pen.for_each_epoch(ledger))
     return pipeline
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-import penstock as ps
+import penstock as pen
 from penstock.api.windowing import Window
 from penstock.core.clock import new_token
 from penstock.core.watermark import MAX_MICROS
@@ -146,18 +146,18 @@ class WindowJob:
         splits: int = 1,
         **options: Any,
     ) -> None:
-        self.pipeline = ps.Pipeline("windows", parallelism=parallelism)
-        source = ps.list_source(list(rows), schema, splits=splits)
+        self.pipeline = pen.Pipeline("windows", parallelism=parallelism)
+        source = pen.list_source(list(rows), schema, splits=splits)
         stream: Any = self.pipeline.read("rows", source, event_time="at", lateness=lateness)
         cut = (stream.key_by("key") if keyed else stream).window("w", window, **options)
-        self.results = cut.aggregate(rows=ps.count(), total=ps.sum("value"))
+        self.results = cut.aggregate(rows=pen.count(), total=pen.sum("value"))
         self.out, self.late, self.bad = (
-            ps.list_sink(f"{name}-{new_token()}") for name in ("out", "late", "bad")
+            pen.list_sink(f"{name}-{new_token()}") for name in ("out", "late", "bad")
         )
         self.results.write("out", self.out)
-        self.results.side_output(ps.LATE).write("late", self.late)
+        self.results.side_output(pen.LATE).write("late", self.late)
         if options.get("bad_times") == "divert":
-            self.results.side_output(ps.BAD).write("bad", self.bad)
+            self.results.side_output(pen.BAD).write("bad", self.bad)
 
     def found(self) -> list[tuple[Any, int, int, int, int]]:
         """Return key, start and end in microseconds, count and sum, sorted."""

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-import penstock as ps
+import penstock as pen
 from tests.builders.aggregated_rows import fold
 
 JOB = "pipeline-v1"
@@ -92,7 +92,7 @@ def integers(column: Any) -> list[int]:
     return list(column.cast(pa.int64()).to_pylist())
 
 
-class Reminders(ps.ArrowOperator):
+class Reminders(pen.ArrowOperator):
     """Uses every kind of table and both clocks; `kind` says what a row is.
 
     | kind       | a row per                           | comes                           |
@@ -106,24 +106,24 @@ class Reminders(ps.ArrowOperator):
     def name(self) -> str:
         return "reminders"
 
-    def output_schema(self, inputs: Sequence[ps.StreamSchema]) -> ps.StreamSchema:
-        return ps.StreamSchema(REMINDERS)
+    def output_schema(self, inputs: Sequence[pen.StreamSchema]) -> pen.StreamSchema:
+        return pen.StreamSchema(REMINDERS)
 
     def tables(self) -> Sequence[Any]:
         return [
-            ps.time_keyed_table("panes", PANES, key_columns=["user"], time_column="end"),
-            ps.keyed_table("totals", TOTALS, key_columns=["user"]),
-            ps.keyed_table(
+            pen.time_keyed_table("panes", PANES, key_columns=["user"], time_column="end"),
+            pen.keyed_table("totals", TOTALS, key_columns=["user"]),
+            pen.keyed_table(
                 "due", REMINDERS, key_columns=["user", "due"], routed_by=["user"]
             ),
-            ps.global_table("seen", str, int),
+            pen.global_table("seen", str, int),
         ]
 
-    def timers(self) -> Collection[ps.TimeDomain]:
-        return [ps.TimeDomain.EVENT_TIME, ps.TimeDomain.PROCESSING_TIME]
+    def timers(self) -> Collection[pen.TimeDomain]:
+        return [pen.TimeDomain.EVENT_TIME, pen.TimeDomain.PROCESSING_TIME]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         self._count(batch, ctx)
         rows = batch.to_pylist()
@@ -146,11 +146,11 @@ class Reminders(ps.ArrowOperator):
                 self._remind(row, ctx)
 
     def handle_timers(
-        self, due: ps.DueTimers, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, due: pen.DueTimers, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         users = due.keys.column("user").to_pylist()
         fired = list(zip(users, due.due_micros.to_pylist(), strict=True))
-        if due.domain is ps.TimeDomain.PROCESSING_TIME:
+        if due.domain is pen.TimeDomain.PROCESSING_TIME:
             keys = batch_of(({"user": user, "due": at} for user, at in fired), REMINDERS)
             table = ctx.get_keyed_state("due")
             collector.collect(table.get(keys).rows)
@@ -174,11 +174,11 @@ class Reminders(ps.ArrowOperator):
 
     def on_close(
         self,
-        final: ps.Stop | ps.EndOfData,
-        ctx: ps.OperatorContext,
-        collector: ps.ArrowCollector,
+        final: pen.Stop | pen.EndOfData,
+        ctx: pen.OperatorContext,
+        collector: pen.ArrowCollector,
     ) -> None:
-        if isinstance(final, ps.Stop):
+        if isinstance(final, pen.Stop):
             return
         found = [
             {"kind": "total", "user": row["user"], "due": 0, "count": row["total"]}
@@ -192,7 +192,7 @@ class Reminders(ps.ArrowOperator):
             ]
         collector.collect(batch_of(found, REMINDERS))
 
-    def _count(self, batch: pa.RecordBatch, ctx: ps.OperatorContext) -> None:
+    def _count(self, batch: pa.RecordBatch, ctx: pen.OperatorContext) -> None:
         seen = ctx.get_global_keyed_state("seen")
         totals = ctx.get_keyed_state("totals")
         for row in batch.to_pylist():
@@ -202,7 +202,7 @@ class Reminders(ps.ArrowOperator):
             total = (known["total"] or 0) + row["price"]
             totals.put(batch_of([{"user": user, "total": total}], TOTALS))
 
-    def _remind(self, row: Row, ctx: ps.OperatorContext) -> None:
+    def _remind(self, row: Row, ctx: pen.OperatorContext) -> None:
         """Set a timer for an instant that the row alone decides, whenever it is read."""
         due = CLOCK_START + (1 + row["number"] % 10) * 10 * MINUTE + row["number"]
         reminder = {"kind": "reminder", "user": row["user"], "due": due}
@@ -238,22 +238,22 @@ def build(
     moved_from: str | None = None,
     is_up: bool = True,
     goes_on: bool = False,
-) -> ps.Pipeline:
+) -> pen.Pipeline:
     """Build the job: it reads JSON lines of a folder, and writes to folders below another."""
 
     def out(name: str, form: Any, **options: Any) -> Any:
         # What is flushed to the disk says nothing here, and takes most of the time.
         quickly = {"durable": False}
-        return ps.files(f"{outputs}/{name}", form, store_options=quickly, **options)
+        return pen.files(f"{outputs}/{name}", form, store_options=quickly, **options)
 
-    pipeline = ps.Pipeline(JOB, parallelism=parallelism)
-    source = ps.files(
+    pipeline = pen.Pipeline(JOB, parallelism=parallelism)
+    source = pen.files(
         f"{inputs}/*.jsonl", schema=ROWS, in_time_order=True, moved_from=moved_from
     )
     rows = pipeline.read("rows", source, event_time="at", lateness="1m")
     answers = rows.udf(
         "looked-up",
-        ps.async_udf(
+        pen.async_udf(
             lookup(is_up, ANSWERED if goes_on else ()),
             returns=pa.string(),
             inputs=["number"],
@@ -268,28 +268,31 @@ def build(
     answers.select("number", "user", "answer", "at").write(
         "answers", out("answers", "jsonl")
     )
-    bad = answers.side_output(ps.BAD).select("number", "user", "shop")
+    bad = answers.side_output(pen.BAD).select("number", "user", "shop")
     bad.write("unanswerable", out("unanswerable", "jsonl"))
 
-    hot = answers.key_by("shop").window("hot", ps.tumbling("5m"))
+    hot = answers.key_by("shop").window("hot", pen.tumbling("5m"))
     hot_rows = hot.aggregate(
-        n=ps.count(), total=ps.sum("price"), mean=ps.avg("price"), last=ps.last("answer")
+        n=pen.count(),
+        total=pen.sum("price"),
+        mean=pen.avg("price"),
+        last=pen.last("answer"),
     )
     hot_rows.write("hot-out", out("hot-out", "parquet", partition_by=["shop"]))
-    hot_rows.side_output(ps.LATE).write("late", out("late", "parquet"))
+    hot_rows.side_output(pen.LATE).write("late", out("late", "parquet"))
 
-    busy = rows.key_by("user").window("busy", ps.sliding("10m", "2m"))
+    busy = rows.key_by("user").window("busy", pen.sliding("10m", "2m"))
     busy.aggregate(
-        n=ps.count(), highest=ps.max("price"), shops=ps.count_distinct("shop")
+        n=pen.count(), highest=pen.max("price"), shops=pen.count_distinct("shop")
     ).write("busy-out", out("busy-out", "jsonl"))
 
-    visits = rows.key_by("user", "shop").window("visits", ps.session("3m"))
-    visits.aggregate(n=ps.count(), lowest=ps.min("price"), spread=ps.stddev("price")).write(
-        "visits-out", out("visits-out", "parquet")
-    )
+    visits = rows.key_by("user", "shop").window("visits", pen.session("3m"))
+    visits.aggregate(
+        n=pen.count(), lowest=pen.min("price"), spread=pen.stddev("price")
+    ).write("visits-out", out("visits-out", "parquet"))
 
     spent = rows.key_by("user").aggregate(
-        "spent", ttl="12m", total=ps.sum("price"), n=ps.count(), first=ps.first("number")
+        "spent", ttl="12m", total=pen.sum("price"), n=pen.count(), first=pen.first("number")
     )
     spent.write("spent-out", out("spent-out", "parquet"))
 
@@ -338,7 +341,7 @@ def final_rows(outputs: str | Path) -> dict[str, list[Row]]:
     """
     found: dict[str, list[Row]] = {}
     for sink in SINKS:
-        rows: list[Row] = ps.read_committed(f"{outputs}/{sink}").to_pylist()
+        rows: list[Row] = pen.read_committed(f"{outputs}/{sink}").to_pylist()
         if sink == "spent-out":
             found["spent-expired"] = _comparable(
                 {"user": row["user"], **row["before"]}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.core import settings
 from penstock.core.settings import CompactionSettings
 from penstock.state.files.state_file import StateFile
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(FOLDER, tmp_path / "pipeline"))
 
 
-def the_job(folder: Path, parallelism: int = 2) -> ps.Pipeline:
+def the_job(folder: Path, parallelism: int = 2) -> pen.Pipeline:
     return build(
         str(folder / "inputs"),
         folder / "outputs",
@@ -115,7 +115,7 @@ def test_the_job_goes_on_at_any_parallelism_and_ends_with_the_same_rows(
 def test_the_job_goes_on_as_users_start_it(folder: Path) -> None:
     """All that is left is read in one epoch, and the clock is that of the machine."""
     status = the_job(folder).run_in_process(str(folder / "checkpoint"))
-    assert status.phase is ps.JobPhase.FINISHED
+    assert status.phase is pen.JobPhase.FINISHED
     check(folder)
 
 

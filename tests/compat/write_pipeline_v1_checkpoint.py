@@ -28,7 +28,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import penstock as ps
+import penstock as pen
 from penstock.core.settings import CompactionSettings
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.state.files.state_file import StateFile
@@ -58,7 +58,7 @@ EAGER = CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3)
 
 
 def a_job(
-    pipeline: ps.Pipeline,
+    pipeline: pen.Pipeline,
     checkpoint: str | Path,
     *,
     clock_micros: int = CLOCK_START,
@@ -68,7 +68,7 @@ def a_job(
     settings = DriverSettings(
         keep_epochs=2,
         collect_every=2,
-        budget=ps.SourceBudget(rows=ROWS_PER_EPOCH),
+        budget=pen.SourceBudget(rows=ROWS_PER_EPOCH),
         adapts_budget=False,
         compaction=compaction or CompactionSettings(),
     )
@@ -84,7 +84,7 @@ def run(job: LocalJob, epochs: int | None = None) -> None:
         job.clock.advance(10 * MINUTE if level == 0 else 0)
 
     status = job.run(epochs=epochs, between_supersteps=pass_time)
-    wanted = ps.JobPhase.FINISHED if epochs is None else ps.JobPhase.STOPPED
+    wanted = pen.JobPhase.FINISHED if epochs is None else pen.JobPhase.STOPPED
     assert status.phase is wanted, status
     assert_job_is_whole(job.checkpoints)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-import penstock as ps
+import penstock as pen
 from penstock.api.pipeline import run_in_process
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.driver import RunOptions
@@ -18,12 +18,12 @@ ROWS = 12_000
 
 
 def main(folder: str, parallelism: int) -> None:
-    pipeline = ps.Pipeline("numbers", parallelism=parallelism)
+    pipeline = pen.Pipeline("numbers", parallelism=parallelism)
     out = str(Path(folder) / "out")
     (
-        pipeline.read("numbers", ps.impulse(count=ROWS, splits=3, step="1ms"))
+        pipeline.read("numbers", pen.impulse(count=ROWS, splits=3, step="1ms"))
         .with_columns(part=pl.col("counter") % 3)
-        .write("out", ps.files(out, format="parquet", partition_by=["part"]))
+        .write("out", pen.files(out, format="parquet", partition_by=["part"]))
     )
     run_in_process(
         pipeline.graph(),

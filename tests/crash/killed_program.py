@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
-import penstock as ps
+import penstock as pen
 from penstock.api.pipeline import run_in_process
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.driver import RunOptions
@@ -23,17 +23,17 @@ KEYS = 50
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 
 
-class RunningCount(ps.ArrowOperator):
+class RunningCount(pen.ArrowOperator):
     """Counts rows per key and emits the new counts."""
 
     def name(self) -> str:
         return "running-count"
 
     def output_schema(self, inputs):  # type: ignore[no-untyped-def]
-        return ps.StreamSchema(COUNTS)
+        return pen.StreamSchema(COUNTS)
 
     def tables(self):  # type: ignore[no-untyped-def]
-        return [ps.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(self, batch, ctx, collector):  # type: ignore[no-untyped-def]
         counts = ctx.get_keyed_state("counts")
@@ -45,7 +45,7 @@ class RunningCount(ps.ArrowOperator):
         collector.collect(changed)
 
 
-class LinesFolder(ps.ArrowOperator):
+class LinesFolder(pen.ArrowOperator):
     """One file of JSON lines per subtask and epoch, visible once the epoch is committed."""
 
     def __init__(self, folder: str) -> None:
@@ -59,7 +59,7 @@ class LinesFolder(ps.ArrowOperator):
         return None
 
     def tables(self):  # type: ignore[no-untyped-def]
-        return [ps.global_table("staged", uses_two_phase_commit=True)]
+        return [pen.global_table("staged", uses_two_phase_commit=True)]
 
     def process_batch(self, batch, ctx, collector):  # type: ignore[no-untyped-def]
         self.lines += [json.dumps(row) for row in batch.to_pylist()]
@@ -83,8 +83,8 @@ class LinesFolder(ps.ArrowOperator):
 def main(folder: str, parallelism: int) -> None:
     out = Path(folder) / "out"
     out.mkdir(parents=True, exist_ok=True)
-    pipeline = ps.Pipeline("counts", parallelism=parallelism)
-    numbers = ps.impulse(count=ROWS, splits=3, step="1ms")
+    pipeline = pen.Pipeline("counts", parallelism=parallelism)
+    numbers = pen.impulse(count=ROWS, splits=3, step="1ms")
     (
         pipeline.read("numbers", numbers)
         .with_columns(key=pl.col("counter") % KEYS)

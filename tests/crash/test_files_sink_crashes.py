@@ -13,7 +13,7 @@ from functools import cache, partial
 import pytest
 from hypothesis import settings as hypothesis_settings
 
-import penstock as ps
+import penstock as pen
 from penstock.connectors.files.commit import committed_files
 from penstock.errors import FencedError, PenstockError
 from penstock.testing import (
@@ -90,7 +90,7 @@ def finish(job: FilesJob, number: int) -> None:
     """
     is_claimed = "files/generations/2/claim" in {it.path for it in job.job.store.list("")}
     status = job.run(parallelism=PARALLELISMS[number % len(PARALLELISMS)])
-    assert status.phase is ps.JobPhase.FINISHED
+    assert status.phase is pen.JobPhase.FINISHED
     job.check()
     assert_job_is_whole(job.job.checkpoints)
     if job.restored is not None:

@@ -9,14 +9,14 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.console import main
 from penstock.state.proto import state_pb2 as pb
 
 TOTALS = pa.schema([("key", pa.int64()), ("total", pa.int64())])
 
 
-class Totals(ps.ArrowOperator):
+class Totals(pen.ArrowOperator):
     """Adds up numbers per key, in a table whose name may change."""
 
     def __init__(
@@ -29,14 +29,14 @@ class Totals(ps.ArrowOperator):
     def name(self) -> str:
         return "totals"
 
-    def output_schema(self, inputs: Any) -> ps.StreamSchema:
-        return ps.StreamSchema(self.schema)
+    def output_schema(self, inputs: Any) -> pen.StreamSchema:
+        return pen.StreamSchema(self.schema)
 
     def tables(self) -> Any:
-        return [ps.keyed_table(self.table, self.schema, key_columns=["key"])]
+        return [pen.keyed_table(self.table, self.schema, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         new = pl.DataFrame(pl.from_arrow(batch)).group_by("key").agg(total=pl.len())
         rows = new.to_arrow().cast(self.schema)
@@ -44,11 +44,11 @@ class Totals(ps.ArrowOperator):
         collector.collect(rows)
 
 
-def a_pipeline(*, job: str = "shop", step: str = "total", **table: Any) -> ps.Pipeline:
-    pipeline = ps.Pipeline(job)
-    numbers = pipeline.read("numbers", ps.impulse(count=20))
+def a_pipeline(*, job: str = "shop", step: str = "total", **table: Any) -> pen.Pipeline:
+    pipeline = pen.Pipeline(job)
+    numbers = pipeline.read("numbers", pen.impulse(count=20))
     keyed = numbers.with_columns(key=pl.col("counter") % 3).key_by("key")
-    keyed.process(step, Totals(**table)).write("out", ps.blackhole())
+    keyed.process(step, Totals(**table)).write("out", pen.blackhole())
     return pipeline
 
 
@@ -56,7 +56,7 @@ class DiedError(Exception):
     """Stands for a driver that dies between two epochs."""
 
 
-def die_after_an_epoch(status: ps.JobStatus) -> None:
+def die_after_an_epoch(status: pen.JobStatus) -> None:
     if status.epochs_published:
         raise DiedError
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_is_refused_in_words_and_nothing_is_damaged(
 def test_the_right_program_goes_on_from_the_same_checkpoint(tmp_path: Path) -> None:
     leave_a_checkpoint(tmp_path)
     status = a_pipeline().run_in_process(str(tmp_path))
-    assert status.phase is ps.JobPhase.FINISHED
+    assert status.phase is pen.JobPhase.FINISHED
     assert status.rows_read == 0
 
 
@@ -148,7 +148,7 @@ def test_jobs_of_other_names_share_a_folder(tmp_path: Path) -> None:
     leave_a_checkpoint(tmp_path)
     shop = bytes_below(tmp_path)
     status = a_pipeline(job="market").run_in_process(str(tmp_path))
-    assert status.phase is ps.JobPhase.FINISHED
+    assert status.phase is pen.JobPhase.FINISHED
     shutil.rmtree(tmp_path / "market")
     assert bytes_below(tmp_path) == shop
 

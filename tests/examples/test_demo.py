@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-import penstock as ps
+import penstock as pen
 from examples.demo import __main__ as demo
 from examples.demo import run_job
 from examples.demo.job import (
@@ -49,7 +49,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
     """Return what the job found, run in this process."""
     folder = tmp_path_factory.mktemp("demo")
     status = build(EVENTS, folder / "parquet").run_in_process(str(folder / "checkpoints"))
-    assert status.phase is ps.JobPhase.FINISHED
+    assert status.phase is pen.JobPhase.FINISHED
     assert status.rows_read == rows_of(EVENTS)
     return read_output(folder / "parquet")
 
@@ -65,7 +65,7 @@ def test_windows_close_while_bids_come_in(tmp_path: Path) -> None:
     output = tmp_path / "parquet"
     events = 2_400_000
     build(events, output, parallelism=1).run_in_process(str(tmp_path / "checkpoints"))
-    files = ps.committed_files(str(output))
+    files = pen.committed_files(str(output))
     assert len({file.epoch for file in files}) > 1
     assert answers(read_output(output), events) == [True] * 5
 

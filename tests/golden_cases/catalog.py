@@ -2,19 +2,19 @@
 
 import polars as pl
 
-import penstock as ps
+import penstock as pen
 from tests.golden_cases.changelog_operators import LatestOrders
 from tests.golden_cases.golden_job import GoldenCase, GoldenInputs
 from tests.golden_cases.windows import WINDOW_CASES
 
 
-def cast_to_sink_type(inputs: GoldenInputs) -> ps.Stream:
+def cast_to_sink_type(inputs: GoldenInputs) -> pen.Stream:
     """Two columns of cars, one of them cast to text by whichever subtask gets the row."""
     cars = inputs.cars().rebalance()
     return cars.select("timestamp", pl.col("driver_id").cast(pl.String))
 
 
-def union(inputs: GoldenInputs) -> ps.Stream:
+def union(inputs: GoldenInputs) -> pen.Stream:
     """One file read by two sources."""
     first, second = (
         inputs.impulse(name).select("counter", source=pl.lit(name))
@@ -23,21 +23,21 @@ def union(inputs: GoldenInputs) -> ps.Stream:
     return first.union(second)
 
 
-def grouped_aggregates(inputs: GoldenInputs) -> ps.Stream:
+def grouped_aggregates(inputs: GoldenInputs) -> pen.Stream:
     """Totals by remainder, emitted again whenever they change."""
     numbers = inputs.impulse().with_columns(counter_mod=pl.col("counter") % 5)
     totals = numbers.key_by("counter_mod").aggregate(
         "totals",
-        min=ps.min("counter"),
-        max=ps.max("counter"),
-        sum=ps.sum("counter"),
-        count=ps.count(),
-        avg=ps.avg("counter"),
+        min=pen.min("counter"),
+        max=pen.max("counter"),
+        sum=pen.sum("counter"),
+        count=pen.count(),
+        avg=pen.avg("counter"),
     )
     return totals.to_debezium()
 
 
-def debezium_pass_through(inputs: GoldenInputs) -> ps.Stream:
+def debezium_pass_through(inputs: GoldenInputs) -> pen.Stream:
     """A changelog in and out; what was before is told by state, not by the input."""
     row_id = pl.coalesce(pl.col(side).struct.field("id") for side in ("after", "before"))
     changes = inputs.order_changes().with_columns(id=row_id)

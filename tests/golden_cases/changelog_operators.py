@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import polars as pl
 import pyarrow as pa
 
-import penstock as ps
+import penstock as pen
 from penstock.state.tables.specs import TableSpec
 from tests.builders.graphs import schema_of
 from tests.golden_cases.golden_job import ORDER
@@ -14,26 +14,26 @@ from tests.golden_cases.golden_job import ORDER
 MICROS_PER_SECOND = 1_000_000
 
 
-class ChangelogOperator(ps.ArrowOperator):
+class ChangelogOperator(pen.ArrowOperator):
     """Keeps a row per key. A subclass says what a batch makes of it."""
 
     def __init__(self, kept: pa.Schema, key: str) -> None:
         self._kept = kept
         self._key = key
 
-    def output_schema(self, inputs: Sequence[ps.StreamSchema]) -> ps.StreamSchema:
+    def output_schema(self, inputs: Sequence[pen.StreamSchema]) -> pen.StreamSchema:
         row = pa.struct(list(self._kept))
-        return ps.StreamSchema(schema_of(before=row, after=row, op=pa.string()))
+        return pen.StreamSchema(schema_of(before=row, after=row, op=pa.string()))
 
     def tables(self) -> Sequence[TableSpec]:
-        return [ps.keyed_table("rows", self._kept, key_columns=[self._key])]
+        return [pen.keyed_table("rows", self._kept, key_columns=[self._key])]
 
     @abstractmethod
     def fold(self, batch: pl.DataFrame) -> pl.DataFrame:
         """Return what a batch says of each of its keys, once; `is_gone` if nothing is left."""
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         table = ctx.get_keyed_state("rows")
         news = self.fold(_frame_of(batch))

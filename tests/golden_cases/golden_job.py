@@ -11,7 +11,7 @@ form: 950 is 950.0, and an instant without a zone is in UTC.
 To add a case, write the function that builds its pipeline and list it in
 `tests/golden_cases/catalog.py`; all modes of both executors follow from that:
 
-    def hourly_by_event_type(inputs: GoldenInputs) -> ps.Stream:
+    def hourly_by_event_type(inputs: GoldenInputs) -> pen.Stream:
         cars = inputs.cars(lateness="1m")
         return cars.key_by("event_type").…          # columns as in expected/
 
@@ -40,7 +40,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.core.clock import DurationLike
 from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
@@ -111,31 +111,31 @@ def golden_data() -> Path:
 class GoldenInputs:
     """The inputs as streams of one pipeline. Event time is `timestamp` where there is one."""
 
-    pipeline: ps.Pipeline
+    pipeline: pen.Pipeline
     folder: Path
 
     def cars(
         self, name: str = "cars", *, lateness: DurationLike | None = None
-    ) -> ps.Stream:
+    ) -> pen.Stream:
         """Read pickups and dropoffs, slightly out of order."""
         return self._read("cars", name, CARS, event_time="timestamp", lateness=lateness)
 
     def impulse(
         self, name: str = "impulse", *, lateness: DurationLike | None = None
-    ) -> ps.Stream:
+    ) -> pen.Stream:
         """Read the numbers from 0 to 99, one every 200 ms."""
         return self._read(
             "impulse", name, IMPULSE, event_time="timestamp", lateness=lateness
         )
 
-    def order_changes(self, name: str = "orders") -> ps.Stream:
+    def order_changes(self, name: str = "orders") -> pen.Stream:
         """Read Debezium's records of what happened to a table of orders."""
         return self._read("aggregate_updates", name, ORDER_CHANGES)
 
-    def _read(self, file: str, name: str, schema: pa.Schema, **options: Any) -> ps.Stream:
+    def _read(self, file: str, name: str, schema: pa.Schema, **options: Any) -> pen.Stream:
         path = str(self.folder / "inputs" / f"{file}.json")
         return self.pipeline.read(
-            name, ps.files(path, format="jsonl", schema=schema), **options
+            name, pen.files(path, format="jsonl", schema=schema), **options
         )
 
 
@@ -214,16 +214,16 @@ class GoldenCase:
     """One row of the table in the README of the data."""
 
     name: str
-    build: Callable[[GoldenInputs], ps.Stream]
+    build: Callable[[GoldenInputs], pen.Stream]
     largest_input: Literal["cars", "impulse", "aggregate_updates"] = "cars"
     instants: Sequence[str] = ()
     fold_by: Sequence[str] = ()
 
-    def pipeline(self, data: Path, output: str, *, parallelism: int) -> ps.Pipeline:
+    def pipeline(self, data: Path, output: str, *, parallelism: int) -> pen.Pipeline:
         """Build the job anew, writing JSON lines exactly once to a folder."""
-        pipeline = ps.Pipeline(self.name.replace("_", "-"), parallelism=parallelism)
+        pipeline = pen.Pipeline(self.name.replace("_", "-"), parallelism=parallelism)
         rows = self.build(GoldenInputs(pipeline, data))
-        rows.write("out", ps.files(output, format="jsonl"))
+        rows.write("out", pen.files(output, format="jsonl"))
         return pipeline
 
     def row_count(self, data: Path) -> int:
@@ -234,7 +234,7 @@ class GoldenCase:
         """Compare what was committed with what is expected, as text that others would read."""
         store = open_store(output)
         found: list[Row] = []
-        for file in ps.committed_files(store):
+        for file in pen.committed_files(store):
             text = store.read(file.path)
             assert text is not None, file.path
             found += parse_lines(text)
@@ -275,7 +275,7 @@ class GoldenPlace(Protocol):
         ...
 
     def executor(
-        self, driver_store: ObjectStore, store: ObjectStore, registry: ps.Registry
+        self, driver_store: ObjectStore, store: ObjectStore, registry: pen.Registry
     ) -> Executor:
         """Return an executor in a new process, or as good as that."""
         ...
@@ -285,7 +285,7 @@ class GoldenPlace(Protocol):
 class GoldenRun:
     """What one driver did."""
 
-    status: ps.JobStatus
+    status: pen.JobStatus
     epochs: Sequence[EpochProgress]
 
     @property
@@ -337,11 +337,11 @@ class GoldenJob:
         )
         epochs: dict[int, EpochProgress] = {}
 
-        def watch(status: ps.JobStatus) -> None:
+        def watch(status: pen.JobStatus) -> None:
             if status.last is not None:
                 epochs[status.last.epoch] = status.last
             if stop_after is not None and status.epoch == stop_after:
-                driver.request_stop(ps.StopMode.CHECKPOINT)
+                driver.request_stop(pen.StopMode.CHECKPOINT)
 
         driver = JobDriver(environment, on_status=watch)
         return GoldenRun(driver.run(), tuple(epochs.values()))
@@ -353,7 +353,7 @@ class GoldenJob:
 
     def check(self, last: GoldenRun) -> None:
         """The job is over, its output is the expected one, and what is kept is whole."""
-        assert last.status.phase is ps.JobPhase.FINISHED, last
+        assert last.status.phase is pen.JobPhase.FINISHED, last
         self.case.check(self.data, self._output)
         job = self.case.pipeline(self.data, self._output, parallelism=1).graph().job
         assert_job_is_whole(JobCheckpoints(self._store, job))
@@ -383,7 +383,7 @@ def run_in_small_epochs(job: GoldenJob) -> None:
 
 def run_stopped_and_rescaled(job: GoldenJob) -> None:
     stopped = job.run(parallelism=2, rows=job.rows_per_epoch, stop_after=3)
-    assert stopped.status.phase is ps.JobPhase.STOPPED, stopped
+    assert stopped.status.phase is pen.JobPhase.STOPPED, stopped
     assert stopped.epochs_with_rows == 3, stopped
     rest = job.run(parallelism=3, rows=job.rows_once_restored)
     assert rest.epochs_with_rows > 0, rest

@@ -2,50 +2,50 @@
 
 import polars as pl
 
-import penstock as ps
+import penstock as pen
 from tests.golden_cases.golden_job import GoldenCase, GoldenInputs
 
 
-def hourly_by_event_type(inputs: GoldenInputs) -> ps.Stream:
+def hourly_by_event_type(inputs: GoldenInputs) -> pen.Stream:
     """Tumbling windows with a key."""
     hours = (
-        inputs.cars(lateness="1m").key_by("event_type").window("hours", ps.tumbling("1h"))
+        inputs.cars(lateness="1m").key_by("event_type").window("hours", pen.tumbling("1h"))
     )
-    counts = hours.aggregate(count=ps.count())
+    counts = hours.aggregate(count=pen.count())
     return counts.select("event_type", "count", hour="window_start")
 
 
-def tight_watermark(inputs: GoldenInputs) -> ps.Stream:
+def tight_watermark(inputs: GoldenInputs) -> pen.Stream:
     """No key, and no patience with rows out of order."""
-    hours = inputs.cars().rebalance().window("hours", ps.tumbling("1h"))
-    return hours.aggregate(count=ps.count()).select("count", timestamp="window_end")
+    hours = inputs.cars().rebalance().window("hours", pen.tumbling("1h"))
+    return hours.aggregate(count=pen.count()).select("count", timestamp="window_end")
 
 
-def month_loose_watermark(inputs: GoldenInputs) -> ps.Stream:
+def month_loose_watermark(inputs: GoldenInputs) -> pen.Stream:
     """One window that holds all rows, and closes with the end of data."""
-    months = inputs.cars(lateness="1m").window("months", ps.tumbling("30d"))
-    return months.aggregate(count=ps.count()).select("count", month="window_start")
+    months = inputs.cars(lateness="1m").window("months", pen.tumbling("30d"))
+    return months.aggregate(count=pen.count()).select("count", month="window_start")
 
 
-def sliding_window_end(inputs: GoldenInputs) -> ps.Stream:
+def sliding_window_end(inputs: GoldenInputs) -> pen.Stream:
     """Windows that share panes."""
-    windows = inputs.impulse().window("windows", ps.sliding("10s", "2s"))
+    windows = inputs.impulse().window("windows", pen.sliding("10s", "2s"))
     results = windows.aggregate(
-        count=ps.count(), min=ps.min("counter"), max=ps.max("counter")
+        count=pen.count(), min=pen.min("counter"), max=pen.max("counter")
     )
     return results.select("count", "min", "max", start="window_start", end="window_end")
 
 
-def session_window(inputs: GoldenInputs) -> ps.Stream:
+def session_window(inputs: GoldenInputs) -> pen.Stream:
     """One key with ten rows, and ninety with one each."""
     user = pl.when(pl.col("counter") % 10 == 0).then(0).otherwise(pl.col("counter"))
     sessions = (
         inputs.impulse()
         .with_columns(user_id=user)
         .key_by("user_id")
-        .window("sessions", ps.session("20s"))
+        .window("sessions", pen.session("20s"))
     )
-    results = sessions.aggregate(rows=ps.count())
+    results = sessions.aggregate(rows=pen.count())
     return results.select("user_id", "rows", start="window_start", end="window_end")
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
+import penstock as pen
 from penstock.operators.aggregates.aggregate import compile_aggregates
 from penstock.operators.aggregates.frames import columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
@@ -33,7 +33,7 @@ _COLUMNS: dict[str, Any] = {
     "flag": pa.bool_(),
     "at": pa.timestamp("us"),
 }
-SCHEMA = ps.StreamSchema(pa.schema(_COLUMNS), "at")
+SCHEMA = pen.StreamSchema(pa.schema(_COLUMNS), "at")
 FIRST = datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 _FINITE = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 3))
 ROWS = st.fixed_dictionaries(
@@ -108,42 +108,42 @@ def _flagged(oracle: Oracle) -> Oracle:
     return lambda rows: oracle([row for row in rows if row["flag"]])
 
 
-CASES: Mapping[str, tuple[ps.Aggregate, Oracle]] = {
-    "rows": (ps.count(), len),
-    "texts": (ps.count("text"), lambda rows: len(_values(rows, "text"))),
-    "flagged": (ps.count(where=FLAGGED), _flagged(len)),
-    "n_sum": (ps.sum("n"), lambda rows: _total(rows, "n")),
-    "short_sum": (ps.sum("short"), lambda rows: _total(rows, "short")),
-    "real_sum": (ps.sum("real"), lambda rows: _total(rows, "real")),
-    "price_sum": (ps.sum("price"), lambda rows: _total(rows, "price")),
+CASES: Mapping[str, tuple[pen.Aggregate, Oracle]] = {
+    "rows": (pen.count(), len),
+    "texts": (pen.count("text"), lambda rows: len(_values(rows, "text"))),
+    "flagged": (pen.count(where=FLAGGED), _flagged(len)),
+    "n_sum": (pen.sum("n"), lambda rows: _total(rows, "n")),
+    "short_sum": (pen.sum("short"), lambda rows: _total(rows, "short")),
+    "real_sum": (pen.sum("real"), lambda rows: _total(rows, "real")),
+    "price_sum": (pen.sum("price"), lambda rows: _total(rows, "price")),
     "flagged_sum": (
-        ps.sum("n", where=FLAGGED),
+        pen.sum("n", where=FLAGGED),
         _flagged(lambda rows: _total(rows, "n")),
     ),
-    "real_min": (ps.min("real"), lambda rows: _extreme(rows, "real", is_max=False)),
-    "real_max": (ps.max("real"), lambda rows: _extreme(rows, "real", is_max=True)),
-    "text_min": (ps.min("text"), lambda rows: _extreme(rows, "text", is_max=False)),
-    "text_max": (ps.max("text"), lambda rows: _extreme(rows, "text", is_max=True)),
-    "flag_max": (ps.max("flag"), lambda rows: _extreme(rows, "flag", is_max=True)),
-    "at_max": (ps.max("at"), lambda rows: _extreme(rows, "at", is_max=True)),
-    "price_min": (ps.min("price"), lambda rows: _extreme(rows, "price", is_max=False)),
-    "n_avg": (ps.avg("n"), lambda rows: _mean(rows, "n")),
-    "price_avg": (ps.avg("price"), lambda rows: _mean(rows, "price")),
-    "real_avg": (ps.avg("real"), lambda rows: _mean(rows, "real")),
-    "real_var": (ps.var("real"), lambda rows: _variance(rows, "real")),
-    "short_stddev": (ps.stddev("short"), lambda rows: _deviation(rows, "short")),
-    "n_first": (ps.first("n"), lambda rows: _by_time(rows, "n", is_last=False)),
-    "text_last": (ps.last("text"), lambda rows: _by_time(rows, "text", is_last=True)),
+    "real_min": (pen.min("real"), lambda rows: _extreme(rows, "real", is_max=False)),
+    "real_max": (pen.max("real"), lambda rows: _extreme(rows, "real", is_max=True)),
+    "text_min": (pen.min("text"), lambda rows: _extreme(rows, "text", is_max=False)),
+    "text_max": (pen.max("text"), lambda rows: _extreme(rows, "text", is_max=True)),
+    "flag_max": (pen.max("flag"), lambda rows: _extreme(rows, "flag", is_max=True)),
+    "at_max": (pen.max("at"), lambda rows: _extreme(rows, "at", is_max=True)),
+    "price_min": (pen.min("price"), lambda rows: _extreme(rows, "price", is_max=False)),
+    "n_avg": (pen.avg("n"), lambda rows: _mean(rows, "n")),
+    "price_avg": (pen.avg("price"), lambda rows: _mean(rows, "price")),
+    "real_avg": (pen.avg("real"), lambda rows: _mean(rows, "real")),
+    "real_var": (pen.var("real"), lambda rows: _variance(rows, "real")),
+    "short_stddev": (pen.stddev("short"), lambda rows: _deviation(rows, "short")),
+    "n_first": (pen.first("n"), lambda rows: _by_time(rows, "n", is_last=False)),
+    "text_last": (pen.last("text"), lambda rows: _by_time(rows, "text", is_last=True)),
     "real_last": (
-        ps.last("real", where=FLAGGED),
+        pen.last("real", where=FLAGGED),
         _flagged(lambda rows: _by_time(rows, "real", is_last=True)),
     ),
     "text_distinct": (
-        ps.count_distinct("text"),
+        pen.count_distinct("text"),
         lambda rows: _distinct(rows, "text"),
     ),
     "real_distinct": (
-        ps.count_distinct("real", where=FLAGGED),
+        pen.count_distinct("real", where=FLAGGED),
         _flagged(lambda rows: _distinct(rows, "real")),
     ),
 }
@@ -249,7 +249,7 @@ def test_merging_a_single_partial_changes_nothing(rows: list[Row]) -> None:
 @pytest.mark.parametrize("aggregates", [SIMPLE, AGGREGATES], ids=["simple", "all"])
 @given(old=st.lists(ROWS, max_size=8), new=st.lists(ROWS, min_size=1, max_size=8))
 def test_merging_row_by_row_with_what_is_known_is_as_good_as_grouping(
-    aggregates: dict[str, ps.Aggregate], old: list[Row], new: list[Row]
+    aggregates: dict[str, pen.Aggregate], old: list[Row], new: list[Row]
 ) -> None:
     plan = compile_aggregates("some", aggregates, SCHEMA)
     assert (aggregates is SIMPLE) == all(a.from_pair is not None for a in plan.aggregates)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
+import penstock as pen
 from penstock.core.clock import new_token
 from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
@@ -49,14 +49,14 @@ LIVES = st.lists(
     max_size=4,
 )
 AGGREGATES: dict[str, Any] = {
-    "rows": ps.count(),
-    "even": ps.count(where=pl.col("n") % 2 == 0),
-    "total": ps.sum("n"),
-    "least": ps.min("n"),
-    "mean": ps.avg("n"),
-    "spread": ps.stddev("n"),
-    "latest": ps.last("n"),
-    "distinct": ps.count_distinct("n"),
+    "rows": pen.count(),
+    "even": pen.count(where=pl.col("n") % 2 == 0),
+    "total": pen.sum("n"),
+    "least": pen.min("n"),
+    "mean": pen.avg("n"),
+    "spread": pen.stddev("n"),
+    "latest": pen.last("n"),
+    "distinct": pen.count_distinct("n"),
 }
 
 
@@ -89,8 +89,8 @@ def _results(rows: Sequence[Row]) -> Row:
 
 
 def a_job(rows: Sequence[Row], out: Any, rows_per_epoch: int) -> LocalJob:
-    pipeline = ps.Pipeline("totals", parallelism=2)
-    source = ps.list_source(list(rows), schema=SCHEMA, splits=3)
+    pipeline = pen.Pipeline("totals", parallelism=2)
+    source = pen.list_source(list(rows), schema=SCHEMA, splits=3)
     stream = pipeline.read("rows", source, event_time="at", lateness="1s")
     keyed = stream.key_by("user", "site")
     keyed.aggregate("totals", **AGGREGATES).write("out", out)
@@ -112,7 +112,7 @@ def test_the_changelog_leads_to_what_one_pass_over_all_rows_gives(
     lives: list[tuple[int, int | None, tuple[FaultMode, int] | None]],
     rows_per_epoch: int,
 ) -> None:
-    out = ps.list_sink(f"changes-{new_token()}")
+    out = pen.list_sink(f"changes-{new_token()}")
     job = a_job(rows, out, rows_per_epoch)
     for parallelism, epochs, fault in lives:
         faults = [] if fault is None else [Fault(fault[0], at=fault[1])]

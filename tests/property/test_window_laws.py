@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
+import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.aggregates.aggregate import compile_aggregates
@@ -26,7 +26,7 @@ ROWS = StreamSchema(
     "at",
     ("key",),
 )
-PLAN = compile_aggregates("test", {"rows": ps.count(), "total": ps.sum("value")}, ROWS)
+PLAN = compile_aggregates("test", {"rows": pen.count(), "total": pen.sum("value")}, ROWS)
 
 RUNS = {50: 25, 150: 50}.get(settings().max_examples, 400)
 """How many lives of sessions are tried, by profile: a life takes a while."""
@@ -99,11 +99,11 @@ def run_against(
                 reached = (
                     epoch.watermark if reached is None else max(reached, epoch.watermark)
                 )
-                harness.watermark(ps.EventTime(reached))
+                harness.watermark(pen.EventTime(reached))
             out = harness.barrier(attempts=epoch.attempts)
             counted.update(out.counters)
             assert results_of(out.rows()) == model.run_epoch(epoch.rows, reached)
-            late += [{**row, "at": _micros(row["at"])} for row in out.rows(ps.LATE)]
+            late += [{**row, "at": _micros(row["at"])} for row in out.rows(pen.LATE)]
             if isinstance(model, SessionModel):
                 kept = sum(map(len, model.open.values()))
                 assert harness.state("sessions").num_rows == kept

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
+import penstock as pen
 from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
@@ -51,9 +51,9 @@ class Case:
 
 
 CASES = [
-    Case(ps.tumbling("10s"), 10, 10),
-    Case(ps.sliding("10s", "4s"), 10, 4),
-    Case(ps.session("4s")),
+    Case(pen.tumbling("10s"), 10, 10),
+    Case(pen.sliding("10s", "4s"), 10, 4),
+    Case(pen.session("4s")),
 ]
 
 

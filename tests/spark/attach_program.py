@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock as pen
 from tests.builders.spark_session import orders, say
 
 SCHEMA = "number BIGINT"
@@ -20,17 +20,17 @@ def open_stream(session: SparkSession, folder: Path) -> DataFrame:
     return reader.json(str(folder / "incoming"))
 
 
-def a_pipeline(function: Any, schema: Any) -> ps.Pipeline:
+def a_pipeline(function: Any, schema: Any) -> pen.Pipeline:
     """Return a pipeline that hands batches to a function."""
-    pipeline = ps.Pipeline("attach-killed", parallelism=2)
-    read = pipeline.read("numbers", ps.attached(schema=schema))
-    read.write("out", ps.for_each_epoch(function))
+    pipeline = pen.Pipeline("attach-killed", parallelism=2)
+    read = pipeline.read("numbers", pen.attached(schema=schema))
+    read.write("out", pen.for_each_epoch(function))
     return pipeline
 
 
 def attach(
-    pipeline: ps.Pipeline, stream: DataFrame, folder: Path, *, ends: bool = True
-) -> ps.JobStatus:
+    pipeline: pen.Pipeline, stream: DataFrame, folder: Path, *, ends: bool = True
+) -> pen.JobStatus:
     """Run until all that is there was read, or for ever."""
     job = pipeline.attach(
         stream,

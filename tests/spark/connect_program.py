@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock as pen
 from tests.spark.counting_job import CountingJob
 
 
@@ -17,11 +17,11 @@ def main() -> None:
     sys.stdout.write(f"{type(session).__module__}\n{job.run(session=session).phase}\n")
     job.check()
     stream = session.readStream.format("rate").load()
-    pipeline = ps.Pipeline("attached")
-    pipeline.read("rows", ps.attached(schema=stream.schema)).write("out", ps.blackhole())
+    pipeline = pen.Pipeline("attached")
+    pipeline.read("rows", pen.attached(schema=stream.schema)).write("out", pen.blackhole())
     try:
         pipeline.attach(stream, checkpoint=folder, query_checkpoint=f"{folder}/query")
-    except ps.PenstockError as error:
+    except pen.PenstockError as error:
         sys.stdout.write(f"{error}\n")
     session.stop()
 

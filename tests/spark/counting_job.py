@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-import penstock as ps
+import penstock as pen
 from penstock.core.ids import JobId
 from penstock.errors import StorageError
 from penstock.operators.splits import SourceBudget
@@ -45,21 +45,21 @@ SETTINGS = DriverSettings(
 )
 
 
-class NumberRows(ps.ArrowOperator):
+class NumberRows(pen.ArrowOperator):
     """Gives each row its number among the rows of its key, from 1."""
 
     def name(self) -> str:
         return "number-rows"
 
-    def output_schema(self, inputs: Sequence[ps.StreamSchema]) -> ps.StreamSchema:
+    def output_schema(self, inputs: Sequence[pen.StreamSchema]) -> pen.StreamSchema:
         numbered = inputs[0].schema.append(pa.field("number", pa.int64()))
-        return ps.StreamSchema(numbered)
+        return pen.StreamSchema(numbered)
 
     def tables(self) -> Any:
-        return [ps.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         counts = ctx.get_keyed_state("counts")
         frame = pl.DataFrame(pl.from_arrow(batch))
@@ -83,9 +83,9 @@ class SpreadNumberRows(NumberRows):
 
     def handle_checkpoint(
         self,
-        barrier: ps.CheckpointBarrier,
-        ctx: ps.OperatorContext,
-        collector: ps.ArrowCollector,
+        barrier: pen.CheckpointBarrier,
+        ctx: pen.OperatorContext,
+        collector: pen.ArrowCollector,
     ) -> None:
         subtask = ctx.task.subtask
         claim(self.marks, holder_mark(barrier.epoch))
@@ -101,11 +101,11 @@ class CountingJob:
     folder: Path
     rows: int = 800
     parallelism: int = 2
-    harm: ps.ArrowOperator | None = None
+    harm: pen.ArrowOperator | None = None
     """An operator that passes rows on and does damage, beside the counting one."""
     is_harm_last: bool = False
     """Whether the harm has a level of its own, behind the counting one."""
-    counting: ps.ArrowOperator = field(default_factory=NumberRows)
+    counting: pen.ArrowOperator = field(default_factory=NumberRows)
 
     @property
     def out(self) -> Path:
@@ -122,18 +122,18 @@ class CountingJob:
         """What the job has acknowledged."""
         return JobCheckpoints(self.store, JobId("counting"))
 
-    def pipeline(self) -> ps.Pipeline:
+    def pipeline(self) -> pen.Pipeline:
         """Return the job as a user would write it."""
-        pipeline = ps.Pipeline("counting", parallelism=self.parallelism)
+        pipeline = pen.Pipeline("counting", parallelism=self.parallelism)
         stream = pipeline.read(
-            "numbers", ps.impulse(count=self.rows, splits=3, step="1ms")
+            "numbers", pen.impulse(count=self.rows, splits=3, step="1ms")
         ).with_columns(key=pl.col("counter") % KEYS)
         if self.harm is not None and not self.is_harm_last:
             stream = stream.key_by("key").process("harm", self.harm)
         stream = stream.key_by("key").process("count", self.counting)
         if self.harm is not None and self.is_harm_last:
             stream = stream.key_by("counter").process("harm", self.harm)
-        stream.write("out", ps.files(str(self.out), format="parquet"))
+        stream.write("out", pen.files(str(self.out), format="parquet"))
         return pipeline
 
     def run(
@@ -142,8 +142,8 @@ class CountingJob:
         session: Any = None,
         store: ObjectStore | None = None,
         settings: DriverSettings = SETTINGS,
-        on_status: Callable[[ps.JobStatus], None] | None = None,
-    ) -> ps.JobStatus:
+        on_status: Callable[[pen.JobStatus], None] | None = None,
+    ) -> pen.JobStatus:
         """Run it on Spark until it ends."""
         pipeline = self.pipeline()
         return run_on_spark(
@@ -159,7 +159,7 @@ class CountingJob:
 
     def check(self) -> None:
         """Check that the output is the batch computation's, once, and the checkpoints are whole."""
-        found = pl.DataFrame(pl.from_arrow(ps.read_committed(str(self.out))))
+        found = pl.DataFrame(pl.from_arrow(pen.read_committed(str(self.out))))
         rows = pl.DataFrame({"counter": pl.int_range(self.rows, eager=True)})
         expected = rows.with_columns(key=pl.col("counter") % KEYS)
         read = found.select(pl.col("counter").cast(pl.Int64), pl.col("key").cast(pl.Int64))
@@ -168,13 +168,13 @@ class CountingJob:
         in_batch = pl.int_range(1, pl.len() + 1).over("key")
         counted = expected.select("key", number=in_batch)
         assert numbers.sort("key", "number").equals(counted.sort("key", "number"))
-        listed = {file.path for file in ps.committed_files(str(self.out))}
+        listed = {file.path for file in pen.committed_files(str(self.out))}
         written = {str(path.relative_to(self.out)) for path in self.out.rglob("part-*")}
         assert written == listed
         assert_job_is_whole(self.checkpoints)
 
 
-class Harm(ps.ArrowOperator):
+class Harm(pen.ArrowOperator):
     """Passes rows on, and strikes in one epoch."""
 
     def __init__(self, marks: str | Path, *, epoch: int = 2) -> None:
@@ -185,13 +185,13 @@ class Harm(ps.ArrowOperator):
         return "harm"
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         collector.collect(batch)
         if ctx.epoch >= self.epoch:
             self.strike(ctx)
 
-    def strike(self, ctx: ps.OperatorContext) -> None:
+    def strike(self, ctx: pen.OperatorContext) -> None:
         """Do the damage, if it was not done before."""
         raise NotImplementedError
 
@@ -199,7 +199,7 @@ class Harm(ps.ArrowOperator):
 class FailsOncePerSubtask(Harm):
     """The first attempt of every subtask fails of its infrastructure."""
 
-    def strike(self, ctx: ps.OperatorContext) -> None:
+    def strike(self, ctx: pen.OperatorContext) -> None:
         if claim(self.marks, f"failed-{ctx.task.subtask.index}"):
             raise StorageError("the network was away")
 
@@ -207,7 +207,7 @@ class FailsOncePerSubtask(Harm):
 class DiesOnce(Harm):
     """The Python worker ends, and nothing in it can say good-bye."""
 
-    def strike(self, ctx: ps.OperatorContext) -> None:
+    def strike(self, ctx: pen.OperatorContext) -> None:
         if claim(self.marks, "died"):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -215,7 +215,7 @@ class DiesOnce(Harm):
 class KillsItsExecutor(Harm):
     """The executor of the worker is killed, with all it holds."""
 
-    def strike(self, ctx: ps.OperatorContext) -> None:
+    def strike(self, ctx: pen.OperatorContext) -> None:
         if claim(self.marks, "killed"):
             os.kill(executor_of_this_worker(), signal.SIGKILL)
 
@@ -231,7 +231,7 @@ class WaitsForItsDeath(Harm):
     One that holds output of the level before: there may be a third executor that does not.
     """
 
-    def strike(self, ctx: ps.OperatorContext) -> None:
+    def strike(self, ctx: pen.OperatorContext) -> None:
         if not (Path(self.marks) / holder_mark(ctx.epoch)).exists():
             return
         if claim(self.marks, "waiting"):
@@ -242,7 +242,7 @@ class WaitsForItsDeath(Harm):
 class Hangs(Harm):
     """Every subtask waits until it is let go."""
 
-    def strike(self, ctx: ps.OperatorContext) -> None:
+    def strike(self, ctx: pen.OperatorContext) -> None:
         claim(self.marks, "hanging")
         wait_for_mark(self.marks, "let-go")
 
@@ -250,7 +250,7 @@ class Hangs(Harm):
 class Straggles(Harm):
     """One attempt of a subtask waits until another attempt has overtaken it."""
 
-    def strike(self, ctx: ps.OperatorContext) -> None:
+    def strike(self, ctx: pen.OperatorContext) -> None:
         subtask = ctx.task.subtask.index
         if subtask != 0 or ctx.epoch != self.epoch:
             return
@@ -277,16 +277,16 @@ class DiesHalfWay(Harm):
     Watched from the interpreter's profiling hook: no other code of ours runs at that moment.
     """
 
-    def strike(self, ctx: ps.OperatorContext) -> None:
+    def strike(self, ctx: pen.OperatorContext) -> None:
         if claim(self.marks, "armed"):
             sys.setprofile(_OutputWatch(self.marks))
 
-    def output_schema(self, inputs: Sequence[ps.StreamSchema]) -> ps.StreamSchema:
+    def output_schema(self, inputs: Sequence[pen.StreamSchema]) -> pen.StreamSchema:
         ballast = pa.field("ballast", pa.binary())
-        return ps.StreamSchema(inputs[0].schema.append(ballast))
+        return pen.StreamSchema(inputs[0].schema.append(ballast))
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         """Make the output of one subtask so large that Spark gets it in two batches."""
         weight = (1 << 20) if ctx.epoch == self.epoch else 0

@@ -5,12 +5,12 @@ import sys
 
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock as pen
 
 
-def a_pipeline(name: str) -> ps.Pipeline:
-    pipeline = ps.Pipeline(name)
-    pipeline.read("numbers", ps.impulse(count=5)).write("out", ps.blackhole())
+def a_pipeline(name: str) -> pen.Pipeline:
+    pipeline = pen.Pipeline(name)
+    pipeline.read("numbers", pen.impulse(count=5)).write("out", pen.blackhole())
     return pipeline
 
 
@@ -25,7 +25,7 @@ def main() -> None:
         sys.stdout.write(f"{a_pipeline(name).run(folder).phase}\n")
     try:
         a_pipeline("third").run(folder, master="local[7]")
-    except ps.PenstockError as error:
+    except pen.PenstockError as error:
         sys.stdout.write(f"{error}\n")
     sys.stdout.write(f"{theirs.range(7).count()} rows\n")
     sys.stdout.write(f"unchanged: {theirs.conf.getAll == before}\n")

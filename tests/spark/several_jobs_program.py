@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock as pen
 
 FOLDER = sys.argv[1]
 
 
 def run(name: str) -> None:
     """Count a few numbers on whatever Spark there is."""
-    pipeline = ps.Pipeline(name)
-    pipeline.read("numbers", ps.impulse(count=5)).write("out", ps.blackhole())
+    pipeline = pen.Pipeline(name)
+    pipeline.read("numbers", pen.impulse(count=5)).write("out", pen.blackhole())
     sys.stdout.write(f"{name} {pipeline.run(FOLDER).phase}\n")
 
 

@@ -2,16 +2,16 @@
 
 import sys
 
-import penstock as ps
+import penstock as pen
 
 
 def run() -> None:
     """Count a few numbers on Spark."""
     folder, master, *options = sys.argv[1:]
-    pipeline = ps.Pipeline("small")
-    pipeline.read("numbers", ps.impulse(count=5)).write("out", ps.blackhole())
+    pipeline = pen.Pipeline("small")
+    pipeline.read("numbers", pen.impulse(count=5)).write("out", pen.blackhole())
     pipeline.run(folder, master=master, shows_logs="shows-logs" in options)
 
 
 if __name__ == "__main__":
-    ps.main(run)
+    pen.main(run)

@@ -10,7 +10,7 @@ from time import monotonic
 import polars as pl
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.errors import ErrorCode
 from tests.builders.spark_session import run_module, shared_session
 
@@ -91,14 +91,14 @@ def test_a_module_that_workers_lack_is_named(
     )
     monkeypatch.syspath_prepend(str(tmp_path / "lib"))
     module = importlib.import_module("only_on_the_driver")
-    pipeline = ps.Pipeline("spark-missing-module")
-    numbers = pipeline.read("numbers", ps.impulse(count=5))
+    pipeline = pen.Pipeline("spark-missing-module")
+    numbers = pipeline.read("numbers", pen.impulse(count=5))
     numbers.filter(pl.col("counter") > 1).map_batches(module.same).write(
-        "out", ps.blackhole()
+        "out", pen.blackhole()
     )
-    with pytest.raises(ps.PenstockError, match="no module 'only_on_the_driver'") as raised:
+    with pytest.raises(pen.PenstockError, match="no module 'only_on_the_driver'") as raised:
         pipeline.run(str(tmp_path / "checkpoints"), session=shared_session())
     assert raised.value.code is ErrorCode.MISSING_PACKAGE
-    assert ps.exit_code(raised.value) == 2
+    assert pen.exit_code(raised.value) == 2
     records = list((tmp_path / "checkpoints").rglob("*.record"))
     assert records == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-import penstock as ps
+import penstock as pen
 from tests.builders.spark_session import (
     NUMBERS,
     CrashError,
@@ -41,7 +41,7 @@ class Batches:
         self.pipeline = attached_pipeline(name, ledger)
         self._checkpoint = str(folder / "checkpoints")
 
-    def start(self, on_status: Any = None) -> ps.AttachedJob:
+    def start(self, on_status: Any = None) -> pen.AttachedJob:
         return self.pipeline.foreach_batch(
             self._checkpoint, session=shared_session(), on_status=on_status
         )
@@ -69,7 +69,7 @@ def test_a_query_that_is_started_again_goes_on_with_its_next_batch(tmp_path: Pat
             trigger={"availableNow": True},
         )
         status = job.await_termination()
-        assert status.phase is ps.JobPhase.STOPPED
+        assert status.phase is pen.JobPhase.STOPPED
         assert ledger.numbers == list(range(batch * 10 + 10))
     # One epoch per batch: a batch is never cut, nor put together with another one.
     assert sorted(sorted(rows) for rows in ledger.rows.values()) == [
@@ -82,11 +82,11 @@ def test_a_batch_whose_return_was_lost_is_not_doubled(tmp_path: Path) -> None:
     ledger = Ledger()
     batches = Batches("attach-after", tmp_path, ledger)
 
-    def crash_after_second(status: ps.JobStatus) -> None:
+    def crash_after_second(status: pen.JobStatus) -> None:
         if len(ledger.calls) == 2:
             raise CrashError("dies")
 
-    with pytest.raises(ps.PenstockError, match="failed: dies"):
+    with pytest.raises(pen.PenstockError, match="failed: dies"):
         batches.feed(0, 1, on_status=crash_after_second)
     assert ledger.numbers == list(range(20))
     batches.feed(1, 2)
@@ -105,7 +105,7 @@ def test_a_batch_that_was_published_but_not_committed_is_committed_then(
             raise CrashError("dies")
 
     ledger.after = crash_once
-    with pytest.raises(ps.PenstockError, match="operator 'ledger' raised CrashError"):
+    with pytest.raises(pen.PenstockError, match="operator 'ledger' raised CrashError"):
         batches.feed(0, 1)
     batches.feed(1)
     assert len(ledger.calls) == 3
@@ -117,7 +117,7 @@ def test_a_batch_that_was_not_published_is_read_again(tmp_path: Path) -> None:
     flag = tmp_path / "has-failed"
     ledger = Ledger()
     batches = Batches("attach-before", tmp_path, ledger)
-    batches.pipeline = pipeline = ps.Pipeline("attach-before", parallelism=2)
+    batches.pipeline = pipeline = pen.Pipeline("attach-before", parallelism=2)
 
     def fail_once(batch: Any) -> Any:
         if batch.column("number").to_pylist()[0] >= 10 and not flag.exists():
@@ -125,9 +125,9 @@ def test_a_batch_that_was_not_published_is_read_again(tmp_path: Path) -> None:
             raise CrashError("dies")
         return batch
 
-    read = pipeline.read("numbers", ps.attached(schema=NUMBERS))
-    read.map_batches(fail_once).write("ledger", ps.for_each_epoch(ledger))
-    with pytest.raises(ps.PenstockError, match="raised CrashError"):
+    read = pipeline.read("numbers", pen.attached(schema=NUMBERS))
+    read.map_batches(fail_once).write("ledger", pen.for_each_epoch(ledger))
+    with pytest.raises(pen.PenstockError, match="raised CrashError"):
         batches.feed(0, 1)
     assert ledger.numbers == list(range(10))
     batches.feed(1, 2)
@@ -143,11 +143,11 @@ def test_an_empty_batch_is_remembered_and_others_are_refused(tmp_path: Path) -> 
         feed(numbers(0, 0), 1)
         feed(numbers(10, 20), 2)
     with pytest.raises(
-        ps.PenstockError, match="batch 2 of query r cannot follow batch 2 of query q"
+        pen.PenstockError, match="batch 2 of query r cannot follow batch 2 of query q"
     ):
         batches.feed(2, query="r")
     with pytest.raises(
-        ps.PenstockError, match="batch 4 of query q cannot follow batch 2 of query q"
+        pen.PenstockError, match="batch 4 of query q cannot follow batch 2 of query q"
     ):
         batches.feed(4)
     assert ledger.numbers == list(range(20))
@@ -157,7 +157,7 @@ def test_an_empty_batch_is_remembered_and_others_are_refused(tmp_path: Path) -> 
 def test_a_job_without_a_batch_begins_with_the_first_one(tmp_path: Path) -> None:
     batches = Batches("attach-late", tmp_path, Ledger())
     with pytest.raises(
-        ps.PenstockError, match="batch 4 of query q cannot be the first one"
+        pen.PenstockError, match="batch 4 of query q cannot be the first one"
     ):
         batches.feed(4)
 
@@ -169,29 +169,29 @@ def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
         "query_checkpoint": str(tmp_path / "q"),
     }
     with pytest.raises(
-        ps.PenstockError, match=r"this one ends: read it with ps\.dataframe"
+        pen.PenstockError, match=r"this one ends: read it with pen\.dataframe"
     ):
         pipeline.attach(numbers(0, 1), **options)
-    with pytest.raises(ps.PenstockError, match="'other' is none of them"):
+    with pytest.raises(pen.PenstockError, match="'other' is none of them"):
         pipeline.attach({"other": a_stream(tmp_path / "in")}, **options)
-    with pytest.raises(ps.PenstockError, match=r"none is attached"):
+    with pytest.raises(pen.PenstockError, match=r"none is attached"):
         pipeline.run(str(tmp_path / "c"), session=shared_session())
     with pipeline.foreach_batch(str(tmp_path / "c"), session=shared_session()) as job:
         feed = job.feed()
-        with pytest.raises(ps.PenstockError, match="came from no streaming query"):
+        with pytest.raises(pen.PenstockError, match="came from no streaming query"):
             feed(numbers(0, 1), 0)
 
 
 def test_two_queries_feed_two_sources_of_one_job(tmp_path: Path) -> None:
     ledger = Ledger()
-    pipeline = ps.Pipeline("attach-two", parallelism=2)
-    left = pipeline.read("left", ps.attached(schema=NUMBERS))
-    late = ps.attached(schema=NUMBERS, begins_late=True)
+    pipeline = pen.Pipeline("attach-two", parallelism=2)
+    left = pipeline.read("left", pen.attached(schema=NUMBERS))
+    late = pen.attached(schema=NUMBERS, begins_late=True)
     right = pipeline.read("right", late, parallelism=1)
-    left.union(right).write("ledger", ps.for_each_epoch(ledger))
+    left.union(right).write("ledger", pen.for_each_epoch(ledger))
     checkpoint = str(tmp_path / "checkpoints")
     with pipeline.foreach_batch(checkpoint, session=shared_session()) as job:
-        with pytest.raises(ps.PenstockError, match="'left', 'right'; name one of them"):
+        with pytest.raises(pen.PenstockError, match="'left', 'right'; name one of them"):
             job.feed()
         with as_query("l"):
             job.feed("left")(numbers(0, 10), 0)

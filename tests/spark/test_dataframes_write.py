@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
-import penstock as ps
+import penstock as pen
 from tests.builders.spark_session import CrashError, Ledger, start
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def a_pipeline(name: str, ledger: Any) -> ps.Pipeline:
-    pipeline = ps.Pipeline(name, parallelism=2)
-    read = pipeline.read("numbers", ps.impulse(count=500, splits=2))
-    read.select(number="counter").write("ledger", ps.for_each_epoch(ledger))
+def a_pipeline(name: str, ledger: Any) -> pen.Pipeline:
+    pipeline = pen.Pipeline(name, parallelism=2)
+    read = pipeline.read("numbers", pen.impulse(count=500, splits=2))
+    read.select(number="counter").write("ledger", pen.for_each_epoch(ledger))
     return pipeline
 
 
@@ -40,7 +40,7 @@ def test_a_crash_between_the_function_and_the_marker_hands_the_epoch_over_again(
     ledger.after = crash_in_second
     pipeline = a_pipeline("epochs-crash", ledger)
     with pytest.raises(
-        ps.PenstockError, match=r"operator 'ledger' raised CrashError"
+        pen.PenstockError, match=r"operator 'ledger' raised CrashError"
     ) as raised:
         start(pipeline, tmp_path)
     assert raised.value.context["epoch"] == 2
@@ -72,7 +72,7 @@ def test_all_kinds_of_values_arrive_as_they_were(tmp_path: Path) -> None:
     def take(frame: DataFrame, epoch: int) -> None:
         found.extend((epoch, row) for row in frame.orderBy("small").toArrow().to_pylist())
 
-    pipeline = ps.Pipeline("epochs-types")
-    pipeline.read("rows", ps.list_source(table)).write("take", ps.for_each_epoch(take))
+    pipeline = pen.Pipeline("epochs-types")
+    pipeline.read("rows", pen.list_source(table)).write("take", pen.for_each_epoch(take))
     start(pipeline, tmp_path)
     assert found == [(1, row) for row in table.to_pylist()]

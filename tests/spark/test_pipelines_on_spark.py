@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.driver import RunOptions
@@ -27,20 +27,20 @@ SMALL = DriverSettings(
 )
 
 
-class RunningCount(ps.ArrowOperator):
+class RunningCount(pen.ArrowOperator):
     """Counts rows per key and emits the new counts."""
 
     def name(self) -> str:
         return "running-count"
 
-    def output_schema(self, inputs: Any) -> ps.StreamSchema:
-        return ps.StreamSchema(COUNTS)
+    def output_schema(self, inputs: Any) -> pen.StreamSchema:
+        return pen.StreamSchema(COUNTS)
 
     def tables(self) -> Any:
-        return [ps.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         counts = ctx.get_keyed_state("counts")
         frame = pl.DataFrame(pl.from_arrow(batch))
@@ -54,10 +54,10 @@ class RunningCount(ps.ArrowOperator):
 def a_pipeline(
     name: str, *, parallelism: int = 2, rows: int = 1_000, counters: int | None = None
 ) -> Any:
-    pipeline = ps.Pipeline(name, parallelism=parallelism)
-    out = ps.list_sink(name)
+    pipeline = pen.Pipeline(name, parallelism=parallelism)
+    out = pen.list_sink(name)
     (
-        pipeline.read("numbers", ps.impulse(count=rows, splits=3))
+        pipeline.read("numbers", pen.impulse(count=rows, splits=3))
         .with_columns(key=pl.col("counter") % 10)
         .key_by("key")
         .process("count", RunningCount(), parallelism=counters)
@@ -67,11 +67,11 @@ def a_pipeline(
 
 
 def start(
-    pipeline: ps.Pipeline,
+    pipeline: pen.Pipeline,
     folder: Path,
-    on_status: Callable[[ps.JobStatus], None] | None = None,
+    on_status: Callable[[pen.JobStatus], None] | None = None,
     **options: Any,
-) -> ps.JobStatus:
+) -> pen.JobStatus:
     return run_on_spark(
         pipeline.graph(),
         pipeline.registry,
@@ -94,19 +94,19 @@ def assert_every_row_was_counted_once(out: Any, rows: int) -> None:
 def test_a_job_runs_to_its_end_and_is_over_then(tmp_path: Path) -> None:
     pipeline, out = a_pipeline("spark-whole")
     status = start(pipeline, tmp_path)
-    assert status.phase is ps.JobPhase.FINISHED
+    assert status.phase is pen.JobPhase.FINISHED
     assert status.rows_read == 1_000
     assert_every_row_was_counted_once(out, 1_000)
     again = start(pipeline, tmp_path)
-    assert again.phase is ps.JobPhase.FINISHED
+    assert again.phase is pen.JobPhase.FINISHED
     assert again.epochs_run == 0
 
 
 def test_a_job_that_stopped_goes_on_at_another_parallelism(tmp_path: Path) -> None:
     pipeline, out = a_pipeline("spark-rescaled", parallelism=2)
-    stops: list[ps.JobPhase] = []
+    stops: list[pen.JobPhase] = []
 
-    def stop_early(status: ps.JobStatus) -> None:
+    def stop_early(status: pen.JobStatus) -> None:
         if status.epochs_published == 3 and not stops:
             stops.append(status.phase)
             raise StopNowError
@@ -114,7 +114,7 @@ def test_a_job_that_stopped_goes_on_at_another_parallelism(tmp_path: Path) -> No
     with pytest.raises(StopNowError):
         start(pipeline, tmp_path, stop_early)
     wider, _ = a_pipeline("spark-rescaled", parallelism=3)
-    assert start(wider, tmp_path).phase is ps.JobPhase.FINISHED
+    assert start(wider, tmp_path).phase is pen.JobPhase.FINISHED
     assert_every_row_was_counted_once(out, 1_000)
 
 
@@ -122,7 +122,7 @@ def test_a_job_that_stopped_goes_on_at_another_parallelism(tmp_path: Path) -> No
 def test_an_epoch_is_restored_while_one_operator_gets_another_parallelism(
     tmp_path: Path, point: int | str
 ) -> None:
-    def stop_early(status: ps.JobStatus) -> None:
+    def stop_early(status: pen.JobStatus) -> None:
         if status.epochs_published == 4:
             raise StopNowError
 
@@ -135,7 +135,7 @@ def test_an_epoch_is_restored_while_one_operator_gets_another_parallelism(
         job.pin(SavepointName(point), Epochs(number=Epoch(2)))
     wider, _ = a_pipeline("spark-restored", counters=3)
     status = start(wider, tmp_path, restore=point)
-    assert status.phase is ps.JobPhase.FINISHED
+    assert status.phase is pen.JobPhase.FINISHED
     # What abandoned epochs had committed stays in a list: rows may be there twice, never wrong.
     reached: dict[int, int] = {}
     for row in out.rows():
@@ -145,9 +145,9 @@ def test_an_epoch_is_restored_while_one_operator_gets_another_parallelism(
 
 def test_an_epoch_is_one_job_whatever_the_shape_of_the_graph(tmp_path: Path) -> None:
     """A diamond over four levels, whose subtasks differ in number."""
-    pipeline = ps.Pipeline("spark-diamond", parallelism=2)
+    pipeline = pen.Pipeline("spark-diamond", parallelism=2)
     counted = (
-        pipeline.read("numbers", ps.impulse(count=300, splits=3))
+        pipeline.read("numbers", pen.impulse(count=300, splits=3))
         .with_columns(key=pl.col("counter") % 10)
         .key_by("key")
         .process("first", RunningCount())
@@ -158,10 +158,10 @@ def test_an_epoch_is_one_job_whatever_the_shape_of_the_graph(tmp_path: Path) -> 
         right.process("right", RunningCount(), parallelism=1)
     )
     last = both.key_by("key").process("last", RunningCount())
-    last.write("out", ps.blackhole())
+    last.write("out", pen.blackhole())
     before = last_job()
     status = start(pipeline, tmp_path)
-    assert status.phase is ps.JobPhase.FINISHED
+    assert status.phase is pen.JobPhase.FINISHED
     assert status.epochs_run > 1
     assert last_job() - before == status.epochs_run
 
@@ -174,17 +174,19 @@ class Fragile(RunningCount):
     """Cannot bear what it is given."""
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         raise ValueError("too much")
 
 
 def test_what_user_code_raises_reaches_the_user_without_retries(tmp_path: Path) -> None:
-    pipeline = ps.Pipeline("spark-fragile")
-    read = pipeline.read("numbers", ps.impulse(count=5)).with_columns(key=pl.col("counter"))
-    read.key_by("key").process("fragile", Fragile()).write("out", ps.list_sink("fragile"))
+    pipeline = pen.Pipeline("spark-fragile")
+    read = pipeline.read("numbers", pen.impulse(count=5)).with_columns(
+        key=pl.col("counter")
+    )
+    read.key_by("key").process("fragile", Fragile()).write("out", pen.list_sink("fragile"))
     with pytest.raises(
-        ps.PenstockError, match="operator 'fragile' raised ValueError"
+        pen.PenstockError, match="operator 'fragile' raised ValueError"
     ) as raised:
         start(pipeline, tmp_path)
     assert "'counter': 0" in raised.value.__notes__[0]
@@ -192,7 +194,7 @@ def test_what_user_code_raises_reaches_the_user_without_retries(tmp_path: Path) 
 
 def test_checkpoints_in_memory_are_refused() -> None:
     pipeline, _ = a_pipeline("spark-memory")
-    with pytest.raises(ps.PenstockError, match="workers are other processes"):
+    with pytest.raises(pen.PenstockError, match="workers are other processes"):
         run_on_spark(
             pipeline.graph(),
             pipeline.registry,

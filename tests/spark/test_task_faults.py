@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.errors import ErrorCode, UserCodeError
 from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
@@ -60,16 +60,16 @@ def test_a_worker_killed_half_way_through_its_output_loses_and_doubles_nothing(
     job.check()
 
 
-class StuckSource(ps.SourceOperator):
+class StuckSource(pen.SourceOperator):
     """Waits for what never comes, in a call that does not return to Python."""
 
     def name(self) -> str:
         return "stuck"
 
-    def output_schema(self) -> ps.StreamSchema:
-        return ps.StreamSchema(pa.schema([("n", pa.int64())]))
+    def output_schema(self) -> pen.StreamSchema:
+        return pen.StreamSchema(pa.schema([("n", pa.int64())]))
 
-    def run(self, ctx: ps.SourceContext, collector: ps.SourceCollector) -> None:
+    def run(self, ctx: pen.SourceContext, collector: pen.SourceCollector) -> None:
         threading.Event().wait()
 
 
@@ -80,8 +80,8 @@ class StuckSource(ps.SourceOperator):
 def test_a_source_that_never_comes_back_is_cancelled_when_the_epoch_is_overdue(
     deadline_micros: int, tmp_path: Path
 ) -> None:
-    pipeline = ps.Pipeline("stuck")
-    pipeline.read("wait", StuckSource()).write("out", ps.blackhole())
+    pipeline = pen.Pipeline("stuck")
+    pipeline.read("wait", StuckSource()).write("out", pen.blackhole())
     session = shared_session()
     options = RunOptions(
         checkpoint=str(tmp_path / "checkpoint"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.operators.splits import SourceBudget
 from tests.builders.spark_session import SparkProgram, shared_session
 from tests.spark.counting_job import SETTINGS, CountingJob
@@ -51,8 +51,8 @@ def files_of(job: CountingJob) -> dict[str, bytes]:
     }
 
 
-def dies_after(epochs: int) -> Callable[[ps.JobStatus], None]:
-    def look(status: ps.JobStatus) -> None:
+def dies_after(epochs: int) -> Callable[[pen.JobStatus], None]:
+    def look(status: pen.JobStatus) -> None:
         if status.epochs_published == epochs:
             raise EnoughError
 

@@ -24,11 +24,11 @@ from penstock.runtime.driver.environment import is_transient
 
 KINDS = PenstockError.__subclasses__()
 RAISES_A_BUG = """
-import penstock as ps
+import penstock as pen
 from penstock.errors import InternalError
 def run():
     raise InternalError("two and two made five")
-ps.main(run)
+pen.main(run)
 """
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.console import Progress
 from penstock.core.clock import ManualClock
 from penstock.runtime.driver.decide import (
@@ -92,19 +92,19 @@ def test_a_display_that_breaks_does_not_break_the_job(
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    pipeline = ps.Pipeline("shop")
-    pipeline.read("numbers", ps.impulse(count=5)).write("out", ps.blackhole())
+    pipeline = pen.Pipeline("shop")
+    pipeline.read("numbers", pen.impulse(count=5)).write("out", pen.blackhole())
     status = pipeline.run_in_process(
         str(tmp_path), on_status=Progress(file=Gone(), is_live=is_live)
     )
-    assert status.phase is ps.JobPhase.FINISHED
+    assert status.phase is pen.JobPhase.FINISHED
 
 
 def test_a_real_job_is_shown_from_start_to_end(tmp_path: Path) -> None:
     file = io.StringIO()
-    pipeline = ps.Pipeline("shop")
-    pipeline.read("numbers", ps.impulse(count=50)).write("out", ps.blackhole())
-    pipeline.run_in_process(str(tmp_path), on_status=ps.Progress(file=file))
+    pipeline = pen.Pipeline("shop")
+    pipeline.read("numbers", pen.impulse(count=50)).write("out", pen.blackhole())
+    pipeline.run_in_process(str(tmp_path), on_status=pen.Progress(file=file))
     lines = file.getvalue().splitlines()
     assert lines[0] == "shop: starting"
     assert lines[-1].startswith("shop: finished · epoch")

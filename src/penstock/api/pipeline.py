@@ -72,11 +72,11 @@ class Pipeline:
 
     Writing it runs nothing. Mistakes are raised all at once when it is to run or to be shown.
 
-    >>> import penstock as ps, polars as pl
-    >>> p = ps.Pipeline("clicks")
-    >>> clicks = p.read("clicks", ps.list_source([{"user": "ada", "page": 1}]))
+    >>> import penstock as pen, polars as pl
+    >>> p = pen.Pipeline("clicks")
+    >>> clicks = p.read("clicks", pen.list_source([{"user": "ada", "page": 1}]))
     >>> pages = clicks.filter(pl.col("page") > 0).key_by("user")
-    >>> pages.aggregate("pages", n=ps.count()).write("out", ps.stdout())
+    >>> pages.aggregate("pages", n=pen.count()).write("out", pen.stdout())
     >>> status = p.run_in_process("memory:")
     {"user": "ada", "op": "insert", "before": null, "after": {"n": 1}}
     """
@@ -119,9 +119,9 @@ class Pipeline:
         to `lateness` behind the latest one. A split without rows for `idle_timeout` does not
         hold the watermark of the others back.
 
-        >>> import datetime as dt, penstock as ps
-        >>> rows = ps.list_source([{"at": dt.datetime(2024, 1, 1), "n": 1}])
-        >>> stream = ps.Pipeline("p").read("rows", rows, event_time="at", lateness="5s")
+        >>> import datetime as dt, penstock as pen
+        >>> rows = pen.list_source([{"at": dt.datetime(2024, 1, 1), "n": 1}])
+        >>> stream = pen.Pipeline("p").read("rows", rows, event_time="at", lateness="5s")
         >>> stream.schema.time_column
         'at'
         """
@@ -150,12 +150,12 @@ class Pipeline:
         A single mistake is raised as the error it is, several as one `GraphError` that lists
         them in the order they were written, each with file and line.
 
-        >>> import penstock as ps
-        >>> p = ps.Pipeline("typo")
-        >>> keyed = p.read("numbers", ps.list_source([{"number": 1}])).key_by("numbr")
+        >>> import penstock as pen
+        >>> p = pen.Pipeline("typo")
+        >>> keyed = p.read("numbers", pen.list_source([{"number": 1}])).key_by("numbr")
         >>> try:
         ...     p.graph()
-        ... except ps.PenstockError as error:
+        ... except pen.PenstockError as error:
         ...     print(error)
         the schema of a stream cannot be used:
           key column 'numbr' is not a column; did you mean 'number'?
@@ -285,9 +285,9 @@ class Pipeline:
     def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
         """Show how the pipeline will run: supersteps as text, or the graph as a drawing.
 
-        >>> import penstock as ps
-        >>> p = ps.Pipeline("p")
-        >>> p.read("numbers", ps.list_source([{"n": 1}])).write("out", ps.blackhole())
+        >>> import penstock as pen
+        >>> p = pen.Pipeline("p")
+        >>> p.read("numbers", pen.list_source([{"n": 1}])).write("out", pen.blackhole())
         >>> print(p.explain(), end="")
         job p
         superstep 0: 1 task

@@ -71,14 +71,14 @@ class AnyStream:
         null or outside of the years 1 to 9999 fail the job, or go to the side output `BAD` if
         `bad_times` is "divert".
 
-        >>> import datetime as dt, penstock as ps
+        >>> import datetime as dt, penstock as pen
         >>> rows = [
         ...     {"user": "ada", "at": dt.datetime(2024, 1, 1, 12, 0, s)} for s in (1, 2)
         ... ]
-        >>> p, out = ps.Pipeline("p"), ps.list_sink("doctest-of-window")
-        >>> clicks = p.read("clicks", ps.list_source(rows), event_time="at", lateness="5s")
-        >>> minutes = clicks.key_by("user").window("per-minute", ps.tumbling("1m"))
-        >>> minutes.aggregate(clicks=ps.count()).write("out", out)
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-window")
+        >>> clicks = p.read("clicks", pen.list_source(rows), event_time="at", lateness="5s")
+        >>> minutes = clicks.key_by("user").window("per-minute", pen.tumbling("1m"))
+        >>> minutes.aggregate(clicks=pen.count()).write("out", out)
         >>> status = p.run_in_process("memory:")
         >>> [(row["user"], str(row["window_end"]), row["clicks"]) for row in out.rows()]
         [('ada', '2024-01-01 12:01:00', 2)]
@@ -101,17 +101,17 @@ class AnyStream:
         Behind a keyed stream each subtask of the operator gets all rows of its keys. Key
         `others` by columns of the same meaning, so that their rows reach the same subtask.
 
-        >>> import penstock as ps
-        >>> class Log(ps.ArrowOperator):
+        >>> import penstock as pen
+        >>> class Log(pen.ArrowOperator):
         ...     def name(self):
         ...         return "log"
         ...
         ...     def process_batch(self, batch, ctx, collector):
         ...         print(batch.num_rows, "rows")
         ...         collector.collect(batch)
-        >>> p = ps.Pipeline("p")
-        >>> rows = p.read("numbers", ps.impulse(count=5))
-        >>> rows.process("log", Log()).write("out", ps.blackhole())
+        >>> p = pen.Pipeline("p")
+        >>> rows = p.read("numbers", pen.impulse(count=5))
+        >>> rows.process("log", Log()).write("out", pen.blackhole())
         >>> status = p.run_in_process("memory:")
         5 rows
         """
@@ -156,13 +156,13 @@ class WindowedStream:
         instant of the window, and the event time of the row) and the results. Rows that
         came when all their windows had closed are in the side output `LATE`.
 
-        >>> import datetime as dt, penstock as ps
-        >>> rows = ps.list_source(
+        >>> import datetime as dt, penstock as pen
+        >>> rows = pen.list_source(
         ...     [{"auction": 1, "price": 5, "at": dt.datetime(2024, 1, 1)}]
         ... )
-        >>> bids = ps.Pipeline("p").read("bids", rows, event_time="at")
-        >>> windows = bids.key_by("auction").window("w", ps.sliding("10s", "2s"))
-        >>> windows.aggregate(bids=ps.count(), top=ps.max("price")).schema.schema.names
+        >>> bids = pen.Pipeline("p").read("bids", rows, event_time="at")
+        >>> windows = bids.key_by("auction").window("w", pen.sliding("10s", "2s"))
+        >>> windows.aggregate(bids=pen.count(), top=pen.max("price")).schema.schema.names
         ['auction', 'window_start', 'window_end', 'window_time', 'bids', 'top']
         """
         if self._windows is None:
@@ -184,8 +184,8 @@ class Stream(AnyStream):
     def filter(self, predicate: ExpressionLike) -> "Stream":
         """Keep the rows for which a Polars expression is true.
 
-        >>> import penstock as ps, polars as pl
-        >>> pages = ps.Pipeline("p").read("pages", ps.list_source([{"page": 1}]))
+        >>> import penstock as pen, polars as pl
+        >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1}]))
         >>> first_pages = pages.filter(pl.col("page") < 10)
         """
         return self._then(filter_spec(to_expression(predicate)))
@@ -194,8 +194,8 @@ class Stream(AnyStream):
     def select(self, *expressions: ExpressionLike, **named: ExpressionLike) -> "Stream":
         """Replace the columns by computed ones, one row per row; text names a column.
 
-        >>> import penstock as ps, polars as pl
-        >>> pages = ps.Pipeline("p").read("pages", ps.list_source([{"page": 1, "ms": 5}]))
+        >>> import penstock as pen, polars as pl
+        >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1, "ms": 5}]))
         >>> pages.select("page", seconds=pl.col("ms") / 1000).schema.schema.names
         ['page', 'seconds']
         """
@@ -207,8 +207,8 @@ class Stream(AnyStream):
     ) -> "Stream":
         """Add columns, or replace those of the same name.
 
-        >>> import penstock as ps, polars as pl
-        >>> pages = ps.Pipeline("p").read("pages", ps.list_source([{"page": 1, "ms": 5}]))
+        >>> import penstock as pen, polars as pl
+        >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1, "ms": 5}]))
         >>> pages.with_columns(seconds=pl.col("ms") / 1000).schema.schema.names
         ['page', 'ms', 'seconds']
         """
@@ -227,10 +227,10 @@ class Stream(AnyStream):
         other rows of its batch. The function gets the type that its parameter is annotated
         with.
 
-        >>> import penstock as ps, polars as pl
+        >>> import penstock as pen, polars as pl
         >>> def without_nulls(rows: pl.DataFrame) -> pl.DataFrame:
         ...     return rows.drop_nulls()
-        >>> pages = ps.Pipeline("p").read("pages", ps.list_source([{"page": 1}]))
+        >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1}]))
         >>> whole = pages.map_batches(without_nulls)
         """
         return self._then(map_batches_spec(function, self._to_stream_schema(schema)))
@@ -265,10 +265,10 @@ class Stream(AnyStream):
     def union(self, *others: "Stream") -> "Stream":
         """Merge streams that have the same columns, in no particular order.
 
-        >>> import penstock as ps
-        >>> p = ps.Pipeline("p")
-        >>> web = p.read("web", ps.list_source([{"user": "ada"}]))
-        >>> everything = web.union(p.read("phone", ps.list_source([{"user": "bob"}])))
+        >>> import penstock as pen
+        >>> p = pen.Pipeline("p")
+        >>> web = p.read("web", pen.list_source([{"user": "ada"}]))
+        >>> everything = web.union(p.read("phone", pen.list_source([{"user": "bob"}])))
         """
         if not others:
             return self
@@ -293,8 +293,8 @@ class Stream(AnyStream):
     def key_by(self, *columns: str) -> "KeyedStream":
         """Send rows to the subtask that owns their key, for the stateful step that follows.
 
-        >>> import penstock as ps
-        >>> clicks = ps.Pipeline("p").read("clicks", ps.list_source([{"user": "ada"}]))
+        >>> import penstock as pen
+        >>> clicks = pen.Pipeline("p").read("clicks", pen.list_source([{"user": "ada"}]))
         >>> clicks.key_by("user").schema.key_columns
         ('user',)
         """
@@ -308,11 +308,13 @@ class Stream(AnyStream):
     def side_output(self, name: str) -> "Stream":
         """Return another output of the step that this stream comes from, such as `LATE`.
 
-        >>> import datetime as dt, penstock as ps
-        >>> rows = ps.list_source([{"at": dt.datetime(2024, 1, 1)}])
-        >>> clicks = ps.Pipeline("p").read("clicks", rows, event_time="at")
-        >>> counts = clicks.window("per-minute", ps.tumbling("1m")).aggregate(n=ps.count())
-        >>> counts.side_output(ps.LATE).write("late", ps.blackhole())
+        >>> import datetime as dt, penstock as pen
+        >>> rows = pen.list_source([{"at": dt.datetime(2024, 1, 1)}])
+        >>> clicks = pen.Pipeline("p").read("clicks", rows, event_time="at")
+        >>> counts = clicks.window("per-minute", pen.tumbling("1m")).aggregate(
+        ...     n=pen.count()
+        ... )
+        >>> counts.side_output(pen.LATE).write("late", pen.blackhole())
         """
         operator = self.port.operator
         if name in self._sides:
@@ -334,9 +336,9 @@ class Stream(AnyStream):
     ) -> None:
         """End here: put a sink behind this stream.
 
-        >>> import penstock as ps
-        >>> p = ps.Pipeline("p")
-        >>> p.read("numbers", ps.list_source([{"n": 1}])).write("out", ps.stdout())
+        >>> import penstock as pen
+        >>> p = pen.Pipeline("p")
+        >>> p.read("numbers", pen.list_source([{"n": 1}])).write("out", pen.stdout())
         >>> status = p.run_in_process("memory:")
         {"n": 1}
         """
@@ -374,10 +376,12 @@ class KeyedStream(AnyStream):
         A key without rows for `ttl` is deleted, by event time if the stream has it. The step
         emits one change per key and epoch, and none if the results are as before.
 
-        >>> import penstock as ps
-        >>> p, out = ps.Pipeline("p"), ps.list_sink("doctest-of-aggregate")
-        >>> sales = p.read("sales", ps.list_source([{"user": "ada", "price": 7}] * 2))
-        >>> sales.key_by("user").aggregate("spent", total=ps.sum("price")).write("out", out)
+        >>> import penstock as pen
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-aggregate")
+        >>> sales = p.read("sales", pen.list_source([{"user": "ada", "price": 7}] * 2))
+        >>> sales.key_by("user").aggregate("spent", total=pen.sum("price")).write(
+        ...     "out", out
+        ... )
         >>> status = p.run_in_process("memory:")
         >>> out.rows()
         [{'user': 'ada', 'op': 'insert', 'before': None, 'after': {'total': 14}}]

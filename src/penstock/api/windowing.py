@@ -1,6 +1,6 @@
 """Turns aggregates as users write them, windowed and updating, into operators of a graph.
 
-    keyed.window("per-auction", ps.tumbling("10s")).aggregate(bids=ps.count())
+    keyed.window("per-auction", pen.tumbling("10s")).aggregate(bids=pen.count())
 
 A window (tumbling, sliding or session) is a value without a name. The step that uses it has a
 name, which is part of its errors.
@@ -229,7 +229,7 @@ def _to_micros(name: str, window: Window) -> dict[str, int]:
         asked = {"width": window.width, "slide": slide, "offset": window.offset}
     else:
         raise UserError(
-            f"window {name!r} cannot be {window!r}: use ps.tumbling, ps.sliding or ps.session",
+            f"window {name!r} cannot be {window!r}: use pen.tumbling, pen.sliding or pen.session",
             code=ErrorCode.INVALID_CONFIG,
             operator=name,
         )

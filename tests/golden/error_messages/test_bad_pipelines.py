@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
+import penstock as pen
 from tests.golden.error_messages.bad_pipelines import BAD
 
 KEPT = Path(__file__).parent / "bad_pipelines.txt"
@@ -18,11 +18,11 @@ def message_of(name: str) -> str:
     """Return everything a user reads; lines are counted from the one that defines the function."""
     write = BAD[name]
     file, first = write.__code__.co_filename, write.__code__.co_firstlineno
-    p = ps.Pipeline("auctions")
+    p = pen.Pipeline("auctions")
     write(p)
     try:
         p.graph()
-    except ps.PenstockError as error:
+    except pen.PenstockError as error:
         text = "\n".join([error.message, *getattr(error, "__notes__", ())])
         found = re.sub(
             rf"{re.escape(file)}:(\d+)", lambda at: f"line {int(at[1]) - first}", text

@@ -7,17 +7,17 @@ from typing import Any
 import polars as pl
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.errors import ErrorCode, GraphError, SchemaError, StorageError, UserError
 from tests.builders.graphs import CLICKS
 from tests.builders.pipelines import Clicks, Drop, Pass
 
 
-def a_pipeline() -> ps.Pipeline:
-    return ps.Pipeline("clicks")
+def a_pipeline() -> pen.Pipeline:
+    return pen.Pipeline("clicks")
 
 
-def some_clicks(p: ps.Pipeline, name: str = "read") -> ps.Stream:
+def some_clicks(p: pen.Pipeline, name: str = "read") -> pen.Stream:
     return p.read(name, Clicks())
 
 
@@ -29,7 +29,7 @@ def line_here() -> int:
     return frame.f_back.f_lineno
 
 
-def problems_of(p: ps.Pipeline) -> list[str]:
+def problems_of(p: pen.Pipeline) -> list[str]:
     with pytest.raises(GraphError) as raised:
         p.graph()
     problems = raised.value.context["problems"]
@@ -43,10 +43,10 @@ def test_six_mistakes_are_told_at_once_each_with_its_line() -> None:
     untyped: Any = clicks.key_by("user")
     clicks.filter(pl.col("pag") > 0)
     clicks.key_by("usr")
-    clicks.window("w", ps.tumbling(0)).aggregate(n=ps.count())
+    clicks.window("w", pen.tumbling(0)).aggregate(n=pen.count())
     clicks.write("read", Drop())
     untyped.process(Pass())
-    clicks.key_by("user").aggregate("totals", total=ps.sum("user"))
+    clicks.key_by("user").aggregate("totals", total=pen.sum("user"))
     found = problems_of(p)
     assert [problem.partition(", ")[0] for problem in found] == [
         f"{__file__}:{start + line}" for line in range(2, 8)
@@ -95,7 +95,7 @@ def test_consequences_of_a_mistake_are_no_mistakes() -> None:
     p = a_pipeline()
     broken = some_clicks(p).select("nothing")
     broken.filter("a").with_columns(b="c").map_batches(lambda rows: rows).write("x", Drop())
-    broken.key_by("d").window("w", ps.session("1s")).aggregate(n=ps.sum("e")).write(
+    broken.key_by("d").window("w", pen.session("1s")).aggregate(n=pen.sum("e")).write(
         "y", Drop()
     )
     some_clicks(p, "more").union(broken).flat_map(lambda rows: rows).side_output("z")
@@ -120,7 +120,7 @@ def test_what_a_mistake_leaves_known_is_still_checked() -> None:
     clicks = some_clicks(p)
     clicks.filter("pag").select("usr")
     clicks.process("read", Pass()).select("at_")
-    clicks.window("w", ps.tumbling("0s"), bad_times="never").aggregate(n=ps.sum("pag"))  # type: ignore[arg-type]
+    clicks.window("w", pen.tumbling("0s"), bad_times="never").aggregate(n=pen.sum("pag"))  # type: ignore[arg-type]
     p.read("late", Clicks(), lateness="x", idle_timeout="y").select("pages")
     texts = ("'pag'", "'usr'", "'read' already", "'at_'", "0s", "'never'", "'pag'")
     more = ("'x' is not a valid lateness", "'y' is not a valid idle timeout", "'pages'")
@@ -144,7 +144,7 @@ def test_two_windows_of_one_name_are_one_mistake() -> None:
     p = a_pipeline()
     keyed = some_clicks(p).key_by("user")
     for width in ("1s", "2s"):
-        keyed.window("w", ps.tumbling(width)).aggregate(n=ps.count())
+        keyed.window("w", pen.tumbling(width)).aggregate(n=pen.count())
     with pytest.raises(UserError, match="an operator named 'w' already") as raised:
         p.graph()
     assert raised.value.code is ErrorCode.NAME_TAKEN
@@ -156,7 +156,7 @@ def test_two_windows_of_one_name_are_one_mistake() -> None:
         ("write", (Drop(),)),
         ("process", (Pass(),)),
         ("process", ()),
-        ("window", (ps.tumbling("1s"),)),
+        ("window", (pen.tumbling("1s"),)),
         ("udf", (7,)),
         ("write", (None, Drop())),
     ],
@@ -175,7 +175,7 @@ def test_a_step_without_its_name_is_told_what_a_name_is_for(
 def test_a_result_may_be_called_name_but_is_not_the_name_of_the_step() -> None:
     p = a_pipeline()
     untyped: Any = some_clicks(p).key_by("user")
-    untyped.aggregate(name=ps.count())
+    untyped.aggregate(name=pen.count())
     with pytest.raises(UserError, match=r"^aggregate needs a name first"):
         p.graph()
 
@@ -202,7 +202,7 @@ def test_what_is_no_mistake_of_the_pipeline_is_raised_at_once() -> None:
 
 
 def test_steps_keep_their_signatures_and_docstrings() -> None:
-    assert list(inspect.signature(ps.Stream.filter).parameters) == ["self", "predicate"]
-    for stream in (ps.Stream, ps.KeyedStream, ps.Pipeline):
+    assert list(inspect.signature(pen.Stream.filter).parameters) == ["self", "predicate"]
+    for stream in (pen.Stream, pen.KeyedStream, pen.Pipeline):
         for name, method in inspect.getmembers(stream, inspect.isfunction):
             assert name.startswith("_") or inspect.getdoc(method)

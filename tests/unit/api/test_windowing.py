@@ -8,36 +8,36 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, SchemaError, UserError
 from tests.builders.windows import ROWS
 
 
-def rows(**options: Any) -> ps.Stream:
-    p = ps.Pipeline("windows", parallelism=2)
-    return p.read("rows", ps.list_source([], ROWS), **{"event_time": "at", **options})
+def rows(**options: Any) -> pen.Stream:
+    p = pen.Pipeline("windows", parallelism=2)
+    return p.read("rows", pen.list_source([], ROWS), **{"event_time": "at", **options})
 
 
 @pytest.mark.parametrize(
     ("window", "problems"),
     [
-        (ps.tumbling("0s"), ["a width of 0 microseconds", "a slide of 0 microseconds"]),
-        (ps.tumbling(-5), ["-5 is not a valid width"]),
+        (pen.tumbling("0s"), ["a width of 0 microseconds", "a slide of 0 microseconds"]),
+        (pen.tumbling(-5), ["-5 is not a valid width"]),
         (
-            ps.tumbling(timedelta(days=-1)),
+            pen.tumbling(timedelta(days=-1)),
             ["is not a valid width: it must not be negative"],
         ),
-        (ps.sliding("0s", "-1s"), ["'-1s' is not a valid slide"]),
-        (ps.sliding("10s", "0s"), ["a slide of 0 microseconds"]),
+        (pen.sliding("0s", "-1s"), ["'-1s' is not a valid slide"]),
+        (pen.sliding("10s", "0s"), ["a slide of 0 microseconds"]),
         (
-            ps.sliding("ten", "x"),
+            pen.sliding("ten", "x"),
             ["'ten' is not a valid width", "'x' is not a valid slide"],
         ),
-        (ps.tumbling("4000000d"), ["a width of 345600000000000000 microseconds"]),
-        (ps.session("0s"), ["a gap of 0 microseconds"]),
-        (ps.session("-1s"), ["'-1s' is not a valid gap"]),
-        ("10s", ["use ps.tumbling, ps.sliding or ps.session"]),
+        (pen.tumbling("4000000d"), ["a width of 345600000000000000 microseconds"]),
+        (pen.session("0s"), ["a gap of 0 microseconds"]),
+        (pen.session("-1s"), ["'-1s' is not a valid gap"]),
+        ("10s", ["use pen.tumbling, pen.sliding or pen.session"]),
     ],
     ids=str,
 )
@@ -45,7 +45,7 @@ def test_windows_that_cannot_be_are_refused_with_the_name_of_the_step(
     window: Any, problems: list[str]
 ) -> None:
     keyed = rows().key_by("key")
-    keyed.window("per-key", window).aggregate(n=ps.count())
+    keyed.window("per-key", window).aggregate(n=pen.count())
     with pytest.raises(UserError, match="window 'per-key' cannot be") as caught:
         keyed.builder.graph()
     assert all(problem in caught.value.message for problem in problems)
@@ -56,9 +56,9 @@ def test_everything_that_is_wrong_with_aggregates_is_said_at_once() -> None:
     computed = (
         rows()
         .key_by("key")
-        .window("w", ps.tumbling("1s"))
+        .window("w", pen.tumbling("1s"))
         .aggregate(
-            total=ps.sum("valeu"), key=ps.count(), window_end=ps.count(), five=not_one
+            total=pen.sum("valeu"), key=pen.count(), window_end=pen.count(), five=not_one
         )
     )
     with pytest.raises(SchemaError, match="window 'w' cannot be computed") as caught:
@@ -68,19 +68,19 @@ def test_everything_that_is_wrong_with_aggregates_is_said_at_once() -> None:
 
 
 def test_nothing_to_aggregate_and_nothing_to_go_by_are_refused() -> None:
-    nothing = rows().window("w", ps.session("1s")).aggregate()
+    nothing = rows().window("w", pen.session("1s")).aggregate()
     with pytest.raises(SchemaError, match="computes nothing"):
         nothing.builder.graph()
-    untimed = rows(event_time=None).window("w", ps.session("1s")).aggregate(n=ps.count())
+    untimed = rows(event_time=None).window("w", pen.session("1s")).aggregate(n=pen.count())
     with pytest.raises(SchemaError, match="its rows have no event time"):
         untimed.builder.graph()
 
 
 def test_a_key_that_is_called_like_a_column_of_windows_is_refused() -> None:
     schema = pa.schema([("window_start", pa.int64()), ("at", pa.timestamp("us"))])
-    stream = ps.Pipeline("p").read("r", ps.list_source([], schema), event_time="at")
-    windows = stream.key_by("window_start").window("w", ps.tumbling("1s"))
-    counts = windows.aggregate(n=ps.count())
+    stream = pen.Pipeline("p").read("r", pen.list_source([], schema), event_time="at")
+    windows = stream.key_by("window_start").window("w", pen.tumbling("1s"))
+    counts = windows.aggregate(n=pen.count())
     with pytest.raises(SchemaError, match="key column 'window_start' has the name"):
         counts.builder.graph()
 
@@ -88,29 +88,29 @@ def test_a_key_that_is_called_like_a_column_of_windows_is_refused() -> None:
 def test_unknown_ways_with_bad_times_are_refused() -> None:
     wrong: Any = "diverted"
     stream = rows()
-    stream.window("w", ps.tumbling("1s"), bad_times=wrong)
+    stream.window("w", pen.tumbling("1s"), bad_times=wrong)
     with pytest.raises(UserError, match="did you mean 'divert'"):
         stream.builder.graph()
 
 
 @pytest.mark.parametrize(
-    "window", [ps.tumbling("1s"), ps.sliding("3s", "1s"), ps.session("1s")], ids=str
+    "window", [pen.tumbling("1s"), pen.sliding("3s", "1s"), pen.session("1s")], ids=str
 )
 def test_late_and_bad_rows_are_side_outputs_of_the_result(window: Any) -> None:
-    counts = rows().key_by("key").window("w", window).aggregate(n=ps.count())
-    assert counts.side_output(ps.LATE).schema.schema == ROWS
-    counts.side_output(ps.BAD)
+    counts = rows().key_by("key").window("w", window).aggregate(n=pen.count())
+    assert counts.side_output(pen.LATE).schema.schema == ROWS
+    counts.side_output(pen.BAD)
     with pytest.raises(UserError, match="no side output 'bad'") as caught:
         counts.builder.graph()
     assert caught.value.code is ErrorCode.UNKNOWN_OUTPUT
-    counts = rows().window("w", window, bad_times="divert").aggregate(n=ps.count())
-    assert counts.side_output(ps.BAD).schema.schema == ROWS
+    counts = rows().window("w", window, bad_times="divert").aggregate(n=pen.count())
+    assert counts.side_output(pen.BAD).schema.schema == ROWS
 
 
 def test_results_have_keys_then_the_window_then_what_was_computed() -> None:
     zoned = ROWS.set(1, pa.field("at", pa.timestamp("ms", "Europe/Berlin")))
-    stream = ps.Pipeline("p").read("r", ps.list_source([], zoned), event_time="at")
-    counts = stream.key_by("key").window("w", ps.tumbling("1s")).aggregate(n=ps.count())
+    stream = pen.Pipeline("p").read("r", pen.list_source([], zoned), event_time="at")
+    counts = stream.key_by("key").window("w", pen.tumbling("1s")).aggregate(n=pen.count())
     instant = pa.timestamp("us", "Europe/Berlin")
     assert counts.schema.time_column == "window_time"
     assert counts.schema.schema == pa.schema(
@@ -125,14 +125,14 @@ def test_results_have_keys_then_the_window_then_what_was_computed() -> None:
 
 
 def test_explain_shows_windows_and_what_they_compute() -> None:
-    p = ps.Pipeline("p", parallelism=2)
-    stream = p.read("r", ps.list_source([], ROWS), event_time="at")
+    p = pen.Pipeline("p", parallelism=2)
+    stream = p.read("r", pen.list_source([], ROWS), event_time="at")
     keyed = stream.key_by("key")
-    keyed.window("a", ps.sliding("3s", "1s")).aggregate(n=ps.count()).write(
-        "out-a", ps.blackhole()
+    keyed.window("a", pen.sliding("3s", "1s")).aggregate(n=pen.count()).write(
+        "out-a", pen.blackhole()
     )
-    stream.window("b", ps.session("3s")).aggregate(n=ps.count()).write(
-        "out-b", ps.blackhole()
+    stream.window("b", pen.session("3s")).aggregate(n=pen.count()).write(
+        "out-b", pen.blackhole()
     )
     shown = p.explain()
     assert "window=sliding(3s, 1s), computes=n=count()" in shown
@@ -140,39 +140,39 @@ def test_explain_shows_windows_and_what_they_compute() -> None:
     assert "x1, task" in shown
 
 
-@pytest.mark.parametrize("window", [ps.tumbling("1h"), ps.session("1h")], ids=str)
+@pytest.mark.parametrize("window", [pen.tumbling("1h"), pen.session("1h")], ids=str)
 def test_rows_that_are_sent_to_all_subtasks_count_once_in_windows(window: Any) -> None:
-    pipeline = ps.Pipeline("windows", parallelism=3)
+    pipeline = pen.Pipeline("windows", parallelism=3)
     values = [{"key": n, "at": n, "value": n} for n in range(5)]
-    source = ps.list_source(values, ROWS)
+    source = pen.list_source(values, ROWS)
     read = pipeline.read("rows", source, event_time="at").broadcast()
-    out = ps.list_sink(f"out-{new_token()}")
-    read.window("w", window).aggregate(n=ps.count()).write("out", out)
+    out = pen.list_sink(f"out-{new_token()}")
+    read.window("w", window).aggregate(n=pen.count()).write("out", out)
     pipeline.run_in_process("memory:")
     assert [row["n"] for row in out.rows()] == [5]
 
 
 def test_sessions_of_all_rows_refuse_a_column_of_the_name_they_add() -> None:
     schema = ROWS.append(pa.field("all_rows", pa.int64()))
-    pipeline = ps.Pipeline("windows")
-    read = pipeline.read("rows", ps.list_source([], schema), event_time="at")
-    read.window("w", ps.session("5s")).aggregate(m=ps.max("all_rows")).write(
-        "out", ps.blackhole()
+    pipeline = pen.Pipeline("windows")
+    read = pipeline.read("rows", pen.list_source([], schema), event_time="at")
+    read.window("w", pen.session("5s")).aggregate(m=pen.max("all_rows")).write(
+        "out", pen.blackhole()
     )
-    with pytest.raises(ps.PenstockError, match="'all_rows' has the name of a column"):
+    with pytest.raises(pen.PenstockError, match="'all_rows' has the name of a column"):
         pipeline.graph()
 
 
 def test_late_rows_of_a_keyed_session_keep_all_their_columns() -> None:
     schema = ROWS.append(pa.field("all_rows", pa.int64()))
-    pipeline = ps.Pipeline("windows")
-    read = pipeline.read("rows", ps.list_source([], schema), event_time="at").key_by("key")
-    results = read.window("w", ps.session("5s")).aggregate(m=ps.max("all_rows"))
-    assert "all_rows" in results.side_output(ps.LATE).schema.schema.names
+    pipeline = pen.Pipeline("windows")
+    read = pipeline.read("rows", pen.list_source([], schema), event_time="at").key_by("key")
+    results = read.window("w", pen.session("5s")).aggregate(m=pen.max("all_rows"))
+    assert "all_rows" in results.side_output(pen.LATE).schema.schema.names
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("window", [ps.tumbling("1h"), ps.session("1h")], ids=str)
+@pytest.mark.parametrize("window", [pen.tumbling("1h"), pen.session("1h")], ids=str)
 def test_dictionaries_count_as_their_values_in_windows(window: Any, splits: int) -> None:
     sizes = pl.Enum(["small", "medium", "large"])
     rows = pl.DataFrame(
@@ -181,14 +181,14 @@ def test_dictionaries_count_as_their_values_in_windows(window: Any, splits: int)
             "size": pl.Series(["large", "small", "medium"], dtype=sizes),
         }
     )
-    pipeline = ps.Pipeline("windows", parallelism=splits)
-    read = pipeline.read("rows", ps.list_source(rows, splits=splits), event_time="at")
-    out = ps.list_sink(f"out-{new_token()}")
+    pipeline = pen.Pipeline("windows", parallelism=splits)
+    read = pipeline.read("rows", pen.list_source(rows, splits=splits), event_time="at")
+    out = pen.list_sink(f"out-{new_token()}")
     read.window("w", window).aggregate(
-        least=ps.min("size"),
-        most=ps.max("size"),
-        kinds=ps.count_distinct("size"),
-        short=ps.count(where=pl.col("size").str.starts_with("s")),
+        least=pen.min("size"),
+        most=pen.max("size"),
+        kinds=pen.count_distinct("size"),
+        short=pen.count(where=pl.col("size").str.starts_with("s")),
     ).write("out", out)
     pipeline.run_in_process("memory:")
     (found,) = out.rows()
@@ -197,38 +197,39 @@ def test_dictionaries_count_as_their_values_in_windows(window: Any, splits: int)
 
 
 @pytest.mark.parametrize(
-    "other", [ps.tumbling("7s"), ps.sliding("10s", "5s"), ps.tumbling("10s", offset="1s")]
+    "other",
+    [pen.tumbling("7s"), pen.sliding("10s", "5s"), pen.tumbling("10s", offset="1s")],
 )
 def test_another_grid_under_the_same_name_is_refused(other: Any, tmp_path: Path) -> None:
-    def run(window: Any) -> ps.JobStatus:
-        pipeline = ps.Pipeline("windows")
-        source = ps.list_source([{"key": 1, "at": 1, "value": 1}], ROWS)
+    def run(window: Any) -> pen.JobStatus:
+        pipeline = pen.Pipeline("windows")
+        source = pen.list_source([{"key": 1, "at": 1, "value": 1}], ROWS)
         read = pipeline.read("rows", source, event_time="at").key_by("key")
-        read.window("w", window).aggregate(n=ps.count()).write("out", ps.blackhole())
+        read.window("w", window).aggregate(n=pen.count()).write("out", pen.blackhole())
         return pipeline.run_in_process(str(tmp_path), restore=restore)
 
     restore = None
-    run(ps.tumbling("10s"))
+    run(pen.tumbling("10s"))
     restore = 1
-    with pytest.raises(ps.PenstockError, match="10000000 us wide, every 10000000 us"):
+    with pytest.raises(pen.PenstockError, match="10000000 us wide, every 10000000 us"):
         run(other)
-    assert run(ps.tumbling("10000ms")).phase is ps.JobPhase.FINISHED
+    assert run(pen.tumbling("10000ms")).phase is pen.JobPhase.FINISHED
 
 
 def test_rows_that_a_source_reads_without_a_time_are_bad_rows_of_the_window() -> None:
     listed = [{"key": 1, "at": at, "value": 1} for at in (0, None, 1)]
     for bad_times in ("divert", "fail"):
-        pipeline = ps.Pipeline("windows")
-        read = pipeline.read("rows", ps.list_source(listed, ROWS), event_time="at")
-        out, bad = (ps.list_sink(f"out-{new_token()}") for _ in range(2))
-        cut = read.window("w", ps.tumbling("1h"), bad_times=bad_times)
-        results = cut.aggregate(n=ps.count())
+        pipeline = pen.Pipeline("windows")
+        read = pipeline.read("rows", pen.list_source(listed, ROWS), event_time="at")
+        out, bad = (pen.list_sink(f"out-{new_token()}") for _ in range(2))
+        cut = read.window("w", pen.tumbling("1h"), bad_times=bad_times)
+        results = cut.aggregate(n=pen.count())
         results.write("out", out)
         if bad_times == "divert":
-            results.side_output(ps.BAD).write("bad", bad)
+            results.side_output(pen.BAD).write("bad", bad)
             pipeline.run_in_process("memory:")
             assert [row["n"] for row in out.rows()] == [2]
             assert bad.rows() == [listed[1]]
             continue
-        with pytest.raises(ps.PenstockError, match="null"):
+        with pytest.raises(pen.PenstockError, match="null"):
             pipeline.run_in_process("memory:")

@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.connectors.files.commit import (
     CommittedEpoch,
     EpochRange,
@@ -156,15 +156,15 @@ def a_pausing_job(out: str) -> LocalJob:
         CUT,
         EOF,
     ]
-    pipeline = ps.Pipeline("pausing")
+    pipeline = pen.Pipeline("pausing")
     rows = pipeline.read("rows", ScriptedSource(script))
-    rows.filter(pl.col("late")).write("late", ps.files(out))
-    rows.write("all", ps.blackhole())
+    rows.filter(pl.col("late")).write("late", pen.files(out))
+    rows.write("all", pen.blackhole())
     return LocalJob(pipeline)
 
 
 def numbers_in(out: str) -> list[int]:
-    return sorted(row["n"] for row in ps.read_committed(out).to_pylist())
+    return sorted(row["n"] for row in pen.read_committed(out).to_pylist())
 
 
 def test_a_sink_without_rows_in_the_first_epoch_tells_of_the_restore_too(

@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.connectors.files.connector import files
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.testing import LocalJob, OperatorHarness
@@ -48,11 +48,11 @@ def test_a_job_with_such_a_value_is_stopped_and_goes_on_when_it_is_mended(
 ) -> None:
     out = str(tmp_path / "out")
 
-    def job(key: Any) -> ps.Pipeline:
-        pipeline = ps.Pipeline("mended")
+    def job(key: Any) -> pen.Pipeline:
+        pipeline = pen.Pipeline("mended")
         rows = [{"n": 1, "day": "mon"}, {"n": 2, "day": LONG}]
-        read = pipeline.read("rows", ps.list_source(rows)).with_columns(day=key)
-        read.write("out", ps.files(out, partition_by=["day"]))
+        read = pipeline.read("rows", pen.list_source(rows)).with_columns(day=key)
+        read.write("out", pen.files(out, partition_by=["day"]))
         return pipeline
 
     broken = LocalJob(job(pl.col("day")))
@@ -60,8 +60,8 @@ def test_a_job_with_such_a_value_is_stopped_and_goes_on_when_it_is_mended(
         broken.run()
     assert broken.checkpoints.newest() is None
     mended = LocalJob(job(pl.col("day").str.head(9)), store=broken.store)
-    assert mended.run().phase is ps.JobPhase.FINISHED
-    assert sorted(row["n"] for row in ps.read_committed(out).to_pylist()) == [1, 2]
+    assert mended.run().phase is pen.JobPhase.FINISHED
+    assert sorted(row["n"] for row in pen.read_committed(out).to_pylist()) == [1, 2]
 
 
 @pytest.mark.parametrize("options", [{"format": "jsonl"}, {"partition_by": ["at"]}])

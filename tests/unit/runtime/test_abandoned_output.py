@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.core.ids import Epoch
 from penstock.runtime.driver.start import format_epochs
 from penstock.state.protocol import paths
@@ -48,9 +48,9 @@ def test_a_start_without_a_restore_says_nothing(caplog: pytest.LogCaptureFixture
 
 
 def test_without_output_there_is_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
-    pipeline = ps.Pipeline("silent")
+    pipeline = pen.Pipeline("silent")
     rows = pipeline.read("rows", ScriptedSource([[{"n": 1}], CUT, [{"n": 2}], CUT]))
-    rows.write("out", ps.blackhole())
+    rows.write("out", pen.blackhole())
     job = LocalJob(pipeline)
     job.run()
     job.run(restore=Epochs(Epoch(1)))

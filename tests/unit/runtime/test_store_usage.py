@@ -6,26 +6,26 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-import penstock as ps
+import penstock as pen
 from penstock.runtime.driver.decide import EpochProgress
 
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 
 
-class Counts(ps.ArrowOperator):
+class Counts(pen.ArrowOperator):
     """Counts rows per key."""
 
     def name(self) -> str:
         return "counts"
 
-    def output_schema(self, inputs: Any) -> ps.StreamSchema:
-        return ps.StreamSchema(COUNTS)
+    def output_schema(self, inputs: Any) -> pen.StreamSchema:
+        return pen.StreamSchema(COUNTS)
 
     def tables(self) -> Any:
-        return [ps.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: ps.OperatorContext, collector: ps.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
     ) -> None:
         table = ctx.get_keyed_state("counts")
         new = pl.DataFrame(pl.from_arrow(batch)).group_by("key").agg(new=pl.len())
@@ -36,14 +36,14 @@ class Counts(ps.ArrowOperator):
 def epochs_of(folder: Path, count: int) -> list[EpochProgress]:
     seen: dict[int, EpochProgress] = {}
 
-    def note(status: ps.JobStatus) -> None:
+    def note(status: pen.JobStatus) -> None:
         if status.last is not None:
             seen[status.last.epoch] = status.last
 
-    pipeline = ps.Pipeline("counts")
-    numbers = pipeline.read("numbers", ps.impulse(count=count))
+    pipeline = pen.Pipeline("counts")
+    numbers = pipeline.read("numbers", pen.impulse(count=count))
     keyed = numbers.with_columns(key=pl.col("counter") % 7).key_by("key")
-    keyed.process("counts", Counts()).write("out", ps.blackhole())
+    keyed.process("counts", Counts()).write("out", pen.blackhole())
     pipeline.run_in_process(str(folder), on_status=note)
     return list(seen.values())
 

@@ -4,7 +4,7 @@ The events of one seed are one endless sequence, the same in every run, on every
 for any number of splits. What an event holds follows from its number alone, so epochs can be
 run again and splits read anywhere. `rows` computes what the events hold.
 
-    bids = pipeline.read("bids", ps.nexmark(1_000_000, kind="bids", splits=4))
+    bids = pipeline.read("bids", pen.nexmark(1_000_000, kind="bids", splits=4))
 """
 
 from collections.abc import Iterator, Sequence

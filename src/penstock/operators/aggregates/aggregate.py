@@ -1,9 +1,9 @@
-"""Aggregate: what a user wants computed, such as `ps.sum("price")`, compiled against a stream.
+"""Aggregate: what a user wants computed, such as `pen.sum("price")`, compiled against a stream.
 
 An aggregate is three expressions: one makes partials of a group of rows, one makes partials of
 a group of partials, and one makes the result of partials.
 
-    class WeightedMean(ps.Aggregate):
+    class WeightedMean(pen.Aggregate):
         def partial(self):
             weight = pl.col("weight")
             return {"total": (pl.col("value") * weight).sum(), "weight": weight.sum()}
@@ -215,15 +215,15 @@ class _Compiler:
 
 def _describe_non_aggregate(given: object) -> str:
     """Return why something is not an aggregate, and what to write instead."""
-    hint = "write a function of penstock such as ps.sum('price')"
+    hint = "write a function of penstock such as pen.sum('price')"
     if isinstance(given, type) and issubclass(given, Aggregate):
         hint = f"write {given.__name__}(…), an instance, instead of the class"
     elif callable(given):
         hint = "call the function"
     elif isinstance(given, pl.Expr):
         hint = (
-            "partials of Polars expressions cannot be merged in general: use ps.sum, "
-            "ps.count, … or an Aggregate of your own"
+            "partials of Polars expressions cannot be merged in general: use pen.sum, "
+            "pen.count, … or an Aggregate of your own"
         )
     shown = getattr(given, "__name__", None) or repr(given)
     return f"{shown} is not an aggregate: {hint}"
@@ -254,7 +254,9 @@ def compile_aggregates(
         except UserError as error:
             problems.append(f"{name}: {error.message}")
     if not aggregates:
-        problems.append("it computes nothing: name at least one, such as total=ps.sum('x')")
+        problems.append(
+            "it computes nothing: name at least one, such as total=pen.sum('x')"
+        )
     if problems:
         raise SchemaError(
             f"the aggregates of {step!r} cannot be computed:\n  " + "\n  ".join(problems),
@@ -268,7 +270,7 @@ class ColumnAggregate(Aggregate):
     """An aggregate of the values of one column. Null values never count."""
 
     function: ClassVar[str]
-    """The name of the function that makes it, as in `ps.sum`."""
+    """The name of the function that makes it, as in `pen.sum`."""
     wanted: ClassVar[str]
     """What the column may hold, in words."""
     reduced: ClassVar[Mapping[str, Kind]] = {}
@@ -297,7 +299,7 @@ class ColumnAggregate(Aggregate):
             )
         if problems:
             raise UserError(
-                f"ps.{self.function}: {'; '.join(problems)}", code=ErrorCode.INVALID_CONFIG
+                f"pen.{self.function}: {'; '.join(problems)}", code=ErrorCode.INVALID_CONFIG
             )
 
     @staticmethod

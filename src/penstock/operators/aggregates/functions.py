@@ -1,4 +1,4 @@
-"""The functions that make aggregates, such as `ps.count()` and `ps.sum("price")`.
+"""The functions that make aggregates, such as `pen.count()` and `pen.sum("price")`.
 
 Each takes the name of a column, and `where=`, a Polars predicate over the same row: only
 rows for which it is true count. Null values never count. Except for counts, the result of no
@@ -216,7 +216,7 @@ def count(column: str | None = None, *, where: pl.Expr | None = None) -> Aggrega
     return CountRows(where=where) if column is None else CountValues(column, where)
 
 
-def sum(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A001 (ps.sum)
+def sum(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A001 (pen.sum)
     """Add values: integers to 64 bits, floats to doubles, decimals to 38 digits.
 
     >>> sum("price").display()
@@ -225,7 +225,7 @@ def sum(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A00
     return Sum(column, where)
 
 
-def min(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A001 (ps.min)
+def min(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A001 (pen.min)
     """Take the least value; NaN only if there is no other number.
 
     >>> min("price").display()
@@ -234,7 +234,7 @@ def min(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A00
     return Min(column, where)
 
 
-def max(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A001 (ps.max)
+def max(column: str, *, where: pl.Expr | None = None) -> Aggregate:  # noqa: A001 (pen.max)
     """Take the greatest value; NaN if there is one.
 
     >>> max("price").display()

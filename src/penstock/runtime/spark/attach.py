@@ -76,7 +76,7 @@ def is_stored_already(
             f"{offered} cannot be the first one of this job: rows of earlier ones would be "
             "lost. If the job went back to an epoch before its first batch, start job and "
             "query anew; a new job that shall begin in the middle of a query is told so by "
-            "ps.attached(schema=…, begins_late=True)",
+            "pen.attached(schema=…, begins_late=True)",
             code=ErrorCode.NOT_RESTORABLE,
             offered=str(offered),
         )
@@ -392,7 +392,7 @@ def find_handoffs(graph: LogicalGraph, registry: Registry) -> dict[str, Handoff]
     if not found:
         raise UserError(
             f"pipeline {graph.job!r} has no source that a query could be attached to: read one "
-            "with ps.attached(schema=…)",
+            "with pen.attached(schema=…)",
             code=ErrorCode.INVALID_CONFIG,
         )
     return found
@@ -417,7 +417,7 @@ def _problem_of(stream: object) -> str | None:
     if not isinstance(stream, DataFrame):
         return f"is {type(stream).__name__}, not a DataFrame"
     if not stream.isStreaming:
-        return "ends: read it with ps.dataframe(frame)"
+        return "ends: read it with pen.dataframe(frame)"
     if context_of(stream.sparkSession) is None:
         return "is of Spark Connect, whose queries call functions in another process"
     return None

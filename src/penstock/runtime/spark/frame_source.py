@@ -1,7 +1,7 @@
 """DataFrames as sources: one that is read once, or a function that gives one per epoch.
 
-    p.read("shops", ps.dataframe(spark.table("shops")))
-    p.read("sales", ps.dataframes(next_day, schema=SALES))
+    p.read("shops", pen.dataframe(spark.table("shops")))
+    p.read("sales", pen.dataframes(next_day, schema=SALES))
 
 A frame is read whole in one epoch, a part of it by every subtask. There are as many splits as
 subtasks, so that each subtask has a watermark for its part. All splits hold the same offset,
@@ -219,7 +219,7 @@ class FrameSource(SourceOperator):
 def streaming_refusal(kind: str) -> UserError:
     """Return the error for a streaming DataFrame where one that ends is needed."""
     return UserError(
-        f"a {kind!r} source was given a streaming DataFrame: read ps.attached(schema=…) "
+        f"a {kind!r} source was given a streaming DataFrame: read pen.attached(schema=…) "
         "instead, and start the pipeline with Pipeline.attach(stream, …)",
         code=ErrorCode.INVALID_CONFIG,
     )

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.aggregates.aggregate import compile_aggregates
 from penstock.operators.aggregates.frames import columns_to_frame, to_batch
@@ -20,13 +20,15 @@ from penstock.operators.aggregates.plan import AggregatePlan
 LEAST, GREATEST = -(2**63), 2**63 - 1
 
 
-def plan_for(data_type: Any, **aggregates: ps.Aggregate) -> AggregatePlan:
+def plan_for(data_type: Any, **aggregates: pen.Aggregate) -> AggregatePlan:
     columns: dict[str, Any] = {"x": data_type, "at": pa.timestamp("us")}
-    return compile_aggregates("step", aggregates, ps.StreamSchema(pa.schema(columns), "at"))
+    return compile_aggregates(
+        "step", aggregates, pen.StreamSchema(pa.schema(columns), "at")
+    )
 
 
 def results(
-    data_type: Any, values: list[Any], **aggregates: ps.Aggregate
+    data_type: Any, values: list[Any], **aggregates: pen.Aggregate
 ) -> dict[str, Any]:
     """Return the results over one group of values, each row a second later than the last."""
     plan = plan_for(data_type, **aggregates)
@@ -38,22 +40,22 @@ def results(
     return row
 
 
-def types_for(data_type: Any, **aggregates: ps.Aggregate) -> Mapping[str, Any]:
+def types_for(data_type: Any, **aggregates: pen.Aggregate) -> Mapping[str, Any]:
     return {field.name: field.type for field in plan_for(data_type, **aggregates).results}
 
 
 EVERY = {
-    "n": ps.count(),
-    "present": ps.count("x"),
-    "sum": ps.sum("x"),
-    "min": ps.min("x"),
-    "max": ps.max("x"),
-    "avg": ps.avg("x"),
-    "var": ps.var("x"),
-    "stddev": ps.stddev("x"),
-    "first": ps.first("x"),
-    "last": ps.last("x"),
-    "distinct": ps.count_distinct("x"),
+    "n": pen.count(),
+    "present": pen.count("x"),
+    "sum": pen.sum("x"),
+    "min": pen.min("x"),
+    "max": pen.max("x"),
+    "avg": pen.avg("x"),
+    "var": pen.var("x"),
+    "stddev": pen.stddev("x"),
+    "first": pen.first("x"),
+    "last": pen.last("x"),
+    "distinct": pen.count_distinct("x"),
 }
 
 
@@ -65,7 +67,7 @@ def test_counts_of_no_values_are_zero_and_everything_else_is_null() -> None:
 def test_a_predicate_that_is_null_lets_no_row_count() -> None:
     where = pl.col("x") > 1
     found = results(
-        pa.int64(), [1, None, 3], n=ps.count(where=where), sum=ps.sum("x", where=where)
+        pa.int64(), [1, None, 3], n=pen.count(where=where), sum=pen.sum("x", where=where)
     )
     assert found == {"n": 1, "sum": 3}
 
@@ -76,15 +78,15 @@ def test_nan_is_the_greatest_number_and_one_value() -> None:
     assert math.isnan(found["max"])
     assert math.isnan(found["sum"])
     assert found["distinct"] == 3
-    assert math.isnan(results(pa.float64(), [math.nan], min=ps.min("x"))["min"])
+    assert math.isnan(results(pa.float64(), [math.nan], min=pen.min("x"))["min"])
 
 
 def test_the_variance_of_one_value_is_null_and_survives_a_large_mean() -> None:
-    assert results(pa.int64(), [5], var=ps.var("x"), s=ps.stddev("x")) == {
+    assert results(pa.int64(), [5], var=pen.var("x"), s=pen.stddev("x")) == {
         "var": None,
         "s": None,
     }
-    assert results(pa.float64(), [1e9 + 1, 1e9 + 2, 1e9 + 3], var=ps.var("x")) == {
+    assert results(pa.float64(), [1e9 + 1, 1e9 + 2, 1e9 + 3], var=pen.var("x")) == {
         "var": pytest.approx(1.0, rel=1e-9)
     }
 
@@ -92,7 +94,7 @@ def test_the_variance_of_one_value_is_null_and_survives_a_large_mean() -> None:
 @pytest.mark.parametrize("pairwise", [True, False])
 def test_variances_merged_one_by_one_keep_their_digits(*, pairwise: bool) -> None:
     values = [1e9 + number % 2 for number in range(2_000)]
-    plan = plan_for(pa.float64(), var=ps.var("x"))
+    plan = plan_for(pa.float64(), var=pen.var("x"))
     frames = [
         plan.partials_of(pl.DataFrame({"x": [value]}, {"x": pl.Float64}), [])
         for value in values
@@ -108,13 +110,13 @@ def test_variances_merged_one_by_one_keep_their_digits(*, pairwise: bool) -> Non
 
 def test_first_and_last_go_by_event_time_and_pass_over_nulls() -> None:
     found = results(
-        pa.string(), [None, "b", "a", None], first=ps.first("x"), last=ps.last("x")
+        pa.string(), [None, "b", "a", None], first=pen.first("x"), last=pen.last("x")
     )
     assert found == {"first": "b", "last": "a"}
 
 
 def test_of_rows_at_one_instant_the_first_is_the_least_and_the_last_the_greatest() -> None:
-    plan = plan_for(pa.int64(), first=ps.first("x"), last=ps.last("x"))
+    plan = plan_for(pa.int64(), first=pen.first("x"), last=pen.last("x"))
     instants = pa.array([0, 0, 0], pa.timestamp("us"))
     batch = pa.record_batch({"x": pa.array([2, 3, 1]), "at": instants})
     partials = plan.partials_of(columns_to_frame([batch], ["x", "at"]), [])
@@ -152,7 +154,7 @@ def test_results_have_the_types_that_sql_gives_them() -> None:
     ids=str,
 )
 def test_what_is_picked_has_the_type_of_its_column(data_type: Any) -> None:
-    picked = {"min": ps.min("x"), "max": ps.max("x"), "last": ps.last("x")}
+    picked = {"min": pen.min("x"), "max": pen.max("x"), "last": pen.last("x")}
     assert set(types_for(data_type, **picked).values()) == {data_type}
     values = pa.array([None, 1, 0], pa.int64() if data_type != pa.date32() else pa.int32())
     cast: Any
@@ -170,14 +172,14 @@ def test_what_is_picked_has_the_type_of_its_column(data_type: Any) -> None:
 def test_an_encoded_column_is_as_good_as_its_values() -> None:
     encoded = pa.dictionary(pa.int8(), pa.string())
     found = results(
-        encoded, ["b", "a", None, "b"], d=ps.count_distinct("x"), least=ps.min("x")
+        encoded, ["b", "a", None, "b"], d=pen.count_distinct("x"), least=pen.min("x")
     )
     assert found == {"d": 2, "least": "a"}
-    assert types_for(encoded, least=ps.min("x")) == {"least": pa.string()}
+    assert types_for(encoded, least=pen.min("x")) == {"least": pa.string()}
 
 
 def test_sums_keep_decimals_and_durations_exact() -> None:
-    total = {"sum": ps.sum("x")}
+    total = {"sum": pen.sum("x")}
     money = [Decimal("0.10"), Decimal("0.20"), None]
     assert results(pa.decimal128(4, 2), money, **total) == {"sum": Decimal("0.30")}
     spans = [timedelta(seconds=1), timedelta(days=2)]
@@ -199,13 +201,13 @@ def test_a_sum_that_its_type_cannot_hold_is_an_error_and_does_not_wrap(
     data_type: Any, values: list[Any]
 ) -> None:
     with pytest.raises(UserError, match=r"total=sum\(x\).*cast the column") as caught:
-        results(data_type, values, total=ps.sum("x"))
+        results(data_type, values, total=pen.sum("x"))
     assert caught.value.code is ErrorCode.VALUE_OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("rows", [2, 50_000])
 def test_merging_sums_notices_an_overflow_too(rows: int) -> None:
-    plan = plan_for(pa.int64(), total=ps.sum("x"))
+    plan = plan_for(pa.int64(), total=pen.sum("x"))
     partials = pl.DataFrame({"total.sum": [GREATEST] * rows, "key": [0] * rows})
     with pytest.raises(UserError, match="does not fit its type"):
         plan.merge(partials, ["key"])
@@ -214,17 +216,17 @@ def test_merging_sums_notices_an_overflow_too(rows: int) -> None:
 
 
 def test_merging_decimals_notices_an_overflow_too() -> None:
-    plan = plan_for(pa.decimal128(38, 0), total=ps.sum("x"))
+    plan = plan_for(pa.decimal128(38, 0), total=pen.sum("x"))
     huge = pl.Series("total.sum", [Decimal(9) * 10**37], pl.Decimal(38, 0)).to_frame()
     with pytest.raises(UserError, match="does not fit its type"):
         plan.merge_pairs(huge, huge)
 
 
 def test_sums_come_to_the_very_ends_of_64_bits() -> None:
-    assert results(pa.int64(), [GREATEST, 1, -1], s=ps.sum("x")) == {"s": GREATEST}
-    assert results(pa.uint64(), [2**64 - 2, 1], s=ps.sum("x")) == {"s": 2**64 - 1}
+    assert results(pa.int64(), [GREATEST, 1, -1], s=pen.sum("x")) == {"s": GREATEST}
+    assert results(pa.uint64(), [2**64 - 2, 1], s=pen.sum("x")) == {"s": 2**64 - 1}
 
 
 def test_averages_do_not_overflow() -> None:
-    found = results(pa.int64(), [GREATEST, GREATEST], a=ps.avg("x"))
+    found = results(pa.int64(), [GREATEST, GREATEST], a=pen.avg("x"))
     assert found == {"a": pytest.approx(float(GREATEST))}

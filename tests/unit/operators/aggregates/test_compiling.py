@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.aggregates.aggregate import compile_aggregates
 from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
@@ -19,7 +19,7 @@ _COLUMNS: dict[str, Any] = {
     "tags": pa.list_(pa.string()),
     "huge": pa.decimal256(50, 2),
 }
-STREAM = ps.StreamSchema(pa.schema(_COLUMNS))
+STREAM = pen.StreamSchema(pa.schema(_COLUMNS))
 
 
 def problems_of(**aggregates: Any) -> str:
@@ -31,13 +31,13 @@ def problems_of(**aggregates: Any) -> str:
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     expression = pl.col("price").sum()
     assert problems_of(
-        user=ps.count(),
-        total=ps.sum("prize"),
-        name=ps.avg("name"),
-        n=ps.count(where=pl.col("price")),
-        called=ps.sum,
+        user=pen.count(),
+        total=pen.sum("prize"),
+        name=pen.avg("name"),
+        n=pen.count(where=pl.col("price")),
+        called=pen.sum,
         expression=expression,
-        latest=ps.last("price"),
+        latest=pen.last("price"),
     ) == (
         "the aggregates of 'per-user' cannot be computed:\n"
         "  user: the output has a column of that name already\n"
@@ -47,7 +47,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         "Int64\n"
         "  called=sum is not an aggregate: call the function\n"
         f"  expression={expression!r} is not an aggregate: partials of Polars "
-        "expressions cannot be merged in general: use ps.sum, ps.count, … or an Aggregate of "
+        "expressions cannot be merged in general: use pen.sum, pen.count, … or an Aggregate of "
         "your own\n"
         "  latest: last(price): the stream has no event time to tell what comes last: name "
         "its timestamp column in Pipeline.read as event_time"
@@ -58,17 +58,19 @@ def test_a_step_without_aggregates_is_refused() -> None:
     assert "computes nothing" in problems_of()
 
 
-@pytest.mark.parametrize("function", [ps.sum, ps.min, ps.avg, ps.var, ps.count_distinct])
+@pytest.mark.parametrize(
+    "function", [pen.sum, pen.min, pen.avg, pen.var, pen.count_distinct]
+)
 @pytest.mark.parametrize("column", ["tags", "huge"])
 def test_columns_that_nothing_can_be_computed_of_are_refused(
-    function: Callable[[str], ps.Aggregate], column: str
+    function: Callable[[str], pen.Aggregate], column: str
 ) -> None:
     assert f"column '{column}' is " in problems_of(x=function(column))
 
 
 def test_booleans_have_no_sum_but_can_be_counted() -> None:
-    assert "count true with where=" in problems_of(x=ps.sum("ok"))
-    plan = compile_aggregates("s", {"n": ps.count(where=pl.col("ok"))}, STREAM)
+    assert "count true with where=" in problems_of(x=pen.sum("ok"))
+    plan = compile_aggregates("s", {"n": pen.count(where=pl.col("ok"))}, STREAM)
     assert plan.reads == ("ok",)
 
 
@@ -76,15 +78,15 @@ def test_booleans_have_no_sum_but_can_be_counted() -> None:
     "where", [pl.lit(value=True), pl.col("price").sum() > 1, pl.col("nope")]
 )
 def test_a_predicate_must_look_at_one_row(where: pl.Expr) -> None:
-    assert "where" in problems_of(x=ps.sum("price", where=where))
+    assert "where" in problems_of(x=pen.sum("price", where=where))
 
 
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        (lambda: ps.sum(pl.col("price")), "compute it with with_columns before"),  # type: ignore[arg-type]
-        (lambda: ps.sum(3), "3 is not the name of a column"),  # type: ignore[arg-type]
-        (lambda: ps.count(where=True), "where=True is not a Polars expression"),  # type: ignore[arg-type]
+        (lambda: pen.sum(pl.col("price")), "compute it with with_columns before"),  # type: ignore[arg-type]
+        (lambda: pen.sum(3), "3 is not the name of a column"),  # type: ignore[arg-type]
+        (lambda: pen.count(where=True), "where=True is not a Polars expression"),  # type: ignore[arg-type]
     ],
 )
 def test_arguments_that_make_no_sense_fail_at_their_own_line(
@@ -95,7 +97,7 @@ def test_arguments_that_make_no_sense_fail_at_their_own_line(
     assert caught.value.code is ErrorCode.INVALID_CONFIG
 
 
-class WeightedMean(ps.Aggregate):
+class WeightedMean(pen.Aggregate):
     """As users write it."""
 
     def partial(self) -> Mapping[str, pl.Expr]:
@@ -109,7 +111,7 @@ class WeightedMean(ps.Aggregate):
         return total / w
 
 
-class Names(ps.Aggregate):
+class Names(pen.Aggregate):
     """Keeps all values."""
 
     def partial(self) -> Mapping[str, pl.Expr]:
@@ -136,7 +138,7 @@ def test_an_aggregate_of_ones_own_is_compiled_and_typed_like_the_others() -> Non
     assert plan.results_of(merged, ["key"]).rows() == [(1, 2.5, ["abc", "z"])]
 
 
-class Broken(ps.Aggregate):
+class Broken(pen.Aggregate):
     """Every hook can be made wrong."""
 
     def __init__(self, **hooks: Any) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-import penstock as ps
+import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.errors import UserError
 from penstock.operators.aggregates.aggregate import compile_aggregates
@@ -111,7 +111,7 @@ def test_wider_numbers_than_64_bits_with_a_sign_are_left_alone(wide: Any) -> Non
     assert reduce_by_place(rows.cast({"value": wide}), "key", EVERY) is None
 
 
-def plan(**aggregates: ps.Aggregate) -> AggregatePlan:
+def plan(**aggregates: pen.Aggregate) -> AggregatePlan:
     stream = StreamSchema(pa.schema([("key", pa.int64()), ("value", pa.int64())]))
     return compile_aggregates("step", aggregates, stream)
 
@@ -125,7 +125,7 @@ def test_a_group_of_infinities_has_that_extreme(value: float) -> None:
 
 
 def test_a_kind_that_is_not_there_is_refused() -> None:
-    config: Any = dict(combine_spec(plan(n=ps.count()), ["key"]).config)
+    config: Any = dict(combine_spec(plan(n=pen.count()), ["key"]).config)
     (aggregate,) = config["aggregates"]
     config["aggregates"] = ({**aggregate, "reductions": (("median", None),)},)
     with pytest.raises(UserError, match="median"):
@@ -134,7 +134,7 @@ def test_a_kind_that_is_not_there_is_refused() -> None:
 
 def test_plans_use_it_for_rows_and_for_partials() -> None:
     computed = plan(
-        n=ps.count(), total=ps.sum("value"), mean=ps.avg("value"), top=ps.max("value")
+        n=pen.count(), total=pen.sum("value"), mean=pen.avg("value"), top=pen.max("value")
     )
     assert all(a.reductions is not None for a in computed.aggregates)
     rows = pl.DataFrame({"key": [4, 2, 4], "value": [10, 20, 31]})
@@ -148,11 +148,11 @@ def test_plans_use_it_for_rows_and_for_partials() -> None:
 def test_aggregates_of_some_rows_are_not_plain_reductions() -> None:
     some = pl.col("value") > 1
     computed = plan(
-        n=ps.count(where=some),
-        total=ps.sum("value", where=some),
-        mean=ps.avg("value", where=some),
-        top=ps.max("value", where=some),
-        distinct=ps.count_distinct("value"),
-        spread=ps.stddev("value"),
+        n=pen.count(where=some),
+        total=pen.sum("value", where=some),
+        mean=pen.avg("value", where=some),
+        top=pen.max("value", where=some),
+        distinct=pen.count_distinct("value"),
+        spread=pen.stddev("value"),
     )
     assert all(a.reductions is None for a in computed.aggregates)

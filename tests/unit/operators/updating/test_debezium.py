@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.errors import SchemaError
 from penstock.operators.updating.changelog import to_debezium_spec
 from penstock.testing import LocalJob, OperatorHarness, run_pipeline
@@ -52,7 +52,7 @@ def test_keys_move_into_the_rows_and_ops_become_letters() -> None:
     ],
 )
 def test_a_stream_that_is_no_changelog_is_refused(schema: pa.Schema, problem: str) -> None:
-    stream = ps.Pipeline("p").read("rows", ps.list_source([], schema=schema))
+    stream = pen.Pipeline("p").read("rows", pen.list_source([], schema=schema))
     stream.to_debezium()
     with pytest.raises(SchemaError, match="not a changelog") as caught:
         stream.builder.graph()
@@ -60,14 +60,14 @@ def test_a_stream_that_is_no_changelog_is_refused(schema: pa.Schema, problem: st
 
 
 def test_json_lines_of_a_changelog_are_debezium_json(tmp_path: Path) -> None:
-    pipeline = ps.Pipeline("totals")
+    pipeline = pen.Pipeline("totals")
     rows = pipeline.read(
-        "rows", ps.list_source([{"user": "a", "n": 1}, {"user": "a", "n": 2}])
+        "rows", pen.list_source([{"user": "a", "n": 1}, {"user": "a", "n": 2}])
     )
-    totals = rows.key_by("user").aggregate("totals", total=ps.sum("n"))
-    totals.to_debezium().write("out", ps.files(str(tmp_path), format="jsonl"))
+    totals = rows.key_by("user").aggregate("totals", total=pen.sum("n"))
+    totals.to_debezium().write("out", pen.files(str(tmp_path), format="jsonl"))
     run_pipeline(pipeline)
-    (file,) = ps.committed_files(str(tmp_path))
+    (file,) = pen.committed_files(str(tmp_path))
     lines = (tmp_path / file.path).read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
         {"before": None, "after": {"user": "a", "total": 3}, "op": "c"}
@@ -75,12 +75,12 @@ def test_json_lines_of_a_changelog_are_debezium_json(tmp_path: Path) -> None:
 
 
 def test_changes_can_be_filtered_like_any_rows() -> None:
-    out = ps.list_sink("only-updates")
-    pipeline = ps.Pipeline("totals")
-    rows = pipeline.read("rows", ps.list_source([{"user": "a", "n": 1}]))
+    out = pen.list_sink("only-updates")
+    pipeline = pen.Pipeline("totals")
+    rows = pipeline.read("rows", pen.list_source([{"user": "a", "n": 1}]))
     import polars as pl
 
-    totals = rows.key_by("user").aggregate("totals", total=ps.sum("n"))
+    totals = rows.key_by("user").aggregate("totals", total=pen.sum("n"))
     totals.filter(pl.col("op") == "insert").to_debezium().write("out", out)
     LocalJob(pipeline).run()
     assert [row["after"] for row in out.rows()] == [{"user": "a", "total": 1}]

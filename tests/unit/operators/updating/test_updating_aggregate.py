@@ -5,7 +5,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.api.graph_builder import GraphBuilder, Port
 from penstock.api.windowing import add_updating_aggregate
 from penstock.core.ids import JobId
@@ -16,8 +16,8 @@ from tests.builders.aggregated_rows import fold
 
 MINUTE = 60_000_000
 _COLUMNS: dict[str, Any] = {"user": pa.string(), "n": pa.int64(), "at": pa.timestamp("us")}
-TIMED = ps.StreamSchema(pa.schema(_COLUMNS), "at")
-UNTIMED = ps.StreamSchema(pa.schema(_COLUMNS))
+TIMED = pen.StreamSchema(pa.schema(_COLUMNS), "at")
+UNTIMED = pen.StreamSchema(pa.schema(_COLUMNS))
 
 
 def a_row(user: str, n: int | None, minute: int = 0) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def a_row(user: str, n: int | None, minute: int = 0) -> dict[str, Any]:
 class Totals:
     """Both operators: rows that are pushed are combined, partials sent to the second one."""
 
-    def __init__(self, pipeline: ps.Pipeline, stream: ps.StreamSchema) -> None:
+    def __init__(self, pipeline: pen.Pipeline, stream: pen.StreamSchema) -> None:
         nodes = {str(node.operator): node for node in pipeline.graph().nodes}
         self._combine = OperatorHarness(nodes["combine-1"].spec, stream)
         (partials,) = nodes["totals"].inputs
@@ -51,17 +51,17 @@ class Totals:
         self.kept.close()
 
 
-def totals(stream: ps.StreamSchema = UNTIMED, **options: Any) -> Totals:
+def totals(stream: pen.StreamSchema = UNTIMED, **options: Any) -> Totals:
     """Return an updating aggregate by user; options are as of `aggregate`."""
-    pipeline = ps.Pipeline("totals")
-    source = ps.list_source([], schema=stream.schema)
+    pipeline = pen.Pipeline("totals")
+    source = pen.list_source([], schema=stream.schema)
     rows = pipeline.read("rows", source, event_time=stream.time_column)
-    rows.key_by("user").aggregate("totals", **options).write("out", ps.blackhole())
+    rows.key_by("user").aggregate("totals", **options).write("out", pen.blackhole())
     return Totals(pipeline, stream)
 
 
 def test_a_key_is_inserted_once_and_updated_from_then_on() -> None:
-    with totals(total=ps.sum("n"), rows=ps.count()) as h:
+    with totals(total=pen.sum("n"), rows=pen.count()) as h:
         h.push([a_row("a", 1), a_row("b", 5), a_row("a", 2)])
         one, five = {"total": 3, "rows": 2}, {"total": 5, "rows": 1}
         assert h.changes() == [("a", "insert", None, one), ("b", "insert", None, five)]
@@ -71,7 +71,7 @@ def test_a_key_is_inserted_once_and_updated_from_then_on() -> None:
 
 
 def test_results_that_stay_the_same_are_not_emitted_again() -> None:
-    with totals(top=ps.max("n")) as h:
+    with totals(top=pen.max("n")) as h:
         h.push([a_row("a", 5), a_row("b", 5)])
         h.kept.barrier()
         h.push([a_row("a", 4), a_row("b", 6)])
@@ -79,7 +79,7 @@ def test_results_that_stay_the_same_are_not_emitted_again() -> None:
 
 
 def test_partials_that_change_without_their_result_are_kept_all_the_same() -> None:
-    with totals(mean=ps.avg("n")) as h:
+    with totals(mean=pen.avg("n")) as h:
         h.push([a_row("a", 4)])
         h.kept.barrier()
         h.push([a_row("a", 4)])
@@ -89,7 +89,7 @@ def test_partials_that_change_without_their_result_are_kept_all_the_same() -> No
 
 
 def test_results_of_nothing_are_null_in_a_row_that_is_there() -> None:
-    with totals(total=ps.sum("n")) as h:
+    with totals(total=pen.sum("n")) as h:
         h.push([a_row("a", None)])
         assert h.changes() == [("a", "insert", None, {"total": None})]
         h.push([a_row("a", 0)])
@@ -98,7 +98,7 @@ def test_results_of_nothing_are_null_in_a_row_that_is_there() -> None:
 
 def test_nan_does_not_differ_from_nan() -> None:
     schema: dict[str, Any] = {"user": pa.string(), "n": pa.float64()}
-    with totals(ps.StreamSchema(pa.schema(schema)), total=ps.sum("n")) as h:
+    with totals(pen.StreamSchema(pa.schema(schema)), total=pen.sum("n")) as h:
         h.push({"user": ["a"], "n": [float("nan")]})
         assert len(h.changes()) == 1
         h.push({"user": ["a"], "n": [1.0]})
@@ -106,7 +106,7 @@ def test_nan_does_not_differ_from_nan() -> None:
 
 
 def test_state_is_readable_and_says_what_it_is() -> None:
-    with totals(total=ps.sum("n"), mean=ps.avg("n")) as h:
+    with totals(total=pen.sum("n"), mean=pen.avg("n")) as h:
         h.push([a_row("a", 1), a_row("a", 3)])
         h.kept.barrier()
         assert h.kept.state("partials").to_pylist() == [
@@ -115,8 +115,8 @@ def test_state_is_readable_and_says_what_it_is() -> None:
 
 
 def test_a_key_without_rows_for_its_time_to_live_is_deleted() -> None:
-    by_clock = ps.TimeDomain.PROCESSING_TIME
-    with totals(TIMED, ttl="10m", ttl_domain=by_clock, rows=ps.count()) as h:
+    by_clock = pen.TimeDomain.PROCESSING_TIME
+    with totals(TIMED, ttl="10m", ttl_domain=by_clock, rows=pen.count()) as h:
         h.push([a_row("a", 1), a_row("b", 1)])
         h.kept.barrier()
         h.kept.advance("6m")
@@ -133,7 +133,7 @@ def test_a_key_without_rows_for_its_time_to_live_is_deleted() -> None:
 
 
 def test_rows_behind_the_end_of_their_key_start_anew() -> None:
-    with totals(ttl="10m", rows=ps.count()) as h:
+    with totals(ttl="10m", rows=pen.count()) as h:
         h.push([a_row("a", 1)])
         h.kept.barrier()
         h.kept.advance("10m")
@@ -152,7 +152,7 @@ def test_rows_behind_the_end_of_their_key_start_anew() -> None:
 
 
 def test_by_event_time_the_watermark_ends_a_key_and_rows_before_it_keep_it() -> None:
-    with totals(TIMED, ttl="10m", rows=ps.count()) as h:
+    with totals(TIMED, ttl="10m", rows=pen.count()) as h:
         h.push([a_row("a", 1, 0), a_row("b", 1, 0)])
         h.kept.watermark(5 * MINUTE)
         h.kept.barrier()
@@ -167,8 +167,8 @@ def test_by_event_time_the_watermark_ends_a_key_and_rows_before_it_keep_it() -> 
 
 
 def test_a_key_whose_first_row_has_no_time_ends_by_its_later_ones() -> None:
-    stream = ps.StreamSchema(TIMED.schema.set(2, pa.field("at", pa.timestamp("us"))), "at")
-    with totals(stream, ttl="10m", rows=ps.count()) as h:
+    stream = pen.StreamSchema(TIMED.schema.set(2, pa.field("at", pa.timestamp("us"))), "at")
+    with totals(stream, ttl="10m", rows=pen.count()) as h:
         h.push([{"user": "a", "n": 1, "at": None}])
         h.kept.barrier()
         h.push([a_row("a", 1, 3)])
@@ -179,7 +179,7 @@ def test_a_key_whose_first_row_has_no_time_ends_by_its_later_ones() -> None:
 
 
 def test_a_row_that_is_older_than_the_time_to_live_comes_and_goes_in_one_epoch() -> None:
-    with totals(TIMED, ttl="10m", rows=ps.count()) as h:
+    with totals(TIMED, ttl="10m", rows=pen.count()) as h:
         h.kept.watermark(60 * MINUTE)
         h.kept.barrier()
         h.push([a_row("a", 1, 0)])
@@ -190,18 +190,18 @@ def test_a_row_that_is_older_than_the_time_to_live_comes_and_goes_in_one_epoch()
 
 
 def test_the_end_of_data_is_no_time_that_passes() -> None:
-    with totals(TIMED, ttl="10m", rows=ps.count()) as h:
+    with totals(TIMED, ttl="10m", rows=pen.count()) as h:
         h.push([a_row("a", 1, 0)])
         assert [row["op"] for row in h.kept.end().rows()] == ["insert"]
         assert h.kept.state("partials").num_rows == 1
 
 
-@pytest.mark.parametrize("domain", list(ps.TimeDomain))
+@pytest.mark.parametrize("domain", list(pen.TimeDomain))
 def test_times_to_live_survive_a_restart_at_another_parallelism(
-    domain: ps.TimeDomain,
+    domain: pen.TimeDomain,
 ) -> None:
     users = [f"user-{n}" for n in range(20)]
-    with totals(TIMED, ttl="10m", ttl_domain=domain, rows=ps.count()) as h:
+    with totals(TIMED, ttl="10m", ttl_domain=domain, rows=pen.count()) as h:
         h.push([a_row(user, 1, 0) for user in users])
         h.kept.watermark(1 * MINUTE)
         h.kept.barrier()
@@ -216,7 +216,7 @@ def test_times_to_live_survive_a_restart_at_another_parallelism(
 
 def test_null_nan_and_zero_of_either_sign_are_one_key_each() -> None:
     schema: dict[str, Any] = {"user": pa.float64(), "n": pa.int64()}
-    with totals(ps.StreamSchema(pa.schema(schema)), rows=ps.count()) as h:
+    with totals(pen.StreamSchema(pa.schema(schema)), rows=pen.count()) as h:
         for _ in range(2):
             users = [None, None, float("nan"), float("nan"), 0.0, -0.0]
             h.push({"user": users, "n": [1] * 6})
@@ -258,7 +258,7 @@ def test_keys_of_any_type_are_told_apart_and_keep_it(key_type: Any) -> None:
         values = pa.array([1, 2], integer).cast(plain)
     schema: dict[str, Any] = {"user": key_type, "n": pa.int64()}
     rows = pa.table({"user": values.cast(key_type), "n": [1, 2]}, schema=pa.schema(schema))
-    with totals(ps.StreamSchema(pa.schema(schema)), total=ps.sum("n")) as h:
+    with totals(pen.StreamSchema(pa.schema(schema)), total=pen.sum("n")) as h:
         h.push(rows)
         h.push(rows)
         h.kept.barrier()
@@ -275,8 +275,8 @@ def test_keys_of_any_type_are_told_apart_and_keep_it(key_type: Any) -> None:
 
 @pytest.fixture
 def keyed() -> tuple[GraphBuilder, Port]:
-    pipeline = ps.Pipeline("totals")
-    rows = pipeline.read("rows", ps.list_source([], schema=UNTIMED.schema))
+    pipeline = pen.Pipeline("totals")
+    rows = pipeline.read("rows", pen.list_source([], schema=UNTIMED.schema))
     stream = rows.key_by("user")
     return stream.builder, stream.port
 
@@ -286,7 +286,7 @@ def keyed() -> tuple[GraphBuilder, Port]:
     [
         ({"ttl": "0s"}, "a ttl of 0 microseconds"),
         ({"ttl": "soon"}, "not a valid ttl"),
-        ({"ttl": "1s", "ttl_domain": ps.TimeDomain.EVENT_TIME}, "event times"),
+        ({"ttl": "1s", "ttl_domain": pen.TimeDomain.EVENT_TIME}, "event times"),
     ],
 )
 def test_a_time_to_live_that_cannot_be_is_refused(
@@ -294,7 +294,7 @@ def test_a_time_to_live_that_cannot_be_is_refused(
 ) -> None:
     given = {"ttl": None, "ttl_domain": None, "parallelism": None} | options
     builder, rows = keyed
-    add_updating_aggregate(builder, rows, "totals", {"n": ps.count()}, **given)
+    add_updating_aggregate(builder, rows, "totals", {"n": pen.count()}, **given)
     with pytest.raises(UserError, match=problem):
         builder.graph()
 
@@ -302,36 +302,36 @@ def test_a_time_to_live_that_cannot_be_is_refused(
 @pytest.mark.parametrize("result", ["user", "op", "before", "after"])
 def test_results_may_not_be_called_as_other_columns_are(result: str) -> None:
     with pytest.raises(SchemaError, match="has a column of that name already"):
-        totals(UNTIMED, **{result: ps.count()})
+        totals(UNTIMED, **{result: pen.count()})
 
 
 def test_keys_that_polars_does_not_know_are_refused() -> None:
     schema: dict[str, Any] = {"user": pa.decimal256(50, 0), "n": pa.int64()}
     with pytest.raises(SchemaError, match="cannot be grouped by 'user'"):
-        totals(ps.StreamSchema(pa.schema(schema)), rows=ps.count())
+        totals(pen.StreamSchema(pa.schema(schema)), rows=pen.count())
 
 
 def test_a_key_column_that_is_called_as_the_changelog_needs_it_is_refused() -> None:
-    pipeline = ps.Pipeline("totals")
+    pipeline = pen.Pipeline("totals")
     schema: dict[str, Any] = {"op": pa.string()}
-    rows = pipeline.read("rows", ps.list_source([], schema=pa.schema(schema)))
-    rows.key_by("op").aggregate("totals", n=ps.count())
+    rows = pipeline.read("rows", pen.list_source([], schema=pa.schema(schema)))
+    rows.key_by("op").aggregate("totals", n=pen.count())
     with pytest.raises(SchemaError, match="rename it before key_by"):
         pipeline.graph()
 
 
 def test_combining_without_a_key_is_refused() -> None:
-    registry = ps.Pipeline("totals").registry
+    registry = pen.Pipeline("totals").registry
     with pytest.raises(UserError, match="without a key") as caught:
         registry.construct(OperatorSpec("combine", {"keys": (), "aggregates": ()}))
     assert caught.value.code is ErrorCode.INVALID_CONFIG
 
 
 def test_explain_shows_where_rows_are_combined_and_what_is_kept() -> None:
-    pipeline = ps.Pipeline("totals", parallelism=2)
-    rows = pipeline.read("rows", ps.list_source([], schema=TIMED.schema), event_time="at")
-    totals = rows.key_by("user").aggregate("totals", ttl="90s", total=ps.sum("n"))
-    totals.to_debezium().write("out", ps.blackhole())
+    pipeline = pen.Pipeline("totals", parallelism=2)
+    rows = pipeline.read("rows", pen.list_source([], schema=TIMED.schema), event_time="at")
+    totals = rows.key_by("user").aggregate("totals", ttl="90s", total=pen.sum("n"))
+    totals.to_debezium().write("out", pen.blackhole())
     shown = pipeline.explain()
     assert "rows → combine-1\n    exchange 0 by-key(user): combine-1 → totals[0]" in shown
     assert "totals → to_debezium-1 → out" in shown

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
 
-import penstock as ps
+import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.errors import PenstockError
 from penstock.operators.aggregates.aggregate import compile_aggregates
@@ -20,7 +20,7 @@ from penstock.testing import OperatorHarness, run_pipeline
 from tests.builders.pipelines import a_list
 from tests.builders.windows import ROWS, SECOND, WindowJob, batch_windows
 
-WINDOWS = [ps.tumbling("10s"), ps.sliding("10s", "4s"), ps.session("3s")]
+WINDOWS = [pen.tumbling("10s"), pen.sliding("10s", "4s"), pen.session("3s")]
 NOON = time(12)
 
 
@@ -88,10 +88,10 @@ def test_without_a_key_all_rows_are_one_group(window: Any) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_rows_can_be_counted_without_looking_at_any_column(window: Any) -> None:
-    p = ps.Pipeline("count")
-    rows = p.read("rows", ps.list_source([row(1, 1), row(2, 1)], ROWS), event_time="at")
+    p = pen.Pipeline("count")
+    rows = p.read("rows", pen.list_source([row(1, 1), row(2, 1)], ROWS), event_time="at")
     out = a_list()
-    rows.window("w", window).aggregate(n=ps.count()).write("out", out)
+    rows.window("w", window).aggregate(n=pen.count()).write("out", out)
     run_pipeline(p)
     assert {found["n"] for found in out.rows()} == {2}
 
@@ -102,20 +102,20 @@ def test_rows_without_a_usable_time_fail_the_job_or_go_aside(window: Any) -> Non
         return stream.map_batches(_spoiled)
 
     for bad_times in ("fail", "divert"):
-        p = ps.Pipeline("bad")
+        p = pen.Pipeline("bad")
         rows = p.read(
-            "rows", ps.list_source([row(1, 1), row(1, 2, -1)], ROWS), event_time="at"
+            "rows", pen.list_source([row(1, 1), row(1, 2, -1)], ROWS), event_time="at"
         )
         counts = (
             spoil(rows).key_by("key").window("w", window, bad_times=bad_times)
-        ).aggregate(n=ps.count())
+        ).aggregate(n=pen.count())
         out, bad = a_list(), a_list()
         counts.write("out", out)
         if bad_times == "fail":
             with pytest.raises(PenstockError, match="1 of 2 rows have an event time"):
                 run_pipeline(p)
         else:
-            counts.side_output(ps.BAD).write("bad", bad)
+            counts.side_output(pen.BAD).write("bad", bad)
             run_pipeline(p)
             assert bad.rows() == [{"key": 1, "at": None, "value": -1}]
             assert {found["n"] for found in out.rows()} == {1}
@@ -145,13 +145,13 @@ def test_the_years_1_and_9999_are_ordinary_and_empty_time_costs_nothing(
 
 
 def test_results_can_be_cut_into_windows_again() -> None:
-    p = ps.Pipeline("twice")
+    p = pen.Pipeline("twice")
     rows = [row(1, second) for second in range(60)]
-    source = ps.list_source(rows, ROWS)
+    source = pen.list_source(rows, ROWS)
     seconds = p.read("rows", source, event_time="at").key_by("key")
-    tens = seconds.window("tens", ps.tumbling("10s")).aggregate(n=ps.count())
-    thirties = tens.window("thirties", ps.tumbling("30s")).aggregate(
-        windows=ps.count(), n=ps.sum("n")
+    tens = seconds.window("tens", pen.tumbling("10s")).aggregate(n=pen.count())
+    thirties = tens.window("thirties", pen.tumbling("30s")).aggregate(
+        windows=pen.count(), n=pen.sum("n")
     )
     out = a_list()
     thirties.write("out", out)
@@ -164,7 +164,7 @@ def test_results_can_be_cut_into_windows_again() -> None:
 def test_a_row_a_gap_behind_another_is_in_the_same_session_and_a_later_one_is_not() -> None:
     apart = 3 + 1e-6
     rows = [row(1, 0), row(1, 3), row(2, 0), row(2, apart)]
-    job = WindowJob(rows, ps.session("3s"))
+    job = WindowJob(rows, pen.session("3s"))
     run_pipeline(job.pipeline)
     assert [(key, end - start, n) for key, start, end, n, _ in job.found()] == [
         (1, 6 * SECOND, 2),
@@ -187,7 +187,7 @@ def test_many_rows_are_grouped_in_passes_to_the_same_result(slide: int, count: i
         }
     ).cast({"at": pl.Int64})
     stream = StreamSchema(ROWS, "at", ("key",))
-    aggregates = {"rows": ps.count(), "total": ps.sum("value")}
+    aggregates = {"rows": pen.count(), "total": pen.sum("value")}
     grid = WindowGrid(10 * SECOND, slide * SECOND)
     specs = pane_window_specs(
         grid,
@@ -198,7 +198,7 @@ def test_many_rows_are_grouped_in_passes_to_the_same_result(slide: int, count: i
     )
     with OperatorHarness(specs, stream) as harness:
         harness.push(rows.with_columns(pl.col("at").cast(pl.Datetime("us"))))
-        harness.watermark(ps.EventTime(2 * SECOND))
+        harness.watermark(pen.EventTime(2 * SECOND))
         harness.barrier()
         harness.end()
         found = pl.DataFrame(pl.from_arrow(harness.table()))

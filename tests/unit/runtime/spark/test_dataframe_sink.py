@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.connectors.files.commit import StagedParts, schema_of
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.storage.memory import MemoryStore
@@ -22,7 +22,7 @@ TOO_FAR = {
 
 
 def a_sink(schema: pa.Schema, store: MemoryStore) -> OperatorHarness:
-    return OperatorHarness(ps.for_each_epoch(lambda *_: None), schema, store=store)
+    return OperatorHarness(pen.for_each_epoch(lambda *_: None), schema, store=store)
 
 
 def far(kind: Any) -> "pa.Array[Any]":

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EndOfData
 from penstock.errors import UserError
@@ -87,37 +87,37 @@ def test_frames_are_only_known_where_the_pipeline_was_built() -> None:
 
 
 def test_without_spark_the_job_says_what_it_needs() -> None:
-    pipeline = ps.Pipeline("frames")
-    read = pipeline.read("numbers", ps.dataframes(lambda *_: None, schema=SCHEMA))
-    read.write("out", ps.for_each_epoch(lambda *_: None))
-    with pytest.raises(ps.PenstockError, match=r"needs Spark.*Pipeline\.run"):
+    pipeline = pen.Pipeline("frames")
+    read = pipeline.read("numbers", pen.dataframes(lambda *_: None, schema=SCHEMA))
+    read.write("out", pen.for_each_epoch(lambda *_: None))
+    with pytest.raises(pen.PenstockError, match=r"needs Spark.*Pipeline\.run"):
         pipeline.run_in_process("memory:")
 
 
 def test_what_is_no_function_or_frame_is_refused_at_once() -> None:
     wrong: Any = 7
     with pytest.raises(UserError, match="dataframe was given int"):
-        ps.dataframe(wrong)
+        pen.dataframe(wrong)
     with pytest.raises(UserError, match="dataframes was given int"):
-        ps.dataframes(wrong, schema=SCHEMA)
+        pen.dataframes(wrong, schema=SCHEMA)
     with pytest.raises(UserError, match="for_each_epoch was given int"):
-        ps.for_each_epoch(wrong)
+        pen.for_each_epoch(wrong)
 
 
 def test_rows_that_spark_cannot_hold_are_refused_when_the_graph_is_built() -> None:
-    pipeline = ps.Pipeline("types")
+    pipeline = pen.Pipeline("types")
     rows = pa.table({"big": pa.array([1], pa.uint64())})
-    read = pipeline.read("rows", ps.list_source(rows))
-    read.write("out", ps.for_each_epoch(lambda *_: None))
-    with pytest.raises(ps.PenstockError, match="column 'big' is uint64"):
+    read = pipeline.read("rows", pen.list_source(rows))
+    read.write("out", pen.for_each_epoch(lambda *_: None))
+    with pytest.raises(pen.PenstockError, match="column 'big' is uint64"):
         pipeline.graph()
 
 
 def test_a_pipeline_without_an_attached_source_cannot_be_attached() -> None:
-    pipeline = ps.Pipeline("plain")
-    pipeline.read("numbers", ps.impulse(count=1)).write("out", ps.blackhole())
+    pipeline = pen.Pipeline("plain")
+    pipeline.read("numbers", pen.impulse(count=1)).write("out", pen.blackhole())
     session: Any = None
-    with pytest.raises(UserError, match=r"read one with ps\.attached"):
+    with pytest.raises(UserError, match=r"read one with pen\.attached"):
         pipeline.foreach_batch("memory:", session=session)
     stream: Any = 7
     with pytest.raises(UserError, match="this one is int, not a DataFrame"):
