@@ -42,7 +42,7 @@ def run_pipeline(
     pipeline = pen.Pipeline("benchmark", parallelism=CORES)
     needed = pa.schema([SCHEMA.field(name) for name in columns])
     source = pen.files(f"{bids}/*.parquet", schema=needed, in_time_order=True)
-    read = pipeline.read("bids", source, event_time="ts", lateness="1s")
+    read = pipeline.read("bids", source, event_time="ts", watermark_delay="1s")
     build(read).write("out", pen.files(str(folder / "out"), format="parquet"))
     epochs: list[tuple[float, int]] = []
 

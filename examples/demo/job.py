@@ -55,7 +55,7 @@ def build(events: int, output: Path, *, parallelism: int = 2) -> pen.Pipeline:
     pipeline = pen.Pipeline(NAME, parallelism=parallelism)
     source = bids(events, splits=parallelism)
     (
-        pipeline.read("bids", source, event_time="date_time", lateness="200ms")
+        pipeline.read("bids", source, event_time="date_time", watermark_delay="200ms")
         .key_by("auction")
         .window("per-auction", pen.sliding(WIDTH, SLIDE))
         .aggregate(bids=pen.count(), top_price=pen.max("price"))

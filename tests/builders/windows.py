@@ -141,14 +141,16 @@ class WindowJob:
         *,
         schema: pa.Schema = ROWS,
         keyed: bool = True,
-        lateness: str = "0s",
+        watermark_delay: str = "0s",
         parallelism: int = 1,
         splits: int = 1,
         **options: Any,
     ) -> None:
         self.pipeline = pen.Pipeline("windows", parallelism=parallelism)
         source = pen.list_source(list(rows), schema, splits=splits)
-        stream: Any = self.pipeline.read("rows", source, event_time="at", lateness=lateness)
+        stream: Any = self.pipeline.read(
+            "rows", source, event_time="at", watermark_delay=watermark_delay
+        )
         cut = (stream.key_by("key") if keyed else stream).window("w", window, **options)
         self.results = cut.aggregate(rows=pen.count(), total=pen.sum("value"))
         self.out, self.late, self.bad = (
@@ -156,7 +158,7 @@ class WindowJob:
         )
         self.results.write("out", self.out)
         self.results.side_output(pen.LATE).write("late", self.late)
-        if options.get("bad_times") == "divert":
+        if options.get("on_bad") == "divert":
             self.results.side_output(pen.BAD).write("bad", self.bad)
 
     def found(self) -> list[tuple[Any, int, int, int, int]]:

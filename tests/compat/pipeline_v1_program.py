@@ -250,7 +250,7 @@ def build(
     source = pen.files(
         f"{inputs}/*.jsonl", schema=ROWS, in_time_order=True, moved_from=moved_from
     )
-    rows = pipeline.read("rows", source, event_time="at", lateness="1m")
+    rows = pipeline.read("rows", source, event_time="at", watermark_delay="1m")
     answers = rows.udf(
         "looked-up",
         pen.async_udf(
@@ -259,10 +259,10 @@ def build(
             inputs=["number"],
             name="lookup",
             output="answer",
-            on_error="bad",
-            # Less than the clock can tell, however often it is doubled: an epoch looks for
-            # answers once. So whoever is slow holds the watermark back over many epochs.
-            drain_seconds=1e-12,
+            on_bad="divert",
+            # So short that an epoch hardly waits for answers: whoever is slow holds the
+            # watermark back over many epochs.
+            drain="1us",
         ),
     )
     answers.select("number", "user", "answer", "at").write(

@@ -91,9 +91,7 @@ BROKEN: dict[str, LogicalGraph] = {
     "watermark-on-an-operator-with-inputs": _with(
         _READ_MAP, "map", watermark=WatermarkSpec()
     ),
-    "negative-lateness": _with(
-        _READ_MAP, "read", watermark=WatermarkSpec(lateness_micros=-1)
-    ),
+    "negative-delay": _with(_READ_MAP, "read", watermark=WatermarkSpec(delay_micros=-1)),
     "idle-timeout-of-nothing": _with(
         _READ_MAP, "read", watermark=WatermarkSpec(idle_timeout_micros=0)
     ),
@@ -107,7 +105,7 @@ BROKEN: dict[str, LogicalGraph] = {
                 replace(
                     a_node("read", input_count=0),
                     parallelism=0,
-                    watermark=WatermarkSpec(lateness_micros=-5),
+                    watermark=WatermarkSpec(delay_micros=-5),
                 ),
                 replace(a_node("map"), inputs=(BY_USER, CLICKS, CLICKS)),
                 a_node("loop", parallelism=2),

@@ -12,7 +12,7 @@ To add a case, write the function that builds its pipeline and list it in
 `tests/golden_cases/catalog.py`; all modes of both executors follow from that:
 
     def hourly_by_event_type(inputs: GoldenInputs) -> pen.Stream:
-        cars = inputs.cars(lateness="1m")
+        cars = inputs.cars(watermark_delay="1m")
         return cars.key_by("event_type").…          # columns as in expected/
 
     GoldenCase(
@@ -115,17 +115,23 @@ class GoldenInputs:
     folder: Path
 
     def cars(
-        self, name: str = "cars", *, lateness: DurationLike | None = None
+        self, name: str = "cars", *, watermark_delay: DurationLike | None = None
     ) -> pen.Stream:
         """Read pickups and dropoffs, slightly out of order."""
-        return self._read("cars", name, CARS, event_time="timestamp", lateness=lateness)
+        return self._read(
+            "cars", name, CARS, event_time="timestamp", watermark_delay=watermark_delay
+        )
 
     def impulse(
-        self, name: str = "impulse", *, lateness: DurationLike | None = None
+        self, name: str = "impulse", *, watermark_delay: DurationLike | None = None
     ) -> pen.Stream:
         """Read the numbers from 0 to 99, one every 200 ms."""
         return self._read(
-            "impulse", name, IMPULSE, event_time="timestamp", lateness=lateness
+            "impulse",
+            name,
+            IMPULSE,
+            event_time="timestamp",
+            watermark_delay=watermark_delay,
         )
 
     def order_changes(self, name: str = "orders") -> pen.Stream:

@@ -9,7 +9,9 @@ from tests.golden_cases.golden_job import GoldenCase, GoldenInputs
 def hourly_by_event_type(inputs: GoldenInputs) -> pen.Stream:
     """Tumbling windows with a key."""
     hours = (
-        inputs.cars(lateness="1m").key_by("event_type").window("hours", pen.tumbling("1h"))
+        inputs.cars(watermark_delay="1m")
+        .key_by("event_type")
+        .window("hours", pen.tumbling("1h"))
     )
     counts = hours.aggregate(count=pen.count())
     return counts.select("event_type", "count", hour="window_start")
@@ -23,7 +25,7 @@ def tight_watermark(inputs: GoldenInputs) -> pen.Stream:
 
 def month_loose_watermark(inputs: GoldenInputs) -> pen.Stream:
     """One window that holds all rows, and closes with the end of data."""
-    months = inputs.cars(lateness="1m").window("months", pen.tumbling("30d"))
+    months = inputs.cars(watermark_delay="1m").window("months", pen.tumbling("30d"))
     return months.aggregate(count=pen.count()).select("count", month="window_start")
 
 

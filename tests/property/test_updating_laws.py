@@ -91,7 +91,7 @@ def _results(rows: Sequence[Row]) -> Row:
 def a_job(rows: Sequence[Row], out: Any, rows_per_epoch: int) -> LocalJob:
     pipeline = pen.Pipeline("totals", parallelism=2)
     source = pen.list_source(list(rows), schema=SCHEMA, splits=3)
-    stream = pipeline.read("rows", source, event_time="at", lateness="1s")
+    stream = pipeline.read("rows", source, event_time="at", watermark_delay="1s")
     keyed = stream.key_by("user", "site")
     keyed.aggregate("totals", **AGGREGATES).write("out", out)
     return LocalJob(

@@ -17,9 +17,7 @@ LATENESS = 5
 DEVICES = ("a", "b", "c")
 _FIELDS: list[Any] = [pa.field("device", pa.string()), pa.field("ts", pa.timestamp("us"))]
 STREAM = StreamSchema(pa.schema(_FIELDS), "ts")
-SPEC = WatermarkConfig(
-    lateness_micros=LATENESS, partition_column="device"
-).to_operator_spec()
+SPEC = WatermarkConfig(delay_micros=LATENESS, partition_column="device").to_operator_spec()
 
 Rows = dict[str, tuple[int, int]]
 """By device: which subtask gets its row (modulo the parallelism), and by how much it is later."""

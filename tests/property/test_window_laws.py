@@ -141,7 +141,7 @@ def test_every_epoch_closes_the_windows_that_a_plain_model_closes(
         WindowAggregation(ROWS, PLAN),
         consumer="operator-2",
         shown="windows",
-        diverts_bad_times=False,
+        diverts_bad=False,
     )
     counted = run_against(model, specs, life, amnesia)
     assert counted["rows_outside_windows"] == len(model.outside)
@@ -166,6 +166,6 @@ def test_every_epoch_closes_the_sessions_that_a_plain_model_closes(
     gap: int, life: list[Epoch], amnesia: Amnesia
 ) -> None:
     spec = session_window_spec(
-        gap, WindowAggregation(ROWS, PLAN), shown="sessions", diverts_bad_times=False
+        gap, WindowAggregation(ROWS, PLAN), shown="sessions", diverts_bad=False
     )
     run_against(SessionModel(gap), spec, life, amnesia)

@@ -88,7 +88,7 @@ def test_rows_on_time_give_the_same_windows_however_the_job_is_run(
         [dict(row) for row in given_rows],
         case.window,
         keyed=keyed,
-        lateness="100s",
+        watermark_delay="100s",
         parallelism=2,
         splits=3,
     )
@@ -122,7 +122,7 @@ def test_no_row_is_both_in_a_result_and_late_nor_neither(
     windows = WindowJob(
         [dict(row) for row in given_rows],
         case.window,
-        lateness="5s",
+        watermark_delay="5s",
         parallelism=2,
         splits=2,
     )

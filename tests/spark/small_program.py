@@ -10,7 +10,7 @@ def run() -> None:
     folder, master, *options = sys.argv[1:]
     pipeline = pen.Pipeline("small")
     pipeline.read("numbers", pen.impulse(count=5)).write("out", pen.blackhole())
-    pipeline.run(folder, master=master, shows_logs="shows-logs" in options)
+    pipeline.run(folder, master=master, show_logs="shows-logs" in options)
 
 
 if __name__ == "__main__":

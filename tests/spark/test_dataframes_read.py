@@ -146,7 +146,10 @@ def test_event_time_advances_in_all_subtasks_though_each_frame_has_one_row(
     pipeline = pen.Pipeline("frames-time", parallelism=3)
     schema = pa.schema({"key": pa.int32(), "at": pa.timestamp("us")})
     read = pipeline.read(
-        "minutes", pen.dataframes(minute, schema=schema), event_time="at", lateness="1s"
+        "minutes",
+        pen.dataframes(minute, schema=schema),
+        event_time="at",
+        watermark_delay="1s",
     )
     marks = read.key_by("key").process("marks", Watermarks(), parallelism=1)
     marks.write("ledger", pen.for_each_epoch(ledger))

@@ -164,7 +164,7 @@ class GraphBuilder:
             sides = source.side_outputs()
         if watermark is not None and stream.time_column is None:
             raise UserError(
-                f"operator {operator!r}: lateness and idle_timeout are about event time, but "
+                f"operator {operator!r}: watermark_delay and idle_timeout are about event time, but "
                 "its rows have none: name their timestamp column as event_time",
                 operator=operator,
             )

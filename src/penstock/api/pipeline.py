@@ -14,6 +14,7 @@ from penstock.api.stream import Stream
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import JobId
 from penstock.core.settings import current
+from penstock.core.spellings import renamed
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import LogicalGraph, OperatorSpec, Readable, WatermarkSpec
 from penstock.graph.render import render, to_json, to_mermaid
@@ -103,38 +104,41 @@ class Pipeline:
         return self.builder.registry
 
     @step(_broken, is_named=True)
+    @renamed(lateness="watermark_delay")
     def read(
         self,
         name: str,
         source: SourceOperator | OperatorSpec | Readable,
         *,
         event_time: str | None = None,
-        lateness: DurationLike | None = None,
+        watermark_delay: DurationLike | None = None,
         idle_timeout: DurationLike | None = None,
         parallelism: int | None = None,
     ) -> Stream:
         """Read from a source: what a connector's function returns, or a source object.
 
         `event_time` names the timestamp column that windows and timers use; a row may be up
-        to `lateness` behind the latest one. A split without rows for `idle_timeout` does not
+        to `watermark_delay` behind the latest one. A split without rows for `idle_timeout` does not
         hold the watermark of the others back.
 
         >>> import datetime as dt, penstock as pen
         >>> rows = pen.list_source([{"at": dt.datetime(2024, 1, 1), "n": 1}])
-        >>> stream = pen.Pipeline("p").read("rows", rows, event_time="at", lateness="5s")
+        >>> stream = pen.Pipeline("p").read(
+        ...     "rows", rows, event_time="at", watermark_delay="5s"
+        ... )
         >>> stream.schema.time_column
         'at'
         """
         problems, watermark = self.builder.problems, None
-        if lateness is not None or idle_timeout is not None:
-            lateness_micros, idle_micros = 0, None
-            if lateness is not None:
+        if watermark_delay is not None or idle_timeout is not None:
+            delay_micros, idle_micros = 0, None
+            if watermark_delay is not None:
                 with problems.noting():
-                    lateness_micros = to_micros(lateness, "lateness")
+                    delay_micros = to_micros(watermark_delay, "watermark_delay")
             if idle_timeout is not None:
                 with problems.noting():
                     idle_micros = to_micros(idle_timeout, "idle timeout")
-            watermark = WatermarkSpec(lateness_micros, idle_micros)
+            watermark = WatermarkSpec(delay_micros, idle_micros)
         port = self.builder.add_source(
             name,
             _to_spec(source),
@@ -162,6 +166,7 @@ class Pipeline:
         """
         return self.builder.graph()
 
+    @renamed(shows_logs="show_logs")
     def run(
         self,
         checkpoint: str | ObjectStore,
@@ -171,7 +176,7 @@ class Pipeline:
         restore: int | str | None = None,
         allow_dropped_state: bool = False,
         on_status: Callable[[JobStatus], None] | None = None,
-        shows_logs: bool = False,
+        show_logs: bool = False,
     ) -> JobStatus:
         """Run the job on Spark until its data ends, from its last epoch if it ran before.
 
@@ -190,7 +195,7 @@ class Pipeline:
             restore=restore,
             allow_dropped_state=allow_dropped_state,
             on_status=on_status,
-            shows_logs=shows_logs,
+            show_logs=show_logs,
         )
         return run_on_spark(graph, self.registry, options)
 

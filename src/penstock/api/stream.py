@@ -20,9 +20,10 @@ from penstock.api.graph_builder import (
     to_expression,
     to_expressions,
 )
-from penstock.api.windowing import BadTimes, Window, WindowStep, add_updating_aggregate
+from penstock.api.windowing import Window, WindowStep, add_updating_aggregate
 from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
+from penstock.core.spellings import OnBad, renamed
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import MAIN, Exchange, OperatorSpec, Writable
 from penstock.operators.aggregates.aggregate import Aggregate
@@ -57,26 +58,29 @@ class AnyStream:
         return self.builder.schema_of(self.port)
 
     @step(lambda stream: WindowedStream(stream.builder, None), is_named=True)
+    @renamed(bad_times="on_bad")
     def window(
         self,
         name: str,
         window: Window,
         *,
-        bad_times: BadTimes = "fail",
+        on_bad: OnBad = "fail",
         parallelism: int | None = None,
     ) -> "WindowedStream":
         """Cut all rows, or those of each key, into windows by event time.
 
         `aggregate` of the returned stream takes what to compute. Rows whose event time is
         null or outside of the years 1 to 9999 fail the job, or go to the side output `BAD` if
-        `bad_times` is "divert".
+        `on_bad` is "divert".
 
         >>> import datetime as dt, penstock as pen
         >>> rows = [
         ...     {"user": "ada", "at": dt.datetime(2024, 1, 1, 12, 0, s)} for s in (1, 2)
         ... ]
         >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-window")
-        >>> clicks = p.read("clicks", pen.list_source(rows), event_time="at", lateness="5s")
+        >>> clicks = p.read(
+        ...     "clicks", pen.list_source(rows), event_time="at", watermark_delay="5s"
+        ... )
         >>> minutes = clicks.key_by("user").window("per-minute", pen.tumbling("1m"))
         >>> minutes.aggregate(clicks=pen.count()).write("out", out)
         >>> status = p.run_in_process("memory:")
@@ -84,7 +88,7 @@ class AnyStream:
         [('ada', '2024-01-01 12:01:00', 2)]
         """
         step = WindowStep(
-            self.builder, self.port, name, window, bad_times, parallelism=parallelism
+            self.builder, self.port, name, window, on_bad, parallelism=parallelism
         )
         return WindowedStream(self.builder, step)
 

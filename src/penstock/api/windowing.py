@@ -14,7 +14,7 @@ name, which is part of its errors.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import polars as pl
 
@@ -22,7 +22,8 @@ from penstock.api.graph_builder import GraphBuilder, Port
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
+from penstock.core.spellings import OnBad, diverts_bad
+from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD, LATE, Exchange
 from penstock.operators.aggregates.aggregate import Aggregate, compile_aggregates
 from penstock.operators.aggregates.plan import AggregatePlan
@@ -46,10 +47,6 @@ from penstock.operators.windows.panes import pane_window_specs
 from penstock.operators.windows.sessions import session_window_spec
 from penstock.state.tables.specs import TimeDomain
 
-BadTimes: TypeAlias = Literal["fail", "divert"]
-"""What happens to rows whose event time is null or outside of the years 1 to 9999."""
-
-_BAD_TIMES = ("fail", "divert")
 _ANY_LENGTHS = {"width": 1, "slide": 1, "offset": 0, "gap": 1}
 """Replaces windows with wrong lengths, so that their aggregates are checked all the same."""
 
@@ -128,7 +125,7 @@ class WindowStep:
         port: Port,
         name: str,
         window: Window,
-        bad_times: BadTimes,
+        on_bad: OnBad,
         *,
         parallelism: int | None,
     ) -> None:
@@ -137,18 +134,12 @@ class WindowStep:
         self._name = name
         self._window = window
         self._parallelism = parallelism
-        self._diverts_bad_times = bad_times == "divert"
         self._lengths = _ANY_LENGTHS
         with builder.problems.noting():
             self._lengths = _to_micros(name, window)
+        self._diverts_bad = False
         with builder.problems.noting():
-            if bad_times not in _BAD_TIMES:
-                raise UserError(
-                    f"window {name!r}: bad_times is {bad_times!r}"
-                    f"{did_you_mean(bad_times, _BAD_TIMES)}: use 'fail' or 'divert'",
-                    code=ErrorCode.INVALID_CONFIG,
-                    operator=name,
-                )
+            self._diverts_bad = diverts_bad(on_bad, where=f"window {name!r}: ")
 
     def add(self, aggregates: Mapping[str, Aggregate]) -> tuple[Port, Mapping[str, Port]]:
         """Add the operators; return the results, and the side outputs by name."""
@@ -166,7 +157,7 @@ class WindowStep:
                 lengths["gap"],
                 aggregation,
                 shown=str(self._window),
-                diverts_bad_times=self._diverts_bad_times,
+                diverts_bad=self._diverts_bad,
             )
         else:
             combiner, spec = pane_window_specs(
@@ -174,7 +165,7 @@ class WindowStep:
                 aggregation,
                 consumer=operator,
                 shown=str(self._window),
-                diverts_bad_times=self._diverts_bad_times,
+                diverts_bad=self._diverts_bad,
             )
             producer = builder.add_step(f"{operator}-combiner", combiner, [rows])
             rows = builder.port(producer)
@@ -183,7 +174,7 @@ class WindowStep:
             parallelism = 1
         keyed = rows.sent_by(aggregation.keys)
         builder.place(operator, spec, [keyed], parallelism=parallelism)
-        names = (LATE, BAD) if self._diverts_bad_times else (LATE,)
+        names = (LATE, BAD) if self._diverts_bad else (LATE,)
         # Late and bad rows are found where rows are assigned to windows.
         return builder.port(operator), {n: builder.port(producer, n) for n in names}
 

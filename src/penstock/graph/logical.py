@@ -101,7 +101,7 @@ class Writable(Protocol):
 class WatermarkSpec:
     """How a source's watermark follows from its rows' event times."""
 
-    lateness_micros: int = 0
+    delay_micros: int = 0
     """How far rows may lag behind the latest row of their split."""
     idle_timeout_micros: int | None = None
     """After this processing time without rows a split is idle and holds no other back."""

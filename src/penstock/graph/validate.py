@@ -89,9 +89,9 @@ def _watermark_problems(node: Node) -> Iterator[str]:
             f"operator {name!r}: its watermark follows event times, but its output has no "
             "time column: name one as event_time, or leave the watermark out"
         )
-    if spec.lateness_micros < 0:
+    if spec.delay_micros < 0:
         yield (
-            f"operator {name!r}: a lateness of {spec.lateness_micros} microseconds is "
+            f"operator {name!r}: a watermark delay of {spec.delay_micros} microseconds is "
             "negative: use 0 for rows in order, or more"
         )
     if spec.idle_timeout_micros is not None and spec.idle_timeout_micros <= 0:

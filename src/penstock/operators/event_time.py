@@ -2,7 +2,7 @@
 
 | a split that | has the watermark |
 |---|---|
-| has rows up to T | `T - lateness`: no row before that instant follows |
+| has rows up to T | `T - delay`: no row before that instant follows |
 | has had no row yet | none: the watermark of all stays unknown |
 | has had no row for the idle timeout | idle: it is left out |
 | has ended | none: it is ignored, except in the epoch where the last split ends: then its last watermark is sent |
@@ -12,7 +12,7 @@ split was first known. The watermark of all splits is the merged one (see `core.
 may fall when an idle split wakes up: the node that sends it on must not send less than before.
 
 **The generator.** A stream may be made of partitions, named by a column, that are each in order
-but for some lateness: then each has its own watermark, and the stream's is the lowest. Without
+but for some delay: then each has its own watermark, and the stream's is the lowest. Without
 such a column the rows that one subtask gets are one partition. A table holds, per value of the
 column, the latest event time, when it came, and the subtask that got it. The subtask that got
 the last rows of a partition, modulo the parallelism, sends the partition's watermark:
@@ -122,7 +122,7 @@ def _is_idle(
 
 def _to_event_time(latest_micros: int, spec: WatermarkSpec) -> EventTime:
     # The largest instant means the end of all data, which no row may announce.
-    reached = min(latest_micros - spec.lateness_micros, MAX_MICROS - 1)
+    reached = min(latest_micros - spec.delay_micros, MAX_MICROS - 1)
     return EventTime(max(reached, MIN_MICROS))
 
 
@@ -152,15 +152,15 @@ class WatermarkConfig(OperatorConfig):
 
     kind: ClassVar[str] = "watermark"
 
-    lateness_micros: int = 0
+    delay_micros: int = 0
     idle_timeout_micros: int | None = None
     partition_column: str | None = None
     time_column: str | None = None
     """The column of event times; None for the one that the input declares."""
 
     def __post_init__(self) -> None:
-        if self.lateness_micros < 0:
-            raise ValueError("'lateness_micros' must not be negative")
+        if self.delay_micros < 0:
+            raise ValueError("'delay_micros' must not be negative")
         if self.idle_timeout_micros is not None and self.idle_timeout_micros <= 0:
             raise ValueError("'idle_timeout_micros' must be positive, or None for never")
 
@@ -172,7 +172,7 @@ class WatermarkConfig(OperatorConfig):
     @property
     def rule(self) -> WatermarkSpec:
         """How a partition's watermark follows from its rows."""
-        return WatermarkSpec(self.lateness_micros, self.idle_timeout_micros)
+        return WatermarkSpec(self.delay_micros, self.idle_timeout_micros)
 
 
 class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):

@@ -339,7 +339,7 @@ class SourceHarness(SteppedJob):
         *,
         parallelism: int = 1,
         budget: SourceBudget | None = None,
-        lateness: DurationLike = 0,
+        watermark_delay: DurationLike = 0,
         idle_timeout: DurationLike | None = None,
         amnesia: Amnesia = Amnesia.NOTHING,
         now: InstantLike = START,
@@ -352,7 +352,7 @@ class SourceHarness(SteppedJob):
         registry = registry or shared_registry()
         spec = source if isinstance(source, OperatorSpec) else source_spec(source)
         watermark = WatermarkSpec(
-            to_micros(lateness, "lateness"),
+            to_micros(watermark_delay, "watermark_delay"),
             None if idle_timeout is None else to_micros(idle_timeout, "idle timeout"),
         )
         built = registry.construct(spec).operator

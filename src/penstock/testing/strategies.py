@@ -106,15 +106,15 @@ def disordered_times(
     draw: st.DrawFn,
     *,
     count: int = 20,
-    lateness_micros: int = 5_000_000,
+    watermark_delay_micros: int = 5_000_000,
     step_micros: int = 1_000_000,
 ) -> list[int]:
-    """Return event times that move on, each at most `lateness_micros` behind the latest."""
+    """Return event times that move on, each at most `watermark_delay_micros` behind the latest."""
     times: list[int] = []
     latest = _MICROS
     for _ in range(draw(st.integers(1, count))):
         latest = latest + draw(st.integers(0, step_micros))
-        times.append(latest - draw(st.integers(0, lateness_micros)))
+        times.append(latest - draw(st.integers(0, watermark_delay_micros)))
         latest = max(times)
     return times
 

@@ -13,7 +13,7 @@ BIDS = [{"auction": 1, "bidder": "ada", "price": 5, "at": AT}]
 
 
 def bids_of(p: pen.Pipeline) -> pen.Stream:
-    return p.read("bids", pen.list_source(BIDS), event_time="at", lateness="1s")
+    return p.read("bids", pen.list_source(BIDS), event_time="at", watermark_delay="1s")
 
 
 def six_mistakes(p: pen.Pipeline) -> None:
@@ -62,13 +62,13 @@ def streams_that_do_not_fit(p: pen.Pipeline) -> None:
     bids = bids_of(p)
     bids.union(bids.select("at", "price")).write("out", pen.blackhole())
     bids.with_columns(pl.col("bidder") * 2)
-    bids.key_by("auction").window("w", pen.tumbling("10s"), bad_times="divert").aggregate(
+    bids.key_by("auction").window("w", pen.tumbling("10s"), on_bad="divert").aggregate(
         n=pen.count()
     ).side_output("lat")
 
 
 def a_source_that_cannot_be_read(p: pen.Pipeline) -> None:
-    p.read("bids", pen.list_source(BIDS), event_time="ta", lateness=-5)
+    p.read("bids", pen.list_source(BIDS), event_time="ta", watermark_delay=-5)
 
 
 def mistakes_of_the_graph_too(p: pen.Pipeline) -> None:

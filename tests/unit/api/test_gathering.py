@@ -120,10 +120,14 @@ def test_what_a_mistake_leaves_known_is_still_checked() -> None:
     clicks = some_clicks(p)
     clicks.filter("pag").select("usr")
     clicks.process("read", Pass()).select("at_")
-    clicks.window("w", pen.tumbling("0s"), bad_times="never").aggregate(n=pen.sum("pag"))  # type: ignore[arg-type]
-    p.read("late", Clicks(), lateness="x", idle_timeout="y").select("pages")
+    clicks.window("w", pen.tumbling("0s"), on_bad="never").aggregate(n=pen.sum("pag"))  # type: ignore[arg-type]
+    p.read("late", Clicks(), watermark_delay="x", idle_timeout="y").select("pages")
     texts = ("'pag'", "'usr'", "'read' already", "'at_'", "0s", "'never'", "'pag'")
-    more = ("'x' is not a valid lateness", "'y' is not a valid idle timeout", "'pages'")
+    more = (
+        "'x' is not a valid watermark_delay",
+        "'y' is not a valid idle timeout",
+        "'pages'",
+    )
     found = problems_of(p)
     assert len(found) == len((*texts, *more))
     for problem, text in zip(found, (*texts, *more), strict=True):

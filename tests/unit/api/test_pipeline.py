@@ -32,14 +32,16 @@ def test_a_source_is_given_as_spec_or_as_object() -> None:
 def test_event_time_makes_a_column_the_time_of_the_stream_and_gives_a_watermark() -> None:
     p = a_pipeline()
     stream = p.read(
-        "read", Clicks(UNTIMED), event_time="at", lateness="1s", idle_timeout="1m"
+        "read", Clicks(UNTIMED), event_time="at", watermark_delay="1s", idle_timeout="1m"
     )
     node = p.graph().node("read")
     assert stream.schema == node.outputs[MAIN] == CLICKS
     assert node.watermark == WatermarkSpec(1_000_000, 60_000_000)
 
 
-def test_a_source_that_declares_event_time_has_a_watermark_without_lateness() -> None:
+def test_a_source_that_declares_event_time_has_a_watermark_without_watermark_delay() -> (
+    None
+):
     p = a_pipeline()
     p.read("read", Clicks())
     assert p.graph().node("read").watermark == WatermarkSpec()
@@ -51,19 +53,19 @@ def test_a_source_without_event_time_has_no_watermark() -> None:
     assert p.graph().node("read").watermark is None
 
 
-def test_lateness_without_event_time_is_refused() -> None:
+def test_watermark_delay_without_event_time_is_refused() -> None:
     p = a_pipeline()
-    p.read("read", Clicks(UNTIMED), lateness="1s")
+    p.read("read", Clicks(UNTIMED), watermark_delay="1s")
     with pytest.raises(
-        UserError, match="'read': lateness and idle_timeout are about event"
+        UserError, match="'read': watermark_delay and idle_timeout are about event"
     ):
         p.graph()
 
 
-def test_a_lateness_that_is_no_duration_is_refused() -> None:
+def test_a_watermark_delay_that_is_no_duration_is_refused() -> None:
     p = a_pipeline()
-    p.read("read", Clicks(), lateness="soon")
-    with pytest.raises(UserError, match="'soon' is not a valid lateness"):
+    p.read("read", Clicks(), watermark_delay="soon")
+    with pytest.raises(UserError, match="'soon' is not a valid watermark_delay"):
         p.graph()
 
 
@@ -177,7 +179,9 @@ def test_a_pipeline_is_not_explained_in_a_form_that_does_not_exist() -> None:
 def test_the_built_in_kinds_are_known_without_a_registry() -> None:
     p = Pipeline("shop", parallelism=2)
     rows = [{"user": "ann", "page": 1, "at": datetime(2024, 1, 1, tzinfo=UTC)}]
-    clicks = p.read("read", list_source(rows, splits=2), event_time="at", lateness="5s")
+    clicks = p.read(
+        "read", list_source(rows, splits=2), event_time="at", watermark_delay="5s"
+    )
     other = p.read("other", list_source(rows), event_time="at")
     both = clicks.union(other).with_columns(double=pl.col("page") * 2)
     both.map_batches(lambda batch: batch).flat_map(lambda batch: [batch]).select(

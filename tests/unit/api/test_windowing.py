@@ -85,11 +85,11 @@ def test_a_key_that_is_called_like_a_column_of_windows_is_refused() -> None:
         counts.builder.graph()
 
 
-def test_unknown_ways_with_bad_times_are_refused() -> None:
+def test_unknown_ways_with_bad_rows_are_refused() -> None:
     wrong: Any = "diverted"
     stream = rows()
-    stream.window("w", pen.tumbling("1s"), bad_times=wrong)
-    with pytest.raises(UserError, match="did you mean 'divert'"):
+    stream.window("w", pen.tumbling("1s"), on_bad=wrong)
+    with pytest.raises(UserError, match="on_bad is 'diverted': use 'fail' or 'divert'"):
         stream.builder.graph()
 
 
@@ -103,7 +103,7 @@ def test_late_and_bad_rows_are_side_outputs_of_the_result(window: Any) -> None:
     with pytest.raises(UserError, match="no side output 'bad'") as caught:
         counts.builder.graph()
     assert caught.value.code is ErrorCode.UNKNOWN_OUTPUT
-    counts = rows().window("w", window, bad_times="divert").aggregate(n=pen.count())
+    counts = rows().window("w", window, on_bad="divert").aggregate(n=pen.count())
     assert counts.side_output(pen.BAD).schema.schema == ROWS
 
 
@@ -218,14 +218,14 @@ def test_another_grid_under_the_same_name_is_refused(other: Any, tmp_path: Path)
 
 def test_rows_that_a_source_reads_without_a_time_are_bad_rows_of_the_window() -> None:
     listed = [{"key": 1, "at": at, "value": 1} for at in (0, None, 1)]
-    for bad_times in ("divert", "fail"):
+    for on_bad in ("divert", "fail"):
         pipeline = pen.Pipeline("windows")
         read = pipeline.read("rows", pen.list_source(listed, ROWS), event_time="at")
         out, bad = (pen.list_sink(f"out-{new_token()}") for _ in range(2))
-        cut = read.window("w", pen.tumbling("1h"), bad_times=bad_times)
+        cut = read.window("w", pen.tumbling("1h"), on_bad=on_bad)
         results = cut.aggregate(n=pen.count())
         results.write("out", out)
-        if bad_times == "divert":
+        if on_bad == "divert":
             results.side_output(pen.BAD).write("bad", bad)
             pipeline.run_in_process("memory:")
             assert [row["n"] for row in out.rows()] == [2]

@@ -28,7 +28,9 @@ def read(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the good and the bad rows of one file."""
     path.write_bytes(content)
-    spec = files(str(path), **{"schema": SCHEMA, "on_bad": "side", **options}).source_spec()
+    spec = files(
+        str(path), **{"schema": SCHEMA, "on_bad": "divert", **options}
+    ).source_spec()
     with SourceHarness(spec) as harness:
         harness.read_all()
         return harness.rows(), harness.rows(BAD) if options.get("on_bad") != "fail" else []

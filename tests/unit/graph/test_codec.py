@@ -77,7 +77,7 @@ def test_side_outputs_watermarks_ports_and_keys_come_back() -> None:
         OperatorSpec("list"),
         parallelism=2,
         outputs={MAIN: CLICKS, BAD: CLICKS, LATE: CLICKS},
-        watermark=WatermarkSpec(lateness_micros=5, idle_timeout_micros=7),
+        watermark=WatermarkSpec(delay_micros=5, idle_timeout_micros=7),
     )
     count = Node(OperatorId("count"), OperatorSpec("process"), inputs=(BY_USER, CLICKS))
     edges = (

@@ -13,8 +13,8 @@ from penstock.operators.event_time import (
 )
 from penstock.operators.splits import SplitState
 
-NO_TIMEOUT = WatermarkSpec(lateness_micros=10)
-TIMEOUT = WatermarkSpec(lateness_micros=10, idle_timeout_micros=100)
+NO_TIMEOUT = WatermarkSpec(delay_micros=10)
+TIMEOUT = WatermarkSpec(delay_micros=10, idle_timeout_micros=100)
 
 
 def seen(micros: int | None, *, at: int | None = 0, ended: bool = False) -> SplitState:
@@ -81,7 +81,7 @@ split_states = st.builds(
 splits = st.dictionaries(st.sampled_from("abcd"), split_states)
 rules = st.builds(
     WatermarkSpec,
-    lateness_micros=st.integers(0, 50),
+    delay_micros=st.integers(0, 50),
     idle_timeout_micros=st.none() | st.integers(1, 500),
 )
 
@@ -149,7 +149,7 @@ def test_more_rows_never_lower_the_watermark_of_active_splits(
 
 def test_splits_that_ended_together_say_how_far_the_latest_came() -> None:
     ended = [SplitState(ended=True, max_event_time_micros=m) for m in (30, 50, None)]
-    assert last_watermark(ended, WatermarkSpec(lateness_micros=5)) == EventTime(45)
+    assert last_watermark(ended, WatermarkSpec(delay_micros=5)) == EventTime(45)
 
 
 def test_splits_that_ended_without_a_row_say_nothing() -> None:

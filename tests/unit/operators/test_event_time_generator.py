@@ -14,11 +14,9 @@ from tests.builders.chain_rig import OPERATOR, REGISTRY, ChainRig, Ran, an_opera
 _FIELDS: list[Any] = [pa.field("device", pa.string()), pa.field("ts", pa.timestamp("us"))]
 SCHEMA = pa.schema(_FIELDS)
 STREAM = StreamSchema(SCHEMA, "ts")
-BY_DEVICE = WatermarkConfig(
-    lateness_micros=10, partition_column="device"
-).to_operator_spec()
+BY_DEVICE = WatermarkConfig(delay_micros=10, partition_column="device").to_operator_spec()
 BY_DEVICE_OR_IDLE = WatermarkConfig(
-    lateness_micros=10, partition_column="device", idle_timeout_micros=100
+    delay_micros=10, partition_column="device", idle_timeout_micros=100
 ).to_operator_spec()
 Rows = Sequence[tuple[str | None, int]]
 
@@ -65,8 +63,8 @@ class Generator:
         return [ran.reports[OPERATOR].wake_up_micros for ran in self.ran]
 
 
-def test_the_watermark_is_the_latest_event_time_less_the_lateness() -> None:
-    generator = Generator(WatermarkConfig(lateness_micros=10).to_operator_spec(), STREAM)
+def test_the_watermark_is_the_latest_event_time_less_the_delay() -> None:
+    generator = Generator(WatermarkConfig(delay_micros=10).to_operator_spec(), STREAM)
 
     assert generator.say([("a", 100), ("b", 70)]) == [90]
     assert generator.say([("a", 50)]) == [90]
@@ -202,12 +200,12 @@ def test_without_a_column_a_rescale_begins_with_new_inputs() -> None:
 
 
 def test_state_of_another_partition_column_holds_nobody_back() -> None:
-    generator = Generator(WatermarkConfig(lateness_micros=10).to_operator_spec(), STREAM)
+    generator = Generator(WatermarkConfig(delay_micros=10).to_operator_spec(), STREAM)
     generator.say([("a", 100)])
     generator.spec = BY_DEVICE
 
     assert generator.say([("b", 300)]) == [290]
-    generator.spec = WatermarkConfig(lateness_micros=10).to_operator_spec()
+    generator.spec = WatermarkConfig(delay_micros=10).to_operator_spec()
     assert generator.say([("b", 400)]) == [390]
 
 
@@ -239,7 +237,7 @@ def test_a_stream_without_event_time_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("wrong", [{"lateness_micros": -1}, {"idle_timeout_micros": 0}])
+@pytest.mark.parametrize("wrong", [{"delay_micros": -1}, {"idle_timeout_micros": 0}])
 def test_impossible_durations_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         an_operator(OperatorSpec("watermark", wrong))

@@ -50,7 +50,7 @@ def test_a_generator_gives_event_time_to_a_stream_whose_source_has_none() -> Non
     timed = rows.process(
         "event-time",
         WatermarkConfig(
-            lateness_micros=5 * SECOND, partition_column="device", time_column="ts"
+            delay_micros=5 * SECOND, partition_column="device", time_column="ts"
         ).to_operator_spec(),
     )
     timed.key_by("device").process("recorder", WatermarkRecorder(), parallelism=1).write(

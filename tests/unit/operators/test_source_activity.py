@@ -39,7 +39,9 @@ def test_no_row_is_late_because_a_small_budget_left_it_waiting() -> None:
     out = a_list()
     pipeline = Pipeline("job")
     source = list_source([a_row(n, n) for n in range(12)], splits=2)
-    read = pipeline.read("a", source, event_time="at", lateness="0s", idle_timeout="5s")
+    read = pipeline.read(
+        "a", source, event_time="at", watermark_delay="0s", idle_timeout="5s"
+    )
     read.rebalance().process("late", CountLate()).write("out", out)
     settings = DriverSettings(budget=SourceBudget(rows=1), adapts_budget=False)
     job = LocalJob(pipeline, settings=settings)

@@ -14,7 +14,7 @@ from penstock.operators.splits import SourceAssignment, SourceBudget, SourcePhas
 from tests.builders.chain_rig import ChainRig, Ran
 from tests.builders.scripted import Log, Parts, ScriptedSource, rows
 
-LATE_BY_TWO = WatermarkSpec(lateness_micros=2)
+LATE_BY_TWO = WatermarkSpec(delay_micros=2)
 
 
 class SourceRig:
@@ -61,7 +61,7 @@ def reading(**by_split: list[int]) -> Callable[..., None]:
     return run
 
 
-def test_the_watermark_is_that_of_the_slowest_split_less_the_lateness() -> None:
+def test_the_watermark_is_that_of_the_slowest_split_less_the_delay() -> None:
     source = SourceRig(run=reading(a=[10, 30], b=[20]))
     assert source.run("a", "b").watermarks["read"] == EventTime(18)
 

@@ -62,7 +62,7 @@ class Keep(ArrowOperator):
 def keeping(keep: Keep, *, parallelism: int, is_by_key: bool = False) -> LocalJob:
     pipeline = Pipeline("job", parallelism=parallelism)
     rows = ScriptedSource([a_row(1, 1), CUT, a_row(2, 2)], TIMED)
-    read = pipeline.read("read", rows, event_time="at", lateness="0s")
+    read = pipeline.read("read", rows, event_time="at", watermark_delay="0s")
     kept = (read.key_by("n") if is_by_key else read).process("keep", keep)
     kept.write("out", a_list())
     return LocalJob(pipeline, store=MemoryStore())
@@ -114,7 +114,9 @@ def a_split_that_moves() -> ScriptedSource:
 def test_an_operator_that_is_given_a_slower_split_has_not_gone_back() -> None:
     out = a_list()
     pipeline = Pipeline("job", parallelism=2)
-    read = pipeline.read("read", a_split_that_moves(), event_time="at", lateness="0s")
+    read = pipeline.read(
+        "read", a_split_that_moves(), event_time="at", watermark_delay="0s"
+    )
     read.process("pass", Pass()).write("out", out)
     assert LocalJob(pipeline).run().phase is JobPhase.FINISHED
     assert numbers_in(out) == [1, 2, 3, 4, 5]
@@ -164,7 +166,7 @@ def test_a_row_that_is_late_for_its_own_subtask_only_may_be_held() -> None:
     }
     pipeline = Pipeline("job", parallelism=2)
     source = ScriptedSource(scripts, TIMED.schema)
-    read = pipeline.read("read", source, event_time="at", lateness="0s")
+    read = pipeline.read("read", source, event_time="at", watermark_delay="0s")
     read.process("hold", HoldLate()).write("out", out)
     assert LocalJob(pipeline).run().phase is JobPhase.FINISHED
     assert numbers_in(out) == [1, 2, 3, 4, 5, 6]
@@ -212,9 +214,9 @@ def test_rows_of_an_input_that_was_idle_and_got_a_silent_split_are_not_late() ->
     steps = [step for n in range(8) for step in (a_row(n, 2 * n), CUT)]
     pipeline = Pipeline("job")
     steady = pipeline.read(
-        "steady", ScriptedSource(steps, TIMED.schema), event_time="at", lateness="0s"
+        "steady", ScriptedSource(steps, TIMED.schema), event_time="at", watermark_delay="0s"
     )
-    slow = pipeline.read("slow", Slow(), event_time="at", lateness="0s")
+    slow = pipeline.read("slow", Slow(), event_time="at", watermark_delay="0s")
     steady.union(slow).process("late", CountLate()).write("out", out)
     status = LocalJob(pipeline).run()
     counters = {found.operator: found.counters for found in status.operators}

@@ -26,7 +26,7 @@ def a_job() -> DrivenJob:
     job.add(
         "read",
         lambda: NumberedSource({"s": range(6)}),
-        watermark=WatermarkSpec(lateness_micros=1),
+        watermark=WatermarkSpec(delay_micros=1),
     )
     job.add(
         "write",

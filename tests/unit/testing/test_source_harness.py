@@ -67,7 +67,7 @@ def test_a_watermark_follows_the_rows_and_idle_splits_are_left_out() -> None:
         },
         schema_of_times(),
     )
-    with SourceHarness(source, lateness=5, idle_timeout="1m") as harness:
+    with SourceHarness(source, watermark_delay=5, idle_timeout="1m") as harness:
         assert harness.read().watermark == EventTime(5)
         harness.advance("1m")
         # `quick` read a row in this epoch, and the other one has been silent for a minute.

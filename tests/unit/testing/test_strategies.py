@@ -61,8 +61,10 @@ def test_a_stream_may_have_neither_key_nor_time(stream: StreamSchema) -> None:
     assert len(stream.schema) > 0
 
 
-@given(disordered_times(lateness_micros=100))
-def test_times_lag_behind_the_latest_by_the_lateness_at_most(times: list[int]) -> None:
+@given(disordered_times(watermark_delay_micros=100))
+def test_times_lag_behind_the_latest_by_the_watermark_delay_at_most(
+    times: list[int],
+) -> None:
     latest = times[0]
     for time in times:
         latest = max(latest, time)

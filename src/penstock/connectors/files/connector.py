@@ -8,7 +8,6 @@ The reading itself is in `source`, the writing in `sink`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import pyarrow as pa
 
@@ -18,6 +17,7 @@ from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, FilesSinkConfig
 from penstock.connectors.files.source import FilesSourceConfig, check_types, infer_schema
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
+from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec, Plain
 from penstock.state.storage.urls import absolute_url
@@ -41,7 +41,7 @@ def files(
     schema: StreamSchema | pa.Schema | None = None,
     discover: bool | DurationLike = False,
     in_time_order: bool = False,
-    on_bad: Literal["fail", "side"] = "fail",
+    on_bad: OnBad = "fail",
     moved_from: str | None = None,
     partition_by: Sequence[str] = (),
     target_bytes: int | None = None,
@@ -58,14 +58,14 @@ def files(
     files are those there at the first epoch, and the job ends with them. The watermark then
     waits until the last of them is begun, unless `in_time_order` promises that files sorted by
     name are in order of time. A row of text that cannot be read fails the job, or with
-    `on_bad="side"` goes to the side output `BAD`, with the columns path, line, text and error.
+    `on_bad="divert"` goes to the side output `BAD`, with the columns path, line, text and error.
     A job goes on only with the files it began with; if they were moved to another folder,
     `moved_from` is the path that named them before.
 
     Writing: `partition_by` names the columns whose values become folders; a file is closed
     at about `target_bytes`.
 
-    >>> files("s3://lake/bids/**/*.jsonl", on_bad="side").format
+    >>> files("s3://lake/bids/**/*.jsonl", on_bad="divert").format
     'jsonl'
     """
     problems = []
@@ -75,9 +75,11 @@ def files(
         problems.append(
             "compressed text has no offsets to go on from: decompress it, or use Parquet"
         )
-    if on_bad not in ("fail", "side"):
-        problems.append(f"on_bad is {on_bad!r}: use 'fail' or 'side'")
-    discover_micros = None
+    discover_micros, diverts = None, False
+    try:
+        diverts = diverts_bad(on_bad)
+    except UserError as error:
+        problems.append(error.message)
     try:
         if discover is not False:
             interval = "1s" if discover is True else discover
@@ -98,7 +100,7 @@ def files(
         schema=schema,
         discover_micros=discover_micros,
         in_time_order=in_time_order,
-        bad_to_side=on_bad == "side",
+        diverts_bad=diverts,
         moved_from=moved_from,
         partition_by=partition_by,
         target_bytes=target_bytes,
@@ -116,7 +118,7 @@ class FilesSpec:
     schema: StreamSchema | pa.Schema | None = None
     discover_micros: int | None = None
     in_time_order: bool = False
-    bad_to_side: bool = False
+    diverts_bad: bool = False
     moved_from: str | None = None
     partition_by: Sequence[str] = ()
     target_bytes: int | None = None
@@ -148,7 +150,7 @@ class FilesSpec:
             ignores_extra=self.schema is not None,
             discover_micros=self.discover_micros,
             in_time_order=self.in_time_order,
-            bad_to_side=self.bad_to_side,
+            diverts_bad=self.diverts_bad,
             moved_root=moved_root,
             store_options=dict(self.store_options),
         )

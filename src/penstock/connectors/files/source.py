@@ -120,7 +120,7 @@ class FilesSourceConfig(OperatorConfig):
     """The interval at which new files are looked for; None for never."""
     in_time_order: bool = False
     """Files that wait to be read do not hold the watermark back."""
-    bad_to_side: bool = False
+    diverts_bad: bool = False
     """Rows that cannot be read go to the output `BAD`, instead of failing the job."""
     moved_root: str | None = None
     """The URL of the store in which the files were when the job began to read them."""
@@ -187,7 +187,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
     @override
     def side_outputs(self) -> Mapping[str, StreamSchema]:
         """Return the stream of bad rows, unless they fail the job."""
-        return {BAD: BAD_ROWS} if self.config.bad_to_side else {}
+        return {BAD: BAD_ROWS} if self.config.diverts_bad else {}
 
     @override
     def poll_interval(self) -> timedelta:
@@ -270,7 +270,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         ctx: SourceContext,
         collector: SourceCollector,
     ) -> None:
-        if self.config.bad_to_side:
+        if self.config.diverts_bad:
             columns = {
                 "path": [file.path] * len(bad),
                 "line": [row.line for row in bad],
@@ -286,7 +286,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             text = text[:_SAMPLE_CHARACTERS] + "…"
         raise UserError(
             f"{file}, line {row.line}, cannot be read: {row.error}. The row is {text!r}. "
-            'Correct the schema, or pass on_bad="side" to have such rows in the side output '
+            'Correct the schema, or pass on_bad="divert" to have such rows in the side output '
             '"bad"',
             code=ErrorCode.UNREADABLE_INPUT,
             path=file.path,

@@ -62,7 +62,7 @@ def nexmark(
 
     The first event happens at `start`, the following ones every `gap`; by default the gap
     follows from the rate, or is 100 microseconds. Events are up to `disorder` earlier than
-    that, so read them with this lateness. Time in which the job did not run counts for the
+    that, so read them with this watermark_delay. Time in which the job did not run counts for the
     rate: the job catches up.
 
     Bids prefer hot auctions and bidders, auctions hot sellers: all but 1 in `hot_…_ratio`.

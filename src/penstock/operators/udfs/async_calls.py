@@ -33,6 +33,8 @@ _LOGGER = logging.getLogger(__name__)
 _LONGEST_DELAY_SECONDS = 10.0
 _MOST_DOUBLINGS = 30
 _CLOSE_SECONDS = 5.0
+_MICROS = 1_000_000
+"""Microseconds of a second."""
 """How long `close` waits for calls that cannot be cancelled."""
 
 
@@ -175,11 +177,11 @@ class CallPool:
                 call.failures += 1
                 if call.failures > spec.retries:
                     raise
-            delay = spec.retry_delay_seconds * 2 ** (call.failures - 1)
+            delay = spec.retry_delay_micros / _MICROS * 2 ** (call.failures - 1)
             await asyncio.sleep(min(delay, _LONGEST_DELAY_SECONDS))
 
     async def _attempt(self, call: AsyncCall) -> Any:
-        timeout = asyncio.timeout(self._spec.timeout_seconds)
+        timeout = asyncio.timeout(self._spec.timeout_micros / _MICROS)
         try:
             async with timeout:
                 return await self._function(*call.arguments)
@@ -187,7 +189,7 @@ class CallPool:
             if not timeout.expired():
                 raise
             raise CallTimeoutError(
-                f"no answer within {self._spec.timeout_seconds} seconds"
+                f"no answer within {self._spec.timeout_micros / _MICROS:g} seconds"
             ) from error
         except (SystemExit, KeyboardInterrupt) as error:
             # These two would end the loop, and leave all other calls without an answer.
@@ -271,8 +273,8 @@ def patience_of(calls: Iterable[RowCall], spec: AsyncUdfSpec) -> float:
     whole timeout of the call.
     """
     most = max((call.cut_offs for call in calls), default=0)
-    longer = spec.drain_seconds * (1 << min(most, _MOST_DOUBLINGS))
-    return max(spec.drain_seconds, min(longer, spec.timeout_seconds))
+    longer = spec.drain_micros * (1 << min(most, _MOST_DOUBLINGS))
+    return max(spec.drain_micros, min(longer, spec.timeout_micros)) / _MICROS
 
 
 def hold_of(call: RowCall, ctx: OperatorContext) -> int | None:

@@ -5,7 +5,7 @@ How it works
 - The calls of a batch's rows start in order, at most `max_concurrency` at a time;
   `process_batch` returns when the last of them has started. So at most that many calls are
   without an answer at the end of the input, and a slow service slows the source down.
-- Behind the input, before it passes the watermark on, the operator waits up to `drain_seconds`
+- Behind the input, before it passes the watermark on, the operator waits up to `drain`
   for answers. Calls without an answer are then cancelled and kept in state. The next epoch is
   requested at once, makes these calls first and waits longer for them, so every call has its
   whole timeout in the end.
@@ -196,8 +196,8 @@ class AsyncUdfOperator(ColumnOperator[AsyncUdfSpec]):
                     raise ExternalError(
                         f"UDF {name!r} of operator {operator!r} gave {error} when called with "
                         f"{call.arguments!r:.200}, {call.failures} times. See to the service "
-                        "it calls, raise timeout_seconds or retries, or send such rows aside "
-                        'with on_error="bad"',
+                        "it calls, raise timeout or retries, or send such rows aside "
+                        'with on_bad="divert"',
                         code=ErrorCode.UDF_TIMED_OUT,
                         operator=operator,
                         udf=name,

@@ -127,7 +127,7 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
             problems.append(
                 f"its input has a column {spec.output!r} already: name another output"
             )
-        if spec.on_error == "bad" and ERROR_COLUMN in schema.names:
+        if spec.on_bad == "divert" and ERROR_COLUMN in schema.names:
             problems.append(
                 f"its input has a column {ERROR_COLUMN!r}, which the {BAD!r} output adds: "
                 "rename the input's"
@@ -143,7 +143,7 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return the stream of rows whose call failed, if they do not fail the epoch."""
-        if self.config.on_error == "fail":
+        if self.config.on_bad == "fail":
             return {}
         stream = inputs[0]
         added = stream.schema.append(pa.field(ERROR_COLUMN, pa.string()))
@@ -154,7 +154,7 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
 
         It does not if user code raised `ExternalError`, so that the epoch is tried again.
         """
-        return self.config.on_error == "bad" and not isinstance(error, ExternalError)
+        return self.config.on_bad == "divert" and not isinstance(error, ExternalError)
 
     def reason_for(self, error: BaseException, operator: str, arguments: Any) -> str:
         """Return why a row goes to the side output, or raise the error that fails the epoch."""
@@ -166,7 +166,7 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
         failure = to_failure(
             error,
             f"{who} raised {reason} when called with {shown}. Correct it, or send such rows "
-            'aside with on_error="bad"',
+            'aside with on_bad="divert"',
             note=f"{who} was called with {shown}",
             operator=operator,
             udf=self.config.name,

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.clock import DurationLike, to_micros
+from penstock.core.spellings import OnBad, diverts_bad, renamed
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.registry import OperatorConfig
@@ -24,7 +26,6 @@ from penstock.operators.user_functions import pickle_function
 
 Mode: TypeAlias = Literal["row", "arrow", "polars"]
 Nulls: TypeAlias = Literal["skip", "pass"]
-OnError: TypeAlias = Literal["fail", "bad"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class ResultSpec(OperatorConfig):
     """The column that is added."""
     returns: bytes
     """The type of that column, as an Arrow schema of one field."""
-    on_error: OnError = "fail"
+    on_bad: OnBad = "fail"
     """Whether a call that raises fails the epoch, or sends its row to the `BAD` output."""
 
     def __post_init__(self) -> None:
@@ -60,6 +61,10 @@ class ResultSpec(OperatorConfig):
             problems.append("it has no inputs: name at least one column")
         if not self.output:
             problems.append("its output column has no name: give it one")
+        try:
+            diverts_bad(self.on_bad)
+        except UserError as error:
+            problems.append(error.message)
         return problems
 
     @property
@@ -73,7 +78,7 @@ class ResultSpec(OperatorConfig):
             "function": self.name,
             "inputs": ", ".join(self.inputs),
             "output": f"{self.output}: {self.return_type}",
-            "on_error": self.on_error,
+            "on_bad": self.on_bad,
         }
 
 
@@ -102,13 +107,13 @@ class AsyncUdfSpec(ResultSpec):
     """Whether rows leave in the order they came, also across epochs."""
     max_concurrency: int = 100
     """How many calls a subtask has under way at a time."""
-    timeout_seconds: float = 30.0
+    timeout_micros: int = 30_000_000
     """How long one attempt may take."""
     retries: int = 0
     """How many further attempts follow one that raised or timed out."""
-    retry_delay_seconds: float = 0.1
+    retry_delay_micros: int = 100_000
     """The pause before the first of them; it doubles every time, up to ten seconds."""
-    drain_seconds: float = 1.0
+    drain_micros: int = 1_000_000
     """How long the end of an epoch waits for answers. Calls without one are made again in the
     next epoch, which waits twice as long each time, up to the timeout of a call."""
 
@@ -117,12 +122,12 @@ class AsyncUdfSpec(ResultSpec):
         problems = ResultSpec.find_problems(self)
         if self.max_concurrency < 1:
             problems.append(f"max_concurrency is {self.max_concurrency}: need at least 1")
-        if not self.timeout_seconds > 0:
-            problems.append(f"timeout_seconds is {self.timeout_seconds}: need more than 0")
-        if self.retries < 0 or not self.retry_delay_seconds >= 0:
-            problems.append("retries and retry_delay_seconds must not be negative")
-        if not self.drain_seconds > 0:
-            problems.append(f"drain_seconds is {self.drain_seconds}: need more than 0")
+        if self.timeout_micros < 1:
+            problems.append("timeout is 0: need more than 0")
+        if self.retries < 0:
+            problems.append(f"retries is {self.retries}: it must not be negative")
+        if self.drain_micros < 1:
+            problems.append("drain is 0: need more than 0")
         return problems
 
     @override
@@ -131,7 +136,7 @@ class AsyncUdfSpec(ResultSpec):
             **ResultSpec.shown(self),
             "order": "as it came" if self.is_ordered else "any",
             "max_concurrency": str(self.max_concurrency),
-            "timeout": f"{self.timeout_seconds} s",
+            "timeout": f"{self.timeout_micros / 1_000_000:g} s",
         }
 
 
@@ -165,6 +170,7 @@ class CallUdfSpec(OperatorConfig):
     """Replaces the declared column; None keeps it."""
 
 
+@renamed(on_error="on_bad")
 def udf(
     function: Callable[..., Any],
     *,
@@ -174,19 +180,25 @@ def udf(
     output: str | None = None,
     mode: Mode = "row",
     nulls: Nulls = "skip",
-    on_error: OnError = "fail",
+    on_bad: OnBad = "fail",
 ) -> UdfSpec:
     """Declare a Python function; `returns` is a `pyarrow` type, `output` its name by default.
 
     In the modes "arrow" and "polars" the function gets whole columns and must give one of
-    the same length; the cuts between batches have no meaning. With `on_error="bad"` it is
+    the same length; the cuts between batches have no meaning. With `on_bad="divert"` it is
     called again on halves of a batch that failed, to find the rows that cause it.
     """
     packed = pickle_function(function, name)
     column = _column(packed.name, inputs, output, returns)
-    return UdfSpec(**column, function=packed, mode=mode, nulls=nulls, on_error=on_error)
+    return UdfSpec(**column, function=packed, mode=mode, nulls=nulls, on_bad=on_bad)
 
 
+@renamed(
+    on_error="on_bad",
+    timeout_seconds="timeout",
+    retry_delay_seconds="retry_delay",
+    drain_seconds="drain",
+)
 def async_udf(
     function: Callable[..., Any],
     *,
@@ -195,16 +207,18 @@ def async_udf(
     name: str | None = None,
     output: str | None = None,
     nulls: Nulls = "skip",
-    on_error: OnError = "fail",
+    on_bad: OnBad = "fail",
     ordered: bool = True,
     max_concurrency: int = 100,
-    timeout_seconds: float = 30.0,
+    timeout: DurationLike = "30s",
     retries: int = 0,
-    retry_delay_seconds: float = 0.1,
-    drain_seconds: float = 1.0,
+    retry_delay: DurationLike = "100ms",
+    drain: DurationLike = "1s",
 ) -> AsyncUdfSpec:
     """Declare an `async def` function, called row by row.
 
+    One attempt may take `timeout`; `retries` further ones follow after `retry_delay`, which
+    doubles every time. The end of an epoch waits up to `drain` for answers under way.
     Its results count once, but a call may be made more than once: after a failure, and when
     the epoch ended before its answer came.
     """
@@ -213,16 +227,17 @@ def async_udf(
         **_column(packed.name, inputs, output, returns),
         function=packed,
         nulls=nulls,
-        on_error=on_error,
+        on_bad=on_bad,
         is_ordered=ordered,
         max_concurrency=max_concurrency,
-        timeout_seconds=timeout_seconds,
+        timeout_micros=to_micros(timeout, "timeout"),
         retries=retries,
-        retry_delay_seconds=retry_delay_seconds,
-        drain_seconds=drain_seconds,
+        retry_delay_micros=to_micros(retry_delay, "retry_delay"),
+        drain_micros=to_micros(drain, "drain"),
     )
 
 
+@renamed(on_error="on_bad")
 def native_udf(
     url: str,
     *,
@@ -232,7 +247,7 @@ def native_udf(
     inputs: Sequence[str],
     name: str | None = None,
     output: str | None = None,
-    on_error: OnError = "fail",
+    on_bad: OnBad = "fail",
     arguments: Mapping[str, Any] | None = None,
     store_options: Mapping[str, Any] | None = None,
 ) -> NativeUdfSpec:
@@ -242,7 +257,7 @@ def native_udf(
         url=url,
         sha256=sha256,
         function=function,
-        on_error=on_error,
+        on_bad=on_bad,
         arguments=dict(arguments or {}),
         store_options=dict(store_options or {}),
     )

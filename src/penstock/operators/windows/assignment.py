@@ -211,7 +211,7 @@ def refuse_bad_times(bad: Flags, column: Any, name: str) -> SchemaError:
         f"{int(bad.sum())} of {len(column)} rows have an event time that no window can hold: "
         f"column {name!r} is null or outside of the years 1 to 9999, first in row {first}, "
         f"where it is {shown}. Filter such rows out before, or give the window "
-        "bad_times='divert' and read its side output BAD",
+        "on_bad='divert' and read its side output BAD",
         column=name,
     )
 

@@ -81,7 +81,7 @@ class PaneCombinerConfig(PaneWindowConfig):
 
     consumer: str
     """The operator that merges the partials."""
-    diverts_bad_times: bool
+    diverts_bad: bool
 
     @override
     def shown(self) -> Mapping[str, str]:
@@ -94,7 +94,7 @@ def pane_window_specs(
     *,
     consumer: str,
     shown: str,
-    diverts_bad_times: bool,
+    diverts_bad: bool,
 ) -> tuple[OperatorSpec, OperatorSpec]:
     """Return the combiner and the window operator of one step, to be joined by key."""
     window = PaneWindowConfig(
@@ -106,7 +106,7 @@ def pane_window_specs(
     combiner = PaneCombinerConfig(
         **{field.name: getattr(window, field.name) for field in fields(window)},
         consumer=consumer,
-        diverts_bad_times=diverts_bad_times,
+        diverts_bad=diverts_bad,
     )
     return combiner.to_operator_spec(), window.to_operator_spec()
 
@@ -130,7 +130,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return the input's schema for late rows and, if they are diverted, for bad ones."""
         sides = {LATE: inputs[0]}
-        if self.config.diverts_bad_times:
+        if self.config.diverts_bad:
             sides[BAD] = StreamSchema(inputs[0].schema)
         return sides
 
@@ -139,7 +139,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Buffer the rows that some open window holds; late and bad ones go to side outputs."""
-        diverts_bad = self.config.diverts_bad_times
+        diverts_bad = self.config.diverts_bad
         times = self._aggregation.read_times(batch, ctx, diverts_bad=diverts_bad)
         if times.bad is not None:
             collector.collect(batch.filter(pa.array(times.bad)), BAD)

@@ -266,11 +266,11 @@ class SessionWindowConfig(WindowConfig):
     kind: ClassVar[str] = "session_window"
 
     gap_micros: int
-    diverts_bad_times: bool
+    diverts_bad: bool
 
 
 def session_window_spec(
-    gap_micros: int, aggregation: WindowAggregation, *, shown: str, diverts_bad_times: bool
+    gap_micros: int, aggregation: WindowAggregation, *, shown: str, diverts_bad: bool
 ) -> OperatorSpec:
     """Return the operator of a step; its input must be keyed by `aggregation.keys`."""
     return SessionWindowConfig(
@@ -278,7 +278,7 @@ def session_window_spec(
         stream=aggregation.stream.to_bytes(),
         aggregates=aggregation.plan.to_config(),
         gap_micros=gap_micros,
-        diverts_bad_times=diverts_bad_times,
+        diverts_bad=diverts_bad,
     ).to_operator_spec()
 
 
@@ -304,7 +304,7 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         fields = [inputs[0].schema.field(name) for name in self._given(inputs[0].schema)]
         rows = StreamSchema(pa.schema(fields), inputs[0].time_column)
         sides = {LATE: rows}
-        if self.config.diverts_bad_times:
+        if self.config.diverts_bad:
             sides[BAD] = StreamSchema(rows.schema)
         return sides
 
@@ -317,7 +317,7 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Buffer rows until the epoch's are complete; bad ones go to the side output."""
-        diverts_bad = self.config.diverts_bad_times
+        diverts_bad = self.config.diverts_bad
         times = self._aggregation.read_times(batch, ctx, diverts_bad=diverts_bad)
         micros = times.micros
         if times.bad is not None:

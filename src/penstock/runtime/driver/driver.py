@@ -340,7 +340,7 @@ class RunOptions:
     """On Spark: the master URL of the cluster."""
     session: Any = None
     """On Spark: the user's own session."""
-    shows_logs: bool = False
+    show_logs: bool = False
     """On Spark: whether an embedded Spark shows its log."""
 
     def open_store(self, job: JobId) -> ObjectStore:

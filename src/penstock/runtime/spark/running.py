@@ -129,7 +129,7 @@ class _OwnSpark:
             is_ours = given is None and (theirs is None or self._users > 0)
             if theirs is None:
                 theirs = open_session(
-                    master or DEFAULT_MASTER, name=name, shows_logs=options.shows_logs
+                    master or DEFAULT_MASTER, name=name, show_logs=options.show_logs
                 )
             else:
                 _check_master(theirs, master)

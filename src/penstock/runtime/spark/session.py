@@ -276,11 +276,11 @@ def _warn_once(message: str) -> None:
 
 
 def open_session(
-    master: str = DEFAULT_MASTER, *, name: str = "penstock", shows_logs: bool = False
+    master: str = DEFAULT_MASTER, *, name: str = "penstock", show_logs: bool = False
 ) -> SparkSession:
     """Start Spark. None may run in this process.
 
-    Its messages go to a nameless file instead of the terminal unless `shows_logs`; they are
+    Its messages go to a nameless file instead of the terminal unless `show_logs`; they are
     part of the error if Spark does not start.
     """
     check_can_start(master)
@@ -288,15 +288,15 @@ def open_session(
     settings = {
         **_EPOCH_SETTINGS,
         **_OWN_SETTINGS,
-        "spark.ui.showConsoleProgress": "true" if shows_logs else "false",
-        "spark.log.level": "WARN" if shows_logs else "ERROR",
+        "spark.ui.showConsoleProgress": "true" if show_logs else "false",
+        "spark.log.level": "WARN" if show_logs else "ERROR",
         **_folder_settings(is_local=master.startswith("local")),
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
     with tempfile.TemporaryFile("w+") as log:
         try:
-            with nullcontext() if shows_logs else _redirected(log):
+            with nullcontext() if show_logs else _redirected(log):
                 session: SparkSession = builder.getOrCreate()
         except Exception as error:
             log.seek(0)
@@ -304,7 +304,7 @@ def open_session(
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             failure = UserError(
                 f"Spark did not start with master {master!r}: {reason}. Check the master and "
-                "what Spark said, below; shows_logs=True shows all of it",
+                "what Spark said, below; show_logs=True shows all of it",
                 code=ErrorCode.ENGINE_MISSING,
                 master=master,
             )

@@ -14,15 +14,15 @@ async def _nothing(value: Any) -> None:
     return None
 
 
-def limits(max_concurrency: int, timeout_seconds: float, **options: Any) -> AsyncUdfSpec:
+def limits(max_concurrency: int, timeout: str, **options: Any) -> AsyncUdfSpec:
     """Return a declaration with these limits; its function is not the one that is called."""
-    options = {"retry_delay_seconds": 0.0, "ordered": False, **options}
+    options = {"retry_delay": 0, "ordered": False, **options}
     return async_udf(
         _nothing,
         returns=pa.int64(),
         inputs=["n"],
         max_concurrency=max_concurrency,
-        timeout_seconds=timeout_seconds,
+        timeout=timeout,
         **options,
     )
 
@@ -41,11 +41,11 @@ def a_pool(open_pools: list[CallPool]) -> Callable[..., CallPool]:
         function: Callable[..., Awaitable[Any]],
         *,
         max_concurrency: int = 10,
-        timeout_seconds: float = 30.0,
+        timeout: str = "30s",
         retries: int = 0,
         is_ordered: bool = False,
     ) -> CallPool:
-        spec = limits(max_concurrency, timeout_seconds, retries=retries, ordered=is_ordered)
+        spec = limits(max_concurrency, timeout, retries=retries, ordered=is_ordered)
         open_pools.append(CallPool(function, spec))
         return open_pools[-1]
 
@@ -118,7 +118,7 @@ def test_ordered_calls_do_not_run_further_ahead_than_allowed(
 def test_a_call_that_takes_too_long_is_answered_with_a_timeout(
     a_pool: Callable[..., CallPool],
 ) -> None:
-    pool = a_pool(_forever, timeout_seconds=0.001)
+    pool = a_pool(_forever, timeout="1ms")
     (call,) = _calls(1)
     pool.submit([call])
     assert pool.wait_idle(None)
@@ -260,7 +260,7 @@ def test_closing_cancels_what_is_under_way_and_ends_the_thread() -> None:
         finally:
             ended.set()
 
-    pool = CallPool(wait, limits(1, 30.0))
+    pool = CallPool(wait, limits(1, "30s"))
     pool.submit(_calls(1))
     assert has_started.wait(30)
     thread = pool._thread
@@ -271,7 +271,7 @@ def test_closing_cancels_what_is_under_way_and_ends_the_thread() -> None:
 
 
 def test_a_pool_without_calls_has_no_thread() -> None:
-    pool = CallPool(_forever, limits(1, 30.0))
+    pool = CallPool(_forever, limits(1, "30s"))
     pool.submit([])
     assert pool.wait_started()
     assert pool.wait_idle(None)
@@ -284,7 +284,7 @@ def test_a_pool_can_be_used_again_after_closing() -> None:
     async def same(value: int) -> int:
         return value
 
-    pool = CallPool(same, limits(1, 30.0))
+    pool = CallPool(same, limits(1, "30s"))
     for value in (1, 2):
         (call,) = _calls(value)
         pool.submit([call])

@@ -47,7 +47,7 @@ def _construct(**options: Any) -> AsyncUdfOperator:
 def test_the_kind_is_registered_and_shows_itself() -> None:
     operator = _construct(max_concurrency=5, ordered=False)
     assert operator.name() == "async_udf"
-    assert "order=any, max_concurrency=5, timeout=30.0 s" in str(operator.display())
+    assert "order=any, max_concurrency=5, timeout=30 s" in str(operator.display())
     operator.release()
 
 
@@ -79,22 +79,22 @@ def test_all_limits_that_cannot_work_are_reported_at_once() -> None:
             returns=pa.int64(),
             inputs=[],
             max_concurrency=0,
-            timeout_seconds=10,
+            timeout="10s",
             retries=-1,
-            drain_seconds=0,
+            drain=0,
         )
     for problem in (
         "it has no inputs",
         "max_concurrency is 0",
-        "retries and retry_delay_seconds must not be negative",
-        "drain_seconds is 0: need more than 0",
+        "retries is -1: it must not be negative",
+        "drain is 0: need more than 0",
     ):
         assert problem in caught.value.message
 
 
 def test_a_timeout_must_be_positive() -> None:
-    with pytest.raises(UserError, match="timeout_seconds is 0: need more than 0"):
-        async_udf(look_up, returns=pa.int64(), inputs=["n"], timeout_seconds=0)
+    with pytest.raises(UserError, match="timeout is 0: need more than 0"):
+        async_udf(look_up, returns=pa.int64(), inputs=["n"], timeout=0)
 
 
 def _call_cut_off(times: int) -> RowCall:
@@ -110,16 +110,12 @@ def _call_cut_off(times: int) -> RowCall:
 def test_a_call_gets_twice_as_long_every_time_until_it_has_its_timeout(
     cut_offs: int, seconds: float
 ) -> None:
-    spec = async_udf(
-        look_up, returns=pa.int64(), inputs=["n"], drain_seconds=2, timeout_seconds=10
-    )
+    spec = async_udf(look_up, returns=pa.int64(), inputs=["n"], drain="2s", timeout="10s")
     assert patience_of([_call_cut_off(0), _call_cut_off(cut_offs)], spec) == seconds
 
 
 def test_an_epoch_waits_as_long_as_it_is_told_even_beyond_the_timeout() -> None:
-    spec = async_udf(
-        look_up, returns=pa.int64(), inputs=["n"], drain_seconds=20, timeout_seconds=10
-    )
+    spec = async_udf(look_up, returns=pa.int64(), inputs=["n"], drain="20s", timeout="10s")
     assert patience_of([], spec) == 20
     assert patience_of([_call_cut_off(1)], spec) == 20
 

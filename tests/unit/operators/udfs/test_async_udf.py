@@ -112,7 +112,7 @@ def test_many_kept_calls_keep_their_order(service: Service) -> None:
 
 def test_bad_rows_keep_their_place_in_order_across_epochs(service: Service) -> None:
     service.silent, service.failing = {1}, {2}
-    by_hand = _by_hand(service, on_error="bad")
+    by_hand = _by_hand(service, on_bad="divert")
     (first,) = by_hand.run_epoch({0: [rows(1, 2, 3)]})
     assert (first.main, first.bad) == ([], [])
     service.silent = set()
@@ -126,7 +126,7 @@ def test_bad_rows_keep_their_place_in_order_across_epochs(service: Service) -> N
 
 def test_attempts_are_counted_across_epochs(service: Service) -> None:
     service.scripts = {1: ["fail", "silent", "fail", "answer"]}
-    by_hand = _by_hand(service, on_error="bad", retries=1, retry_delay_seconds=0)
+    by_hand = _by_hand(service, on_bad="divert", retries=1, retry_delay="0s")
     (first,) = by_hand.run_epoch({0: [rows(1)]})
     assert (first.main, first.bad) == ([], [])
     (second,) = by_hand.run_epoch()
@@ -203,7 +203,7 @@ def test_at_the_end_of_the_data_everything_is_answered(service: Service) -> None
 
     slow = Slow()
     slow.silent = {1}
-    by_hand = _by_hand(slow, on_error="bad", timeout_seconds=0.01)
+    by_hand = _by_hand(slow, on_bad="divert", timeout="10ms")
     (output,) = by_hand.run_epoch({0: [rows(1, 2)]}, MAX_EVENT_TIME)
     assert _numbers(output) == [2]
     assert [row["error"] for row in output.bad] == [
@@ -239,7 +239,7 @@ def test_a_call_that_times_out_fails_the_epoch_so_that_it_is_tried_again(
     service: Service,
 ) -> None:
     service.silent = {2}
-    by_hand = _by_hand(service, timeout_seconds=0.01, drain_seconds=1e9)
+    by_hand = _by_hand(service, timeout="10ms", drain="1000000000s")
     with pytest.raises(ExternalError, match=r"no answer within 0\.01 seconds") as caught:
         by_hand.run_epoch({0: [rows(1, 2)]})
     assert caught.value.code is ErrorCode.UDF_TIMED_OUT
@@ -247,7 +247,7 @@ def test_a_call_that_times_out_fails_the_epoch_so_that_it_is_tried_again(
 
 def test_failing_rows_are_sent_aside_if_wanted(service: Service) -> None:
     service.failing = {2, 3}
-    by_hand = _by_hand(service, on_error="bad", max_concurrency=1, ordered=False)
+    by_hand = _by_hand(service, on_bad="divert", max_concurrency=1, ordered=False)
     (output,) = by_hand.run_epoch({0: [rows(1, 2, 3, 4)]})
     assert _numbers(output) == [1, 4]
     assert [row["n"] for row in output.bad] == [2, 3]

@@ -105,7 +105,7 @@ def test_keys_and_event_time_are_kept() -> None:
 
 def test_an_operator_shows_what_it_calls() -> None:
     assert str(_construct(area(_by_row)).display()) == (
-        "udf(function=_by_row, inputs=width, height, output=area: int64, on_error=fail)"
+        "udf(function=_by_row, inputs=width, height, output=area: int64, on_bad=fail)"
     )
 
 
@@ -123,7 +123,7 @@ def test_a_row_result_of_another_type_is_shown_with_its_arguments() -> None:
 
 
 def test_a_result_of_another_type_fails_even_where_bad_rows_are_sent_aside() -> None:
-    spec = area(lambda width, height: "big", on_error="bad")
+    spec = area(lambda width, height: "big", on_bad="divert")
     with pytest.raises(UserError, match="is no int64"):
         _run(spec, (1, 1))
 
@@ -196,7 +196,7 @@ def test_rows_that_raise_are_sent_aside_with_the_reason(mode: str, function: Any
             raise ZeroDivisionError("divide by zero")
         return width // height
 
-    spec = area(function or by_polars, mode=mode, on_error="bad")
+    spec = area(function or by_polars, mode=mode, on_bad="divert")
     output = _run(spec, (8, 2), (5, 0), (9, 3), (6, 0))
     assert [row["area"] for row in output.main] == [4, 3]
     assert [(row["width"], row["height"]) for row in output.bad] == [(5, 0), (6, 0)]
@@ -213,7 +213,9 @@ def test_a_bad_row_whose_values_python_cannot_hold_is_sent_aside() -> None:
     year_10000 = 253_402_300_800_000_000
     schema = _columns(at=pa.timestamp("us"))
     times = pa.array([0, year_10000]).cast(pa.timestamp("us"))
-    spec = udf(of_this_age, returns=pa.int64(), inputs=["at"], mode="arrow", on_error="bad")
+    spec = udf(
+        of_this_age, returns=pa.int64(), inputs=["at"], mode="arrow", on_bad="divert"
+    )
     with OperatorHarness(spec.to_operator_spec(), StreamSchema(schema)) as operator:
         operator.push(pa.record_batch([times], schema=schema))
         operator.barrier()
@@ -222,7 +224,7 @@ def test_a_bad_row_whose_values_python_cannot_hold_is_sent_aside() -> None:
 
 
 def test_a_batch_of_bad_rows_only_emits_nothing_else() -> None:
-    output = _run(area(lambda w, h: w // h, on_error="bad"), (1, 0))
+    output = _run(area(lambda w, h: w // h, on_bad="divert"), (1, 0))
     assert output.main == []
     assert output.bad == [
         {"width": 1, "height": 0, "error": output.bad[0]["error"]},
@@ -234,7 +236,7 @@ def test_an_external_error_fails_the_epoch_even_where_bad_rows_are_sent_aside() 
         raise ExternalError("the service is down")
 
     with pytest.raises(ExternalError, match="the service is down") as caught:
-        _run(area(call, on_error="bad"), (1, 2))
+        _run(area(call, on_bad="divert"), (1, 2))
     assert "called with (1, 2)" in caught.value.__notes__[0]
 
 
@@ -242,8 +244,8 @@ def test_an_external_error_fails_the_epoch_even_where_bad_rows_are_sent_aside() 
 @settings(deadline=None, max_examples=30)
 def test_whole_columns_find_the_same_bad_rows_as_single_rows(heights: list[int]) -> None:
     rows = [(index, height) for index, height in enumerate(heights)]
-    by_row = _run(area(lambda w, h: w // h, on_error="bad"), *rows)
-    by_column = _run(area(pc.divide, mode="arrow", on_error="bad"), *rows)
+    by_row = _run(area(lambda w, h: w // h, on_bad="divert"), *rows)
+    by_column = _run(area(pc.divide, mode="arrow", on_bad="divert"), *rows)
     assert by_row.main == by_column.main
     assert [row["width"] for row in by_row.bad] == [row["width"] for row in by_column.bad]
 
@@ -258,7 +260,7 @@ def test_all_problems_with_the_input_are_reported_at_once() -> None:
         returns=pa.int64(),
         inputs=["width", "height"],
         output="error",
-        on_error="bad",
+        on_bad="divert",
     )
     with pytest.raises(SchemaError) as caught:
         _construct(spec).output_schema([stream])

@@ -48,7 +48,7 @@ def test_calls_that_were_cut_off_are_answered_after_a_rescale(amnesia: bool) -> 
         returns=pa.int64(),
         inputs=["n"],
         output="tens",
-        drain_seconds=0.001,
+        drain="1ms",
     )
     harness = OperatorHarness(
         spec.to_operator_spec(), KEYED, parallelism=2, amnesia=amnesia
@@ -71,7 +71,7 @@ def test_a_stopped_job_asks_again_when_it_goes_on() -> None:
         returns=pa.int64(),
         inputs=["n"],
         output="tens",
-        drain_seconds=0.001,
+        drain="1ms",
     )
     with OperatorHarness(spec.to_operator_spec(), KEYED) as harness:
         harness.push(_table(_rows("ann", 1)))

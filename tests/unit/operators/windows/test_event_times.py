@@ -61,7 +61,7 @@ def test_the_error_shows_how_many_there_are_and_the_first() -> None:
     error = refuse_bad_times(bad_in(stamps), stamps, "at")
     assert "2 of 3 rows" in error.message
     assert "first in row 1, where it is null" in error.message
-    assert "bad_times='divert'" in error.message
+    assert "on_bad='divert'" in error.message
     stamps = column([END_MICROS], "us")
     error = refuse_bad_times(bad_in(stamps), stamps, "at")
     assert "where it is 10000-01-01" in error.message

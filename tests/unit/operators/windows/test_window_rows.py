@@ -101,17 +101,17 @@ def test_rows_without_a_usable_time_fail_the_job_or_go_aside(window: Any) -> Non
     def spoil(stream: Any) -> Any:
         return stream.map_batches(_spoiled)
 
-    for bad_times in ("fail", "divert"):
+    for on_bad in ("fail", "divert"):
         p = pen.Pipeline("bad")
         rows = p.read(
             "rows", pen.list_source([row(1, 1), row(1, 2, -1)], ROWS), event_time="at"
         )
-        counts = (
-            spoil(rows).key_by("key").window("w", window, bad_times=bad_times)
-        ).aggregate(n=pen.count())
+        counts = (spoil(rows).key_by("key").window("w", window, on_bad=on_bad)).aggregate(
+            n=pen.count()
+        )
         out, bad = a_list(), a_list()
         counts.write("out", out)
-        if bad_times == "fail":
+        if on_bad == "fail":
             with pytest.raises(PenstockError, match="1 of 2 rows have an event time"):
                 run_pipeline(p)
         else:
@@ -136,7 +136,7 @@ def test_the_years_1_and_9999_are_ordinary_and_empty_time_costs_nothing(
 ) -> None:
     days = [date(1, 1, 2), date(2026, 1, 1), date(9999, 12, 30)]
     rows = [{"key": 1, "at": datetime.combine(day, NOON), "value": 1} for day in days]
-    job = WindowJob(rows, window, lateness="4000000d")
+    job = WindowJob(rows, window, watermark_delay="4000000d")
     run_pipeline(job.pipeline)
     per_row = len(job.out.rows()) // 3
     found = sorted(found["window_start"].date() for found in job.out.rows())
@@ -194,7 +194,7 @@ def test_many_rows_are_grouped_in_passes_to_the_same_result(slide: int, count: i
         WindowAggregation(stream, compile_aggregates("w", aggregates, stream)),
         consumer="operator-2",
         shown="windows",
-        diverts_bad_times=False,
+        diverts_bad=False,
     )
     with OperatorHarness(specs, stream) as harness:
         harness.push(rows.with_columns(pl.col("at").cast(pl.Datetime("us"))))

@@ -1,0 +1,85 @@
+"""An old spelling is answered by an error that names the new one, wherever it is written."""
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as pen
+from penstock.core.spellings import check_choice, diverts_bad
+from penstock.errors import ErrorCode, UserError
+
+ROWS = [{"n": 1, "at": dt.datetime(2024, 1, 1)}]
+
+
+def _read(**options: Any) -> pen.Stream:
+    pipeline = pen.Pipeline("p")
+    stream = pipeline.read("rows", pen.list_source(ROWS), **options)
+    pipeline.graph()
+    return stream
+
+
+def _window(**options: Any) -> None:
+    pipeline = pen.Pipeline("p")
+    read = pipeline.read("rows", pen.list_source(ROWS), event_time="at")
+    read.window("w", pen.tumbling("1s"), **options)
+    pipeline.graph()
+
+
+def _run(**options: Any) -> None:
+    pen.Pipeline("p").run("memory:", **options)
+
+
+def _udf(**options: Any) -> None:
+    pen.udf(abs, returns=pa.int64(), inputs=["n"], **options)
+
+
+def _async_udf(**options: Any) -> None:
+    pen.async_udf(abs, returns=pa.int64(), inputs=["n"], **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "old", "value", "new"),
+    [
+        (_read, "lateness", "5s", "watermark_delay"),
+        (_window, "bad_times", "divert", "on_bad"),
+        (_run, "shows_logs", True, "show_logs"),
+        (_udf, "on_error", "bad", "on_bad"),
+        (_async_udf, "on_error", "bad", "on_bad"),
+        (_async_udf, "timeout_seconds", 1.0, "timeout"),
+        (_async_udf, "retry_delay_seconds", 1.0, "retry_delay"),
+        (_async_udf, "drain_seconds", 1.0, "drain"),
+    ],
+)
+def test_an_old_keyword_raises_an_error_that_names_the_new_one(
+    call: Callable[..., Any], old: str, value: object, new: str
+) -> None:
+    with pytest.raises(UserError, match=f"no option '{old}': it is called '{new}'"):
+        call(**{old: value})
+
+
+@pytest.mark.parametrize("old", ["side", "bad"])
+@pytest.mark.parametrize(
+    "call", [lambda **options: pen.files("in/*.jsonl", **options), _udf, _window]
+)
+def test_an_old_way_with_bad_rows_raises_an_error_that_names_divert(
+    call: Callable[..., Any], old: str
+) -> None:
+    with pytest.raises(UserError, match=f"'{old}', which is called 'divert'"):
+        call(on_bad=old)
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "Fail", ["fail"]])
+def test_what_is_no_choice_is_refused_with_all_choices(wrong: object) -> None:
+    with pytest.raises(UserError, match="use 'fail' or 'divert'") as caught:
+        diverts_bad(wrong, where="window 'w': ")
+    assert caught.value.code is ErrorCode.INVALID_CONFIG
+    assert caught.value.message.startswith(f"window 'w': on_bad is {wrong!r}")
+
+
+def test_a_choice_is_accepted_as_it_is_spelled() -> None:
+    check_choice("mode", "row", ("row", "arrow"))
+    assert not diverts_bad("fail")
+    assert diverts_bad("divert")
