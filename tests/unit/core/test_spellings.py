@@ -11,7 +11,7 @@ import penstock as pen
 from penstock.core.spellings import check_choice, diverts_bad
 from penstock.errors import ErrorCode, UserError
 
-ROWS = [{"n": 1, "at": dt.datetime(2024, 1, 1)}]
+ROWS = [{"n": 1, "at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC)}]
 
 
 def _read(**options: Any) -> pen.Stream:
