@@ -5,7 +5,10 @@
 | has rows up to T | `T - delay`: no row before that instant follows |
 | has had no row yet | none: the watermark of all stays unknown |
 | has had no row for the idle timeout | idle: it is left out |
-| has ended | none: it is ignored, except in the epoch where the last split ends: then its last watermark is sent |
+| has ended | none: it is ignored, except in the epoch where the subtask's last split ends: then its last watermark is sent |
+
+When all known splits of a source have ended, its watermark is the highest of theirs, however
+they were dealt to subtasks. The driver tells it (see `runtime.plan.epoch_plan`).
 
 Time without rows is measured in the processing time of epochs, from the epoch in which the
 split was first known. The watermark of all splits is the merged one (see `core.watermark`). It
@@ -83,6 +86,19 @@ def watermark_of_splits(
         else:
             said.append(None if latest is None else _to_event_time(latest, spec))
     return merge(said)
+
+
+def watermark_of_ended(
+    states: Mapping[str, SplitState], spec: WatermarkSpec
+) -> EventTime | None:
+    """Return the highest watermark of a source's splits if all have ended; None else.
+
+    None also if none of them had a row with an event time.
+    """
+    if not all(state.ended for state in states.values()):
+        return None
+    reached = last_watermark(states.values(), spec)
+    return reached if isinstance(reached, EventTime) else None
 
 
 def last_watermark(ended: Iterable[SplitState], spec: WatermarkSpec) -> Watermark:

@@ -319,6 +319,8 @@ class SourcePlan:
     An executor brings only what its engine has, such as a Spark DataFrame. Every subtask of a
     fed source gets a part of the rows, so each needs a split to read.
     """
+    waiting: tuple[str, ...] = ()
+    """Known splits that have rows left but are not read in this epoch: they are not idle."""
 
 
 @cache

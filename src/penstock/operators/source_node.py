@@ -6,7 +6,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from penstock.core.clock import Clock
-from penstock.core.watermark import IDLE, MAX_EVENT_TIME, Watermark
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.errors import ErrorCode, UserCodeError, UserError
 from penstock.operators.context import SourceCollector, SourceContext, Targets
 from penstock.operators.event_time import (
@@ -88,6 +88,8 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         """Return the watermark of the splits of this subtask."""
         if self._assignment.phase is not SourcePhase.READING:
             return MAX_EVENT_TIME
+        if self._assignment.watermark_micros is not None:
+            return EventTime(self._assignment.watermark_micros)
         states, spec = self.context.split_states, self.node.watermark
         if all(state.ended for state in states.values()):
             ended_now = (state for state in self._changed.values() if state.ended)
@@ -152,6 +154,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         only = splits[0].name if len(splits) == 1 else None
         # A split with planned rows is not idle, even if the budget left them unread.
         active = [s.name for s in splits if s.end is not None and s.end != s.start]
+        active += self._assignment.waiting
         for given, latest_micros in self.collector.latest_by_split.items():
             name = only if given is None else given
             if name is None:

@@ -163,6 +163,10 @@ class SourceAssignment:
     budget: SourceBudget = field(default_factory=SourceBudget)
     fed: str | None = None
     """Names the rows that the executor brings, as in `SourcePlan.fed`; None if `run` reads."""
+    waiting: tuple[str, ...] = ()
+    """The resting splits that have rows left, as in `SourcePlan.waiting`."""
+    watermark_micros: int | None = None
+    """The watermark of all subtasks, if no split is open; None if it follows from the splits."""
 
 
 def have_ended(known: Mapping[str, SplitState], *, is_complete: bool) -> bool:

@@ -218,7 +218,9 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         is_kept = ORIGIN in known and tuple(known[ORIGIN].offset) == origin
         if not is_kept and (plans or (discovers and known)):
             plans = (SplitPlan(ORIGIN, None, origin), *plans)
-        return SourcePlan(plans, is_complete=not discovers, has_more=has_more)
+        planned = {split.name for split in plans}
+        waiting = tuple(n for n, s in known.items() if not s.ended and n not in planned)
+        return SourcePlan(plans, not discovers, has_more, waiting=waiting)
 
     @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:

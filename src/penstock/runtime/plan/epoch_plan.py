@@ -16,6 +16,10 @@ operator, so that this does not go back.
 **Splits** are planned by the driver's own instance of every source, which never reads rows,
 and dealt to the subtasks before an epoch. Their states are read from the source's table once,
 at the start; then they come from the tasks' reports.
+
+**When all known splits have ended**, the watermark is the highest of all of them. No subtask
+can know that: others may read on in the same epoch. So the driver says it, in the next epoch
+that reads nothing, unless everybody who reads the source has come as far already.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +31,7 @@ from penstock.core.ids import Generation, JobId, OperatorId
 from penstock.core.watermark import MAX_EVENT_TIME, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import LogicalGraph, Node
+from penstock.operators.event_time import watermark_of_ended
 from penstock.operators.nodes import EpochTerms, OperatorReport
 from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.registry import Registry
@@ -227,11 +232,10 @@ class SourcePlanner:
             if is_last:
                 plan = SourcePlan((), is_complete=plan.is_complete and not plan.splits)
             readers = self._graph.edges_out_of(operator)
+            told = [inputs[e.target][e.input_index].event_time_micros for e in readers]
             # Whether the end of the source has reached every operator that reads it.
             is_known = manifest is not None and all(
-                inputs[edge.target][edge.input_index].event_time_micros
-                == MAX_EVENT_TIME.micros
-                for edge in readers
+                micros == MAX_EVENT_TIME.micros for micros in told
             )
             if not plan.splits and have_ended(planned.known, is_complete=plan.is_complete):
                 phase = SourcePhase.ENDED if is_known else SourcePhase.ENDING
@@ -247,7 +251,10 @@ class SourcePlanner:
                 phase = SourcePhase.READING
                 seconds = planned.source.poll_interval().total_seconds()
                 polls.append(max(1, int(seconds * 1_000_000)))
-            assignments[operator] = _deal(planned, plan, phase)
+            watermark = (
+                None if is_last or plan.splits else _watermark_to_tell(planned, told)
+            )
+            assignments[operator] = _deal(planned, plan, phase, watermark)
             has_more |= plan.has_more
             has_ending |= phase is SourcePhase.ENDING
         return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
@@ -305,8 +312,21 @@ class SourcePlanner:
         return plan
 
 
+def _watermark_to_tell(planned: PlannedSource, told: Sequence[int | None]) -> int | None:
+    """Return the watermark of a source without open splits, if a reader is not there yet."""
+    spec = planned.node.watermark
+    reached = None if spec is None else watermark_of_ended(planned.known, spec)
+    if reached is None:
+        return None
+    is_news = any(micros is None or micros < reached.micros for micros in told)
+    return reached.micros if is_news else None
+
+
 def _deal(
-    planned: PlannedSource, plan: SourcePlan, phase: SourcePhase
+    planned: PlannedSource,
+    plan: SourcePlan,
+    phase: SourcePhase,
+    watermark_micros: int | None,
 ) -> tuple[SourceAssignment, ...]:
     """Deal the splits to the subtasks, both those that are read and those that rest."""
     reads = {split.name for split in plan.splits}
@@ -323,6 +343,8 @@ def _deal(
             tuple(split.name for split in part if split.name not in reads),
             planned.budget if plan.fed is None else FED_BUDGET,
             plan.fed,
+            tuple(split.name for split in part if split.name in plan.waiting),
+            watermark_micros,
         )
         for part in dealt
     )
