@@ -43,7 +43,7 @@ from penstock.state.tables.table import TableEnvironment
 from penstock.state.tables.table_manager import TableManager
 
 SCHEMA = StreamSchema(pa.schema([("key", pa.int64()), ("value", pa.int64())]))
-ROWS = pa.RecordBatch.from_pydict({"key": [1, 2, 3], "value": [1, 2, 3]}, SCHEMA.schema)
+ROWS = pa.RecordBatch.from_pydict({"key": [1, 2, 3], "value": [1, 2, 3]}, SCHEMA.arrow)
 CHAIN_LIMIT_MICROS = 20.0
 EPOCH_LIMIT_MILLIS = 3.0
 

@@ -112,7 +112,7 @@ def recompute(events: int) -> pl.DataFrame:
 
 def _all_bids(events: int) -> Iterator[pl.DataFrame]:
     config = _config_of(events)
-    emitted = SCHEMAS[EventKind.BIDS].schema
+    emitted = SCHEMAS[EventKind.BIDS].arrow
     schema = pa.schema([emitted.field(name) for name in _COLUMNS])
     row_count = config.sequence.rows_below(events, 0, 1)
     for start in range(0, row_count, _CHUNK_ROWS):

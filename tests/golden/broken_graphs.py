@@ -79,7 +79,7 @@ BROKEN: dict[str, LogicalGraph] = {
         )
     ),
     "other-layout": _emitting(schema_of(user=pa.large_string(), page=pa.int64(), at=AT)),
-    "other-time-column": _emitting(CLICKS.schema, time_column=None),
+    "other-time-column": _emitting(CLICKS.arrow, time_column=None),
     "parallelism-zero": a_graph("read -k> count", parallelism={"read": 0, "count": -1}),
     "parallelism-too-large": a_graph("read -k> count", parallelism={"count": 1_000_001}),
     "parallelism-of-the-wrong-type": _with(_READ_MAP, "map", parallelism=True),

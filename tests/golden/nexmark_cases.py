@@ -40,7 +40,7 @@ CASES: dict[str, tuple[NexmarkConfig, range]] = {
 def rows_of(case: str) -> list[dict[str, Any]]:
     """Return the rows of a case as JSON has them."""
     config, events = CASES[case]
-    schema = SCHEMAS[EventKind(config.kind)].schema
+    schema = SCHEMAS[EventKind(config.kind)].arrow
     numbers = pa.array(events, pa.int64()).to_numpy()
     rows = make_batch(config, numbers, schema).to_pylist()
     return json.loads(json.dumps(rows, default=str))  # type: ignore[no-any-return]

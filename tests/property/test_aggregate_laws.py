@@ -169,20 +169,20 @@ def results_expected(rows: Sequence[Row]) -> dict[tuple[bool, Any], Row]:
 
 def partials_of(plan: AggregatePlan, rows: Sequence[Row]) -> pl.DataFrame:
     """Return the partials of some rows, by way of Arrow as they travel and are stored."""
-    batch: pa.RecordBatch = pa.RecordBatch.from_pylist(list(rows), SCHEMA.schema)
+    batch: pa.RecordBatch = pa.RecordBatch.from_pylist(list(rows), SCHEMA.arrow)
     frame = columns_to_frame([batch], ["key", *plan.reads])
     return through_arrow(plan, plan.partials_of(frame, ["key"]))
 
 
 def through_arrow(plan: AggregatePlan, partials: pl.DataFrame) -> pl.DataFrame:
     """Return partials as they come back from a table."""
-    stored = pa.schema([SCHEMA.schema.field("key"), *plan.partials])
+    stored = pa.schema([SCHEMA.arrow.field("key"), *plan.partials])
     return columns_to_frame([to_batch(partials, stored)], stored.names)
 
 
 def results_of(plan: AggregatePlan, partials: pl.DataFrame) -> list[Row]:
     """Return the results, in the types that were promised."""
-    promised = pa.schema([SCHEMA.schema.field("key"), *plan.results])
+    promised = pa.schema([SCHEMA.arrow.field("key"), *plan.results])
     rows: list[Row] = to_batch(plan.results_of(partials, ["key"]), promised).to_pylist()
     return rows
 

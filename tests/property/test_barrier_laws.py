@@ -37,7 +37,7 @@ PLAN = a_plan()
 
 def some_rows(*pages: int) -> pa.RecordBatch:
     listed = [{"user": f"u{page}", "page": page, "at": page} for page in pages]
-    return pa.RecordBatch.from_pylist(listed, schema=CLICKS.schema)
+    return pa.RecordBatch.from_pylist(listed, schema=CLICKS.arrow)
 
 
 def send(

@@ -53,9 +53,9 @@ def token_of(level: int, task: int, attempt: int = 0) -> Token:
 
 
 def rows_of(number: int) -> pa.RecordBatch:
-    names = CLICKS.schema.names
+    names = CLICKS.arrow.names
     empty: dict[str, object] = dict.fromkeys(names)
-    return pa.RecordBatch.from_pylist([empty] * (number + 1), schema=CLICKS.schema)
+    return pa.RecordBatch.from_pylist([empty] * (number + 1), schema=CLICKS.arrow)
 
 
 # ---- what a task accepts

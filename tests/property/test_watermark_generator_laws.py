@@ -46,7 +46,7 @@ class Stream:
                 pa.array([device]),
                 pa.array([time], pa.timestamp("us")),
             ]
-            batch = pa.RecordBatch.from_arrays(columns, schema=STREAM.schema)
+            batch = pa.RecordBatch.from_arrays(columns, schema=STREAM.arrow)
             batches[subtask % parallelism].append((OPERATOR, 0, batch))
         self.rig.restart()
         ran = self.rig.run_subtasks(batches, spoken={(OPERATOR, 0): IDLE})

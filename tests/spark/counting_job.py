@@ -52,7 +52,7 @@ class NumberRows(pen.ArrowOperator):
         return "number-rows"
 
     def output_schema(self, inputs: Sequence[pen.StreamSchema]) -> pen.StreamSchema:
-        numbered = inputs[0].schema.append(pa.field("number", pa.int64()))
+        numbered = inputs[0].arrow.append(pa.field("number", pa.int64()))
         return pen.StreamSchema(numbered)
 
     def tables(self) -> Any:
@@ -283,7 +283,7 @@ class DiesHalfWay(Harm):
 
     def output_schema(self, inputs: Sequence[pen.StreamSchema]) -> pen.StreamSchema:
         ballast = pa.field("ballast", pa.binary())
-        return pen.StreamSchema(inputs[0].schema.append(ballast))
+        return pen.StreamSchema(inputs[0].arrow.append(ballast))
 
     def process_batch(
         self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector

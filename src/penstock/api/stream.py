@@ -166,7 +166,7 @@ class WindowedStream:
         ... )
         >>> bids = pen.Pipeline("p").read("bids", rows, event_time="at")
         >>> windows = bids.key_by("auction").window("w", pen.sliding("10s", "2s"))
-        >>> windows.aggregate(bids=pen.count(), top=pen.max("price")).schema.schema.names
+        >>> windows.aggregate(bids=pen.count(), top=pen.max("price")).schema.arrow.names
         ['auction', 'window_start', 'window_end', 'window_time', 'bids', 'top']
         """
         if self._windows is None:
@@ -200,7 +200,7 @@ class Stream(AnyStream):
 
         >>> import penstock as pen, polars as pl
         >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1, "ms": 5}]))
-        >>> pages.select("page", seconds=pl.col("ms") / 1000).schema.schema.names
+        >>> pages.select("page", seconds=pl.col("ms") / 1000).schema.arrow.names
         ['page', 'seconds']
         """
         return self._then(select_spec(*to_expressions(expressions, named)))
@@ -213,7 +213,7 @@ class Stream(AnyStream):
 
         >>> import penstock as pen, polars as pl
         >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1, "ms": 5}]))
-        >>> pages.with_columns(seconds=pl.col("ms") / 1000).schema.schema.names
+        >>> pages.with_columns(seconds=pl.col("ms") / 1000).schema.arrow.names
         ['page', 'ms', 'seconds']
         """
         return self._then(with_columns_spec(*to_expressions(expressions, named)))

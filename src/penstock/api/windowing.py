@@ -180,7 +180,7 @@ class WindowStep:
 
     def _with_one_key(self, operator: OperatorId, rows: Port) -> Port:
         """Return rows with a key that is the same for all of them, to be sent by."""
-        if ALL_ROWS in rows.schema.schema.names:
+        if ALL_ROWS in rows.schema.arrow.names:
             raise SchemaError(
                 f"window {str(operator)!r} cannot be computed: column {ALL_ROWS!r} has the "
                 "name of a column that sessions of all rows add: rename it",

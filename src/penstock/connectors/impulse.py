@@ -221,7 +221,7 @@ class ImpulseSource(Configured[ImpulseConfig], CountedSource):
             pa.array(np.full(end - start, index, dtype=np.int32)),
             pa.array(times).view(pa.timestamp("us")),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=IMPULSES.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=IMPULSES.arrow)
 
     @override
     def row_bytes(self) -> int:

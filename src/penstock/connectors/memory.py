@@ -112,7 +112,7 @@ def list_source(
             code=ErrorCode.INVALID_NUMBER,
         )
     if isinstance(schema, StreamSchema):
-        stream, table = schema, _to_table(rows, schema.schema)
+        stream, table = schema, _to_table(rows, schema.arrow)
     else:
         table = _to_table(rows, schema)
         stream = StreamSchema(table.schema, time_column)
@@ -219,7 +219,7 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
                     "more splits, or files",
                     code=ErrorCode.INVALID_CONFIG,
                 )
-            empty = pa.RecordBatch.from_pylist([], self._stream.schema)
+            empty = pa.RecordBatch.from_pylist([], self._stream.arrow)
             self._rows[name] = batches[0] if batches else empty
         return self._rows[name]
 

@@ -8,13 +8,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import pyarrow as pa
 
 from penstock.core.arrow_types import Micros, to_micros
 from penstock.core.hash_kernels import Hashes
 from penstock.core.key_hash import Column, check_key_type, hash_keys
+from penstock.core.spellings import absent
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, did_you_mean
 
 RESERVED_PREFIX = "_penstock"
@@ -30,7 +31,8 @@ Rows: TypeAlias = pa.RecordBatch | pa.Table
 class StreamSchema:
     """The columns of a stream and their roles. Valid by construction, and can be pickled."""
 
-    schema: pa.Schema
+    arrow: pa.Schema
+    """The names and types of the columns."""
     time_column: str | None = None
     """The timestamp column that holds each row's event time; None if rows have none."""
     key_columns: tuple[str, ...] = ()
@@ -46,9 +48,14 @@ class StreamSchema:
                 code=codes.pop() if len(codes) == 1 else ErrorCode.SCHEMA_MISMATCH,
             )
 
+    if not TYPE_CHECKING:  # A checker would take any name for an attribute.
+
+        def __getattr__(self, name):
+            raise absent("StreamSchema", name, {"schema": "its columns are `arrow`"})
+
     def keyed_by(self, *key_columns: str) -> Self:
         """Return the same columns with another key."""
-        return type(self)(self.schema, self.time_column, key_columns)
+        return type(self)(self.arrow, self.time_column, key_columns)
 
     def keys_of(self, rows: Rows) -> list[Column]:
         """Return the key columns of some rows, in order."""
@@ -91,8 +98,8 @@ class StreamSchema:
         roles = json.dumps(
             {"time_column": self.time_column, "key_columns": self.key_columns}
         )
-        metadata = {**(self.schema.metadata or {}), _ROLES: roles.encode()}
-        return self.schema.with_metadata(metadata).serialize().to_pybytes()
+        metadata = {**(self.arrow.metadata or {}), _ROLES: roles.encode()}
+        return self.arrow.with_metadata(metadata).serialize().to_pybytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -116,7 +123,7 @@ _Problem: TypeAlias = tuple[ErrorCode, str]
 
 
 def _problems(stream: StreamSchema) -> Iterator[_Problem]:
-    mismatch, names = ErrorCode.SCHEMA_MISMATCH, stream.schema.names
+    mismatch, names = ErrorCode.SCHEMA_MISMATCH, stream.arrow.names
     for name, count in Counter(names).items():
         if count > 1:
             yield mismatch, f"column {name!r} occurs more than once: rename one"
@@ -128,7 +135,7 @@ def _problems(stream: StreamSchema) -> Iterator[_Problem]:
     if time is not None and time not in names:
         yield mismatch, _unknown("time column", time, names)
     elif time is not None:
-        found = _types_of(stream.schema, time)
+        found = _types_of(stream.arrow, time)
         for kind in sorted(
             {str(kind) for kind in found if not pa.types.is_timestamp(kind)}
         ):
@@ -140,13 +147,13 @@ def _problems(stream: StreamSchema) -> Iterator[_Problem]:
 
 
 def _key_problems(stream: StreamSchema) -> Iterator[_Problem]:
-    mismatch, names = ErrorCode.SCHEMA_MISMATCH, stream.schema.names
+    mismatch, names = ErrorCode.SCHEMA_MISMATCH, stream.arrow.names
     for name, count in Counter(stream.key_columns).items():
         if count > 1:
             yield mismatch, f"key column {name!r} is named {count} times: name it once"
         if name not in names:
             yield mismatch, _unknown("key column", name, names)
-        for kind in _types_of(stream.schema, name):
+        for kind in _types_of(stream.arrow, name):
             try:
                 check_key_type(kind)
             except SchemaError as error:

@@ -110,7 +110,7 @@ def _render_node(node: Node, facts: Mapping[str, str] | None) -> RenderedOperato
         facts = {key: _to_text(value) for key, value in node.spec.config.items()}
     outputs = {}
     for name, stream in node.outputs.items():
-        columns = {field.name: str(field.type) for field in stream.schema}
+        columns = {field.name: str(field.type) for field in stream.arrow}
         outputs[name] = RenderedStream(columns, stream.time_column, stream.key_columns)
     shown = {key: _cut(text) for key, text in facts.items()}
     return RenderedOperator(

@@ -177,19 +177,19 @@ def _schema_problems(
     of_keys = tuple(f"column {key!r} " for key in expected.key_columns)
     differences = [
         f"key {difference}" if difference.startswith(of_keys) else difference
-        for difference in find_differences(found.schema, expected.schema)
+        for difference in find_differences(found.arrow, expected.arrow)
     ]
     if differences:
         yield (
             f"{start}{'; '.join(differences)}. Change what the one emits, or what the other "
             "declares"
         )
-    elif not found.schema.equals(expected.schema):
+    elif not found.arrow.equals(expected.arrow):
         yield (
             f"{start}their columns differ in order, layout or nullability, and nothing "
             f"converts them on the way: declare the input exactly as the output\n"
-            f"    emitted:  {_one_line(found.schema)}\n"
-            f"    expected: {_one_line(expected.schema)}"
+            f"    emitted:  {_one_line(found.arrow)}\n"
+            f"    expected: {_one_line(expected.arrow)}"
         )
     if found.time_column != expected.time_column:
         yield (

@@ -272,7 +272,7 @@ class ArrowCollector:
                 output=output,
             )
         try:
-            return to_batches(rows, stream.schema)
+            return to_batches(rows, stream.arrow)
         except (SchemaError, pa.ArrowException) as error:
             raise SchemaError(
                 f"operator {self._operator!r} emitted rows that do not fit its output "

@@ -212,7 +212,7 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input with its time column; a missing column is refused."""
-        stream, names = inputs[0], inputs[0].schema.names
+        stream, names = inputs[0], inputs[0].arrow.names
         problems = [
             f"its {role} {name!r} is not a column{did_you_mean(name, names)}"
             for role, name in (

@@ -225,7 +225,7 @@ class Filter(Configured[FilterConfig], ArrowOperator):
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input, after checking that the predicate fits it."""
-        self._prepare(inputs[0].schema)
+        self._prepare(inputs[0].arrow)
         return inputs[0]
 
     @override
@@ -233,7 +233,7 @@ class Filter(Configured[FilterConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Compute the predicate from the columns it needs; filter in Arrow."""
-        columns = self._input or self._prepare(ctx.inputs[0].schema)
+        columns = self._input or self._prepare(ctx.inputs[0].arrow)
         if self._constant is not None:
             if self._constant:
                 collector.collect(batch)
@@ -279,7 +279,7 @@ class Project(Configured[SelectConfig], ArrowOperator):
         A key column that is computed is no key of the output, because rows came to their
         subtask by its old value.
         """
-        plan = self._planned(inputs[0].schema)
+        plan = self._planned(inputs[0].arrow)
         names = set(plan.schema.names)
         time, keys = inputs[0].time_column, inputs[0].key_columns
         keeps_time = time in names and pa.types.is_timestamp(plan.schema.field(time).type)
@@ -293,7 +293,7 @@ class Project(Configured[SelectConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Compute the new columns and put them between those that are passed on."""
-        plan = self._plan or self._planned(ctx.inputs[0].schema)
+        plan = self._plan or self._planned(ctx.inputs[0].arrow)
         fresh = _NO_COLUMNS
         if plan.computed:
             fresh = plan.input.frame(batch).select(plan.computed)

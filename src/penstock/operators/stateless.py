@@ -174,7 +174,7 @@ class Union(_PassOn[UnionConfig]):
         first = inputs[0]
         problems: list[str] = []
         for index, other in enumerate(inputs):
-            found = find_differences(other.schema, first.schema)
+            found = find_differences(other.arrow, first.arrow)
             if other.time_column != first.time_column:
                 found.append(
                     f"its time column is {other.time_column!r}, expected {first.time_column!r}"

@@ -46,7 +46,7 @@ _KEY_PREFIX = "key."
 def timer_schema(keyed: StreamSchema) -> pa.Schema:
     """Return the columns of a timer table; a prefix keeps keys apart from the table's own."""
     keys = [
-        keyed.schema.field(name).with_name(key_column(name)).remove_metadata()
+        keyed.arrow.field(name).with_name(key_column(name)).remove_metadata()
         for name in keyed.key_columns
     ]
     return pa.schema(
@@ -66,7 +66,7 @@ def key_column(name: str) -> str:
 
 def keys_of(rows: pa.RecordBatch, keyed: StreamSchema) -> pa.RecordBatch:
     """Return the keys of timer rows, under the names that the input has."""
-    fields = [keyed.schema.field(name) for name in keyed.key_columns]
+    fields = [keyed.arrow.field(name) for name in keyed.key_columns]
     columns = [rows.column(key_column(name)) for name in keyed.key_columns]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
@@ -303,7 +303,7 @@ class Timers:
         return view.min_time(start)
 
     def _write(self, keys: RowsLike, due_micros: Any, *, is_set: bool) -> None:
-        given = to_batch(keys, self._keyed.schema, self._keyed.key_columns)
+        given = to_batch(keys, self._keyed.arrow, self._keyed.key_columns)
         rows = to_rows(given, due_micros, self._keyed, is_set=is_set)
         if rows.num_rows == 0:
             return

@@ -116,7 +116,7 @@ class Emitted:
     def table(self, output: str = MAIN) -> pa.Table:
         """Return the rows of an output as one table."""
         batches = self.batches(output)
-        return pa.Table.from_batches(batches, self._outputs[output].schema)
+        return pa.Table.from_batches(batches, self._outputs[output].arrow)
 
     def take(self, output: str = MAIN) -> list[dict[str, Any]]:
         """Return the rows of an output and forget them."""

@@ -217,7 +217,7 @@ class OperatorHarness(SteppedJob):
                 f"input {input} has ended: no row can follow the end of data",
                 code=ErrorCode.WATERMARK_WENT_BACK,
             )
-        given.batches += rows_to_batches(rows, given.stream.schema)
+        given.batches += rows_to_batches(rows, given.stream.arrow)
 
     def watermark(self, watermark: WatermarkLike, *, input: int | None = None) -> None:  # noqa: A002 (as in the graph)
         """Set how far event time has come at an input, or at all of them.

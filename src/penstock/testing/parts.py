@@ -114,7 +114,7 @@ class ScriptedSource(SourceOperator):
             schema = StreamSchema(columns, time_column)
         self._stream = schema
         self._steps = {
-            name: tuple(_step(step, schema.schema) for step in steps)
+            name: tuple(_step(step, schema.arrow) for step in steps)
             for name, steps in listed.items()
         }
         self._token = new_token()

@@ -91,7 +91,7 @@ def batches(
     max_rows: int = 10,
 ) -> pa.RecordBatch:
     """Return batches of a schema; event times are within one minute and never null."""
-    columns = schema.schema if isinstance(schema, StreamSchema) else schema
+    columns = schema.arrow if isinstance(schema, StreamSchema) else schema
     count = draw(st.integers(min_rows, max_rows))
     arrays: list[Any] = []
     for field in columns:

@@ -52,7 +52,7 @@ def test_columns_are_derived_from_step_to_step() -> None:
     stream = clicks.with_columns(
         pl.col("page") + 1, twice=pl.col("page") * 2, one=1
     ).select("at", "twice", copy="one")
-    assert stream.schema.schema.names == ["at", "twice", "copy"]
+    assert stream.schema.arrow.names == ["at", "twice", "copy"]
     assert stream.schema.time_column == "at"
 
 
@@ -82,7 +82,7 @@ def test_a_function_over_batches_keeps_columns_unless_a_schema_says_otherwise() 
 
 def test_a_function_with_a_plain_schema_keeps_event_time_if_it_keeps_the_column() -> None:
     clicks = some_clicks(a_pipeline())
-    kept = schema_of(at=CLICKS.schema.field("at").type, n=pa.int64())
+    kept = schema_of(at=CLICKS.arrow.field("at").type, n=pa.int64())
     lost = schema_of(n=pa.int64())
     assert clicks.map_batches(lambda b: b, schema=kept).schema == StreamSchema(kept, "at")
     assert clicks.flat_map(lambda b: b, schema=lost).schema == StreamSchema(lost)

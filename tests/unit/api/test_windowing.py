@@ -98,13 +98,13 @@ def test_unknown_ways_with_bad_rows_are_refused() -> None:
 )
 def test_late_and_bad_rows_are_side_outputs_of_the_result(window: Any) -> None:
     counts = rows().key_by("key").window("w", window).aggregate(n=pen.count())
-    assert counts.side_output(pen.LATE).schema.schema == ROWS
+    assert counts.side_output(pen.LATE).schema.arrow == ROWS
     counts.side_output(pen.BAD)
     with pytest.raises(UserError, match="no side output 'bad'") as caught:
         counts.builder.graph()
     assert caught.value.code is ErrorCode.UNKNOWN_OUTPUT
     counts = rows().window("w", window, on_bad="divert").aggregate(n=pen.count())
-    assert counts.side_output(pen.BAD).schema.schema == ROWS
+    assert counts.side_output(pen.BAD).schema.arrow == ROWS
 
 
 def test_results_have_keys_then_the_window_then_what_was_computed() -> None:
@@ -113,7 +113,7 @@ def test_results_have_keys_then_the_window_then_what_was_computed() -> None:
     counts = stream.key_by("key").window("w", pen.tumbling("1s")).aggregate(n=pen.count())
     instant = pa.timestamp("us", "Europe/Berlin")
     assert counts.schema.time_column == "window_time"
-    assert counts.schema.schema == pa.schema(
+    assert counts.schema.arrow == pa.schema(
         [
             ("key", pa.int64()),
             ("window_start", instant),
@@ -168,7 +168,7 @@ def test_late_rows_of_a_keyed_session_keep_all_their_columns() -> None:
     pipeline = pen.Pipeline("windows")
     read = pipeline.read("rows", pen.list_source([], schema), event_time="at").key_by("key")
     results = read.window("w", pen.session("5s")).aggregate(m=pen.max("all_rows"))
-    assert "all_rows" in results.side_output(pen.LATE).schema.schema.names
+    assert "all_rows" in results.side_output(pen.LATE).schema.arrow.names
 
 
 @pytest.mark.parametrize("splits", [1, 3])

@@ -171,7 +171,7 @@ def test_types_are_inferred_and_timestamps_have_room_for_microseconds(
 
     for name in ("a.csv", "a.jsonl"):
         config = files(f"{tmp_path}/{name}").source_spec().config
-        schema = StreamSchema.from_bytes(bytes(config["schema"])).schema  # type: ignore[arg-type]
+        schema = StreamSchema.from_bytes(bytes(config["schema"])).arrow  # type: ignore[arg-type]
         types = [str(field.type) for field in schema]
         assert types == ["int64", "string", "timestamp[us]"]
 

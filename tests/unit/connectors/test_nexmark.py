@@ -203,7 +203,7 @@ def test_only_the_columns_asked_for_are_emitted_in_their_order() -> None:
     rows = DrivenSource(spec).run_epoch()
 
     assert rows == [{name: row[name] for name in rows[0]} for row in whole]
-    assert a_source(spec).output_schema().schema.names == ["price", "date_time", "auction"]
+    assert a_source(spec).output_schema().arrow.names == ["price", "date_time", "auction"]
 
 
 def test_without_its_time_column_a_stream_has_no_event_time() -> None:
@@ -217,7 +217,7 @@ def test_the_event_time_is_the_time_column(kind: str) -> None:
     stream = a_source(nexmark(kind=kind)).output_schema()
 
     assert stream.time_column == "date_time"
-    assert stream.schema.field("date_time").type == pa.timestamp("us")
+    assert stream.arrow.field("date_time").type == pa.timestamp("us")
 
 
 def test_all_that_is_wrong_is_reported_at_once() -> None:

@@ -31,7 +31,7 @@ def test_rows_are_printed_as_json_lines_at_the_commit_only(
 def test_rows_are_printed_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     sink = OperatorHarness(stdout("table"), STREAM)
     many = pa.RecordBatch.from_arrays(
-        [pa.array(range(100)), pa.nulls(100, pa.timestamp("us"))], schema=STREAM.schema
+        [pa.array(range(100)), pa.nulls(100, pa.timestamp("us"))], schema=STREAM.arrow
     )
 
     sink.push(many)

@@ -83,3 +83,11 @@ def test_a_choice_is_accepted_as_it_is_spelled() -> None:
     check_choice("mode", "row", ("row", "arrow"))
     assert not diverts_bad("fail")
     assert diverts_bad("divert")
+
+
+def test_the_columns_of_a_stream_schema_are_called_arrow() -> None:
+    stream = _read().schema
+    assert stream.arrow.names == ["n", "at"]
+    assert not hasattr(stream, "schema")
+    with pytest.raises(AttributeError, match="has no attribute 'schema': its columns are"):
+        stream.schema  # noqa: B018

@@ -93,13 +93,13 @@ def test_side_outputs_watermarks_ports_and_keys_come_back() -> None:
 
 
 def test_metadata_of_columns_comes_back() -> None:
-    stream = replace(CLICKS, schema=CLICKS.schema.with_metadata({b"unit": b"pages"}))
+    stream = replace(CLICKS, arrow=CLICKS.arrow.with_metadata({b"unit": b"pages"}))
     graph = LogicalGraph(
         JobId("clicks"),
         (Node(OperatorId("read"), OperatorSpec("list"), outputs={MAIN: stream}),),
     )
     back = decode_graph(encode_graph(graph)).nodes[0].outputs[MAIN]
-    assert back.schema.equals(stream.schema, check_metadata=True)
+    assert back.arrow.equals(stream.arrow, check_metadata=True)
 
 
 @given(configs, st.randoms(use_true_random=False))

@@ -103,11 +103,11 @@ def test_the_derived_schema_is_exactly_that_of_the_emitted_batches() -> None:
 
     emitted = run_stateless(spec, STREAM, BATCH)
 
-    assert emitted.batches()[0].schema.equals(output_of(spec).schema)
+    assert emitted.batches()[0].schema.equals(output_of(spec).arrow)
 
 
 def test_columns_that_are_only_selected_keep_their_layout() -> None:
-    selected = output_of(select_spec(cs.temporal(), name, pl.col("odd"))).schema
+    selected = output_of(select_spec(cs.temporal(), name, pl.col("odd"))).arrow
 
     assert selected == pa.schema([BATCH.schema.field(c) for c in ("ts", "name", "odd")])
 
@@ -139,7 +139,7 @@ def test_with_columns_replaces_in_place_and_appends() -> None:
 
     assert emitted.batches()[0].schema.names == ["n", "name", "ts", "odd", "length"]
     assert [row["n"] for row in emitted.rows()] == [2, 3, None, 5]
-    assert emitted.batches()[0].schema.equals(output_of(spec).schema)
+    assert emitted.batches()[0].schema.equals(output_of(spec).arrow)
 
 
 def test_expressions_of_one_with_columns_see_the_input_not_each_other() -> None:
@@ -229,7 +229,7 @@ def test_what_depends_on_one_row_is_allowed(expression: pl.Expr) -> None:
 
     emitted = run_stateless(spec, STREAM, BATCH)
 
-    assert emitted.batches()[0].schema.equals(output_of(spec).schema)
+    assert emitted.batches()[0].schema.equals(output_of(spec).arrow)
 
 
 @pytest.mark.parametrize(

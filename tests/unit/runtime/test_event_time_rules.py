@@ -46,7 +46,7 @@ class Keep(ArrowOperator):
         return [
             time_keyed_table(
                 "panes",
-                TIMED.schema,
+                TIMED.arrow,
                 key_columns=["n"],
                 time_column="at",
                 time_domain=self._domain,
@@ -107,7 +107,7 @@ def a_split_that_moves() -> ScriptedSource:
             "fast": [a_row(1, 50), PAUSE("60s"), a_row(2, 51)],
             "slow": [a_row(3, 10), CUT, a_row(4, 11), CUT, a_row(5, 12)],
         },
-        TIMED.schema,
+        TIMED.arrow,
     )
 
 
@@ -165,7 +165,7 @@ def test_a_row_that_is_late_for_its_own_subtask_only_may_be_held() -> None:
         "slow": [a_row(4, 10), CUT, a_row(5, 11), CUT, a_row(6, 12)],
     }
     pipeline = Pipeline("job", parallelism=2)
-    source = ScriptedSource(scripts, TIMED.schema)
+    source = ScriptedSource(scripts, TIMED.arrow)
     read = pipeline.read("read", source, event_time="at", watermark_delay="0s")
     read.process("hold", HoldLate()).write("out", out)
     assert LocalJob(pipeline).run().phase is JobPhase.FINISHED
@@ -204,7 +204,7 @@ class Slow(SourceOperator):
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         (split,) = ctx.splits
         if split.end >= 6:
-            batch = pa.RecordBatch.from_pylist([a_row(100, 4)], TIMED.schema)
+            batch = pa.RecordBatch.from_pylist([a_row(100, 4)], TIMED.arrow)
             collector.collect(batch, split=split.name)
             ctx.end_split(split.name)
 
@@ -214,7 +214,7 @@ def test_rows_of_an_input_that_was_idle_and_got_a_silent_split_are_not_late() ->
     steps = [step for n in range(8) for step in (a_row(n, 2 * n), CUT)]
     pipeline = Pipeline("job")
     steady = pipeline.read(
-        "steady", ScriptedSource(steps, TIMED.schema), event_time="at", watermark_delay="0s"
+        "steady", ScriptedSource(steps, TIMED.arrow), event_time="at", watermark_delay="0s"
     )
     slow = pipeline.read("slow", Slow(), event_time="at", watermark_delay="0s")
     steady.union(slow).process("late", CountLate()).write("out", out)

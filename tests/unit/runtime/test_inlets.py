@@ -21,7 +21,7 @@ from penstock.runtime.task.exchange import (
 from penstock.runtime.task.wire import Record, RecordKind
 from tests.builders.graphs import CLICKS, a_graph, with_node
 
-SCHEMA = CLICKS.schema
+SCHEMA = CLICKS.arrow
 
 
 def a_plan() -> PhysicalPlan:
@@ -125,10 +125,10 @@ def test_dictionaries_are_not_joined() -> None:
         pa.record_batch(
             [
                 pa.array([f"{turn}-{n}" for n in range(100)]).cast(
-                    words.schema.field("word").type
+                    words.arrow.field("word").type
                 )
             ],
-            schema=words.schema,
+            schema=words.arrow,
         )
         for turn in range(3)
     )

@@ -52,7 +52,7 @@ class RowCount(Mailbox):
 
     def send(self, kind: RecordKind, header: Header, payload: object) -> None:
         if kind is RecordKind.DATA:
-            self.rows += decode_batch(payload, BLOBS.schema).num_rows
+            self.rows += decode_batch(payload, BLOBS.arrow).num_rows
 
 
 def blobs(count: int, size_bytes: int) -> pa.RecordBatch:
@@ -61,7 +61,7 @@ def blobs(count: int, size_bytes: int) -> pa.RecordBatch:
     zeros: Any = np.zeros(count * size_bytes, dtype=np.uint8)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(zeros)]
     column = pa.Array.from_buffers(pa.binary(), count, buffers)
-    return pa.RecordBatch.from_arrays([column], schema=BLOBS.schema)
+    return pa.RecordBatch.from_arrays([column], schema=BLOBS.arrow)
 
 
 def an_outlet(mailbox_type: Callable[..., MailboxT]) -> tuple[Outlet, MailboxT]:

@@ -29,7 +29,7 @@ def an_outlet() -> tuple[Outlet, Mailbox]:
 
 def some_clicks(*pages: int) -> pa.RecordBatch:
     listed = [{"user": "u", "page": page, "at": page} for page in pages]
-    return pa.RecordBatch.from_pylist(listed, schema=CLICKS.schema)
+    return pa.RecordBatch.from_pylist(listed, schema=CLICKS.arrow)
 
 
 def test_small_batches_for_one_consumer_leave_together_behind_them_the_barrier() -> None:

@@ -208,7 +208,7 @@ def test_a_script_without_rows_needs_a_schema() -> None:
 )
 def test_a_step_holds_rows_in_any_form_and_the_schema_is_theirs(step: object) -> None:
     source = ScriptedSource([CUT, step])
-    assert source.output_schema().schema.names == ["user", "n"]
+    assert source.output_schema().arrow.names == ["user", "n"]
     pipeline, out = totals_of(source, "forms")
     run_pipeline(pipeline)
     assert last_of(out) == {"a": 1}

@@ -50,7 +50,7 @@ def test_batches_fit_the_schema_they_were_drawn_for(data: st.DataObject) -> None
     stream = data.draw(stream_schemas())
     batch: pa.RecordBatch = data.draw(batches(stream))
     batch.validate(full=True)
-    assert batch.schema.equals(stream.schema)
+    assert batch.schema.equals(stream.arrow)
     assert len(stream.key_hashes_of(batch)) == len(stream.event_times_of(batch))
 
 
@@ -58,7 +58,7 @@ def test_batches_fit_the_schema_they_were_drawn_for(data: st.DataObject) -> None
 def test_a_stream_may_have_neither_key_nor_time(stream: StreamSchema) -> None:
     assert stream.key_columns == ()
     assert stream.time_column is None
-    assert len(stream.schema) > 0
+    assert len(stream.arrow) > 0
 
 
 @given(disordered_times(watermark_delay_micros=100))

@@ -88,7 +88,7 @@ class BothSides(Scripted):
     ) -> None:
         assert total_inputs == 2
         row = {"side": index, "rows": batch.num_rows}
-        schema = ctx.outputs["main"].schema
+        schema = ctx.outputs["main"].arrow
         collector.collect(pa.RecordBatch.from_pylist([row], schema))
 
 

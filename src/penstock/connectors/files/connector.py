@@ -141,7 +141,7 @@ class FilesSpec:
         if schema is None:
             schema = infer_schema(pattern, self.format, self.store_options)
         stream = schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
-        check_types(stream.schema, self.format)
+        check_types(stream.arrow, self.format)
         config = FilesSourceConfig(
             pattern.root,
             pattern.pattern,

@@ -130,7 +130,7 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
         """Refuse rows that the files could not hold; it is a sink and emits nothing."""
-        config, schema = self.config, inputs[0].schema
+        config, schema = self.config, inputs[0].arrow
         problems = find_partition_problems(config.partition_by, schema)
         kept = [column for column in schema if column.name not in config.partition_by]
         if kept or not schema.names:
@@ -156,7 +156,7 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
         """Encode the rows, and upload files that are full."""
         # Rows of an attempt that did not finish must not get into the next one.
         if self._parts is None or self._parts.attempt != ctx.attempt:
-            self._parts = EpochParts(self._store, ctx, ctx.inputs[0].schema, self.config)
+            self._parts = EpochParts(self._store, ctx, ctx.inputs[0].arrow, self.config)
         self._parts.add(batch)
 
     @override
@@ -171,7 +171,7 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
             # how readers find out which epochs were abandoned.
             if not any(end == ctx.epoch for _, end in abandoned):
                 return
-            parts = EpochParts(self._store, ctx, ctx.inputs[0].schema, self.config)
+            parts = EpochParts(self._store, ctx, ctx.inputs[0].arrow, self.config)
         staged = msgspec.structs.replace(parts.finish(), abandoned=abandoned)
         ctx.count("files_staged", len(staged.files))
         ctx.count("bytes_staged", sum(file.bytes for file in staged.files))

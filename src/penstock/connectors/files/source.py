@@ -174,7 +174,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         self._files = config.files
         self._stream = StreamSchema.from_bytes(config.schema)
         self._format: FileFormat = _FORMATS[config.format](
-            self._stream.schema, ignores_extra=config.ignores_extra
+            self._stream.arrow, ignores_extra=config.ignores_extra
         )
         self._opened: ObjectStore | None = None
         self._listed: dict[str, int] = {}
@@ -280,7 +280,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
                 "error": [row.error for row in bad],
             }
             ctx.count("bad_rows", len(bad))
-            collector.collect(pa.table(columns, schema=BAD_ROWS.schema), BAD)
+            collector.collect(pa.table(columns, schema=BAD_ROWS.arrow), BAD)
             return
         row = bad[0]
         text = row.text[: 4 * _SAMPLE_CHARACTERS].decode(errors="replace")

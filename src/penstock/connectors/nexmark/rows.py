@@ -353,7 +353,7 @@ def _make_mixed(
     for type_number, (name, kind) in enumerate(_NAMES_OF_KINDS.items()):
         if name in schema.names:
             is_kind = types == type_number
-            rows = _make_plain(kind, config, numbers[is_kind], SCHEMAS[kind].schema)
+            rows = _make_plain(kind, config, numbers[is_kind], SCHEMAS[kind].arrow)
             places: Any = pa.array(np.cumsum(is_kind) - 1, mask=~is_kind)
             structs = rows.to_struct_array().take(places)
             columns[name] = structs.cast(schema.field(name).type)

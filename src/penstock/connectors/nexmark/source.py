@@ -141,7 +141,7 @@ def _kind_problems(config: NexmarkConfig) -> Iterator[str]:
         )
         return
     yield from _proportion_problems(config)
-    known = SCHEMAS[EventKind(config.kind)].schema.names
+    known = SCHEMAS[EventKind(config.kind)].arrow.names
     for name in config.columns or ():
         if name not in known:
             yield (
@@ -192,7 +192,7 @@ class NexmarkSource(CountedSource):
         self._sequence = config.sequence
         self._stream = SCHEMAS[EventKind(config.kind)]
         if config.columns is not None:
-            chosen = pa.schema([self._stream.schema.field(name) for name in config.columns])
+            chosen = pa.schema([self._stream.arrow.field(name) for name in config.columns])
             time_column = TIME_COLUMN if TIME_COLUMN in config.columns else None
             self._stream = StreamSchema(chosen, time_column)
         self._row_bytes: int | None = None
@@ -221,7 +221,7 @@ class NexmarkSource(CountedSource):
         self, index: int, split_count: int, start: int, end: int
     ) -> pa.RecordBatch:
         numbers = self._sequence.numbers(index, split_count, start, end)
-        return make_batch(self._config, numbers, self._stream.schema)
+        return make_batch(self._config, numbers, self._stream.arrow)
 
     @override
     def row_bytes(self) -> int:

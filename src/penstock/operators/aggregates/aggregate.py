@@ -127,7 +127,7 @@ class _Compiler:
         # The column of a partial begins with the result's name, for readers.
         names = {part: f"{self._result}.{part}" for part in partial}
         from_rows = [e.alias(names[part]) for part, e in partial.items()]
-        types = self._types_of(frame_schema(self._stream.schema), from_rows)
+        types = self._types_of(frame_schema(self._stream.arrow), from_rows)
         columns = {part: pl.col(name) for part, name in names.items()}
         merged = self._checked("merge", self._call("merge", columns))
         if merged.keys() != partial.keys():
@@ -317,14 +317,14 @@ class ColumnAggregate(Aggregate):
     @override
     def for_stream(self, stream: StreamSchema) -> Self:
         """Return it for the column's type, or raise with everything that does not fit."""
-        types = frame_schema(stream.schema)
+        types = frame_schema(stream.arrow)
         problems = find_where_problems(self.where, stream)
         dtype: pl.DataType = types.get(self.column, pl.Null())
         if self.column not in types:
             hint = did_you_mean(self.column, types.names())
             problems.append(f"there is no column {self.column!r}{hint}")
         elif not self.fits(dtype):
-            found = stream.schema.field(self.column).type
+            found = stream.arrow.field(self.column).type
             problems.append(
                 f"column {self.column!r} is {found}, but it takes {self.wanted}"
             )
@@ -354,7 +354,7 @@ class ColumnAggregate(Aggregate):
 
     def type_in(self, stream: StreamSchema) -> Any:
         """Return the type of the values in a stream, in its plain layout."""
-        return decoded(stream.schema).field(self.column).type
+        return decoded(stream.arrow).field(self.column).type
 
 
 def find_where_problems(where: pl.Expr | None, stream: StreamSchema) -> list[str]:
@@ -364,7 +364,7 @@ def find_where_problems(where: pl.Expr | None, stream: StreamSchema) -> list[str
     if not where.meta.root_names():
         return ["where= looks at no column: leave it out"]
     try:
-        types = derive_types("where", decoded(stream.schema), [where])
+        types = derive_types("where", decoded(stream.arrow), [where])
     except UserError as error:
         return [error.message]
     if types.dtypes() != [pl.Boolean()]:

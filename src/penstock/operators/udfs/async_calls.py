@@ -385,7 +385,7 @@ def _first_entry(
 def _read_row(stored: StoredCall, ctx: OperatorContext) -> pa.RecordBatch:
     """Return the row of a stored call in the current schema of the input."""
     try:
-        return to_batches(from_ipc(stored.row), ctx.inputs[0].schema)[0]
+        return to_batches(from_ipc(stored.row), ctx.inputs[0].arrow)[0]
     except (SchemaError, pa.ArrowException) as error:
         raise StateError(
             f"operator {ctx.task.operator!r} has kept a call whose row does not fit its input "

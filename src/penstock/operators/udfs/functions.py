@@ -116,7 +116,7 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input with the new column; refuse an input that does not fit."""
-        spec, stream, schema = self.config, inputs[0], inputs[0].schema
+        spec, stream, schema = self.config, inputs[0], inputs[0].arrow
         problems = [
             f"it reads the column {name!r}, which its input lacks"
             f"{did_you_mean(name, set(schema.names))}"
@@ -146,7 +146,7 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
         if self.config.on_bad == "fail":
             return {}
         stream = inputs[0]
-        added = stream.schema.append(pa.field(ERROR_COLUMN, pa.string()))
+        added = stream.arrow.append(pa.field(ERROR_COLUMN, pa.string()))
         return {BAD: StreamSchema(added, stream.time_column, stream.key_columns)}
 
     def is_row_fault(self, error: BaseException) -> bool:
@@ -198,7 +198,7 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
 def _with_column(
     batch: pa.RecordBatch, stream: StreamSchema, column: ResultArray
 ) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=stream.schema)
+    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=stream.arrow)
 
 
 class RowUdf(ColumnOperator[UdfSpec]):

@@ -56,7 +56,7 @@ class NativeUdf(BatchUdf[NativeUdfSpec]):
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Also refuse columns that the library does not take, and a result of another type."""
         output = super().output_schema(inputs)
-        spec, schema = self.config, inputs[0].schema
+        spec, schema = self.config, inputs[0].arrow
         nothing = [pa.nulls(0, type=field.type) for field in schema]
         rows = pa.RecordBatch.from_arrays(nothing, schema=schema)
         try:

@@ -154,7 +154,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         partials = StreamSchema.from_bytes(config.partials)
         self._plan = plan = AggregatePlan.from_config(config.aggregates)
         self._expiry = config.expiry()
-        self._keys = pa.schema([partials.schema.field(n) for n in partials.key_columns])
+        self._keys = pa.schema([partials.arrow.field(n) for n in partials.key_columns])
         self._partials = pa.schema(list(plan.partials))
         self._stored = pa.schema([*self._keys, *self._partials])
         if self._expiry is not None and LAST_SEEN not in self._partials.names:
@@ -216,7 +216,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         rows = columns_to_frame([known.rows.filter(pa.array(is_due))], self._partials.names)
         before = self._struct(self._plan.results_of(rows, ()), None)
         after = pa.nulls(expired.num_rows, before.type)
-        collector.collect(to_changes(ctx.outputs[MAIN].schema, expired, before, after))
+        collector.collect(to_changes(ctx.outputs[MAIN].arrow, expired, before, after))
         table.delete(expired)
         ctx.count("expired_keys", expired.num_rows)
 
@@ -277,7 +277,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
             before, after = before.filter(picked), after.filter(picked)
             keys, found = keys.filter(picked.to_arrow()), found[changed]
         rows = self._struct(before, found), self._struct(after, None)
-        collector.collect(to_changes(ctx.outputs[MAIN].schema, keys, *rows))
+        collector.collect(to_changes(ctx.outputs[MAIN].arrow, keys, *rows))
 
     def _struct(self, results: pl.DataFrame, found: Any) -> "pa.StructArray":
         """Return results as one column, null where there are none."""

@@ -61,7 +61,7 @@ def to_changes(
 
 def keys_of_changelog(stream: StreamSchema) -> tuple[str, ...]:
     """Return the key columns of a changelog, or raise why a stream is none."""
-    schema = stream.schema
+    schema = stream.arrow
     missing = [name for name in (OP, BEFORE, AFTER) if name not in schema.names]
     problems = [f"it has no column {name!r}" for name in missing]
     if not missing:
@@ -101,7 +101,7 @@ class ToDebezium(Configured[ToDebeziumConfig], ArrowOperator):
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return `before`, `after` and `op`, keys first in both structs."""
-        schema = inputs[0].schema
+        schema = inputs[0].arrow
         keys = [schema.field(name) for name in keys_of_changelog(inputs[0])]
         row = pa.struct([*keys, *schema.field(BEFORE).type])
         return StreamSchema(pa.schema([(BEFORE, row), (AFTER, row), (OP, pa.string())]))
@@ -111,7 +111,7 @@ class ToDebezium(Configured[ToDebeziumConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Put the keys into both structs, unless a struct is null, and shorten `op`."""
-        schema = ctx.outputs[MAIN].schema
+        schema = ctx.outputs[MAIN].arrow
         row: Any = schema.field(BEFORE).type
         keys = [batch.column(name) for name in keys_of_changelog(ctx.inputs[0])]
         ops: Any = batch.column(OP)

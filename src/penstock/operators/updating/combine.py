@@ -50,7 +50,7 @@ def partial_schema(
     plan: AggregatePlan, keys: Sequence[str], stream: StreamSchema
 ) -> StreamSchema:
     """Return the schema of partials by key; dictionary-encoded keys are decoded in it."""
-    fields = [stream.schema.field(name) for name in keys]
+    fields = [stream.arrow.field(name) for name in keys]
     plain = [field.with_type(stored_type(field.type)) for field in fields]
     return StreamSchema(pa.schema([*plain, *plan.partials]), None, tuple(keys))
 
@@ -74,7 +74,7 @@ class Combine(Configured[CombineConfig], ArrowOperator):
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        check_groupable(inputs[0].schema, self._keys)
+        check_groupable(inputs[0].arrow, self._keys)
         return partial_schema(self._plan, self._keys, inputs[0])
 
     @override
@@ -110,4 +110,4 @@ class Combine(Configured[CombineConfig], ArrowOperator):
         rows = columns_to_frame(self._taken, self._columns)
         self._taken, self._row_count, self._size_bytes = [], 0, 0
         partials = self._plan.partials_of(rows, self._keys)
-        collector.collect(to_batch(partials, ctx.outputs[MAIN].schema))
+        collector.collect(to_batch(partials, ctx.outputs[MAIN].arrow))

@@ -67,7 +67,7 @@ class WindowAggregation:
         if not self.stream.key_columns:
             return (pa.field(ALL_ROWS, pa.int64()),)
         return tuple(
-            pa.field(name, _plain_type(self.stream.schema.field(name).type))
+            pa.field(name, _plain_type(self.stream.arrow.field(name).type))
             for name in self.stream.key_columns
         )
 
@@ -80,7 +80,7 @@ class WindowAggregation:
     @cached_property
     def results(self) -> StreamSchema:
         """The schema of the output: a row per key and window."""
-        time: Any = self.stream.schema.field(self.stream.time_column or "")
+        time: Any = self.stream.arrow.field(self.stream.time_column or "")
         instant = pa.timestamp("us", time.type.tz)
         columns = [
             *(field for field in self.key_fields if field.name != ALL_ROWS),
@@ -120,7 +120,7 @@ class WindowAggregation:
             last.cast(pl.Datetime("us")).alias(WINDOW_TIME),
         )
         kept = [*self.stream.key_columns, WINDOW_START, WINDOW_END, WINDOW_TIME]
-        return to_table(self.plan.results_of(windows, kept), self.results.schema)
+        return to_table(self.plan.results_of(windows, kept), self.results.arrow)
 
 
 def find_stream_problems(stream: StreamSchema) -> list[str]:
@@ -131,14 +131,14 @@ def find_stream_problems(stream: StreamSchema) -> list[str]:
         if name in OWN_COLUMNS
     ]
     if stream.time_column is None:
-        stamps = [f.name for f in stream.schema if pa.types.is_timestamp(f.type)]
+        stamps = [f.name for f in stream.arrow if pa.types.is_timestamp(f.type)]
         hint = did_you_mean("event_time", stamps) if stamps else ""
         problems.append(
             "its rows have no event time: name their timestamp column as event_time when "
             f"reading them, and keep it{hint}"
         )
     for name in stream.key_columns:
-        kind = stream.schema.field(name).type
+        kind = stream.arrow.field(name).type
         try:
             pl.from_arrow(pa.array([], _plain_type(kind)))
         except Exception as error:  # noqa: BLE001 (Polars panics with many kinds)

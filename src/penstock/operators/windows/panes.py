@@ -131,7 +131,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
         """Return the input's schema for late rows and, if they are diverted, for bad ones."""
         sides = {LATE: inputs[0]}
         if self.config.diverts_bad:
-            sides[BAD] = StreamSchema(inputs[0].schema)
+            sides[BAD] = StreamSchema(inputs[0].arrow)
         return sides
 
     @override
@@ -178,7 +178,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
         self._batches, self._times, self._buffered_rows = [], [], 0
         for partials in self._partials_of(frame, times):
             keyed = aggregation.with_key(partials).rename({_PANE: PANE})
-            collector.collect(to_table(keyed, aggregation.partials.schema))
+            collector.collect(to_table(keyed, aggregation.partials.arrow))
 
     def _partials_of(self, frame: pl.DataFrame, times: Micros) -> Iterator[pl.DataFrame]:
         """Yield the partials per key and pane; `frame` has no columns if none is read."""
@@ -319,7 +319,7 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
         return [
             time_keyed_table(
                 TABLE,
-                self._aggregation.partials.schema,
+                self._aggregation.partials.arrow,
                 key_columns=self._aggregation.keys,
                 time_column=PANE,
                 description=f"partials per key and pane of {self.config.window}",
@@ -342,7 +342,7 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
         aggregation, grid = self._aggregation, self._grid
         watermark = instant_of(ctx.watermark)
         received, self._received = self._received, []
-        schema = aggregation.partials.schema
+        schema = aggregation.partials.arrow
         fresh = panes_frame(pa.Table.from_batches(received, schema))
         is_needed = fresh[PANE] >= grid.open_from(watermark)
         needed, rest = fresh.filter(is_needed), fresh.filter(~is_needed)

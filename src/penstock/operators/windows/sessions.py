@@ -301,11 +301,11 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return the input's schema for late rows and, if they are diverted, for bad ones."""
-        fields = [inputs[0].schema.field(name) for name in self._given(inputs[0].schema)]
+        fields = [inputs[0].arrow.field(name) for name in self._given(inputs[0].arrow)]
         rows = StreamSchema(pa.schema(fields), inputs[0].time_column)
         sides = {LATE: rows}
         if self.config.diverts_bad:
-            sides[BAD] = StreamSchema(rows.schema)
+            sides[BAD] = StreamSchema(rows.arrow)
         return sides
 
     @override
@@ -372,7 +372,7 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         aggregation = self._aggregation
         plain = {field.name: field for field in aggregation.key_fields}
         names = dict.fromkeys((*aggregation.keys, *aggregation.plan.reads))
-        fields = [plain.get(n) or aggregation.stream.schema.field(n) for n in names]
+        fields = [plain.get(n) or aggregation.stream.arrow.field(n) for n in names]
         tables = [
             pa.Table.from_batches([batch]).select(list(names)).cast(pa.schema(fields))
             for batch in batches

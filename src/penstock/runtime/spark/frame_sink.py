@@ -91,7 +91,7 @@ class ForEachEpoch(ArrowOperator):
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
         """Refuse rows that Spark could not hold; it is a sink and emits nothing."""
-        schema = inputs[0].schema
+        schema = inputs[0].arrow
         problems = find_format_problems("parquet", schema)
         if problems:
             raise SchemaError(
@@ -109,7 +109,7 @@ class ForEachEpoch(ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Encode the rows, and upload files that are full."""
-        form, _ = spark_form_of(ctx.inputs[0].schema)
+        form, _ = spark_form_of(ctx.inputs[0].arrow)
         # Rows of an attempt that did not finish must not get into the next one.
         if self._parts is None or self._parts.attempt != ctx.attempt:
             config = FilesSinkConfig(ctx.store.url, target_bytes=TARGET_BYTES)

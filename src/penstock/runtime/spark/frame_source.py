@@ -102,7 +102,7 @@ class FrameSource(SourceOperator):
 
     @override
     def display(self) -> DisplayableOperator:
-        columns = ", ".join(self.output_schema().schema.names)
+        columns = ", ".join(self.output_schema().arrow.names)
         return DisplayableOperator(self._kind, {"columns": columns})
 
     @override
@@ -179,7 +179,7 @@ class FrameSource(SourceOperator):
                 "start it with Pipeline.run or Pipeline.attach",
                 code=ErrorCode.ENGINE_MISSING,
             )
-        required = [f.name for f in self.output_schema().schema if not f.nullable]
+        required = [f.name for f in self.output_schema().arrow if not f.nullable]
         for batch in ctx.fed:
             problems = [
                 f"column {name!r} has {batch.column(name).null_count} nulls"
@@ -205,7 +205,7 @@ class FrameSource(SourceOperator):
             )
         if frame.isStreaming:
             raise streaming_refusal(self._kind)
-        declared = self.output_schema().schema
+        declared = self.output_schema().arrow
         problems = find_frame_problems(frame.schema, declared)
         if problems:
             raise SchemaError(

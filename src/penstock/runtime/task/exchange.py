@@ -309,7 +309,7 @@ class ExchangeInput:
         on.
         """
         waiting = {
-            number: Waiting(not has_dictionaries(exchange.schema.schema))
+            number: Waiting(not has_dictionaries(exchange.schema.arrow))
             for number, exchange in self._exchanges.items()
         }
         for number, batch in self._arriving():
@@ -358,7 +358,7 @@ class ExchangeInput:
                 self._mailbox.relay(record, header)
                 if len(self._mailbox.records) >= _MANY_RECORDS:
                     number, exchange = next(iter(self._exchanges.items()))
-                    yield number, pa.RecordBatch.from_pylist([], exchange.schema.schema)
+                    yield number, pa.RecordBatch.from_pylist([], exchange.schema.arrow)
                 continue
             sender = Sender(header.edge, header.producer_level, header.producer_task)
             channel = self._channels.get(sender)
@@ -369,7 +369,7 @@ class ExchangeInput:
             channel.accept(sender, header)
             if record.kind == RecordKind.DATA:
                 channel.received += 1
-                schema = self._exchanges[header.edge].schema.schema
+                schema = self._exchanges[header.edge].schema.arrow
                 travelled = narrowed_schema(schema, header.layout)
                 batch = decode_batch(record.payload, travelled)
                 yield header.edge, widen(batch, schema, header.layout)

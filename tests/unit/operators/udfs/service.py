@@ -96,5 +96,5 @@ def rows(*numbers: int | None, user: str = "ann", at: int | None = None) -> pa.R
             pa.array([user] * len(numbers)),
             pa.array(numbers, pa.int64()),
         ],
-        schema=KEYED.schema,
+        schema=KEYED.arrow,
     )

@@ -86,6 +86,6 @@ def test_before_event_time_is_known_nothing_is_said_while_rows_wait(
 
 def test_a_stream_without_event_time_holds_nothing_back(service: Service) -> None:
     service.silent = {5}
-    timeless = StreamSchema(KEYED.schema)
+    timeless = StreamSchema(KEYED.arrow)
     (output,) = _by_hand(service, timeless).run_epoch({0: [rows(5)]}, EventTime(9))
     assert output.watermark == EventTime(9)

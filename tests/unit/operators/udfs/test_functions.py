@@ -100,7 +100,7 @@ def test_keys_and_event_time_are_kept() -> None:
     output = operator.output_schema([keyed])
     assert output is not None
     assert (output.time_column, output.key_columns) == ("at", ("user",))
-    assert output.schema.names == ["at", "user", "n", "text"]
+    assert output.arrow.names == ["at", "user", "n", "text"]
 
 
 def test_an_operator_shows_what_it_calls() -> None:

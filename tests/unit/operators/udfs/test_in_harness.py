@@ -26,7 +26,7 @@ def _rows(user: str, *numbers: int) -> dict[str, list[Any]]:
 
 
 def _table(*batches: dict[str, list[Any]]) -> pa.Table:
-    return pa.concat_tables(pa.table(batch, schema=KEYED.schema) for batch in batches)
+    return pa.concat_tables(pa.table(batch, schema=KEYED.arrow) for batch in batches)
 
 
 def test_functions_chain() -> None:

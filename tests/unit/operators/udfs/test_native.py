@@ -61,7 +61,7 @@ def construct() -> Callable[..., ArrowOperator]:
 
 
 def _bodies(*bodies: str | None) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(bodies, pa.string())], schema=BODIES.schema)
+    return pa.record_batch([pa.array(bodies, pa.string())], schema=BODIES.arrow)
 
 
 def test_a_function_of_a_native_library_adds_a_column(

@@ -54,7 +54,7 @@ class Totals:
 def totals(stream: pen.StreamSchema = UNTIMED, **options: Any) -> Totals:
     """Return an updating aggregate by user; options are as of `aggregate`."""
     pipeline = pen.Pipeline("totals")
-    source = pen.list_source([], schema=stream.schema)
+    source = pen.list_source([], schema=stream.arrow)
     rows = pipeline.read("rows", source, event_time=stream.time_column)
     rows.key_by("user").aggregate("totals", **options).write("out", pen.blackhole())
     return Totals(pipeline, stream)
@@ -167,7 +167,7 @@ def test_by_event_time_the_watermark_ends_a_key_and_rows_before_it_keep_it() -> 
 
 
 def test_a_key_whose_first_row_has_no_time_ends_by_its_later_ones() -> None:
-    stream = pen.StreamSchema(TIMED.schema.set(2, pa.field("at", pa.timestamp("us"))), "at")
+    stream = pen.StreamSchema(TIMED.arrow.set(2, pa.field("at", pa.timestamp("us"))), "at")
     with totals(stream, ttl="10m", rows=pen.count()) as h:
         h.push([{"user": "a", "n": 1, "at": None}])
         h.kept.barrier()
@@ -276,7 +276,7 @@ def test_keys_of_any_type_are_told_apart_and_keep_it(key_type: Any) -> None:
 @pytest.fixture
 def keyed() -> tuple[GraphBuilder, Port]:
     pipeline = pen.Pipeline("totals")
-    rows = pipeline.read("rows", pen.list_source([], schema=UNTIMED.schema))
+    rows = pipeline.read("rows", pen.list_source([], schema=UNTIMED.arrow))
     stream = rows.key_by("user")
     return stream.builder, stream.port
 
@@ -329,7 +329,7 @@ def test_combining_without_a_key_is_refused() -> None:
 
 def test_explain_shows_where_rows_are_combined_and_what_is_kept() -> None:
     pipeline = pen.Pipeline("totals", parallelism=2)
-    rows = pipeline.read("rows", pen.list_source([], schema=TIMED.schema), event_time="at")
+    rows = pipeline.read("rows", pen.list_source([], schema=TIMED.arrow), event_time="at")
     totals = rows.key_by("user").aggregate("totals", ttl="90s", total=pen.sum("n"))
     totals.to_debezium().write("out", pen.blackhole())
     shown = pipeline.explain()

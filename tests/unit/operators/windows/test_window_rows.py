@@ -65,7 +65,7 @@ def test_keys_of_any_type_come_out_as_they_went_in(
     job = WindowJob([row(key, 1) for key in values], window, schema=schema)
     run_pipeline(job.pipeline)
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    assert job.results.schema.schema.field("key").type == plain
+    assert job.results.schema.arrow.field("key").type == plain
     expected = set(pa.array(values, plain).to_pylist())
     assert {found["key"] for found in job.out.rows()} == expected
 
@@ -75,7 +75,7 @@ def test_without_a_key_all_rows_are_one_group(window: Any) -> None:
     rows = [row(key, key / 2, key) for key in range(20)]
     job = WindowJob(rows, window, keyed=False, parallelism=2, splits=2)
     run_pipeline(job.pipeline)
-    assert "key" not in job.results.schema.schema.names
+    assert "key" not in job.results.schema.arrow.names
     if "session" in str(window):
         assert job.found() == [(None, 0, int(12.5 * SECOND), 20, sum(range(20)))]
     else:
