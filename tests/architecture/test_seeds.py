@@ -43,7 +43,8 @@ NAMES = {
         GlobalKeyedTable::compact_data
         GlobalKeyedView GlobalKeyedView::get GlobalKeyedView::insert GlobalKeyedView::remove
         GlobalKeyedTableCheckpointer GlobalKeyedTableCheckpointer::checkpoint
-        GLOBAL_KEY_VALUE_SCHEMA GlobalKeyedTableConfig TableManager::get_global_keyed_state
+        GLOBAL_KEY_VALUE_SCHEMA GlobalKeyedTableConfig OperatorContext::table_manager
+        TableManager::get_global_keyed_state
         Key StateMessage bincode
     """,
     "003": """

@@ -73,21 +73,30 @@ class OperatorContext:
         """
         return event_time_of(self.known_inputs.get(OperatorId(operator), ()))
 
+    @property
+    def table_manager(self) -> TableManager:
+        """All tables of the subtask; the methods below ask it for a view.
+
+        A view stays the same object in every later epoch of this instance of the operator, so
+        it may be taken in `on_start` and kept in an attribute.
+        """
+        return self._tables
+
     def get_global_keyed_state(self, table: str) -> GlobalKeyedView[Any, Any]:
         """Return the view of a global table that `tables` declares."""
-        return self._tables.get_global_keyed_state(table)
+        return self.table_manager.get_global_keyed_state(table)
 
     def get_keyed_state(self, table: str) -> KeyedView:
         """Return the view of a keyed table that `tables` declares."""
-        return self._tables.get_keyed_state(table)
+        return self.table_manager.get_keyed_state(table)
 
     def get_time_keyed_state(self, table: str) -> TimeKeyedView:
         """Return the view, by time, of a time-keyed table that `tables` declares."""
-        return self._tables.get_time_keyed_state(table)
+        return self.table_manager.get_time_keyed_state(table)
 
     def get_key_time_state(self, table: str) -> KeyTimeView:
         """Return the view, by key, of a time-keyed table that `tables` declares."""
-        return self._tables.get_key_time_state(table)
+        return self.table_manager.get_key_time_state(table)
 
     @property
     def attempt(self) -> Token:
@@ -109,7 +118,7 @@ class OperatorContext:
 
         It may be called once per table and epoch.
         """
-        self._tables.insert_committing_data(table, data)
+        self.table_manager.insert_committing_data(table, data)
 
     @property
     def event_timers(self) -> Timers:

@@ -126,7 +126,8 @@ class ArrowOperator(ABC):
         """Prepare a new instance: open connections, derive attributes from tables.
 
         Called at every construction, perhaps every epoch, before anything else. It may only
-        read tables: what it writes would be written again each time.
+        read tables: what it writes would be written again each time. Views of tables may be
+        kept in attributes: they show every later epoch's state.
         """
 
     @abstractmethod

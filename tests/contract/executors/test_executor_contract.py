@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,41 +11,31 @@ import pytest
 
 from penstock.api.pipeline import Pipeline
 from penstock.api.stream import Stream
-from penstock.connectors.memory import list_source, staged_tables
-from penstock.core.clock import ManualClock
-from penstock.core.ids import Epoch, Generation
+from penstock.connectors.memory import list_source
 from penstock.core.key_hash import owners_of
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import ExternalError, StorageError, UserCodeError
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase
 from penstock.runtime.driver.driver import JobDriver
-from penstock.runtime.driver.environment import JobEnvironment, ManualPacer, is_transient
-from penstock.runtime.driver.outcomes import Agreed, EpochRan, Failed, find_agreement
+from penstock.runtime.driver.environment import ManualPacer, is_transient
+from penstock.runtime.driver.outcomes import EpochRan, Failed, find_agreement
 from penstock.runtime.driver.session import JobSession
-from penstock.runtime.plan.epoch_plan import EpochPlan, SourcePlanner
-from penstock.runtime.plan.executor import Executor, TaskReport, from_error_part
-from penstock.state.files.cache import FileCache
-from penstock.state.storage.memory import MemoryStore
-from penstock.state.storage.object_store import ObjectStore
+from penstock.runtime.plan.executor import from_error_part
 from penstock.testing import Fault, FaultMode, FaultyStore
 from tests.builders.pipeline_graphs import (
     JOB,
     SHAPES,
-    START_MICROS,
     Row,
     Shape,
     counting,
     some_rows,
 )
-from tests.builders.pipeline_job import REGISTRY, small_settings
 from tests.builders.pipeline_operators import ROWS, BookSink, RunningCount, open_book
 from tests.contract.executors.conftest import MakeExecutor, MakeOnSpark
+from tests.contract.executors.epoch_runner import EpochRunner, a_runner
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
 READ = some_rows(60, users=9)
@@ -55,80 +44,6 @@ READ = some_rows(60, users=9)
 @pytest.fixture(autouse=True)
 def _unused_book() -> None:
     open_book("unused")
-
-
-@dataclass
-class EpochRunner:
-    """The first epoch of a graph on an executor, as often as wanted."""
-
-    graph: LogicalGraph
-    executor: Executor
-    folder: Path
-    store: ObjectStore = field(default_factory=MemoryStore)
-    clock: ManualClock = field(default_factory=lambda: ManualClock(START_MICROS))
-    runs: int = 0
-
-    @property
-    def environment(self) -> JobEnvironment:
-        """What a driver would work with."""
-        cache = FileCache(self.folder / "driver-cache", limit_bytes=1 << 30)
-        return JobEnvironment(
-            self.graph,
-            self.store,
-            cache,
-            self.executor,
-            REGISTRY,
-            self.clock,
-            small_settings(),
-        )
-
-    def run(self, *, rows: int = 1_000) -> Sequence[TaskReport]:
-        """Run the epoch; nothing of it is published."""
-        planner = SourcePlanner(self.graph, REGISTRY, SourceBudget(rows=rows))
-        now = self.clock.now_micros()
-        self.runs += 1
-        plan = EpochPlan(
-            self.graph.job,
-            Generation(1),
-            EpochTerms(CheckpointBarrier(Epoch(1), Epoch(1), now), now),
-            self.runs,
-            assignments=planner.plan(now, None).assignments,
-        )
-        return self.executor.run_epoch(self.environment.job, plan, None)
-
-    def agreed(self, reports: Sequence[TaskReport]) -> Agreed:
-        """Return what the driver makes of the reports, which must hold together."""
-        agreement = find_agreement(self.environment.job, reports)
-        assert isinstance(agreement, Agreed), agreement
-        return agreement
-
-    def rows_by_subtask(
-        self, reports: Sequence[TaskReport], operator: str
-    ) -> dict[int, list[Row]]:
-        """Return what a sink that stages its rows got, in order, by subtask."""
-        plan = self.environment.job
-        found: dict[int, list[dict[str, Any]]] = {}
-        for (level, task), report in self.agreed(reports).reports.items():
-            _, subtask = plan.task(level, task)
-            for part in report.operators:
-                if part.operator == operator:
-                    staged = part.checkpoint.metadata.commit_data
-                    data = {name: {0: value} for name, value in staged.items()}
-                    found[subtask.index] = [
-                        row for table in staged_tables(data) for row in table.to_pylist()
-                    ]
-        return found
-
-
-def a_runner(
-    graph: LogicalGraph,
-    make: MakeExecutor,
-    folder: Path,
-    store: ObjectStore | None = None,
-) -> EpochRunner:
-    clock = ManualClock(START_MICROS)
-    store = make.new_store() if store is None else store
-    return EpochRunner(graph, make(store, clock), folder, store, clock)
 
 
 def read_and_send(send: Callable[[Stream], Stream], parallelism: int = 3) -> LogicalGraph:

@@ -301,16 +301,15 @@ class GlobalKeyedView(View, Generic[K, V]):
     def __init__(self, table: GlobalKeyedTable) -> None:
         """Fold the table's files, which are those of all subtasks."""
         self.table_name = table.config.table_name
-        self.files: Files = table.files
-        self._table = table
         self._keys, self._values = table.codecs
-        self._folded = table.fold(table.files)
+        self._folded: dict[bytes, bytes] = {}
         self._unmerged: dict[bytes, bytes | None] = {}
         """Own writes of earlier epochs, in files that this view has not folded yet."""
         self._written: dict[str, dict[bytes, bytes | None]] = {}
         """The same writes by file, so that catching up does not read them back."""
         self._changes: dict[bytes, bytes | None] = {}
         """Own writes of this epoch; None for a removed key."""
+        self.fold_again(table, Frontier())
 
     def get(self, key: K, default: V | None = None) -> V | None:
         """Return a new copy of the key's value, or `default`."""
@@ -375,6 +374,13 @@ class GlobalKeyedView(View, Generic[K, V]):
     def release(self) -> None:
         self._folded, self._unmerged, self._changes, self._written = {}, {}, {}, {}
         self.is_released = True
+
+    @override
+    def fold_again(self, table: GlobalKeyedTable, frontier: Frontier) -> None:
+        self._table = table
+        self._folded = table.fold(table.files)
+        self.files: Files = table.files
+        self.is_released = False
 
     def _known_keys(self) -> set[bytes]:
         self.check_usable()

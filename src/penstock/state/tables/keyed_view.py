@@ -66,9 +66,6 @@ class KeyedView(View):
     def __init__(self, table: TypedTable[Any, KeyedSchema], frontier: Frontier) -> None:
         self.schema = table.schema
         self.table_name = table.schema.table_name
-        self.files: Files = ()
-        self._table = table
-        self._frontier = frontier
         budget = table.environment.memory_budget_bytes
         self._open_segments = OpenSegments(budget // _OPEN_SHARE)
         self._pending = PendingRows(
@@ -77,7 +74,7 @@ class KeyedView(View):
             spill_folder=table.environment.cache.root,
         )
         self._runs: tuple[FileRun, ...] = ()
-        self._adopt(table.files)
+        self.fold_again(table, frontier)
 
     @property
     def bytes_read(self) -> int:
@@ -176,6 +173,13 @@ class KeyedView(View):
         self._runs = ()
         self.is_released = True
 
+    @override
+    def fold_again(self, table: TypedTable[Any, KeyedSchema], frontier: Frontier) -> None:
+        self._table = table
+        self._frontier = frontier
+        self._adopt(table.files)
+        self.is_released = False
+
     def _live_batches(
         self, runs: Sequence[Run], instant: int | None
     ) -> Iterator[pa.RecordBatch]:
@@ -239,4 +243,4 @@ class KeyedView(View):
         self._runs = tuple(runs)
         for identity in known:
             self._open_segments.close(identity)
-        self.files = tuple(files)
+        self.files: Files = tuple(files)

@@ -300,7 +300,15 @@ class View(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Free memory and mappings; the view is not used again."""
+        """Free memory and mappings; the view is not used again unless it is folded again."""
+
+    @abstractmethod
+    def fold_again(self, table: Any, frontier: Frontier) -> None:
+        """Become the fold of a table's files for an epoch that begins at `frontier`.
+
+        An operator may keep a view in an attribute, so a view is folded again in place. It was
+        released before, or is new.
+        """
 
 
 @dataclass(eq=False)

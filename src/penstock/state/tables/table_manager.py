@@ -132,7 +132,7 @@ class TableManager:
         """Go on with open views after an epoch was published, reading only what is new.
 
         `environment` holds the new attempt's token. A view that the checkpoint does not extend,
-        or of another subtask, is dropped and folded again when it is next used.
+        or of another subtask, is released, and folded again when the epoch begins.
         """
         self._check_usable()
         self._is_usable = False
@@ -155,7 +155,6 @@ class TableManager:
                     drop_cached(environment.cache, checksum)
             if missing is None:
                 view.release()
-                table.view = None
             else:
                 view.catch_up(missing, wanted)
         self._is_usable = True
@@ -163,7 +162,8 @@ class TableManager:
     def begin_epoch(self, frontier: Frontier) -> None:
         """Fix the time that expiry is judged by until the next epoch.
 
-        After a restore the time may be earlier than before. Views may have dropped rows that
+        The time may be earlier than before: after a restore, or if this subtask was ahead of
+        the others behind a forward edge. Views whose rows expire may have dropped rows that
         are live again at that time, so they are folded again.
         """
         self._check_usable()
@@ -173,11 +173,19 @@ class TableManager:
                     f"time goes back from {self._frontier} to {frontier} within an epoch of "
                     f"operator {self._operator!r}"
                 )
-            self._release_views()
+            for table in self._tables.values():
+                if table.view is not None and table.spec.expires_by is not None:
+                    table.view.release()
         self._frontier = self._latest = frontier
         for table in self._tables.values():
-            if table.view is not None:
+            if table.view is None:
+                continue
+            if table.view.is_released:
+                table.view.fold_again(table.table, frontier)
+            else:
                 table.view.advance(frontier)
+
+    # A view is the same object as long as the manager is open, so an operator may keep it.
 
     def get_global_keyed_state(self, name: str) -> GlobalKeyedView[Any, Any]:
         """Return the view of a global table."""
@@ -286,17 +294,14 @@ class TableManager:
     def close(self) -> None:
         """Release every view; the manager is not used again."""
         self._is_usable = False
-        self._release_views()
-
-    @property
-    def _operator(self) -> str:
-        return self.environment.task.operator
-
-    def _release_views(self) -> None:
         for table in self._tables.values():
             if table.view is not None:
                 table.view.release()
                 table.view = None
+
+    @property
+    def _operator(self) -> str:
+        return self.environment.task.operator
 
     def _view(self, name: str, kind: type[ViewT]) -> ViewT:
         frontier = self._begun()

@@ -59,12 +59,11 @@ class TimeKeyedView(View):
         """Fold the files, whose rows are mapped from the cache if possible."""
         self.schema = table.schema
         self.table_name = table.schema.table_name
-        self.files: Files = table.files
-        self._table = table
-        self._frontier = frontier
-        self._clock_micros = clock_within_epoch(self.schema.domain, frontier)
-        self._chunks = self._read_chunks(table.files)
+        self._chunks: list[Chunk] = []
+        """The rows of files."""
         self._pending: list[Chunk] = []
+        """The rows of this epoch."""
+        self.fold_again(table, frontier)
 
     def insert(self, rows: RowsLike, expires_at: ExpiresAt) -> None:
         """Add rows that live until the clock reaches `expires_at`: one instant, or one each.
@@ -189,6 +188,17 @@ class TimeKeyedView(View):
     def release(self) -> None:
         self._chunks, self._pending = [], []
         self.is_released = True
+
+    @override
+    def fold_again(
+        self, table: TypedTable[Any, TimeKeyedSchema], frontier: Frontier
+    ) -> None:
+        self._table = table
+        self._frontier = frontier
+        self._clock_micros = clock_within_epoch(self.schema.domain, frontier)
+        self._chunks = self._read_chunks(table.files)
+        self.files: Files = table.files
+        self.is_released = False
 
     def _all_chunks(self) -> list[Chunk]:
         self.check_usable()

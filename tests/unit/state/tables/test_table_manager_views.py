@@ -8,6 +8,7 @@ from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.table import Frontier, View
 from penstock.state.tables.table_manager import TableManager
+from penstock.testing import FaultyStore
 from tests.builders.shop import owner_of_key
 from tests.builders.state_job import StateJob
 from tests.unit.state.tables.manager_builders import (
@@ -77,6 +78,49 @@ def test_closing_after_a_failed_catch_up_releases_the_views_of_all_tables() -> N
         manager.catch_up(an_environment(store, attempt=2), restored)
     manager.close()
     assert [view.is_released for view in views] == [True, True, True]
+
+
+def test_a_view_that_an_operator_kept_is_the_same_view_in_every_later_epoch() -> None:
+    """Also when time goes back, when a list is not extended, and after a merge elsewhere."""
+    store = MemoryStore()
+    manager = a_manager(store)
+    write_everywhere(manager)
+    counts = manager.get_global_keyed_state("counts")
+    totals = manager.get_keyed_state("totals")
+    panes = manager.get_time_keyed_state("panes")
+    by_key = manager.get_key_time_state("panes")
+    first = {0: manager.checkpoint(Epoch(1), Epoch(1), 20).metadata}
+    for epoch, frontier, restored in (
+        (2, Frontier(5, 7), first),
+        (3, Frontier(None, 3), {}),
+        (4, Frontier(9, 9), first),
+    ):
+        manager.catch_up(an_environment(store, attempt=epoch), restored)
+        manager.begin_epoch(frontier)
+        assert manager.get_global_keyed_state("counts") is counts
+        assert manager.get_keyed_state("totals") is totals
+        assert manager.get_time_keyed_state("panes") is panes
+        held = 1 if restored else 0
+        assert len(counts) == held
+        assert totals.get(some_rows("a")).found.sum() == held
+        assert panes.rows().num_rows == held
+        assert by_key.get(some_rows("a")).rows.num_rows == held
+        manager.checkpoint(Epoch(epoch), Epoch(1), 20)
+
+
+def test_tables_that_never_expire_are_not_folded_again_when_time_goes_back() -> None:
+    """Behind a forward edge time goes back in every epoch of a subtask that is ahead."""
+    store = FaultyStore(MemoryStore())
+    manager = a_manager(store)
+    write_everywhere(manager)
+    restored = {0: manager.checkpoint(Epoch(1), Epoch(1), 20).metadata}
+    manager.catch_up(an_environment(store, attempt=2), restored)
+    before = len(store.calls)
+    manager.begin_epoch(Frontier(5, 0))
+    assert contents(manager) == ({"a": 1}, ["a"], ["a"])
+    read = [call.path for call in store.calls[before:]]
+    assert not [path for path in read if "counts" in path]
+    assert any("panes" in path for path in read)
 
 
 def moved(manager: TableManager, restored: Restored, subtask: Subtask) -> None:
