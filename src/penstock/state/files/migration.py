@@ -6,7 +6,7 @@ version. The old file stays as it is, so older epochs stay restorable. A migrati
 with the columns that the class of their version declares. If that class was edited after state
 was written with it, its columns do not fit the stored rows, and the read is refused.
 
-    class CountV1(msgspec.Struct):
+    class CountV1(msgspec.Struct):                      # a first type needs no version
         count: int
 
     class Count(msgspec.Struct, MigratableState):
@@ -73,13 +73,23 @@ class MigrationChain:
     types: tuple[Any, ...]
     current_version: int
     """The version that is written."""
+    is_first_unversioned: bool = False
+    """Whether the oldest type declares no version: its state was written with version 0."""
+
+    def position_of(self, version: int) -> int | None:
+        """Return which of `types` reads state of a version; None if none of them does."""
+        if version == 0 and self.is_first_unversioned:
+            return 0
+        position = version - self.oldest_version
+        return position if 0 <= position < len(self.types) else None
 
 
 def resolve_chain(state_type: Any) -> MigrationChain:
     """Follow `PreviousVersion` to its end; a chain that cannot work is a `UserError`.
 
-    A type that is no `MigratableState` has version 0. At the end of a chain it has the
-    version before its successor.
+    A type that is no `MigratableState`, or declares no `VERSION`, has version 0. At the end of
+    a chain it has the version before its successor, and what it wrote while it was the only
+    type, with version 0, is its state as well.
     """
     is_migratable = isinstance(state_type, type) and issubclass(state_type, MigratableState)
     return _resolve(state_type) if is_migratable else MigrationChain(0, (state_type,), 0)
@@ -94,13 +104,26 @@ def _resolve(state_type: type[MigratableState]) -> MigrationChain:
         if current in types:
             raise _broken(state_type, f"{_name(current)} is its own predecessor")
         types.append(current)
-        if isinstance(current, type) and issubclass(current, MigratableState):
+        if _is_unversioned(current):
+            current = None
+        else:
             _check_link(state_type, current, expected)
             current = current.PreviousVersion
-        else:
-            current = None
         expected -= 1
-    return MigrationChain(expected + 1, tuple(reversed(types)), state_type.VERSION)
+    return MigrationChain(
+        expected + 1,
+        tuple(reversed(types)),
+        state_type.VERSION,
+        is_first_unversioned=_is_unversioned(types[-1]),
+    )
+
+
+def _is_unversioned(kind: Any) -> bool:
+    """Tell whether a type declares no version; then it cannot have a predecessor either."""
+    if not (isinstance(kind, type) and issubclass(kind, MigratableState)):
+        return True
+    own = kind.__mro__[: kind.__mro__.index(MigratableState)]
+    return kind.PreviousVersion is None and not any("VERSION" in vars(c) for c in own)
 
 
 def _check_link(state_type: Any, current: type[MigratableState], expected: int) -> None:
@@ -139,7 +162,8 @@ def plan_migration(
     This runs no step, so it is also the dry run.
     """
     chain = resolve_chain(state_type)
-    if not chain.oldest_version <= found_version <= chain.current_version:
+    first = chain.position_of(found_version)
+    if first is None:
         advice = "add the missing versions to the chain of PreviousVersion classes"
         if found_version > chain.current_version:
             advice = (
@@ -154,7 +178,6 @@ def plan_migration(
             found=found_version,
             expected=chain.current_version,
         )
-    first = found_version - chain.oldest_version
     return tuple(
         MigrationStep(
             chain.oldest_version + index, chain.types[index], chain.types[index + 1]

@@ -112,9 +112,10 @@ def _column_problems(
         start = "its columns changed without a new state version and a migration"
     else:
         chain = resolve_chain(spec.state_type)
-        if version < chain.oldest_version:
+        position = chain.position_of(version)
+        if position is None:
             return  # allowed if no file has that version any more: `_plan_stored` checks files
-        state_type = chain.types[version - chain.oldest_version]
+        state_type = chain.types[position]
         declared = state_type.SCHEMA
         start = (
             f"{state_type.__name__} is version {version}, but state of that version was written "

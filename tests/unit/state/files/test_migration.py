@@ -83,8 +83,34 @@ def test_a_newer_version_is_refused_and_named() -> None:
 
 
 def test_a_version_before_the_chain_is_refused_and_named() -> None:
-    with pytest.raises(StateError, match="version 0, but CountV3 understands 1 to 3"):
-        plan_migration(0, CountV3, table="counts")
+    state = a_class(3, a_class(2, a_class(1, None)))
+    with pytest.raises(StateError, match="version 0, but State understands 1 to 3"):
+        plan_migration(0, state, table="counts")
+    with pytest.raises(StateError, match="version 1, but State understands 4 to 5"):
+        plan_migration(1, a_class(5, CountV1), table="counts")
+
+
+@pytest.mark.parametrize("version", [1, 2, 7])
+def test_what_a_plain_first_type_wrote_is_migrated_whatever_version_follows_it(
+    version: int,
+) -> None:
+    state = a_class(version, CountV1)
+    (step,) = plan_migration(0, state, table="counts")
+    assert (step.from_type, step.to_type) == (CountV1, state)
+    assert plan_migration(version - 1, state, table="counts") == (step,)
+
+
+def test_a_first_class_that_declares_no_version_is_like_a_plain_type() -> None:
+    class First(MigratableState):
+        pass
+
+    class Heir(First):
+        pass
+
+    for first in (First, Heir):
+        assert resolve_chain(first).current_version == 0
+        (step,) = plan_migration(0, a_class(2, first), table="counts")
+        assert step.from_type is first
 
 
 def test_a_failing_step_names_table_file_and_step_and_keeps_the_cause() -> None:

@@ -142,6 +142,32 @@ def test_a_chain_that_does_not_reach_back_to_the_stored_version_is_refused() -> 
     assert raised.value.code is ErrorCode.UNSUPPORTED_STATE_VERSION
 
 
+def test_rows_of_a_plain_first_schema_are_compared_with_the_class_that_stands_for_it() -> (
+    None
+):
+    class First:
+        SCHEMA: ClassVar[pa.Schema | None] = ROWS
+
+    class Edited:
+        SCHEMA: ClassVar[pa.Schema | None] = RowV3.SCHEMA
+
+    def second(previous: type) -> type:
+        members = {
+            "VERSION": 2,
+            "PreviousVersion": previous,
+            "SCHEMA": RowV3.SCHEMA,
+            "migrate": RowV3.migrate,
+        }
+        return type("Second", (MigratableState,), members)
+
+    stored = checkpointed(keyed(), writes=True)
+    (plan,) = plan_table_restore([keyed(second(First))], stored)
+    assert plan.fate is TableFate.MIGRATED
+    (plan,) = plan_table_restore([keyed(second(Edited))], stored)
+    assert plan.fate is TableFate.INCOMPATIBLE
+    assert "Edited is version 0, but state of that version was written" in plan.detail
+
+
 def test_a_global_table_migrates_by_its_value_type() -> None:
     class Old(msgspec.Struct, MigratableState):
         VERSION: ClassVar[int] = 1
