@@ -18,8 +18,8 @@ from benchmarks.structured_streaming import CORES, SETTLED_AFTER, rows_per_trigg
 from benchmarks.suites import Row
 from penstock.core.settings import current
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.running import run_on_spark
 

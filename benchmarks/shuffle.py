@@ -22,8 +22,8 @@ from benchmarks.sides import run_side
 from benchmarks.structured_streaming import DEFAULT, open_peer
 from benchmarks.suites import Row
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
-from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.spark.running import run_on_spark
 from penstock.runtime.spark.session import open_session
 

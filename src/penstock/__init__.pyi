@@ -66,6 +66,9 @@ from .operators.udfs.specs import udf as udf
 from .runtime.driver.decide import JobPhase as JobPhase
 from .runtime.driver.decide import JobStatus as JobStatus
 from .runtime.driver.decide import StopMode as StopMode
+from .runtime.driver.policies import restarts as restarts
+from .runtime.driver.policies import retention as retention
+from .runtime.driver.policies import trigger as trigger
 from .runtime.spark.attach import AttachedJob as AttachedJob
 from .runtime.spark.attach import attached as attached
 from .runtime.spark.frame_sink import for_each_epoch as for_each_epoch
@@ -147,12 +150,15 @@ __all__ = [
     "native_udf",
     "nexmark",
     "read_committed",
+    "restarts",
+    "retention",
     "session",
     "sliding",
     "stddev",
     "stdout",
     "sum",
     "time_keyed_table",
+    "trigger",
     "tumbling",
     "udf",
     "var",

@@ -13,12 +13,8 @@ from penstock.operators.operator import ArrowOperator
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase, JobStatus
 from penstock.runtime.driver.driver import JobDriver
-from penstock.runtime.driver.environment import (
-    DriverSettings,
-    JobEnvironment,
-    ManualPacer,
-    RestartPolicy,
-)
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer
+from penstock.runtime.driver.policies import RestartPolicy
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.task.task import Worker

@@ -12,12 +12,8 @@ from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
-from penstock.runtime.driver.environment import (
-    DriverSettings,
-    JobEnvironment,
-    ManualPacer,
-    RestartPolicy,
-)
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer
+from penstock.runtime.driver.policies import RestartPolicy
 from penstock.runtime.in_process import Chaos, InProcessExecutor
 from penstock.runtime.task.task import Worker
 from penstock.state.checkpoints import JobCheckpoints

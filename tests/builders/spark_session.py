@@ -27,8 +27,8 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock as pen
 from penstock.core.clock import new_token
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.spark.attach import QUERY_ID
 from penstock.runtime.spark.running import run_on_spark
 from penstock.runtime.spark.session import open_session

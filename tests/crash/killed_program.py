@@ -15,8 +15,8 @@ import pyarrow as pa
 import penstock as pen
 from penstock.api.pipeline import run_in_process
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.driver.options import RunOptions
 
 ROWS = 20_000
 KEYS = 50

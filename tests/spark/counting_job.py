@@ -24,8 +24,9 @@ import penstock as pen
 from penstock.core.ids import JobId
 from penstock.errors import StorageError
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.driver import RunOptions
-from penstock.runtime.driver.environment import DriverSettings, RestartPolicy
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.driver.options import RunOptions
+from penstock.runtime.driver.policies import RestartPolicy
 from penstock.runtime.spark.running import run_on_spark
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.storage.object_store import ObjectStore

@@ -42,7 +42,7 @@ class Batches:
         self._checkpoint = str(folder / "checkpoints")
 
     def start(self, on_status: Any = None) -> pen.AttachedJob:
-        return self.pipeline.foreach_batch(
+        return self.pipeline.start_attached(
             self._checkpoint, session=shared_session(), on_status=on_status
         )
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_attached_is_refused(tmp_path: Path) -> None:
         pipeline.attach({"other": a_stream(tmp_path / "in")}, **options)
     with pytest.raises(pen.PenstockError, match=r"none is attached"):
         pipeline.run(str(tmp_path / "c"), session=shared_session())
-    with pipeline.foreach_batch(str(tmp_path / "c"), session=shared_session()) as job:
+    with pipeline.start_attached(str(tmp_path / "c"), session=shared_session()) as job:
         feed = job.feed()
         with pytest.raises(pen.PenstockError, match="came from no streaming query"):
             feed(numbers(0, 1), 0)
@@ -190,7 +190,7 @@ def test_two_queries_feed_two_sources_of_one_job(tmp_path: Path) -> None:
     right = pipeline.read("right", late, parallelism=1)
     left.union(right).write("ledger", pen.for_each_epoch(ledger))
     checkpoint = str(tmp_path / "checkpoints")
-    with pipeline.foreach_batch(checkpoint, session=shared_session()) as job:
+    with pipeline.start_attached(checkpoint, session=shared_session()) as job:
         with pytest.raises(pen.PenstockError, match="'left', 'right'; name one of them"):
             job.feed()
         with as_query("l"):

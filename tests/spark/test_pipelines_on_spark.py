@@ -11,8 +11,8 @@ import pytest
 import penstock as pen
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.spark.running import run_on_spark
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.protocol.retention import Epochs

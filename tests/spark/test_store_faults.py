@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.settings import CompactionSettings
 from penstock.errors import ExternalError, StorageError
-from penstock.runtime.driver.environment import RestartPolicy
+from penstock.runtime.driver.policies import RestartPolicy
 from penstock.testing import Call, Fault, FaultMode, FaultyStore, Lands
 from tests.builders.kept_epochs import remount, small_disk
 from tests.builders.spark_session import claim, marks_in, shared_session

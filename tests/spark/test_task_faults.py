@@ -8,8 +8,8 @@ import pytest
 
 import penstock as pen
 from penstock.errors import ErrorCode, UserCodeError
-from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.spark.running import run_on_spark
 from tests.builders.spark_session import marks_in, shared_session
 from tests.spark.counting_job import (

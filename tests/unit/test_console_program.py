@@ -20,7 +20,7 @@ from penstock.errors import (
     UnknownOutcomeError,
     UserError,
 )
-from penstock.runtime.driver.environment import is_transient
+from penstock.runtime.driver.policies import is_transient
 
 KINDS = PenstockError.__subclasses__()
 RAISES_A_BUG = """

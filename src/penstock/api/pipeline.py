@@ -4,9 +4,9 @@ A job runs on Spark or in this process, with the same supersteps, state and prot
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder
@@ -14,7 +14,7 @@ from penstock.api.stream import Stream
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import JobId
 from penstock.core.settings import current
-from penstock.core.spellings import renamed
+from penstock.core.spellings import absent, renamed
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import LogicalGraph, OperatorSpec, Readable, WatermarkSpec
 from penstock.graph.render import render, to_json, to_mermaid
@@ -22,8 +22,8 @@ from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import source_spec
 from penstock.runtime.driver.decide import JobStatus
-from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.driver.options import JobOptions, PacedOptions, RunOptions
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.physical import compile_graph, describe_plan
 from penstock.runtime.task.task import Worker
@@ -62,6 +62,7 @@ def run_in_process(
 
 
 _FORMATS = ("text", "mermaid", "json")
+_ABSENT = {"foreach_batch": "start_attached starts a job that a query of your own feeds"}
 
 
 def _broken(pipeline: "Pipeline") -> Stream:
@@ -92,6 +93,11 @@ class Pipeline:
             registry = default_registry()
         self.builder = GraphBuilder(JobId(name), parallelism, registry)
         """The graph that steps are added to; code that adds steps of its own uses it."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent("Pipeline", name, _ABSENT)
 
     @property
     def name(self) -> str:
@@ -173,31 +179,29 @@ class Pipeline:
         *,
         master: str | None = None,
         session: "SparkSession | None" = None,
-        restore: int | str | None = None,
-        allow_dropped_state: bool = False,
-        on_status: Callable[[JobStatus], None] | None = None,
         show_logs: bool = False,
+        **options: Unpack[PacedOptions],
     ) -> JobStatus:
         """Run the job on Spark until its data ends, from its last epoch if it ran before.
 
         Spark is embedded in this process (`local[*]`, with retries) unless `master` names a
         cluster or `session` is the user's own. Ctrl-C stops after a checkpoint, a second one
-        at once. `restore` goes back to an epoch by number or to a savepoint by name first.
+        at once. `options` are those of every job: `restore`, `trigger`, `retention`,
+        `restarts`, `on_status` and `allow_dropped_state`; docs/running.md describes them.
         """
         graph = self.graph()
         # Late: a run in process needs neither Spark nor the seconds it takes to load.
         from penstock.runtime.spark.running import run_on_spark
 
-        options = RunOptions(
+        chosen = RunOptions.of(
+            "run",
+            options,
             checkpoint=checkpoint,
             master=master,
             session=session,
-            restore=restore,
-            allow_dropped_state=allow_dropped_state,
-            on_status=on_status,
             show_logs=show_logs,
         )
-        return run_on_spark(graph, self.registry, options)
+        return run_on_spark(graph, self.registry, chosen)
 
     def attach(
         self,
@@ -206,9 +210,7 @@ class Pipeline:
         checkpoint: str | ObjectStore,
         query_checkpoint: str,
         trigger: Mapping[str, Any] | None = None,
-        restore: int | str | None = None,
-        allow_dropped_state: bool = False,
-        on_status: Callable[[JobStatus], None] | None = None,
+        **options: Unpack[JobOptions],
     ) -> "AttachedJob":
         """Feed the `attached` source from a streaming DataFrame, one epoch per micro-batch.
 
@@ -217,19 +219,15 @@ class Pipeline:
         query keeps its own below `query_checkpoint`, in a folder named after the source.
         `trigger` is as in `DataStreamWriter.trigger`, such as `{"availableNow": True}`.
         If there are several sources, `streams` is a dictionary by the sources' names.
+        `options` are those of `run`, without a trigger.
         """
         from penstock.runtime.spark.attach import AttachedJob, check_streams
 
         named = streams if isinstance(streams, Mapping) else {"": streams}
         check_streams(named)
-        options = RunOptions(
-            checkpoint=checkpoint,
-            session=next(iter(named.values())).sparkSession,
-            restore=restore,
-            allow_dropped_state=allow_dropped_state,
-            on_status=on_status,
-        )
-        job = AttachedJob(self.graph(), self.registry, options)
+        session = next(iter(named.values())).sparkSession
+        chosen = RunOptions.of("attach", options, checkpoint=checkpoint, session=session)
+        job = AttachedJob(self.graph(), self.registry, chosen)
         by_source = {job.which_source(name or None): named[name] for name in named}
         job.start()
         try:
@@ -242,50 +240,34 @@ class Pipeline:
             raise
         return job
 
-    def foreach_batch(
+    def start_attached(
         self,
         checkpoint: str | ObjectStore,
         *,
         session: "SparkSession",
-        restore: int | str | None = None,
-        allow_dropped_state: bool = False,
-        on_status: Callable[[JobStatus], None] | None = None,
+        **options: Unpack[JobOptions],
     ) -> "AttachedJob":
         """Start the job in a thread of its own, to be fed by the user's own streaming query.
 
         `job.feed(source)` is the function to give to `DataStreamWriter.foreachBatch`. The job
-        is a context manager: leaving it stops the job.
+        is a context manager: leaving it stops the job. `options` are those of `attach`.
         """
         from penstock.runtime.spark.attach import AttachedJob
 
-        options = RunOptions(
-            checkpoint=checkpoint,
-            session=session,
-            restore=restore,
-            allow_dropped_state=allow_dropped_state,
-            on_status=on_status,
+        chosen = RunOptions.of(
+            "start_attached", options, checkpoint=checkpoint, session=session
         )
-        return AttachedJob(self.graph(), self.registry, options).start()
+        return AttachedJob(self.graph(), self.registry, chosen).start()
 
     def run_in_process(
-        self,
-        checkpoint: str | ObjectStore,
-        *,
-        restore: int | str | None = None,
-        allow_dropped_state: bool = False,
-        on_status: Callable[[JobStatus], None] | None = None,
+        self, checkpoint: str | ObjectStore, **options: Unpack[PacedOptions]
     ) -> JobStatus:
         """Run the job here until its data ends, without Spark.
 
-        This is for tests, notebooks and small jobs.
+        This is for tests, notebooks and small jobs. `options` are those of `run`.
         """
-        options = RunOptions(
-            checkpoint=checkpoint,
-            restore=restore,
-            allow_dropped_state=allow_dropped_state,
-            on_status=on_status,
-        )
-        return run_in_process(self.graph(), self.registry, options)
+        chosen = RunOptions.of("run_in_process", options, checkpoint=checkpoint)
+        return run_in_process(self.graph(), self.registry, chosen)
 
     def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
         """Show how the pipeline will run: supersteps as text, or the graph as a drawing.

@@ -124,11 +124,21 @@ class JobCheckpoints:
         actor = self._actor(claim.job, claim.owner)
         self._run(takeover.release_honoured_restores(actor, claim))
 
-    def collect(self, claim: ClaimRecord, *, keep_epochs: int) -> CollectionOutcome:
-        """Give up epochs beyond the last `keep_epochs` and delete what only they needed."""
-        actor, memory = self._actor(claim.job), self.memory
+    def collect(
+        self, claim: ClaimRecord, *, keep_epochs: int, keep_micros: int | None = None
+    ) -> CollectionOutcome:
+        """Give up epochs and delete what only they needed.
+
+        The last `keep_epochs` stay, and with `keep_micros` all that are needed to go back so far.
+        """
         return self._run(
-            collect_garbage(actor, claim, keep_epochs=keep_epochs, memory=memory)
+            collect_garbage(
+                self._actor(claim.job),
+                claim,
+                keep_epochs=keep_epochs,
+                keep_micros=keep_micros,
+                memory=self.memory,
+            )
         )
 
     def release_origin(self, claim: ClaimRecord) -> bool:

@@ -20,8 +20,9 @@ from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.runtime.driver.decide import JobPhase
 from penstock.runtime.driver.driver import JobDriver
-from penstock.runtime.driver.environment import ManualPacer, is_transient
+from penstock.runtime.driver.environment import ManualPacer
 from penstock.runtime.driver.outcomes import EpochRan, Failed, find_agreement
+from penstock.runtime.driver.policies import is_transient
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.plan.executor import from_error_part
 from penstock.testing import Fault, FaultMode, FaultyStore

@@ -12,7 +12,7 @@ from penstock.errors import PenstockError
 from penstock.graph.logical import Exchange
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobPhase
-from penstock.runtime.driver.environment import RestartPolicy
+from penstock.runtime.driver.policies import RestartPolicy
 from tests.builders.driven_job import DrivenJob, Ledger
 from tests.builders.scripted import PLAIN, link
 from tests.golden.error_messages.bad_parts import BAD

@@ -22,7 +22,7 @@ from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
-from penstock.runtime.driver.environment import RestartPolicy
+from penstock.runtime.driver.policies import RestartPolicy
 from penstock.state.protocol.records import ProtocolRules
 from penstock.state.protocol.retention import Epochs
 from penstock.testing import Fault, FaultMode, FaultyStore, stored_objects
@@ -422,3 +422,27 @@ def test_what_goes_wrong_while_a_job_is_let_go_of_hides_nothing(hook: str) -> No
         with pytest.raises(UserCodeError) as raised:
             job.run()
         assert raised.value.code is ErrorCode.USER_CODE_RAISED
+
+
+@pytest.mark.parametrize(
+    ("keep_hours", "kept"),
+    [(None, [8]), (0, [8]), (2, [8, 7, 6]), (100, list(range(8, 0, -1)))],
+)
+def test_epochs_that_are_young_enough_are_kept_besides_the_last_ones(
+    keep_hours: int | None, kept: list[int]
+) -> None:
+    hour = 3_600 * SECOND
+    job = DrivenJob(
+        keep_epochs=1,
+        keep_micros=None if keep_hours is None else keep_hours * hour,
+        collect_every=1,
+    )
+
+    def an_hour_passes(status: JobStatus) -> None:
+        if status.phase is JobPhase.RUNNING and status.last is not None:
+            job.clock.advance(hour // 2)  # at the begin and at the end of each epoch
+
+    job.read_and_write(lambda: NumberedSource({"s": range(14)}), Ledger().sink, EDGE)
+    job.run(on_status=lambda _, status: an_hour_passes(status))
+    found = [int(status.record.ref.epoch) for status in job.checkpoints.epochs()]
+    assert found == kept

@@ -15,11 +15,7 @@ from penstock.errors import (
     UserCodeError,
     UserError,
 )
-from penstock.runtime.driver.environment import (
-    RestartPolicy,
-    decide_restart,
-    is_transient,
-)
+from penstock.runtime.driver.policies import RestartPolicy, decide_restart, is_transient
 
 POLICY = RestartPolicy(max_restarts=8, first_delay_micros=10, max_delay_micros=300)
 

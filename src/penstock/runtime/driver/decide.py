@@ -10,6 +10,7 @@ Pure: `next_action` turns facts into an action. The first row that applies count
 | all operators have ended | Finish(FINISHED) |
 | another stop is requested | RunEpoch(stop) |
 | there is data, or a source ended | RunEpoch |
+| a trigger depends on how much waits at the sources, and it is time to look | AskSources |
 | there is nothing to do | Wait until the next poll, tick, timer or idle timeout |
 
 `JobStatus` and its parts are immutable values for the command line and the console.
@@ -137,6 +138,8 @@ class Facts:
     """The earliest poll, tick, timer or idle timeout; None if nothing will ever happen."""
     next_epoch_micros: int = 0
     """The earliest time of an epoch without work: such epochs keep a distance."""
+    ask_micros: int | None = None
+    """The time to ask the sources whether enough waits for an epoch; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,11 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class AskSources:
+    """Ask the sources whether so much waits that the next epoch need not wait longer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """Claim the job again and go on from the last acknowledged epoch."""
 
@@ -167,7 +175,7 @@ class Finish:
     phase: JobPhase
 
 
-Action: TypeAlias = RunEpoch | Wait | Restart | Finish
+Action: TypeAlias = RunEpoch | Wait | AskSources | Restart | Finish
 
 
 def next_action(facts: Facts) -> Action:
@@ -196,4 +204,8 @@ def _wait(facts: Facts) -> Action:
     if facts.wake_up_micros is None:
         return Wait(None)
     until = max(facts.wake_up_micros, facts.next_epoch_micros)
-    return RunEpoch() if until <= facts.now_micros else Wait(until)
+    if until <= facts.now_micros:
+        return RunEpoch()
+    if facts.ask_micros is not None and facts.ask_micros <= facts.now_micros:
+        return AskSources()
+    return Wait(until if facts.ask_micros is None else min(until, facts.ask_micros))

@@ -9,23 +9,20 @@ Every restart, also in one process, is a new session: it claims a new generation
 from the last acknowledged epoch, whatever the failed session left behind.
 
 The driver counts what happens to the job, and publishes immutable values of its status.
-
-`RunOptions` holds the arguments of a run: every way to run a job passes on this one value.
 """
 
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from penstock.core.clock import Clock, SystemClock, new_token
-from penstock.core.ids import Epoch, JobId, OperatorId, SavepointName
-from penstock.core.settings import current
+from penstock.core.ids import OperatorId
 from penstock.core.watermark import event_time_of
 from penstock.errors import ErrorCode, FencedError, PenstockError, StorageError
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import (
+    AskSources,
     Facts,
     Finish,
     JobPhase,
@@ -39,27 +36,18 @@ from penstock.runtime.driver.decide import (
 )
 from penstock.runtime.driver.environment import (
     ClockPacer,
-    DriverSettings,
     JobEnvironment,
     Pacer,
-    decide_restart,
 )
 from penstock.runtime.driver.outcomes import EpochLost, EpochRan, Torn
+from penstock.runtime.driver.policies import decide_restart
 from penstock.runtime.driver.publish import JobState
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.driver.start import find_finished
 from penstock.runtime.plan.epoch_plan import known_inputs
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.protocol.retention import Epochs
-from penstock.state.storage.create import probe_store
-from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.urls import open_store
 from penstock.state.tables.table import files_of
-
-_LOCAL_EPOCH_MICROS = 1_000_000
-_REMOTE_EPOCH_MICROS = 10_000_000
-_REMOTE_SCHEMES = ("s3:", "gs:", "az:")
-
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +76,7 @@ class JobDriver:
         self._stop: StopMode | None = None
         self._has_stopped = False
         self._is_woken = False
+        self._asked_micros: int | None = None
         self._failures = 0
         self._torn_in_a_row = 0
         self._retry_at_micros: int | None = None
@@ -129,13 +118,15 @@ class JobDriver:
         self._update(phase=action.phase)
         return self.status
 
-    def _carry_out(self, action: RunEpoch | Wait | Restart) -> None:
+    def _carry_out(self, action: RunEpoch | Wait | AskSources | Restart) -> None:
         match action:
             case RunEpoch(stop):
                 self._attempt(lambda: self._run_epoch(stop))
             case Wait(until, phase):
                 self._update(phase=phase, next_wake_up_micros=until)
                 self._pacer.wait_until(until)
+            case AskSources():
+                self._attempt(self._ask_sources)
             case Restart():
                 self._retry_at_micros = None
                 self._restart()
@@ -169,6 +160,7 @@ class JobDriver:
         self._last_started_micros = self._environment.clock.now_micros()
         # Reset before the plan is made: a later `wake_up` may be too late for this plan.
         self._is_woken = False
+        self._asked_micros = None
         self._update(phase=JobPhase.RUNNING)
         outcome = session.run_epoch(stop=stop)
         match outcome:
@@ -179,6 +171,16 @@ class JobDriver:
             case EpochLost(winner):
                 _log.warning("lost epoch to %s: taking the job over again", winner)
                 self._restart()
+
+    def _ask_sources(self) -> None:
+        """Have an epoch run at once if so much waits at a source that the trigger asks for it."""
+        trigger, session = self._environment.settings.trigger, self._session
+        self._asked_micros = now = self._environment.clock.now_micros()
+        assert trigger is not None and session is not None  # noqa: S101, PT018 (facts say so)
+        if session.planner.has_waiting(
+            rows=trigger.rows, size_bytes=trigger.size_bytes, now_micros=now
+        ):
+            self._is_woken = True
 
     def _note_torn(self, reason: str) -> None:
         """Have the torn epoch run again; it is a failure after `torn_limit` runs in a row."""
@@ -277,7 +279,12 @@ class JobDriver:
 
     def _facts(self) -> Facts:
         session, last = self._session, self._last
+        settings = self._environment.settings
         now = self._environment.clock.now_micros()
+        trigger = settings.trigger
+        distance = settings.target_epoch_micros
+        if trigger is not None:
+            distance = trigger.every_micros
         return Facts(
             now_micros=now,
             stop=self._stop,
@@ -287,9 +294,20 @@ class JobDriver:
             retry_at_micros=self._retry_at_micros,
             has_work=last is None or self._is_woken or _has_work(last),
             wake_up_micros=None if last is None else _wake_up(last),
-            next_epoch_micros=self._last_started_micros
-            + self._environment.settings.target_epoch_micros,
+            next_epoch_micros=self._last_started_micros + distance,
+            ask_micros=self._when_to_ask(),
         )
+
+    def _when_to_ask(self) -> int | None:
+        """Return when to ask the sources how much waits; None if no trigger depends on it."""
+        trigger, last = self._environment.settings.trigger, self._last
+        if trigger is None or not trigger.has_size or last is None:
+            return None
+        poll = last.reading.poll_micros
+        if poll is None:
+            return None
+        since = self._asked_micros or last.progress.processing_time_micros
+        return since + poll
 
 
 def _epoch_of(state: JobState) -> int | None:
@@ -317,65 +335,3 @@ def _wake_up(ran: EpochRan) -> int | None:
     if ran.reading.poll_micros is not None:
         wake_ups.append(ran.progress.processing_time_micros + ran.reading.poll_micros)
     return min(wake_ups, default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """The arguments of one run of a job. The public functions have parameters of these names."""
-
-    checkpoint: str | ObjectStore
-    """A URL, or an open store."""
-    restore: int | str | None = None
-    """The epoch number or savepoint name to go back to before the run."""
-    allow_dropped_state: bool = False
-    on_status: Callable[[JobStatus], None] | None = None
-    on_driver: Callable[[JobDriver], None] | None = None
-    """Called with the driver before it starts."""
-    on_epoch: Callable[[EpochRan], None] | None = None
-    """Called with every epoch that counts, when its sinks have committed."""
-    settings: DriverSettings | None = None
-    """Replaces the settings that follow from the process's settings and the store."""
-    clock: Clock = field(default_factory=SystemClock)
-    master: str | None = None
-    """On Spark: the master URL of the cluster."""
-    session: Any = None
-    """On Spark: the user's own session."""
-    show_logs: bool = False
-    """On Spark: whether an embedded Spark shows its log."""
-
-    def open_store(self, job: JobId) -> ObjectStore:
-        """Open the store, and check that a job can keep its checkpoints there."""
-        found = self.checkpoint
-        store = open_store(found) if isinstance(found, str) else found
-        probe_store(store, job, new_token())
-        return store
-
-    def driver_settings(self) -> DriverSettings:
-        """Return the driver's settings; a remote store gets longer epochs."""
-        if self.settings is not None:
-            return self.settings
-        found, chosen = self.checkpoint, current()
-        is_remote = isinstance(found, str) and found.startswith(_REMOTE_SCHEMES)
-        return DriverSettings(
-            target_epoch_micros=_REMOTE_EPOCH_MICROS if is_remote else _LOCAL_EPOCH_MICROS,
-            keep_epochs=chosen.keep_epochs,
-            epoch_deadline_micros=chosen.epoch_deadline_seconds * 1_000_000,
-            compaction=chosen.compaction,
-            allow_dropped_state=self.allow_dropped_state,
-        )
-
-    def driver(self, environment: JobEnvironment) -> JobDriver:
-        """Return the driver of a run, after passing it to `on_driver`; `run` it with `epochs`."""
-        driver = JobDriver(environment, on_status=self.on_status, on_epoch=self.on_epoch)
-        if self.on_driver is not None:
-            self.on_driver(driver)
-        return driver
-
-    @property
-    def epochs(self) -> Epochs | None:
-        """The epochs that `restore` names; None to go on from the last epoch."""
-        if self.restore is None:
-            return None
-        if isinstance(self.restore, str):
-            return Epochs(savepoint=SavepointName(self.restore))
-        return Epochs(number=Epoch(self.restore))

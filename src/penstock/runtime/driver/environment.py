@@ -1,13 +1,5 @@
 """JobEnvironment: the graph, stores, executor, settings and side work that a driver works with.
 
-**Restarts.** The kind of a failure decides what the driver does:
-
-| failure | what the driver does |
-|---|---|
-| torn epoch, storage, unknown outcome, a system outside | tries again, with growing waits |
-| the user's code, bad input, damaged or unfit state, our bug | stops: it would fail again |
-| fenced | stops for good: another driver owns the job |
-
 **Side work** consists of storage calls that need not wait for each other, or that no epoch
 waits for. Without threads all calls are made at once and in order, which tests of failures
 need. With threads, objects are written side by side, and old ones are deleted while the next
@@ -27,18 +19,12 @@ from typing import Protocol, TypeVar
 from penstock.core.clock import Clock, ManualClock, SystemClock
 from penstock.core.ids import OperatorId
 from penstock.core.settings import CompactionSettings
-from penstock.errors import (
-    ErrorCode,
-    ExternalError,
-    PenstockError,
-    StorageError,
-    UnknownOutcomeError,
-    UserError,
-)
+from penstock.errors import ErrorCode, PenstockError, UserError
 from penstock.graph.logical import Exchange, LogicalGraph, Node
 from penstock.operators.nodes import declared_tables
 from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.policies import RestartPolicy, Trigger
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
 from penstock.state.checkpoints import (
@@ -51,47 +37,6 @@ from penstock.state.files.cache import FileCache
 from penstock.state.protocol.records import RULES, OperatorEntry, ProtocolRules
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TableSpec, TimeDomain
-
-_LASTING = frozenset(
-    {
-        ErrorCode.STORAGE_READ_ONLY,
-        ErrorCode.STORAGE_PERMISSION,
-        ErrorCode.STORAGE_UNSAFE,
-    }
-)
-"""Storage errors that do not pass with time."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """How often a failed job is tried again, and how long the driver waits before."""
-
-    max_restarts: int = 10
-    """The most restarts in a row: an epoch that succeeds resets the count."""
-    first_delay_micros: int = 1_000_000
-    max_delay_micros: int = 60_000_000
-
-
-def decide_restart(
-    error: PenstockError, failures_in_a_row: int, policy: RestartPolicy
-) -> int | None:
-    """Return after how many microseconds to try again, or None to stop with the error.
-
-    `failures_in_a_row` counts this one.
-    """
-    if not is_transient(error) or failures_in_a_row > policy.max_restarts:
-        return None
-    delay = policy.first_delay_micros << min(failures_in_a_row - 1, 30)
-    return min(delay, policy.max_delay_micros)
-
-
-def is_transient(error: PenstockError) -> bool:
-    """Return whether trying again can help."""
-    if error.code is ErrorCode.TORN_EPOCH:
-        return True
-    is_outside = isinstance(error, StorageError | UnknownOutcomeError | ExternalError)
-    return is_outside and error.code not in _LASTING
-
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -204,7 +149,11 @@ class DriverSettings:
 
     target_epoch_micros: int = 1_000_000
     """How long an epoch with data should take; without data, epochs keep this distance."""
+    trigger: Trigger | None = None
+    """When epochs of a job without a backlog begin, if not at that distance."""
     keep_epochs: int = 10
+    keep_micros: int | None = None
+    """How far back one can go at least, if that is further than `keep_epochs`."""
     collect_every: int = 4
     """How many published epochs lie between two collections."""
     budget: SourceBudget = field(default_factory=SourceBudget)

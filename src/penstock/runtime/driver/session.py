@@ -248,9 +248,13 @@ class JobSession:
 
     def _collect(self) -> None:
         """Delete what no kept epoch needs; a storage failure does not stop the job."""
-        keep_epochs = self.environment.settings.keep_epochs
+        settings = self.environment.settings
         try:
-            outcome = self.checkpoints.collect(self.claim, keep_epochs=keep_epochs)
+            outcome = self.checkpoints.collect(
+                self.claim,
+                keep_epochs=settings.keep_epochs,
+                keep_micros=settings.keep_micros,
+            )
             if isinstance(outcome, CollectionDone) and not outcome.needs_origin:
                 self.checkpoints.release_origin(self.claim)
             if isinstance(outcome, Fenced):

@@ -87,6 +87,7 @@ _TELLING_CHANGE = 1.25
 """Rows must have changed by this factor for their effect to stand out from noise."""
 _HARDLY = 0.3
 """If the duration grows with this power of the rows or less, the rows hardly matter."""
+_NO_LIMIT = 1 << 50
 MIN_ROWS = 1_000
 MAX_ROWS = 100_000_000
 
@@ -228,7 +229,8 @@ class SourcePlanner:
         has_more = has_ending = False
         inputs = known_inputs(self._graph, manifest)
         for operator, planned in self.sources.items():
-            plan = self._ask(planned, now_micros)
+            budget = replace(planned.budget, subtasks=planned.node.parallelism)
+            plan = self._ask(planned, budget, now_micros)
             if is_last:
                 plan = SourcePlan((), is_complete=plan.is_complete and not plan.splits)
             readers = self._graph.edges_out_of(operator)
@@ -259,6 +261,19 @@ class SourcePlanner:
             has_ending |= phase is SourcePhase.ENDING
         return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
 
+    def has_waiting(
+        self, *, rows: int | None, size_bytes: int | None, now_micros: int
+    ) -> bool:
+        """Return whether some source has more to read than that. Plans nothing."""
+        ceiling = SourceBudget(
+            rows=_NO_LIMIT if rows is None else rows,
+            size_bytes=_NO_LIMIT if size_bytes is None else size_bytes,
+        )
+        return any(
+            self._ask(planned, ceiling, now_micros).has_more
+            for planned in self.sources.values()
+        )
+
     def accept(
         self, reports: Sequence[OperatorReport], reading: ReadingPlan, duration_micros: int
     ) -> None:
@@ -278,11 +293,12 @@ class SourcePlanner:
                 )
                 planned.pace = pace
 
-    def _ask(self, planned: PlannedSource, now_micros: int) -> SourcePlan:
+    def _ask(
+        self, planned: PlannedSource, budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
         operator = planned.node.operator
         plan: Any
         try:
-            budget = replace(planned.budget, subtasks=planned.node.parallelism)
             plan = planned.source.plan_splits(dict(planned.known), budget, now_micros)
         except Exception as error:  # noqa: BLE001 (the boundary to user code)
             message = (

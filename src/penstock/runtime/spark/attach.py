@@ -29,7 +29,8 @@ from penstock.errors import ErrorCode, InternalError, PenstockError, StateError,
 from penstock.graph.logical import LogicalGraph, OperatorSpec
 from penstock.operators.registry import Registry
 from penstock.runtime.driver.decide import JobStatus, StopMode
-from penstock.runtime.driver.driver import JobDriver, RunOptions
+from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.spark.frame_source import (
     FrameSource,
@@ -185,7 +186,7 @@ class Handoff:
 def _not_attached() -> UserError:
     return UserError(
         "an 'attached' source takes the batches of a streaming query, and none is attached: "
-        "start the pipeline with Pipeline.attach, or Pipeline.foreach_batch for a query of "
+        "start the pipeline with Pipeline.attach, or Pipeline.start_attached for a query of "
         "your own",
         code=ErrorCode.INVALID_CONFIG,
     )

@@ -25,8 +25,8 @@ from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import pickle_function
 from penstock.runtime.driver.decide import JobStatus, StopMode
-from penstock.runtime.driver.driver import RunOptions
 from penstock.runtime.driver.environment import JobEnvironment, SideWork
+from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.session import (
     DEFAULT_MASTER,

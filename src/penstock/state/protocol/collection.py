@@ -42,6 +42,8 @@ from penstock.state.protocol.records import (
 )
 from penstock.state.protocol.retention import (
     FIRST_SEQUENCE,
+    Ancestor,
+    KeepRule,
     append_retention,
     decide_collection,
     decide_floor,
@@ -62,7 +64,7 @@ class Memory:
     """The paths of all objects that a checkpoint needs."""
     files: dict[str, frozenset[str]] = field(default_factory=dict)
     """State files by metadata object."""
-    parents: dict[CheckpointRef, CheckpointRef | None] = field(default_factory=dict)
+    ancestors: dict[CheckpointRef, Ancestor] = field(default_factory=dict)
     deleted: set[CheckpointRef] = field(default_factory=set)
     """Given-up checkpoints that this driver has deleted and the ledger still lists."""
     newest: Epoch | None = None
@@ -74,7 +76,7 @@ class Memory:
         self.records = {n: ref for n, ref in self.records.items() if n in epochs}
         self.objects = {ref: o for ref, o in self.objects.items() if ref in kept.refs}
         self.files = {path: f for path, f in self.files.items() if path in kept.objects}
-        self.parents = {ref: p for ref, p in self.parents.items() if ref in kept.refs}
+        self.ancestors = {ref: a for ref, a in self.ancestors.items() if ref in kept.refs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +116,26 @@ SweepOutcome: TypeAlias = SweepDone | NothingToCollect | Fenced
 
 
 def collect_garbage(
-    actor: Actor, claim: ClaimRecord, *, keep_epochs: int, memory: Memory
+    actor: Actor,
+    claim: ClaimRecord,
+    *,
+    keep_epochs: int,
+    keep_micros: int | None = None,
+    memory: Memory,
 ) -> Steps[CollectionOutcome]:
-    """Give up old epochs and delete what only they needed. Safe to repeat after any error."""
+    """Give up old epochs and delete what only they needed. Safe to repeat after any error.
+
+    The last `keep_epochs` are kept, and with `keep_micros` all that are needed to go back so far.
+    """
     if keep_epochs < 1:
         raise UserError(
             f"cannot keep {keep_epochs} epochs: the newest one is always kept; ask for at "
             "least 1",
             code=ErrorCode.INVALID_NUMBER,
         )
-    collector = _Collector(actor, claim, memory)
-    return (yield from reading.unless_fenced(claim, collector.collect(keep_epochs)))
+    since = None if keep_micros is None else actor.now_micros - keep_micros
+    collected = _Collector(actor, claim, memory).collect(KeepRule(keep_epochs, since))
+    return (yield from reading.unless_fenced(claim, collected))
 
 
 def sweep_orphans(
@@ -144,14 +155,14 @@ class _Collector:
     claim: ClaimRecord
     memory: Memory
 
-    def collect(self, keep_epochs: int) -> Steps[CollectionOutcome]:
+    def collect(self, keep: KeepRule) -> Steps[CollectionOutcome]:
         while True:
             state = yield from read_retention(self.actor, seen=self.memory.sequence)
             newest = yield from self._read_newest()
             if newest is None:
                 return NothingToCollect()
             self.memory.newest = newest.ref.epoch
-            changed = yield from self._decide(state, newest, keep_epochs)
+            changed = yield from self._decide(state, newest, keep)
             kept = yield from self._read_kept(changed, newest)
             record: RetentionRecord | None = state
             if changed != state:
@@ -189,34 +200,35 @@ class _Collector:
         )
 
     def _decide(
-        self, state: RetentionRecord, newest: EpochRecord, keep_epochs: int
+        self, state: RetentionRecord, newest: EpochRecord, keep: KeepRule
     ) -> Steps[RetentionRecord]:
         """Return the state with old epochs given up; it is equal if there are none."""
-        chain = yield from self._read_chain(newest, state, keep_epochs)
+        chain = yield from self._read_chain(newest, state, keep)
         start = max(state.collected_before, self.claim.first_epoch)
-        floor = Epoch(max(start, decide_floor(state, chain, keep_epochs)))
+        floor = Epoch(max(start, decide_floor(state, chain, keep)))
         below = yield from self._read_acknowledged(start, floor)
         return decide_collection(
             state, floor=floor, below_floor=below, deleted=frozenset(self.memory.deleted)
         )
 
     def _read_chain(
-        self, newest: EpochRecord, state: RetentionRecord, keep_epochs: int
-    ) -> Steps[list[CheckpointRef]]:
+        self, newest: EpochRecord, state: RetentionRecord, keep: KeepRule
+    ) -> Steps[list[Ancestor]]:
         """Walk from the newest epoch through its parents, as far as the decision needs."""
-        parents = self.memory.parents
-        chain = [newest.ref]
-        parent = newest.parent
-        while (
-            parent is not None
-            and parent.job == newest.ref.job
-            and parent.epoch >= state.collected_before
-            and len(chain) < keep_epochs
-        ):
-            chain.append(parent)
-            if parent not in parents:
-                parents[parent] = (yield from _read_manifest(parent)).parent
-            parent = parents[parent]
+        known = self.memory.ancestors
+        chain = [Ancestor(newest.ref, newest.parent, newest.created_at_micros)]
+        while not keep.is_met(len(chain), chain[-1]):
+            parent = chain[-1].parent
+            if (
+                parent is None
+                or parent.job != newest.ref.job
+                or parent.epoch < state.collected_before
+            ):
+                break
+            if parent not in known:
+                found = yield from _read_manifest(parent)
+                known[parent] = Ancestor(parent, found.parent, found.created_at_micros)
+            chain.append(known[parent])
         return chain
 
     def _read_acknowledged(self, start: int, end: int) -> Steps[list[CheckpointRef]]:

@@ -91,21 +91,53 @@ def find_pin(state: RetentionRecord, name: SavepointName) -> Pin | None:
     return next((pin for pin in state.pins if pin.name == name), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """An epoch of the chain from the newest one through its parents."""
+
+    ref: CheckpointRef
+    parent: CheckpointRef | None
+    created_at_micros: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRule:
+    """What a driver wants to keep besides pins."""
+
+    epochs: int
+    """How many of the newest epochs; at least 1."""
+    since_micros: int | None = None
+    """The instant back to which one can go, by the clocks of drivers; None for no instant.
+
+    A clock can only make more epochs stay: however wrong it is, the last `epochs` are kept.
+    """
+
+    def is_met(self, count: int, oldest: Ancestor) -> bool:
+        """Return whether the newest `count` epochs, down to the `oldest`, are enough.
+
+        To go back to an instant, one needs the epoch that was the newest one then.
+        """
+        since = self.since_micros
+        is_early = since is None or oldest.created_at_micros <= since
+        return count >= self.epochs and is_early
+
+
 def decide_floor(
-    state: RetentionRecord, canonical: Sequence[CheckpointRef], keep_epochs: int
+    state: RetentionRecord, canonical: Sequence[Ancestor], keep: KeepRule
 ) -> Epoch:
     """Return the lowest epoch number to keep.
 
     `canonical` is the chain from the newest epoch through its parents, newest first, as far
-    as it was read. The floor rises to the oldest of the last `keep_epochs` of them, never
-    falls, and stays while fewer are known. Parents below the floor do not count: they are
+    as it was read. The floor rises to the first of them with which the rule is met, never
+    falls, and stays while none is known. Parents below the floor do not count: they are
     pinned, or given up.
     """
-    chain = [ref.epoch for ref in canonical if ref.epoch >= state.collected_before]
-    if len(chain) < keep_epochs:
-        return state.collected_before
-    floor = chain[keep_epochs - 1]
-    return Epoch(min(floor, state.collected_before + MAX_COLLECTED_AT_ONCE))
+    chain = [each for each in canonical if each.ref.epoch >= state.collected_before]
+    for count, oldest in enumerate(chain, start=1):
+        if keep.is_met(count, oldest):
+            highest = state.collected_before + MAX_COLLECTED_AT_ONCE
+            return Epoch(min(oldest.ref.epoch, highest))
+    return state.collected_before
 
 
 def decide_collection(

@@ -1,7 +1,7 @@
 """Tests of what a failed Spark job is said to mean."""
 
 from penstock.errors import ErrorCode, ExternalError, UserError
-from penstock.runtime.driver.environment import is_transient
+from penstock.runtime.driver.policies import is_transient
 from penstock.runtime.spark.executor import describe_job_failure
 
 FROM_A_WORKER = """

@@ -118,7 +118,7 @@ def test_a_pipeline_without_an_attached_source_cannot_be_attached() -> None:
     pipeline.read("numbers", pen.impulse(count=1)).write("out", pen.blackhole())
     session: Any = None
     with pytest.raises(UserError, match=r"read one with pen\.attached"):
-        pipeline.foreach_batch("memory:", session=session)
+        pipeline.start_attached("memory:", session=session)
     stream: Any = 7
     with pytest.raises(UserError, match="this one is int, not a DataFrame"):
         pipeline.attach(stream, checkpoint="memory:", query_checkpoint="unused")

@@ -9,6 +9,8 @@ from penstock.errors import StateError
 from penstock.state.protocol.records import CheckpointRef, Pin, PinKind, RetentionRecord
 from penstock.state.protocol.retention import (
     MAX_COLLECTED_AT_ONCE,
+    Ancestor,
+    KeepRule,
     decide_collection,
     decide_floor,
     decide_pin,
@@ -104,8 +106,12 @@ def test_removing_an_unknown_pin_changes_nothing() -> None:
     assert find_pin(STATE, SavepointName("old")) == PINNED
 
 
-def floor(state: RetentionRecord, epochs: list[int], keep: int) -> int:
-    return decide_floor(state, [a_ref(epoch) for epoch in epochs], keep)
+def floor(
+    state: RetentionRecord, epochs: list[int], keep: int, since: int | None = None
+) -> int:
+    """Return the floor for a chain of epochs, each created at the instant of its number."""
+    chain = [Ancestor(a_ref(epoch), None, epoch) for epoch in epochs]
+    return decide_floor(state, chain, KeepRule(keep, since))
 
 
 def test_the_floor_rises_to_the_oldest_of_the_last_epochs() -> None:
@@ -115,6 +121,30 @@ def test_the_floor_rises_to_the_oldest_of_the_last_epochs() -> None:
 
 def test_the_floor_stays_while_there_are_fewer_epochs_than_kept() -> None:
     assert floor(STATE, [9, 8], 3) == 5
+
+
+def test_the_floor_stays_below_what_is_needed_to_go_back_to_an_instant() -> None:
+    assert floor(STATE, [9, 8, 7, 6], 2, since=7) == 7
+    assert floor(STATE, [9, 8, 6, 5], 1, since=7) == 6, "6 was the newest epoch at 7"
+
+
+def test_the_floor_stays_while_no_epoch_is_as_old_as_the_instant() -> None:
+    assert floor(STATE, [9, 8, 7], 1, since=6) == 5
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, unique=True),
+    st.integers(1, 8),
+    st.integers(-5, 40),
+)
+def test_a_clock_only_keeps_more_epochs_and_never_the_last_ones_less(
+    epochs: list[int], keep: int, since: int
+) -> None:
+    state, chain = a_retention(), sorted(epochs, reverse=True)
+    by_number = floor(state, chain, keep)
+    by_both = floor(state, chain, keep, since=since)
+    assert by_both <= by_number
+    assert sum(epoch >= by_both for epoch in chain) >= min(keep, len(chain))
 
 
 def test_what_a_restore_skipped_is_kept_with_its_neighbours() -> None:

@@ -1,0 +1,143 @@
+"""The options that users write, in the same way wherever they start a job."""
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+import penstock as pen
+from penstock.errors import UserError
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.driver.options import RunOptions
+from penstock.runtime.driver.policies import (
+    RestartPolicy,
+    Retention,
+    Trigger,
+    to_restarts,
+    to_retention,
+    to_trigger,
+)
+
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+
+
+def settings(**given: Any) -> DriverSettings:
+    chosen = RunOptions.of("run", given, checkpoint="memory:")  # type: ignore[arg-type] # as given
+    return chosen.driver_settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "trigger"),
+    [
+        ("1m", Trigger(60 * SECOND)),
+        (dt.timedelta(seconds=2), Trigger(2 * SECOND)),
+        (pen.trigger(every="5s", rows=10, bytes=20), Trigger(5 * SECOND, 10, 20)),
+    ],
+)
+def test_a_trigger_is_a_duration_or_made_by_the_function(
+    given: Any, trigger: Trigger
+) -> None:
+    assert to_trigger(given) == trigger
+    assert settings(trigger=given).trigger == trigger
+
+
+@pytest.mark.parametrize(
+    ("given", "retention"),
+    [
+        (20, Retention(20)),
+        ("7d", Retention(age_micros=7 * DAY)),
+        (dt.timedelta(days=1), Retention(age_micros=DAY)),
+        (pen.retention(5, age="1d"), Retention(5, DAY)),
+    ],
+)
+def test_a_retention_is_a_number_of_epochs_an_age_or_both(
+    given: Any, retention: Retention
+) -> None:
+    assert to_retention(given) == retention
+    found = settings(retention=given)
+    assert found.keep_epochs == (retention.epochs or DriverSettings().keep_epochs)
+    assert found.keep_micros == retention.age_micros
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        (0, RestartPolicy(max_restarts=0)),
+        (3, RestartPolicy(max_restarts=3)),
+        (
+            pen.restarts(2, first_delay="100ms", longest_delay="5s"),
+            RestartPolicy(2, SECOND // 10, 5 * SECOND),
+        ),
+    ],
+)
+def test_restarts_are_a_number_or_made_by_the_function(
+    given: Any, policy: RestartPolicy
+) -> None:
+    assert to_restarts(given) == policy
+    assert settings(restarts=given).restarts == policy
+
+
+def test_what_is_left_out_or_none_is_as_before() -> None:
+    bare = settings()
+    assert bare == settings(trigger=None, retention=None, restarts=None, on_status=None)
+    assert (bare.trigger, bare.keep_micros, bare.restarts) == (None, None, RestartPolicy())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trigger": "fast"}, "'fast' is not a valid trigger"),
+        ({"trigger": 60}, "60 is not a valid trigger: write how long"),
+        ({"trigger": "0s"}, "cannot begin an epoch every '0s'"),
+        ({"retention": 0}, "0 cannot be the epochs of a retention"),
+        ({"retention": "old"}, "'old' is not a valid age of epochs"),
+        ({"retention": 1.5}, "1.5 cannot be the epochs of a retention"),
+        ({"restarts": -1}, "cannot be restarted -1 times in a row"),
+        ({"restarts": True}, "cannot be restarted True times in a row"),
+        ({"trigers": "1m"}, "run has no option 'trigers'; did you mean 'trigger'?"),
+        ({"tick": "1m"}, "run has no option 'tick'; known are 'allow_dropped_state'"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused_with_what_can(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        settings(**given)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("given", [{"rows": 0}, {"bytes": -1}, {"rows": True}])
+def test_a_trigger_by_size_takes_whole_numbers_from_one(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="give a whole number of at least 1"):
+        pen.trigger(every="1m", **given)
+
+
+def test_the_longest_delay_is_not_shorter_than_the_first() -> None:
+    with pytest.raises(UserError, match="'1s', is shorter than the first, '2s'"):
+        pen.restarts(first_delay="2s", longest_delay="1s")
+
+
+@pytest.mark.parametrize("method", ["run", "run_in_process"])
+def test_every_way_to_run_a_job_refuses_the_same_mistake(method: str) -> None:
+    pipeline = pen.Pipeline("p")
+    pipeline.read("in", pen.impulse(count=1)).write("out", pen.blackhole())
+    with pytest.raises(UserError, match=f"{method} has no option 'trigers'"):
+        getattr(pipeline, method)("memory:", trigers="1m")
+
+
+def test_a_job_fed_by_a_query_has_no_trigger_of_its_own() -> None:
+    pipeline = pen.Pipeline("p")
+    with pytest.raises(UserError, match="no option 'trigger': its epochs are the batches"):
+        pipeline.start_attached("memory:", session=None, trigger="1m")  # type: ignore[call-arg,arg-type]
+
+
+def test_an_old_name_of_a_method_is_answered_by_the_new_one() -> None:
+    with pytest.raises(
+        AttributeError, match="'foreach_batch': start_attached starts a job"
+    ):
+        pen.Pipeline("p").foreach_batch("memory:")  # type: ignore[attr-defined]
+
+
+def test_a_name_that_never_was_is_answered_as_usual() -> None:
+    assert not hasattr(pen.Pipeline("p"), "never")
