@@ -29,6 +29,7 @@ from penstock.graph.logical import (
 from penstock.graph.validate import find_problems, validate
 from penstock.operators.operator import ArrowOperator, DisplayableOperator, SourceOperator
 from penstock.operators.registry import Registry
+from penstock.operators.updating.changelog import changelog_keys_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,14 @@ class GraphBuilder:
     def outputs_of(self, operator: OperatorId) -> Mapping[str, StreamSchema]:
         """Return what an operator emits, by output."""
         return self._nodes[operator].outputs
+
+    def changelog_keys(self, port: Port) -> tuple[str, ...] | None:
+        """Return the key columns of the table whose changes a stream holds; None for plain rows."""
+        if isinstance(port, BrokenPort) or port.output != MAIN:
+            return None
+        sources = [edge for edge in self._edges if edge.target == port.operator]
+        keys = [self.changelog_keys(self.port(e.source, e.output)) for e in sources]
+        return changelog_keys_behind(self._nodes[port.operator], keys)
 
     def name_for(self, kind: str) -> OperatorId:
         """Return the first free automatic name of a kind: `filter-1`, then `filter-2`."""

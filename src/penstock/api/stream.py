@@ -31,7 +31,11 @@ from penstock.operators.expressions import filter_spec, select_spec, with_column
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.stateless import UnionConfig, flat_map_spec, map_batches_spec
 from penstock.operators.udfs.specs import ResultSpec
-from penstock.operators.updating.changelog import to_debezium_spec
+from penstock.operators.updating.changelog import (
+    check_keys,
+    check_plain_rows,
+    to_debezium_spec,
+)
 from penstock.operators.user_functions import process_spec
 from penstock.state.tables.specs import TimeDomain
 
@@ -121,6 +125,26 @@ class AnyStream:
         """
         return self._then(operator, *others, name=name, parallelism=parallelism)
 
+    def _aggregated(
+        self,
+        name: str,
+        aggregates: Mapping[str, Aggregate],
+        ttl: DurationLike | None,
+        ttl_domain: TimeDomain | str | None,
+        parallelism: int | None,
+    ) -> "Stream":
+        check_plain_rows("aggregate", self.builder.changelog_keys(self.port))
+        changelog = add_updating_aggregate(
+            self.builder,
+            self.port,
+            name,
+            aggregates,
+            ttl=ttl,
+            ttl_domain=ttl_domain,
+            parallelism=parallelism,
+        )
+        return Stream(self.builder, changelog)
+
     def _then(
         self,
         step: Step,
@@ -192,6 +216,7 @@ class Stream(AnyStream):
         >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1}]))
         >>> first_pages = pages.filter(pl.col("page") < 10)
         """
+        check_plain_rows("filter", self.builder.changelog_keys(self.port))
         return self._then(filter_spec(to_expression(predicate)))
 
     @step(_broken)
@@ -257,12 +282,38 @@ class Stream(AnyStream):
         """
         return self._then(declared.to_operator_spec(), name=name)
 
+    @step(_broken, is_named=True)
+    def aggregate(
+        self,
+        name: str,
+        /,
+        *,
+        ttl: DurationLike | None = None,
+        ttl_domain: TimeDomain | str | None = None,
+        parallelism: int | None = None,
+        **aggregates: Aggregate,
+    ) -> "Stream":
+        """Keep results of all rows and emit their changes; `key_by` gives results per key.
+
+        Everything else is as in `KeyedStream.aggregate`, with one row and no key columns.
+
+        >>> import penstock as pen
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-all-rows")
+        >>> sales = p.read("sales", pen.list_source([{"price": 7}] * 2))
+        >>> sales.aggregate("spent", total=pen.sum("price")).write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> out.rows()
+        [{'op': 'insert', 'before': None, 'after': {'total': 14}}]
+        """
+        return self._aggregated(name, aggregates, ttl, ttl_domain, parallelism)
+
     @step(_broken)
     def to_debezium(self) -> "Stream":
         """Turn a changelog into Debezium's records `{before, after, op}`.
 
         The key columns move into both `before` and `after`.
         """
+        check_keys(self.port.schema, self.builder.changelog_keys(self.port))
         return self._then(to_debezium_spec())
 
     @step(_broken)
@@ -284,6 +335,7 @@ class Stream(AnyStream):
 
         With `parallelism` the next step has so many.
         """
+        check_plain_rows("rebalance", self.builder.changelog_keys(self.port))
         return Stream(
             self.builder, self.port.sent(Exchange.REBALANCE, parallelism=parallelism)
         )
@@ -371,7 +423,7 @@ class KeyedStream(AnyStream):
         /,
         *,
         ttl: DurationLike | None = None,
-        ttl_domain: TimeDomain | None = None,
+        ttl_domain: TimeDomain | str | None = None,
         parallelism: int | None = None,
         **aggregates: Aggregate,
     ) -> Stream:
@@ -390,16 +442,7 @@ class KeyedStream(AnyStream):
         >>> out.rows()
         [{'user': 'ada', 'op': 'insert', 'before': None, 'after': {'total': 14}}]
         """
-        changelog = add_updating_aggregate(
-            self.builder,
-            self.port,
-            name,
-            aggregates,
-            ttl=ttl,
-            ttl_domain=ttl_domain,
-            parallelism=parallelism,
-        )
-        return Stream(self.builder, changelog)
+        return self._aggregated(name, aggregates, ttl, ttl_domain, parallelism)
 
 
 def _to_spec(step: Step) -> OperatorSpec:

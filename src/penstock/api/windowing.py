@@ -23,17 +23,20 @@ from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
-from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import BAD, LATE, Exchange
 from penstock.operators.aggregates.aggregate import Aggregate, compile_aggregates
+from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.expressions import with_columns_spec
-from penstock.operators.updating.aggregate import Expiry, updating_aggregate_spec
+from penstock.operators.updating.aggregate import (
+    LAST_SEEN,
+    Expiry,
+    updating_aggregate_spec,
+)
 from penstock.operators.updating.changelog import AFTER, BEFORE, OP
-from penstock.operators.updating.combine import combine_spec
+from penstock.operators.updating.combine import combine_spec, partial_schema
 from penstock.operators.windows.aggregation import (
-    ALL_ROWS,
-    KEY_OF_ALL_ROWS,
     OWN_COLUMNS,
     WindowAggregation,
     find_stream_problems,
@@ -199,7 +202,8 @@ def _compile(
     plan = None
     try:
         taken = (*stream.key_columns, *OWN_COLUMNS)
-        plan = compile_aggregates(name, aggregates, stream, taken=taken)
+        keys = stream.key_columns
+        plan = compile_aggregates(name, aggregates, stream, taken=taken, keys=keys)
     except SchemaError as error:
         problems.append(error.message)
     if plan is None or problems:
@@ -248,40 +252,65 @@ def _to_micros(name: str, window: Window) -> dict[str, int]:
 
 def add_updating_aggregate(
     builder: GraphBuilder,
-    keyed: Port,
+    rows: Port,
     name: str,
     aggregates: Mapping[str, Any],
     *,
     ttl: DurationLike | None,
-    ttl_domain: TimeDomain | None,
+    ttl_domain: TimeDomain | str | None,
     parallelism: int | None,
 ) -> Port:
-    """Add a combiner and an updating aggregate behind a keyed stream; return the changelog."""
+    """Add a combiner and an updating aggregate behind a stream; return the changelog.
+
+    All rows of a stream without a key have one result.
+    """
     operator = builder.claim(name)
-    ttl_micros = expiry = None
+    ttl_micros = expiry = domain = None
     with builder.problems.noting():
         ttl_micros = None if ttl is None else to_micros(ttl, "ttl")
-    stream, keys = keyed.schema, keyed.schema.key_columns
+    with builder.problems.noting():
+        domain = _to_domain(name, ttl_domain)
+    stream, keys = rows.schema, rows.schema.key_columns
     if ttl_micros is not None:
         with builder.problems.noting():
-            expiry = Expiry.of(ttl_micros, ttl_domain, stream)
+            expiry = Expiry.of(ttl_micros, domain, stream)
+            if LAST_SEEN in keys:
+                raise SchemaError(
+                    f"{name!r}: the key column {LAST_SEEN!r} is called like a column of its "
+                    "state: rename it",
+                    operator=name,
+                )
     taken = (*keys, OP, BEFORE, AFTER)
-    plan = compile_aggregates(name, aggregates, stream, taken=taken)
+    plan = compile_aggregates(name, aggregates, stream, taken=taken, keys=keys)
     if expiry is not None and (hidden := expiry.hidden_aggregates(stream)):
-        kept = compile_aggregates(name, hidden, stream)
+        kept = compile_aggregates(name, hidden, stream, keys=keys)
         plan = AggregatePlan((*plan.aggregates, *kept.aggregates))
-    clashes = set(keys) & {field.name for field in plan.partials}
-    if clashes:
-        raise SchemaError(
-            f"{name!r}: key columns {sorted(clashes)} are called like columns of its state: "
-            "rename the results",
-            operator=name,
-        )
-    whole = replace(keyed, exchange=Exchange.FORWARD, schema=stream.keyed_by())
+    whole = rows
+    if rows.exchange in (Exchange.BY_KEY, Exchange.BROADCAST):
+        whole = replace(rows, exchange=Exchange.FORWARD, schema=stream.keyed_by())
     combined = builder.add_step(
         builder.name_for("combine"), combine_spec(plan, keys), [whole]
     )
-    partials = builder.port(combined).sent_by(keys)
+    partials = builder.port(combined).sent_by(
+        partial_schema(plan, keys, stream).key_columns
+    )
     spec = updating_aggregate_spec(plan, partials.schema, expiry)
+    if parallelism is None and not keys:
+        parallelism = 1
     builder.place(operator, spec, [partials], parallelism=parallelism)
     return builder.port(operator)
+
+
+def _to_domain(name: str, domain: TimeDomain | str | None) -> TimeDomain | None:
+    """Return a clock, which may be spelled as text: "event-time" or "processing-time"."""
+    if domain is None or isinstance(domain, TimeDomain):
+        return domain
+    spelled = [known.value for known in TimeDomain]
+    if domain in spelled:
+        return TimeDomain(domain)
+    raise UserError(
+        f"{name!r}: ttl_domain is {domain!r}{did_you_mean(str(domain), spelled)}: use "
+        + " or ".join(map(repr, spelled)),
+        code=ErrorCode.INVALID_CONFIG,
+        operator=name,
+    )

@@ -123,7 +123,7 @@ class _Compiler:
         self._stream = stream
 
     def compile(self) -> CompiledAggregate:
-        partial = self._checked("partial", self._aggregate.partial())
+        partial = self._checked("partial", self._call("partial", {}))
         # The column of a partial begins with the result's name, for readers.
         names = {part: f"{self._result}.{part}" for part in partial}
         from_rows = [e.alias(names[part]) for part, e in partial.items()]
@@ -174,6 +174,8 @@ class _Compiler:
             raise self._refusal(
                 f"{method} must take the partials {sorted(columns)} as arguments ({error})"
             ) from error
+        except Exception as error:  # the boundary to user code
+            raise self._refusal(f"{method} raised {_first_line(error)}") from error
 
     def _checked(self, method: str, given: Any) -> dict[str, pl.Expr]:
         expressions = dict(given) if isinstance(given, Mapping) else {}
@@ -194,7 +196,7 @@ class _Compiler:
 
     def _result_field(self, types: pl.Schema, finish: pl.Expr) -> "pa.Field[pa.DataType]":
         found = self._schema_of(pl.LazyFrame(schema=types).select(finish))
-        if not finish.meta.is_row_separable() or not finish.meta.root_names():
+        if not _is_of_one_row(finish) or not finish.meta.root_names():
             raise self._refusal("final must compute one result from each row of partials")
         declared = self._aggregate.result_type(self._stream)
         if declared is not None:
@@ -208,9 +210,26 @@ class _Compiler:
         except pl.exceptions.PolarsError as error:
             reason = str(error).split("\n", maxsplit=1)[0]
             raise self._refusal(f"it cannot be computed: {reason}") from error
+        except Exception as error:  # a Python function in an expression may raise anything
+            raise self._refusal(
+                f"it cannot be computed of no rows: a function of it raised "
+                f"{_first_line(error)}"
+            ) from error
 
     def _refusal(self, problem: str) -> SchemaError:
         return SchemaError(f"{self._shown}: {problem}", column=self._result)
+
+
+def _is_of_one_row(finish: pl.Expr) -> bool:
+    """Return whether an expression looks at one row at a time, as far as Polars can tell."""
+    try:
+        return finish.meta.is_row_separable()
+    except pl.exceptions.PolarsError:
+        return True  # what Python functions do, Polars finds only with data
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
 
 
 def _describe_non_aggregate(given: object) -> str:
@@ -235,11 +254,12 @@ def compile_aggregates(
     stream: StreamSchema,
     *,
     taken: Collection[str] = (),
+    keys: Collection[str] = (),
 ) -> AggregatePlan:
     """Compile what a step computes, or raise with everything that is wrong with any of it.
 
     Values that are no aggregates are among the problems. `taken` are the other columns of the
-    output, whose names no result may have.
+    output, whose names no result may have; `keys` are columns beside the partials in state.
     """
     problems = []
     compiled = []
@@ -250,7 +270,14 @@ def compile_aggregates(
             problems.append(f"{name}={_describe_non_aggregate(aggregate)}")
             continue
         try:
-            compiled.append(aggregate.compile(name, stream))
+            made = aggregate.compile(name, stream)
+            compiled.append(replace(made, step=step))
+            clashes = [field.name for field in made.partials if field.name in keys]
+            if clashes:
+                problems.append(
+                    f"{name}: the key column {clashes[0]!r} is called like a column of its "
+                    "state: rename one of the two"
+                )
         except UserError as error:
             problems.append(f"{name}: {error.message}")
     if not aggregates:

@@ -15,6 +15,11 @@ from penstock.core.arrow_types import relay, stored_type
 from penstock.errors import SchemaError
 from penstock.operators.expressions import derive_types, to_array
 
+ALL_ROWS = "all_rows"
+"""The key column that a stream without a key gets: every row has the same value."""
+KEY_OF_ALL_ROWS = 0x61C8864680B583EB
+"""The value of that column. It hashes to 0, so the first subtask owns it at any parallelism."""
+
 
 def decoded(schema: pa.Schema) -> pa.Schema:
     """Return a schema whose columns hold the same values, in plain layouts."""

@@ -10,7 +10,7 @@ Keys that are whole numbers close together, as ids mostly are, need no hashing:
 `reduce_by_place` indexes an array by key, which takes a third of the time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -20,7 +20,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, PenstockError, UserError
+from penstock.operators.user_functions import to_failure
 
 Kind: TypeAlias = Literal["count", "sum", "float_sum", "min", "max"]
 _Array: TypeAlias = "np.typing.NDArray[Any]"
@@ -109,6 +110,8 @@ def _is_plain(column: Any, *, is_summed: bool) -> bool:
 _Engine: TypeAlias = Literal["streaming", "in-memory"]
 _PLACE = "_penstock_place"
 _READ_ERRORS = (pl.exceptions.PolarsError, pa.ArrowException, ValueError, TypeError)
+_UNFIT = ("conversion from", "overflow")
+"""How Polars begins its errors about values that do not fit a type."""
 _STREAMING_ROWS = 20_000
 """From so many rows on Polars' streaming engine is up to three times as fast; below, slower."""
 
@@ -127,6 +130,7 @@ class AggregateConfig:
     finish: bytes
     from_pair: tuple[bytes, ...] | None = None
     reductions: tuple[Reduction, ...] | None = None
+    step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,27 @@ class CompiledAggregate:
     """As `from_partials`, for two rows side by side; `other_column` names the second's columns."""
     reductions: tuple[Reduction, ...] | None = None
     """The same as `from_rows`, if each of them is a plain reduction of a column."""
+    step: str = ""
+    """The step that computes it, for messages."""
+
+    def failure(self, method: str, error: Exception) -> PenstockError:
+        """Return the error to raise if computing it fails: it names the aggregate and its step."""
+        if isinstance(error, PenstockError):
+            return error
+        shown = f"{self.result.name}={self.shown} of step {self.step!r}"
+        reason = (str(error) or type(error).__name__).split("\n", maxsplit=1)[0]
+        facts: dict[str, Any] = {"step": self.step, "aggregate": self.result.name}
+        if isinstance(error, pl.exceptions.PolarsError) and reason.startswith(_UNFIT):
+            return UserError(
+                f"the aggregate {shown} has a value that does not fit its type: {reason}. Sums "
+                "of whole numbers and durations have 64 bits, those of decimals 38 digits: cast "
+                "the column to a decimal or a float before",
+                code=ErrorCode.VALUE_OUT_OF_RANGE,
+                **facts,
+            )
+        raised = f"raised {type(error).__name__} in {method}"
+        message = f"the aggregate {shown} {raised}: {reason}"
+        return to_failure(error, message, note=f"{shown} {raised}", **facts)
 
     def to_config(self) -> AggregateConfig:
         """Return it as plain data, so that workers need neither aggregate nor stream schema."""
@@ -164,6 +189,7 @@ class CompiledAggregate:
             self.finish.meta.serialize(),
             None if pair is None else tuple(e.meta.serialize() for e in pair),
             self.reductions,
+            self.step,
         )
 
     @classmethod
@@ -182,6 +208,7 @@ class CompiledAggregate:
                 config.shown,
                 None if pair is None else tuple(map(read, pair)),
                 config.reductions,
+                config.step,
             )
         except _READ_ERRORS as error:
             raise UserError(
@@ -251,13 +278,13 @@ class AggregatePlan:
 
     def partials_of(self, rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         """Return one row per group, in any order: the columns `by`, then the partials."""
-        made = [e for a in self.aggregates for e in a.from_rows]
-        return self._grouped(rows, by, made, self._from_rows)
+        made = [a.from_rows for a in self.aggregates]
+        return self._grouped("partial", rows, by, made, self._from_rows)
 
     def merge(self, partials: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         """Return one row per group of partials: the columns `by`, then their partials."""
-        merged = [e for a in self.aggregates for e in a.from_partials]
-        return self._grouped(partials, by, merged, self._from_partials)
+        merged = [a.from_partials for a in self.aggregates]
+        return self._grouped("merge", partials, by, merged, self._from_partials)
 
     def merge_pairs(self, partials: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
         """Return one row per row: partials merged with those of the other frame's same row.
@@ -269,7 +296,7 @@ class AggregatePlan:
         pairs = [a.from_pair for a in self.aggregates if a.from_pair is not None]
         if len(pairs) == len(self.aggregates):
             both = partials.select(names).hstack(renamed)
-            return self._computed(both.lazy().select(e for pair in pairs for e in pair))
+            return self._computed("merge", pairs, both.select)
         place = pl.int_range(pl.len(), dtype=pl.UInt32).alias(_PLACE)
         is_there = pl.any_horizontal(pl.col(names).is_not_null())
         known = others.select(*names, place).filter(is_there)
@@ -278,7 +305,8 @@ class AggregatePlan:
 
     def results_of(self, partials: pl.DataFrame, keep: Sequence[str]) -> pl.DataFrame:
         """Return one row per row: the columns `keep`, then the results."""
-        return partials.select(*keep, *(a.finish for a in self.aggregates))
+        finished = [(a.finish,) for a in self.aggregates]
+        return self._computed("final", finished, lambda made: partials.select(*keep, *made))
 
     def display(self) -> str:
         """Return them as the user writes them: `total=sum(price), n=count()`."""
@@ -286,9 +314,10 @@ class AggregatePlan:
 
     def _grouped(
         self,
+        method: str,
         frame: pl.DataFrame,
         by: Sequence[str],
-        computed: Sequence[pl.Expr],
+        computed: Sequence[Sequence[pl.Expr]],
         reductions: Mapping[str, Reduction] | None,
     ) -> pl.DataFrame:
         if len(by) == 1 and reductions is not None:
@@ -299,19 +328,26 @@ class AggregatePlan:
         # Without a key all rows are one group, but no rows are no group. A constant column
         # groups them: a plain select would fit single values, but not lists of them.
         given = frame.lazy() if by else frame.lazy().with_columns(pl.lit(0).alias(_PLACE))
-        grouped = given.group_by(*(by or [_PLACE])).agg(*computed)
-        return self._computed(grouped if by else grouped.drop(_PLACE), engine)
 
-    def _computed(self, frame: pl.LazyFrame, engine: _Engine = "in-memory") -> pl.DataFrame:
+        def compute(made: Sequence[pl.Expr]) -> pl.DataFrame:
+            grouped = given.group_by(*(by or [_PLACE])).agg(*made)
+            return (grouped if by else grouped.drop(_PLACE)).collect(engine=engine)
+
+        return self._computed(method, computed, compute)
+
+    def _computed(
+        self,
+        method: str,
+        expressions: Sequence[Sequence[pl.Expr]],
+        compute: Callable[[Sequence[pl.Expr]], pl.DataFrame],
+    ) -> pl.DataFrame:
+        """Compute the expressions of all aggregates; if that fails, find the one that fails."""
         try:
-            return frame.collect(engine=engine)
-        except (pl.exceptions.InvalidOperationError, pl.exceptions.ComputeError) as error:
-            reason = str(error).split("\n", maxsplit=1)[0]
-            if not reason.startswith(("conversion from", "overflow")):
-                raise
-            raise UserError(
-                f"an aggregate of ({self.display()}) has a value that does not fit its type: "
-                f"{reason}. Sums of whole numbers and durations have 64 bits, those of "
-                "decimals 38 digits: cast the column to a decimal or a float before",
-                code=ErrorCode.VALUE_OUT_OF_RANGE,
-            ) from error
+            return compute([e for made in expressions for e in made])
+        except Exception:  # the boundary to user code
+            for aggregate, made in zip(self.aggregates, expressions, strict=True):
+                try:
+                    compute(made)
+                except Exception as error:
+                    raise aggregate.failure(method, error) from error
+            raise

@@ -29,7 +29,7 @@ from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, Watermark
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.aggregate import Aggregate
-from penstock.operators.aggregates.frames import columns_to_frame, to_batch
+from penstock.operators.aggregates.frames import ALL_ROWS, columns_to_frame, to_batch
 from penstock.operators.aggregates.functions import Max
 from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
@@ -129,7 +129,8 @@ class UpdatingAggregateConfig(OperatorConfig):
     def shown(self) -> Mapping[str, str]:
         plan = AggregatePlan.from_config(self.aggregates).without(RESULT)
         keys = StreamSchema.from_bytes(self.partials).key_columns
-        shown = {"by": ", ".join(keys), "aggregates": plan.display()}
+        shown = {} if keys == (ALL_ROWS,) else {"by": ", ".join(keys)}
+        shown["aggregates"] = plan.display()
         if self.ttl_micros is not None:
             shown["ttl"] = f"{self.ttl_micros / 1e6:g}s by {self.ttl_domain}"
         return shown
@@ -164,7 +165,8 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        return changelog_schema(list(self._keys), self._results)
+        keys = [field for field in self._keys if field.name != ALL_ROWS]
+        return changelog_schema(keys, self._results)
 
     @override
     def tables(self) -> Sequence[TableSpec]:

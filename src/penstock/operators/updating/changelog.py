@@ -17,11 +17,12 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
-from penstock.errors import SchemaError
-from penstock.graph.logical import MAIN, OperatorSpec
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import MAIN, Node, OperatorSpec
 from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.expressions import SelectConfig
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.registry import Configured, OperatorConfig, read_config
 
 OP, BEFORE, AFTER = "op", "before", "after"
 INSERT, UPDATE, DELETE = "insert", "update", "delete"
@@ -50,12 +51,16 @@ def to_changes(
     before: "pa.StructArray",
     after: "pa.StructArray",
 ) -> pa.RecordBatch:
-    """Return a change per key: an insert if `before` is null, a delete if `after` is null."""
+    """Return a change per key: an insert if `before` is null, a delete if `after` is null.
+
+    Only those columns of `keys` are taken that the schema has.
+    """
     is_new = before.is_null().to_numpy(zero_copy_only=False)
     is_gone = after.is_null().to_numpy(zero_copy_only=False)
     codes: Any = np.where(is_new, 0, np.where(is_gone, 2, 1)).astype(np.int8)
     ops = pa.DictionaryArray.from_arrays(codes, pa.array(_OPS)).dictionary_decode()
-    columns: list[Any] = [*keys.columns, ops, before, after]
+    shown = [keys.column(name) for name in schema.names if name in keys.schema.names]
+    columns: list[Any] = [*shown, ops, before, after]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -78,6 +83,71 @@ def keys_of_changelog(stream: StreamSchema) -> tuple[str, ...]:
             "key_by(…).aggregate(…)"
         )
     return tuple(name for name in schema.names if name not in (OP, BEFORE, AFTER))
+
+
+_PASSES_CHANGES_ON = ("select", "with_columns", "union", "to_debezium")
+"""Kinds of operators behind which each row may still be a change of the same table."""
+
+
+def changelog_keys_behind(
+    node: Node, inputs: Sequence[tuple[str, ...] | None]
+) -> tuple[str, ...] | None:
+    """Return the key columns of the table whose changes an operator emits; None for plain rows.
+
+    `inputs` are those of the operator's inputs. An operator passes changes on if their columns
+    pass it as they are; more columns may be beside them. What user code returns are plain
+    rows, and so is a selection without all columns of a change: then every row stands for
+    itself.
+    """
+    kind = node.spec.kind
+    if kind == "updating_aggregate":
+        return keys_of_changelog(node.outputs[MAIN])
+    keys = next((keys for keys in inputs if keys is not None), None)
+    if keys is None or kind not in _PASSES_CHANGES_ON:
+        return None
+    if kind == "to_debezium":
+        return ()  # the key columns are inside of `before` and `after`
+    if kind == "union":
+        return keys
+    expressions = read_config(kind, node.spec.config, SelectConfig).read_expressions()
+    computed = [e.meta for e in expressions if not e.meta.is_column_selection()]
+    names = {meta.output_name(raise_if_undetermined=False) for meta in computed}
+    passed = set(node.outputs[MAIN].arrow.names) - names
+    is_passed_on = None not in names and passed.issuperset((*keys, OP, BEFORE, AFTER))
+    return keys if is_passed_on else None
+
+
+_HARMS = {
+    "filter": "a result that the predicate stops to hold for would never be deleted. Filter "
+    "the rows before aggregate, give its aggregates where=, or filter the table that the changes "
+    "lead to",
+    "rebalance": "changes of one key would overtake each other. Leave it out: changes are spread "
+    "by key",
+    "aggregate": "how many changes there are depends on how rows fall into epochs. Aggregate the "
+    "rows that the first aggregate reads",
+}
+"""What a step would do to a changelog, and what to do instead."""
+
+
+def check_plain_rows(step: str, keys: tuple[str, ...] | None) -> None:
+    """Refuse a step that would be wrong for changes, given what `changelog_keys_behind` says."""
+    if keys is not None:
+        raise UserError(
+            f"{step} cannot follow a changelog: {_HARMS[step]}. A select without before and "
+            "after makes plain rows of changes, each for itself",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+
+
+def check_keys(stream: StreamSchema, keys: tuple[str, ...] | None) -> None:
+    """Refuse columns beside the changes that are no key of their table, if that is known."""
+    more = [] if keys is None else [n for n in keys_of_changelog(stream) if n not in keys]
+    if more:
+        raise UserError(
+            f"to_debezium would take {more} for keys, but the key of the table is "
+            f"{list(keys or ())}: leave them out, or add them to the rows before aggregate",
+            code=ErrorCode.INVALID_CONFIG,
+        )
 
 
 _DEBEZIUM_OPS = {INSERT: "c", UPDATE: "u", DELETE: "d"}

@@ -8,15 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.arrow_types import stored_type
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier, Watermark
-from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import MAIN, OperatorSpec
-from penstock.operators.aggregates.frames import check_groupable, columns_to_frame, to_batch
+from penstock.operators.aggregates.frames import (
+    ALL_ROWS,
+    KEY_OF_ALL_ROWS,
+    check_groupable,
+    columns_to_frame,
+    to_batch,
+)
 from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
@@ -33,12 +39,14 @@ class CombineConfig(OperatorConfig):
     kind: ClassVar[str] = "combine"
 
     keys: tuple[str, ...]
+    """The columns that partials are made by; none for one row of partials of all rows."""
     aggregates: tuple[AggregateConfig, ...]
 
     @override
     def shown(self) -> Mapping[str, str]:
         plan = AggregatePlan.from_config(self.aggregates)
-        return {"by": ", ".join(self.keys), "aggregates": plan.display()}
+        by = {"by": ", ".join(self.keys)} if self.keys else {}
+        return {**by, "aggregates": plan.display()}
 
 
 def combine_spec(plan: AggregatePlan, keys: Sequence[str]) -> OperatorSpec:
@@ -49,7 +57,13 @@ def combine_spec(plan: AggregatePlan, keys: Sequence[str]) -> OperatorSpec:
 def partial_schema(
     plan: AggregatePlan, keys: Sequence[str], stream: StreamSchema
 ) -> StreamSchema:
-    """Return the schema of partials by key; dictionary-encoded keys are decoded in it."""
+    """Return the schema of partials by key; dictionary-encoded keys are decoded in it.
+
+    Partials of all rows have a key column that is the same for all of them.
+    """
+    if not keys:
+        only = pa.field(ALL_ROWS, pa.int64())
+        return StreamSchema(pa.schema([only, *plan.partials]), None, (ALL_ROWS,))
     fields = [stream.arrow.field(name) for name in keys]
     plain = [field.with_type(stored_type(field.type)) for field in fields]
     return StreamSchema(pa.schema([*plain, *plan.partials]), None, tuple(keys))
@@ -60,11 +74,6 @@ class Combine(Configured[CombineConfig], ArrowOperator):
 
     def __init__(self, config: CombineConfig) -> None:
         super().__init__(config)
-        if not config.keys:
-            raise UserError(
-                "combine without a key: name at least one column",
-                code=ErrorCode.INVALID_CONFIG,
-            )
         self._keys = config.keys
         self._plan = AggregatePlan.from_config(config.aggregates)
         self._columns = tuple(dict.fromkeys((*self._keys, *self._plan.reads)))
@@ -110,4 +119,7 @@ class Combine(Configured[CombineConfig], ArrowOperator):
         rows = columns_to_frame(self._taken, self._columns)
         self._taken, self._row_count, self._size_bytes = [], 0, 0
         partials = self._plan.partials_of(rows, self._keys)
+        if not self._keys:
+            only = pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS)
+            partials = partials.with_columns(only)
         collector.collect(to_batch(partials, ctx.outputs[MAIN].arrow))

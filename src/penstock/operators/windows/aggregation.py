@@ -16,7 +16,7 @@ from typing_extensions import override
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, UserError, did_you_mean
-from penstock.operators.aggregates.frames import to_table
+from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS, to_table
 from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
 from penstock.operators.context import OperatorContext
 from penstock.operators.registry import OperatorConfig
@@ -30,10 +30,6 @@ WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 WINDOW_TIME = "window_time"
 PANE = "pane_start"
-ALL_ROWS = "all_rows"
-"""The key column that a stream without a key gets: every row has the same value."""
-KEY_OF_ALL_ROWS = 0x61C8864680B583EB
-"""The value of that column. It hashes to 0, so the first subtask owns it at any parallelism."""
 MICROS = pa.timestamp("us")
 
 OWN_COLUMNS = (

@@ -36,13 +36,12 @@ from penstock.core.arrow_types import Micros
 from penstock.core.schema import RESERVED_PREFIX, StreamSchema
 from penstock.core.watermark import MAX_MICROS, CheckpointBarrier
 from penstock.graph.logical import BAD, LATE, OperatorSpec
-from penstock.operators.aggregates.frames import to_frame, to_table
+from penstock.operators.aggregates.frames import ALL_ROWS, to_frame, to_table
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
 from penstock.operators.windows.aggregation import (
-    ALL_ROWS,
     MICROS,
     WindowAggregation,
     WindowConfig,

@@ -9,8 +9,7 @@ import penstock as pen
 from penstock.api.graph_builder import GraphBuilder, Port
 from penstock.api.windowing import add_updating_aggregate
 from penstock.core.ids import JobId
-from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.graph.logical import OperatorSpec
+from penstock.errors import SchemaError, UserError
 from penstock.testing import OperatorHarness
 from tests.builders.aggregated_rows import fold
 
@@ -318,13 +317,6 @@ def test_a_key_column_that_is_called_as_the_changelog_needs_it_is_refused() -> N
     rows.key_by("op").aggregate("totals", n=pen.count())
     with pytest.raises(SchemaError, match="rename it before key_by"):
         pipeline.graph()
-
-
-def test_combining_without_a_key_is_refused() -> None:
-    registry = pen.Pipeline("totals").registry
-    with pytest.raises(UserError, match="without a key") as caught:
-        registry.construct(OperatorSpec("combine", {"keys": (), "aggregates": ()}))
-    assert caught.value.code is ErrorCode.INVALID_CONFIG
 
 
 def test_explain_shows_where_rows_are_combined_and_what_is_kept() -> None:

@@ -1,0 +1,86 @@
+"""Which steps may follow a changelog: those that would make its table wrong are refused."""
+
+from collections.abc import Callable
+
+import polars as pl
+import pytest
+
+import penstock as pen
+from penstock.errors import UserError
+from penstock.testing import run_pipeline
+
+Then = Callable[[pen.Stream], pen.Stream]
+
+
+def behind_changes(then: Then, out: object = None) -> pen.Pipeline:
+    pipeline = pen.Pipeline("p")
+    rows = pipeline.read("rows", pen.list_source([{"k": 1, "x": 2}, {"k": 2, "x": 3}]))
+    changes = rows.key_by("k").aggregate("totals", total=pen.sum("x"))
+    then(changes).write("out", out or pen.blackhole())  # type: ignore[arg-type]
+    return pipeline
+
+
+IS_INSERT = pl.col("op") == "insert"
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda changes: changes.filter(IS_INSERT),
+        lambda changes: changes.to_debezium().filter(pl.col("op") == "c"),
+        lambda changes: changes.select("k", "op", "before", "after").filter(IS_INSERT),
+        lambda changes: changes.with_columns(more=pl.lit(1)).filter(IS_INSERT),
+        lambda changes: changes.union(changes).filter(IS_INSERT),
+    ],
+)
+def test_a_filter_on_a_changelog_is_refused_and_the_way_out_is_named(then: Then) -> None:
+    with pytest.raises(UserError, match="filter cannot follow a changelog") as caught:
+        behind_changes(then).graph()
+    assert "Filter the rows before aggregate" in caught.value.message
+
+
+def test_changes_cannot_be_rebalanced_because_they_are_in_order() -> None:
+    with pytest.raises(UserError, match="changes of one key would overtake each other"):
+        behind_changes(lambda changes: changes.rebalance()).graph()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda changes: changes.key_by("k").aggregate("again", n=pen.count()),
+        lambda changes: changes.aggregate("again", n=pen.count()),
+    ],
+)
+def test_changes_cannot_be_counted_because_epochs_decide_how_many_there_are(
+    then: Then,
+) -> None:
+    with pytest.raises(UserError, match="how many changes there are depends on"):
+        behind_changes(then).graph()
+
+
+def test_a_column_beside_the_changes_is_not_taken_for_a_key() -> None:
+    with pytest.raises(UserError, match=r"would take \['twice'\] for keys"):
+        behind_changes(
+            lambda changes: changes.with_columns(twice=pl.col("k") * 2).to_debezium()
+        ).graph()
+
+
+def test_plain_rows_made_of_changes_can_be_filtered() -> None:
+    out = pen.list_sink("plain-rows-of-changes")
+    total = pl.col("after").struct.field("total")
+    run_pipeline(
+        behind_changes(
+            lambda changes: changes.select("k", total=total).filter(pl.col("total") > 2),
+            out,
+        )
+    )
+    assert out.rows() == [{"k": 2, "total": 3}]
+
+
+def test_rows_that_only_look_like_changes_can_be_filtered() -> None:
+    row = {"k": 1, "op": "insert", "before": {"n": 1}, "after": {"n": 1}}
+    out = pen.list_sink("rows-like-changes")
+    pipeline = pen.Pipeline("p")
+    pipeline.read("rows", pen.list_source([row])).filter(IS_INSERT).write("out", out)
+    run_pipeline(pipeline)
+    assert out.rows() == [row]
