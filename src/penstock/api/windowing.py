@@ -232,7 +232,7 @@ def _to_micros(name: str, window: Window) -> dict[str, int]:
     problems: list[str] = []
     for what, duration in asked.items():
         try:
-            lengths[what] = to_micros(duration, what)
+            lengths[what] = to_micros(duration, what, is_signed=what == "offset")
         except UserError as error:
             problems.append(error.message)
     if not problems and isinstance(window, SessionWindow):

@@ -247,3 +247,14 @@ def is_held_by_polars(kind: Any) -> bool:
     if pa.types.is_timestamp(kind):
         return kind.tz is None or not kind.tz.startswith(("+", "-"))
     return True
+
+
+def why_not_in_polars(kind: Any) -> str:
+    """Return what to say of a type that Polars has no form for, and what to do about it."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return (
+            f"the time zone {kind.tz!r} of {kind} is an offset, and Polars knows zones by name "
+            "only: cast the column to the same instants in 'UTC' before, with Arrow in "
+            "map_batches or where it is written"
+        )
+    return f"Polars has no type {kind}: cast the column before, with Arrow in map_batches"

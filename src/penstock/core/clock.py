@@ -71,13 +71,20 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)", re.ASCII)
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 
 
-def to_micros(duration: DurationLike, what: str = "duration") -> int:
+def to_micros(
+    duration: DurationLike, what: str = "duration", *, is_signed: bool = False
+) -> int:
     """Return a duration in microseconds; `what` names it in the error if it is not valid.
 
     >>> to_micros("1m30s")
     90000000
+    >>> to_micros("-15m", is_signed=True)
+    -900000000
     """
-    micros = _read(duration)
+    is_negative = is_signed and isinstance(duration, str) and duration.startswith("-")
+    micros = _read(duration[1:] if is_negative and isinstance(duration, str) else duration)
+    if is_negative and micros is not None:
+        micros = -micros
     if micros is None:
         problem = (
             "write numbers with units, such as '250ms', '10s', '5m' or '1h30m' (units: "
@@ -86,7 +93,7 @@ def to_micros(duration: DurationLike, what: str = "duration") -> int:
         )
     elif micros.denominator != 1:
         problem = "it is finer than a microsecond"
-    elif not 0 <= micros <= MAX_MICROS:
+    elif (micros < 0 and not is_signed) or abs(micros) > MAX_MICROS:
         problem = "it must not be negative, nor longer than 2**63 microseconds"
     else:
         return int(micros)

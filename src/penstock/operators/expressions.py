@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.arrow_types import why_not_in_polars
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec
@@ -66,6 +67,14 @@ def derive_types(
 ) -> pl.Schema:
     """Return the types that expressions give, or raise why they cannot be computed."""
     empty = pl.LazyFrame(schema={field.name: _polars_type(field.type) for field in schema})
+    opaque = _find_opaque_columns(expressions, schema)
+    if opaque:
+        reasons = [
+            f"it reads column {n!r}, but {why_not_in_polars(k)}" for n, k in opaque.items()
+        ]
+        raise SchemaError(
+            f"{shown} cannot be computed: {'; '.join(reasons)}", columns=tuple(opaque)
+        )
     try:
         types = empty.select(expressions).collect_schema()
     except pl.exceptions.PolarsError as error:
@@ -85,6 +94,23 @@ def derive_types(
             code=ErrorCode.INVALID_CONFIG,
         )
     return types
+
+
+def _find_opaque_columns(
+    expressions: Sequence[pl.Expr], schema: pa.Schema
+) -> dict[str, Any]:
+    """Return the columns that expressions compute from although Polars has no type for them.
+
+    Selectors are left out: they take the columns of a type, and name none.
+    """
+    computed = [
+        e
+        for e in expressions
+        if not e.meta.is_column_selection() and not e.meta.has_multiple_outputs()
+    ]
+    read = dict.fromkeys(name for e in computed for name in e.meta.root_names())
+    types = {name: schema.field(name).type for name in read if name in schema.names}
+    return {n: kind for n, kind in types.items() if _polars_type(kind) == pl.Object}
 
 
 def find_unknown_columns(

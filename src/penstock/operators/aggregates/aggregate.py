@@ -27,6 +27,7 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.arrow_types import why_not_in_polars
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.operators.aggregates.frames import decoded, frame_schema
@@ -352,9 +353,10 @@ class ColumnAggregate(Aggregate):
             problems.append(f"there is no column {self.column!r}{hint}")
         elif not self.fits(dtype):
             found = stream.arrow.field(self.column).type
-            problems.append(
-                f"column {self.column!r} is {found}, but it takes {self.wanted}"
-            )
+            reason = f"it takes {self.wanted}"
+            if dtype == pl.Object:
+                reason = why_not_in_polars(found)
+            problems.append(f"column {self.column!r} is {found}, but {reason}")
         if problems:
             raise SchemaError(
                 f"{self.display()}: {'; '.join(problems)}", column=self.column

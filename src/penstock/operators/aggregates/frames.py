@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from penstock.core.arrow_types import relay, stored_type
+from penstock.core.arrow_types import relay, stored_type, why_not_in_polars
 from penstock.errors import SchemaError
 from penstock.operators.expressions import derive_types, to_array
 
@@ -37,10 +37,11 @@ def check_groupable(schema: pa.Schema, columns: Sequence[str]) -> None:
     types = frame_schema(pa.schema([schema.field(name) for name in columns]))
     opaque = [name for name, dtype in types.items() if dtype == pl.Object]
     if opaque:
-        shown = ", ".join(f"{name!r} ({schema.field(name).type})" for name in opaque)
+        shown = "; ".join(
+            f"{name!r}: {why_not_in_polars(schema.field(name).type)}" for name in opaque
+        )
         raise SchemaError(
-            f"rows cannot be grouped by {shown}: Polars has no such type. Cast the column "
-            "before key_by",
+            f"rows cannot be grouped by {shown}",
             columns=tuple(opaque),
         )
 

@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.arrow_types import is_held_by_polars, why_not_in_polars
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, UserError, did_you_mean
@@ -24,6 +25,7 @@ from penstock.operators.windows.assignment import (
     EventTimes,
     read_event_times,
     refuse_bad_times,
+    years_in,
 )
 
 WINDOW_START = "window_start"
@@ -85,6 +87,11 @@ class WindowAggregation:
         ]
         return StreamSchema(pa.schema(columns), WINDOW_TIME)
 
+    @cached_property
+    def _years(self) -> tuple[int, int]:
+        """The first and the last instant that a result may hold."""
+        return years_in(self.results.arrow.field(WINDOW_TIME).type.tz)
+
     def read_times(
         self, batch: pa.RecordBatch, ctx: OperatorContext, *, diverts_bad: bool
     ) -> EventTimes:
@@ -108,12 +115,13 @@ class WindowAggregation:
     ) -> pa.Table:
         """Return the results of merged partials, given windows as instants in microseconds.
 
-        `last` is the last instant that a window holds.
+        `last` is the last instant that a window holds. A window that reaches out of the
+        years 1 to 9999 is cut off there: no row lies outside, and Python holds no other years.
         """
+        instants = {WINDOW_START: starts, WINDOW_END: ends, WINDOW_TIME: last}
         windows = partials.with_columns(
-            starts.cast(pl.Datetime("us")).alias(WINDOW_START),
-            ends.cast(pl.Datetime("us")).alias(WINDOW_END),
-            last.cast(pl.Datetime("us")).alias(WINDOW_TIME),
+            instant.clip(*self._years).cast(pl.Datetime("us")).alias(name)
+            for name, instant in instants.items()
         )
         kept = [*self.stream.key_columns, WINDOW_START, WINDOW_END, WINDOW_TIME]
         return to_table(self.plan.results_of(windows, kept), self.results.arrow)
@@ -134,9 +142,14 @@ def find_stream_problems(stream: StreamSchema) -> list[str]:
             f"reading them, and keep it{hint}"
         )
     for name in stream.key_columns:
-        kind = stream.arrow.field(name).type
+        kind = _plain_type(stream.arrow.field(name).type)
+        if not is_held_by_polars(kind):
+            problems.append(
+                f"rows cannot be grouped by {name!r}: {why_not_in_polars(kind)}"
+            )
+            continue
         try:
-            pl.from_arrow(pa.array([], _plain_type(kind)))
+            pl.from_arrow(pa.array([], kind))
         except Exception as error:  # noqa: BLE001 (Polars panics with many kinds)
             problems.append(
                 f"key column {name!r} of type {kind} cannot be grouped: {error}"

@@ -21,6 +21,7 @@ of all windows, late, kept. A row is late if all its windows had closed when the
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.arrow_types import Micros, units_in
+from penstock.core.watermark import MIN_MICROS
 from penstock.errors import SchemaError
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -40,6 +42,7 @@ END_MICROS = 253_402_300_800_000_000
 """10000-01-01: no window holds this event time or a later one."""
 LONGEST_MICROS = END_MICROS - FIRST_MICROS
 """The longest width, slide or gap."""
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,15 @@ class WindowGrid:
         return times - self.last_starts(times) >= self.width_micros
 
     def open_from(self, watermark_micros: int | None) -> int:
-        """Return the first instant whose last window is still open: all earlier ones are late."""
+        """Return the first instant whose last window is still open: all earlier ones are late.
+
+        Panes are compared with it, too, and the first ones start before the year 1.
+        """
         if watermark_micros is None:
-            return FIRST_MICROS
-        return min(self.first_starts(watermark_micros), END_MICROS)
+            return MIN_MICROS
+        if watermark_micros >= END_MICROS:
+            return END_MICROS
+        return max(MIN_MICROS, min(self.first_starts(watermark_micros), END_MICROS))
 
     def closing(
         self, previous_micros: int | None, watermark_micros: int | None
@@ -131,18 +139,33 @@ class WindowGrid:
         """Return the first and the last end of windows that close between two watermarks.
 
         That is `previous < end <= watermark`. None if there is none; windows beyond what
-        can hold a row are left out.
+        can hold a row are left out. Behind the year 9999 no row can follow, so a watermark
+        there closes all windows, also those that end later.
         """
         if watermark_micros is None:
             return None
         earliest, latest = FIRST_MICROS, END_MICROS + self.width_micros
         previous = earliest if previous_micros is None else max(previous_micros, earliest)
-        watermark = min(watermark_micros, latest)
+        if previous >= END_MICROS:
+            return None
+        watermark = latest if watermark_micros >= END_MICROS else watermark_micros
         first = self.first_starts(previous)
         last = self.last_starts(watermark - self.width_micros)
         if last < first:
             return None
         return first + self.width_micros, last + self.width_micros
+
+
+def years_in(zone: str | None) -> tuple[int, int]:
+    """Return the first and the last instant that Python's `datetime` holds in a time zone."""
+    first, last = FIRST_MICROS, END_MICROS - 1
+    if zone is None:
+        return first, last
+    tzinfo: Any = pa.lib.string_to_tzinfo(zone)
+    ends = datetime.min.replace(tzinfo=tzinfo), datetime.max.replace(tzinfo=tzinfo)
+    behind, ahead = ((end.utcoffset() or timedelta()) // _MICROSECOND for end in ends)
+    # Both the local time and that in UTC must be in these years.
+    return max(first, first - behind), min(last, last - ahead)
 
 
 def find_grid_problems(width: int, slide: int, offset: int) -> list[str]:

@@ -47,7 +47,7 @@ from penstock.operators.windows.aggregation import (
     WindowConfig,
     instant_of,
 )
-from penstock.operators.windows.assignment import find_length_problems
+from penstock.operators.windows.assignment import END_MICROS, find_length_problems
 from penstock.state.tables.specs import TableSpec, keyed_table, time_keyed_table
 
 KEY = f"{RESERVED_PREFIX}_key"
@@ -331,8 +331,8 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Merge the epoch's rows into sessions; emit those that close, keep the others."""
-        previous = instant_of(ctx.previous_watermark)
-        watermark = instant_of(ctx.watermark)
+        previous = _beyond_all(instant_of(ctx.previous_watermark))
+        watermark = _beyond_all(instant_of(ctx.watermark))
         aggregation = self._aggregation
         batches, rows = self._take_rows()
         woken = pl.DataFrame(schema=rows.select(aggregation.keys).schema)
@@ -422,3 +422,8 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         """Return the columns that rows came with, without the key column added to them."""
         is_keyed = bool(self._aggregation.stream.key_columns)
         return [name for name in schema.names if is_keyed or name != ALL_ROWS]
+
+
+def _beyond_all(watermark: int | None) -> int | None:
+    """Return a watermark; behind the year 9999 no row can follow, so all sessions are over."""
+    return MAX_MICROS if watermark is not None and watermark >= END_MICROS else watermark
