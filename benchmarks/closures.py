@@ -15,6 +15,7 @@ from penstock.core.ids import Epoch, Generation
 from penstock.core.settings import current
 from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.codec import encode_graph
+from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.splits import SourceBudget
 from penstock.operators.user_functions import pickle_function
@@ -82,13 +83,13 @@ def _pickled_bytes(task: SuperstepTask) -> int:
     return len(pickle_function(task, "task").pickled)
 
 
-class PassOn(pen.ArrowOperator):
+class PassOn(ArrowOperator):
     """Passes rows on."""
 
     def name(self) -> str:
         return "pass-on"
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         collector.collect(batch)

@@ -34,6 +34,7 @@ from benchmarks.structured_streaming import (
     read_bids,
 )
 from benchmarks.suites import Row
+from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext, keyed_table
 
 GOAL_PANDAS, GOAL_ROWS = 300, 100
 PEER_ROWS, QUICK_PEER_ROWS = 500_000, 50_000
@@ -44,7 +45,7 @@ _STATE = "bids LONG, total LONG"
 _FOLDER = Path(__file__).resolve().parent / "results"
 
 
-class RunningTotals(pen.ArrowOperator):
+class RunningTotals(ArrowOperator):
     """Keeps count and sum by auction and emits those that changed."""
 
     def name(self) -> str:
@@ -54,10 +55,10 @@ class RunningTotals(pen.ArrowOperator):
         return pen.StreamSchema(TOTALS)
 
     def tables(self) -> Any:
-        return [pen.keyed_table("totals", TOTALS, key_columns=["auction"])]
+        return [keyed_table("totals", TOTALS, key_columns=["auction"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         totals = ctx.get_keyed_state("totals")
         new = (

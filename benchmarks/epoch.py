@@ -23,6 +23,7 @@ from benchmarks.structured_streaming import CORES, ROCKSDB, open_peer
 from benchmarks.suites import Row
 from penstock.core.clock import new_token
 from penstock.core.settings import current
+from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext, keyed_table
 from penstock.operators.splits import SourceBudget
 from penstock.operators.user_functions import pickle_function
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, SideWork
@@ -38,7 +39,7 @@ ROWS = 10
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 
 
-class RunningCount(pen.ArrowOperator):
+class RunningCount(ArrowOperator):
     """Counts rows per key."""
 
     def name(self) -> str:
@@ -48,10 +49,10 @@ class RunningCount(pen.ArrowOperator):
         return pen.StreamSchema(COUNTS)
 
     def tables(self) -> Any:
-        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         counts = ctx.get_keyed_state("counts")
         new = pl.DataFrame(batch).group_by("key").agg(count=pl.len().cast(pl.Int64))

@@ -21,6 +21,16 @@ import penstock as pen
 from benchmarks.sides import run_side
 from benchmarks.structured_streaming import DEFAULT, open_peer
 from benchmarks.suites import Row
+from penstock.operators import (
+    ArrowCollector,
+    ArrowOperator,
+    OperatorContext,
+    SourceCollector,
+    SourceContext,
+    SourceFinishType,
+    SourceOperator,
+    SourcePlan,
+)
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions
@@ -45,7 +55,7 @@ def batches_of(task: int, rows: int, *, wide: bool) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array(key), pa.array(value)], schema=SCHEMA)
 
 
-class Numbers(pen.SourceOperator):
+class Numbers(SourceOperator):
     """Emits the rows, all of them once per round."""
 
     def __init__(self, rows: int, *, wide: bool) -> None:
@@ -60,18 +70,18 @@ class Numbers(pen.SourceOperator):
 
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
-    ) -> pen.SourcePlan:
+    ) -> SourcePlan:
         states = {str(task): known.get(str(task), SplitState()) for task in range(TASKS)}
         splits = [
             SplitPlan(name, state.offset, (state.offset or 0) + 1)
             for name, state in states.items()
             if not state.ended
         ]
-        return pen.SourcePlan(tuple(splits), is_complete=True, has_more=bool(splits))
+        return SourcePlan(tuple(splits), is_complete=True, has_more=bool(splits))
 
     def run(
-        self, ctx: pen.SourceContext, collector: pen.SourceCollector
-    ) -> pen.SourceFinishType | None:
+        self, ctx: SourceContext, collector: SourceCollector
+    ) -> SourceFinishType | None:
         for split in ctx.splits:
             for batch in batches_of(int(split.name), self.rows // TASKS, wide=self.wide):
                 collector.collect(batch, split=split.name)
@@ -81,7 +91,7 @@ class Numbers(pen.SourceOperator):
         return None
 
 
-class AddUp(pen.ArrowOperator):
+class AddUp(ArrowOperator):
     """Adds all values up, into a counter."""
 
     def name(self) -> str:
@@ -91,7 +101,7 @@ class AddUp(pen.ArrowOperator):
         return None
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         ctx.count("rows", batch.num_rows)
         ctx.count("sum", pc.sum(batch.column("value")).as_py())
@@ -176,14 +186,14 @@ def penstock_seconds(
     return list(durations.values()), counted
 
 
-class Nothing(pen.ArrowOperator):
+class Nothing(ArrowOperator):
     """Passes rows on."""
 
     def name(self) -> str:
         return "nothing"
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         collector.collect(batch)
 

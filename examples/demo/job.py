@@ -18,6 +18,7 @@ import pyarrow as pa
 import penstock as pen
 from penstock.connectors.nexmark.draws import EventKind
 from penstock.connectors.nexmark.rows import SCHEMAS, NexmarkConfig, make_batch
+from penstock.operators import OperatorSpec
 
 NAME = "hot-items"
 WIDTH, SLIDE = "10s", "2s"
@@ -43,7 +44,7 @@ class Hottest(pen.Aggregate):
         return ranked
 
 
-def bids(events: int, *, splits: int = 1) -> pen.OperatorSpec:
+def bids(events: int, *, splits: int = 1) -> OperatorSpec:
     """Return the source: the bids among so many events of an auction site."""
     return pen.nexmark(
         events, kind="bids", splits=splits, disorder="200ms", columns=_COLUMNS

@@ -3,13 +3,16 @@
 Public names only; `__init__.pyi` lists them. The layers, from the bottom: `errors`, `core`,
 `graph` and `state`, `operators`, `connectors`, `catalog`, `runtime`, `api`, `console` beside
 `testing`. A name is imported when it is first used: a worker, the command line or a test of
-one layer must not pay for the libraries of all of them.
+one layer must not pay for the libraries of all of them. What authors of operators need is in
+`penstock.operators`.
 """
 
 from importlib.metadata import version
 
-import lazy_loader
+from penstock.core import spellings
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = spellings.attach(
+    __name__, __file__, others=("penstock.operators", "penstock.testing")
+)
 __version__ = version("penstock")
 __all__ += ["__version__"]

@@ -20,17 +20,11 @@ from .console import Progress as Progress
 from .console import exit_code as exit_code
 from .console import main as main
 from .core.schema import StreamSchema as StreamSchema
-from .core.watermark import IDLE as IDLE
-from .core.watermark import CheckpointBarrier as CheckpointBarrier
-from .core.watermark import EndOfData as EndOfData
-from .core.watermark import EventTime as EventTime
-from .core.watermark import Stop as Stop
 from .errors import ExternalError as ExternalError
 from .errors import PenstockError as PenstockError
 from .graph.logical import BAD as BAD
 from .graph.logical import LATE as LATE
 from .graph.logical import MAIN as MAIN
-from .graph.logical import OperatorSpec as OperatorSpec
 from .operators.aggregates.aggregate import Aggregate as Aggregate
 from .operators.aggregates.functions import avg as avg
 from .operators.aggregates.functions import count as count
@@ -42,23 +36,6 @@ from .operators.aggregates.functions import min as min
 from .operators.aggregates.functions import stddev as stddev
 from .operators.aggregates.functions import sum as sum
 from .operators.aggregates.functions import var as var
-from .operators.context import ArrowCollector as ArrowCollector
-from .operators.context import CommitContext as CommitContext
-from .operators.context import OperatorContext as OperatorContext
-from .operators.context import SourceCollector as SourceCollector
-from .operators.context import SourceContext as SourceContext
-from .operators.operator import ArrowOperator as ArrowOperator
-from .operators.operator import DisplayableOperator as DisplayableOperator
-from .operators.operator import SourceFinishType as SourceFinishType
-from .operators.operator import SourceOperator as SourceOperator
-from .operators.operator import SourcePlan as SourcePlan
-from .operators.registry import ConstructedOperator as ConstructedOperator
-from .operators.registry import OperatorConstructor as OperatorConstructor
-from .operators.registry import Registry as Registry
-from .operators.splits import SourceBudget as SourceBudget
-from .operators.splits import SplitPlan as SplitPlan
-from .operators.splits import SplitState as SplitState
-from .operators.timers import DueTimers as DueTimers
 from .operators.udfs.specs import async_udf as async_udf
 from .operators.udfs.specs import call_udf as call_udf
 from .operators.udfs.specs import native_udf as native_udf
@@ -74,51 +51,23 @@ from .runtime.spark.attach import attached as attached
 from .runtime.spark.frame_sink import for_each_epoch as for_each_epoch
 from .runtime.spark.frame_source import dataframe as dataframe
 from .runtime.spark.frame_source import dataframes as dataframes
-from .state.files.migration import MigratableState as MigratableState
 from .state.tables.specs import TimeDomain as TimeDomain
-from .state.tables.specs import global_table as global_table
-from .state.tables.specs import keyed_table as keyed_table
-from .state.tables.specs import time_keyed_table as time_keyed_table
 
 __version__: str
 __all__ = [
     "BAD",
-    "IDLE",
     "LATE",
     "MAIN",
     "Aggregate",
-    "ArrowCollector",
-    "ArrowOperator",
     "AttachedJob",
-    "CheckpointBarrier",
-    "CommitContext",
     "CommittedFile",
-    "ConstructedOperator",
-    "DisplayableOperator",
-    "DueTimers",
-    "EndOfData",
-    "EventTime",
     "ExternalError",
     "JobPhase",
     "JobStatus",
     "KeyedStream",
-    "MigratableState",
-    "OperatorConstructor",
-    "OperatorContext",
-    "OperatorSpec",
     "PenstockError",
     "Pipeline",
     "Progress",
-    "Registry",
-    "SourceBudget",
-    "SourceCollector",
-    "SourceContext",
-    "SourceFinishType",
-    "SourceOperator",
-    "SourcePlan",
-    "SplitPlan",
-    "SplitState",
-    "Stop",
     "StopMode",
     "Stream",
     "StreamSchema",
@@ -138,9 +87,7 @@ __all__ = [
     "files",
     "first",
     "for_each_epoch",
-    "global_table",
     "impulse",
-    "keyed_table",
     "last",
     "list_sink",
     "list_source",
@@ -157,7 +104,6 @@ __all__ = [
     "stddev",
     "stdout",
     "sum",
-    "time_keyed_table",
     "trigger",
     "tumbling",
     "udf",

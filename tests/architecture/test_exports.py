@@ -1,4 +1,4 @@
-"""The public face: `__all__` of the two public packages equals reality."""
+"""The public face: `__all__` of the three public packages equals reality."""
 
 import importlib
 import inspect
@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 
-PUBLIC = ["penstock", "penstock.testing"]
+PUBLIC = ["penstock", "penstock.operators", "penstock.testing"]
 
 
 def names_a_reader_sees(module: ModuleType) -> set[str]:

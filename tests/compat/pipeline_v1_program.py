@@ -20,6 +20,17 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 import penstock as pen
+from penstock.operators import (
+    ArrowCollector,
+    ArrowOperator,
+    DueTimers,
+    EndOfData,
+    OperatorContext,
+    Stop,
+    global_table,
+    keyed_table,
+    time_keyed_table,
+)
 from tests.builders.aggregated_rows import fold
 
 JOB = "pipeline-v1"
@@ -92,7 +103,7 @@ def integers(column: Any) -> list[int]:
     return list(column.cast(pa.int64()).to_pylist())
 
 
-class Reminders(pen.ArrowOperator):
+class Reminders(ArrowOperator):
     """Uses every kind of table and both clocks; `kind` says what a row is.
 
     | kind       | a row per                           | comes                           |
@@ -111,19 +122,17 @@ class Reminders(pen.ArrowOperator):
 
     def tables(self) -> Sequence[Any]:
         return [
-            pen.time_keyed_table("panes", PANES, key_columns=["user"], time_column="end"),
-            pen.keyed_table("totals", TOTALS, key_columns=["user"]),
-            pen.keyed_table(
-                "due", REMINDERS, key_columns=["user", "due"], routed_by=["user"]
-            ),
-            pen.global_table("seen", str, int),
+            time_keyed_table("panes", PANES, key_columns=["user"], time_column="end"),
+            keyed_table("totals", TOTALS, key_columns=["user"]),
+            keyed_table("due", REMINDERS, key_columns=["user", "due"], routed_by=["user"]),
+            global_table("seen", str, int),
         ]
 
     def timers(self) -> Collection[pen.TimeDomain]:
         return [pen.TimeDomain.EVENT_TIME, pen.TimeDomain.PROCESSING_TIME]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         self._count(batch, ctx)
         rows = batch.to_pylist()
@@ -146,7 +155,7 @@ class Reminders(pen.ArrowOperator):
                 self._remind(row, ctx)
 
     def handle_timers(
-        self, due: pen.DueTimers, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, due: DueTimers, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         users = due.keys.column("user").to_pylist()
         fired = list(zip(users, due.due_micros.to_pylist(), strict=True))
@@ -174,11 +183,11 @@ class Reminders(pen.ArrowOperator):
 
     def on_close(
         self,
-        final: pen.Stop | pen.EndOfData,
-        ctx: pen.OperatorContext,
-        collector: pen.ArrowCollector,
+        final: Stop | EndOfData,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
     ) -> None:
-        if isinstance(final, pen.Stop):
+        if isinstance(final, Stop):
             return
         found = [
             {"kind": "total", "user": row["user"], "due": 0, "count": row["total"]}
@@ -192,7 +201,7 @@ class Reminders(pen.ArrowOperator):
             ]
         collector.collect(batch_of(found, REMINDERS))
 
-    def _count(self, batch: pa.RecordBatch, ctx: pen.OperatorContext) -> None:
+    def _count(self, batch: pa.RecordBatch, ctx: OperatorContext) -> None:
         seen = ctx.get_global_keyed_state("seen")
         totals = ctx.get_keyed_state("totals")
         for row in batch.to_pylist():
@@ -202,7 +211,7 @@ class Reminders(pen.ArrowOperator):
             total = (known["total"] or 0) + row["price"]
             totals.put(batch_of([{"user": user, "total": total}], TOTALS))
 
-    def _remind(self, row: Row, ctx: pen.OperatorContext) -> None:
+    def _remind(self, row: Row, ctx: OperatorContext) -> None:
         """Set a timer for an instant that the row alone decides, whenever it is read."""
         due = CLOCK_START + (1 + row["number"] % 10) * 10 * MINUTE + row["number"]
         reminder = {"kind": "reminder", "user": row["user"], "due": due}

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import penstock as pen
 from penstock.core.settings import CompactionSettings
+from penstock.operators import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.state.files.state_file import StateFile
 from penstock.state.storage.urls import open_store
@@ -68,7 +69,7 @@ def a_job(
     settings = DriverSettings(
         keep_epochs=2,
         collect_every=2,
-        budget=pen.SourceBudget(rows=ROWS_PER_EPOCH),
+        budget=SourceBudget(rows=ROWS_PER_EPOCH),
         adapts_budget=False,
         compaction=compaction or CompactionSettings(),
     )

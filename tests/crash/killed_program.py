@@ -14,6 +14,7 @@ import pyarrow as pa
 
 import penstock as pen
 from penstock.api.pipeline import run_in_process
+from penstock.operators import ArrowOperator, global_table, keyed_table
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions
@@ -23,7 +24,7 @@ KEYS = 50
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 
 
-class RunningCount(pen.ArrowOperator):
+class RunningCount(ArrowOperator):
     """Counts rows per key and emits the new counts."""
 
     def name(self) -> str:
@@ -33,7 +34,7 @@ class RunningCount(pen.ArrowOperator):
         return pen.StreamSchema(COUNTS)
 
     def tables(self):  # type: ignore[no-untyped-def]
-        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(self, batch, ctx, collector):  # type: ignore[no-untyped-def]
         counts = ctx.get_keyed_state("counts")
@@ -45,7 +46,7 @@ class RunningCount(pen.ArrowOperator):
         collector.collect(changed)
 
 
-class LinesFolder(pen.ArrowOperator):
+class LinesFolder(ArrowOperator):
     """One file of JSON lines per subtask and epoch, visible once the epoch is committed."""
 
     def __init__(self, folder: str) -> None:
@@ -59,7 +60,7 @@ class LinesFolder(pen.ArrowOperator):
         return None
 
     def tables(self):  # type: ignore[no-untyped-def]
-        return [pen.global_table("staged", uses_two_phase_commit=True)]
+        return [global_table("staged", uses_two_phase_commit=True)]
 
     def process_batch(self, batch, ctx, collector):  # type: ignore[no-untyped-def]
         self.lines += [json.dumps(row) for row in batch.to_pylist()]

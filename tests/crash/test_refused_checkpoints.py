@@ -11,12 +11,13 @@ import pytest
 
 import penstock as pen
 from penstock.console import main
+from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext, keyed_table
 from penstock.state.proto import state_pb2 as pb
 
 TOTALS = pa.schema([("key", pa.int64()), ("total", pa.int64())])
 
 
-class Totals(pen.ArrowOperator):
+class Totals(ArrowOperator):
     """Adds up numbers per key, in a table whose name may change."""
 
     def __init__(
@@ -33,10 +34,10 @@ class Totals(pen.ArrowOperator):
         return pen.StreamSchema(self.schema)
 
     def tables(self) -> Any:
-        return [pen.keyed_table(self.table, self.schema, key_columns=["key"])]
+        return [keyed_table(self.table, self.schema, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         new = pl.DataFrame(pl.from_arrow(batch)).group_by("key").agg(total=pl.len())
         rows = new.to_arrow().cast(self.schema)

@@ -7,6 +7,7 @@ import polars as pl
 import pyarrow as pa
 
 import penstock as pen
+from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext, keyed_table
 from penstock.state.tables.specs import TableSpec
 from tests.builders.graphs import schema_of
 from tests.golden_cases.golden_job import ORDER
@@ -14,7 +15,7 @@ from tests.golden_cases.golden_job import ORDER
 MICROS_PER_SECOND = 1_000_000
 
 
-class ChangelogOperator(pen.ArrowOperator):
+class ChangelogOperator(ArrowOperator):
     """Keeps a row per key. A subclass says what a batch makes of it."""
 
     def __init__(self, kept: pa.Schema, key: str) -> None:
@@ -26,14 +27,14 @@ class ChangelogOperator(pen.ArrowOperator):
         return pen.StreamSchema(schema_of(before=row, after=row, op=pa.string()))
 
     def tables(self) -> Sequence[TableSpec]:
-        return [pen.keyed_table("rows", self._kept, key_columns=[self._key])]
+        return [keyed_table("rows", self._kept, key_columns=[self._key])]
 
     @abstractmethod
     def fold(self, batch: pl.DataFrame) -> pl.DataFrame:
         """Return what a batch says of each of its keys, once; `is_gone` if nothing is left."""
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         table = ctx.get_keyed_state("rows")
         news = self.fold(_frame_of(batch))

@@ -43,6 +43,7 @@ import pytest
 import penstock as pen
 from penstock.core.clock import DurationLike
 from penstock.core.settings import CompactionSettings
+from penstock.operators import Registry
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.driver.driver import JobDriver
@@ -281,7 +282,7 @@ class GoldenPlace(Protocol):
         ...
 
     def executor(
-        self, driver_store: ObjectStore, store: ObjectStore, registry: pen.Registry
+        self, driver_store: ObjectStore, store: ObjectStore, registry: Registry
     ) -> Executor:
         """Return an executor in a new process, or as good as that."""
         ...

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock as pen
 from penstock.core.clock import new_token
+from penstock.operators import Registry
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.task.task import Worker
@@ -42,7 +42,7 @@ class InThisProcess:
         return f"memory:golden-{new_token()}"
 
     def executor(
-        self, driver_store: ObjectStore, store: ObjectStore, registry: pen.Registry
+        self, driver_store: ObjectStore, store: ObjectStore, registry: Registry
     ) -> Executor:
         del store
         cache = FileCache(self._folder / "worker-cache", limit_bytes=1 << 30)

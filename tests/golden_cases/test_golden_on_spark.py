@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import penstock as pen
 from penstock.core.clock import new_token
 from penstock.core.settings import current
+from penstock.operators import Registry
 from penstock.operators.user_functions import pickle_function
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.spark.executor import SparkExecutor
@@ -43,7 +43,7 @@ class OnSpark:
         return str(self._folder / "out")
 
     def executor(
-        self, driver_store: ObjectStore, store: ObjectStore, registry: pen.Registry
+        self, driver_store: ObjectStore, store: ObjectStore, registry: Registry
     ) -> Executor:
         del driver_store
         cache_root = str(self._folder / "worker-cache")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
+from penstock.operators import EventTime
 from penstock.operators.aggregates.aggregate import compile_aggregates
 from penstock.operators.windows.aggregation import WindowAggregation
 from penstock.operators.windows.assignment import WindowGrid
@@ -99,7 +100,7 @@ def run_against(
                 reached = (
                     epoch.watermark if reached is None else max(reached, epoch.watermark)
                 )
-                harness.watermark(pen.EventTime(reached))
+                harness.watermark(EventTime(reached))
             out = harness.barrier(attempts=epoch.attempts)
             counted.update(out.counters)
             assert results_of(out.rows()) == model.run_epoch(epoch.rows, reached)

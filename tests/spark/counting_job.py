@@ -23,6 +23,13 @@ import pyarrow as pa
 import penstock as pen
 from penstock.core.ids import JobId
 from penstock.errors import StorageError
+from penstock.operators import (
+    ArrowCollector,
+    ArrowOperator,
+    CheckpointBarrier,
+    OperatorContext,
+    keyed_table,
+)
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions
@@ -46,7 +53,7 @@ SETTINGS = DriverSettings(
 )
 
 
-class NumberRows(pen.ArrowOperator):
+class NumberRows(ArrowOperator):
     """Gives each row its number among the rows of its key, from 1."""
 
     def name(self) -> str:
@@ -57,10 +64,10 @@ class NumberRows(pen.ArrowOperator):
         return pen.StreamSchema(numbered)
 
     def tables(self) -> Any:
-        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         counts = ctx.get_keyed_state("counts")
         frame = pl.DataFrame(pl.from_arrow(batch))
@@ -84,9 +91,9 @@ class SpreadNumberRows(NumberRows):
 
     def handle_checkpoint(
         self,
-        barrier: pen.CheckpointBarrier,
-        ctx: pen.OperatorContext,
-        collector: pen.ArrowCollector,
+        barrier: CheckpointBarrier,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
     ) -> None:
         subtask = ctx.task.subtask
         claim(self.marks, holder_mark(barrier.epoch))
@@ -102,11 +109,11 @@ class CountingJob:
     folder: Path
     rows: int = 800
     parallelism: int = 2
-    harm: pen.ArrowOperator | None = None
+    harm: ArrowOperator | None = None
     """An operator that passes rows on and does damage, beside the counting one."""
     is_harm_last: bool = False
     """Whether the harm has a level of its own, behind the counting one."""
-    counting: pen.ArrowOperator = field(default_factory=NumberRows)
+    counting: ArrowOperator = field(default_factory=NumberRows)
 
     @property
     def out(self) -> Path:
@@ -175,7 +182,7 @@ class CountingJob:
         assert_job_is_whole(self.checkpoints)
 
 
-class Harm(pen.ArrowOperator):
+class Harm(ArrowOperator):
     """Passes rows on, and strikes in one epoch."""
 
     def __init__(self, marks: str | Path, *, epoch: int = 2) -> None:
@@ -186,13 +193,13 @@ class Harm(pen.ArrowOperator):
         return "harm"
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         collector.collect(batch)
         if ctx.epoch >= self.epoch:
             self.strike(ctx)
 
-    def strike(self, ctx: pen.OperatorContext) -> None:
+    def strike(self, ctx: OperatorContext) -> None:
         """Do the damage, if it was not done before."""
         raise NotImplementedError
 
@@ -200,7 +207,7 @@ class Harm(pen.ArrowOperator):
 class FailsOncePerSubtask(Harm):
     """The first attempt of every subtask fails of its infrastructure."""
 
-    def strike(self, ctx: pen.OperatorContext) -> None:
+    def strike(self, ctx: OperatorContext) -> None:
         if claim(self.marks, f"failed-{ctx.task.subtask.index}"):
             raise StorageError("the network was away")
 
@@ -208,7 +215,7 @@ class FailsOncePerSubtask(Harm):
 class DiesOnce(Harm):
     """The Python worker ends, and nothing in it can say good-bye."""
 
-    def strike(self, ctx: pen.OperatorContext) -> None:
+    def strike(self, ctx: OperatorContext) -> None:
         if claim(self.marks, "died"):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -216,7 +223,7 @@ class DiesOnce(Harm):
 class KillsItsExecutor(Harm):
     """The executor of the worker is killed, with all it holds."""
 
-    def strike(self, ctx: pen.OperatorContext) -> None:
+    def strike(self, ctx: OperatorContext) -> None:
         if claim(self.marks, "killed"):
             os.kill(executor_of_this_worker(), signal.SIGKILL)
 
@@ -232,7 +239,7 @@ class WaitsForItsDeath(Harm):
     One that holds output of the level before: there may be a third executor that does not.
     """
 
-    def strike(self, ctx: pen.OperatorContext) -> None:
+    def strike(self, ctx: OperatorContext) -> None:
         if not (Path(self.marks) / holder_mark(ctx.epoch)).exists():
             return
         if claim(self.marks, "waiting"):
@@ -243,7 +250,7 @@ class WaitsForItsDeath(Harm):
 class Hangs(Harm):
     """Every subtask waits until it is let go."""
 
-    def strike(self, ctx: pen.OperatorContext) -> None:
+    def strike(self, ctx: OperatorContext) -> None:
         claim(self.marks, "hanging")
         wait_for_mark(self.marks, "let-go")
 
@@ -251,7 +258,7 @@ class Hangs(Harm):
 class Straggles(Harm):
     """One attempt of a subtask waits until another attempt has overtaken it."""
 
-    def strike(self, ctx: pen.OperatorContext) -> None:
+    def strike(self, ctx: OperatorContext) -> None:
         subtask = ctx.task.subtask.index
         if subtask != 0 or ctx.epoch != self.epoch:
             return
@@ -278,7 +285,7 @@ class DiesHalfWay(Harm):
     Watched from the interpreter's profiling hook: no other code of ours runs at that moment.
     """
 
-    def strike(self, ctx: pen.OperatorContext) -> None:
+    def strike(self, ctx: OperatorContext) -> None:
         if claim(self.marks, "armed"):
             sys.setprofile(_OutputWatch(self.marks))
 
@@ -287,7 +294,7 @@ class DiesHalfWay(Harm):
         return pen.StreamSchema(inputs[0].arrow.append(ballast))
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Make the output of one subtask so large that Spark gets it in two batches."""
         weight = (1 << 20) if ctx.epoch == self.epoch else 0

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 import penstock as pen
+from penstock.operators import ArrowCollector, ArrowOperator, EndOfData, OperatorContext
 from tests.builders.spark_session import (
     NUMBERS,
     CrashError,
@@ -27,7 +28,7 @@ def tens(session: SparkSession, offset: Any) -> Any:
     """Give ten numbers per epoch, four times."""
     index = offset or 0
     if index == 4:
-        return pen.EndOfData()
+        return EndOfData()
     return numbers(index * 10, index * 10 + 10), index + 1
 
 
@@ -72,7 +73,7 @@ def test_frames_that_spark_knows_to_be_empty_are_epochs_without_rows(
     def sometimes(session: SparkSession, offset: Any) -> Any:
         index = offset or 0
         if index == 5:
-            return pen.EndOfData()
+            return EndOfData()
         frames = [
             numbers(0, 10),
             numbers(10, 20).where("false"),
@@ -113,7 +114,7 @@ def test_offsets_survive_a_crash_and_another_parallelism(tmp_path: Path) -> None
     assert list(ledger.rows) == [1, 2, 3, 4]
 
 
-class Watermarks(pen.ArrowOperator):
+class Watermarks(ArrowOperator):
     """Emits how far event time had come before each epoch."""
 
     def name(self) -> str:
@@ -123,7 +124,7 @@ class Watermarks(pen.ArrowOperator):
         return pen.StreamSchema(NUMBERS)
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         before = ctx.previous_watermark
         found = -1 if before is None else before.micros
@@ -138,7 +139,7 @@ def test_event_time_advances_in_all_subtasks_though_each_frame_has_one_row(
     def minute(session: SparkSession, offset: Any) -> Any:
         index = offset or 0
         if index == 3:
-            return pen.EndOfData()
+            return EndOfData()
         at = (begin + timedelta(minutes=index)).replace(tzinfo=None)
         return session.createDataFrame([(1, at)], "key INT, at TIMESTAMP_NTZ"), index + 1
 

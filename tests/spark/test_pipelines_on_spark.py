@@ -10,6 +10,7 @@ import pytest
 
 import penstock as pen
 from penstock.core.ids import Epoch, JobId, SavepointName
+from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext, keyed_table
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions
@@ -27,7 +28,7 @@ SMALL = DriverSettings(
 )
 
 
-class RunningCount(pen.ArrowOperator):
+class RunningCount(ArrowOperator):
     """Counts rows per key and emits the new counts."""
 
     def name(self) -> str:
@@ -37,10 +38,10 @@ class RunningCount(pen.ArrowOperator):
         return pen.StreamSchema(COUNTS)
 
     def tables(self) -> Any:
-        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         counts = ctx.get_keyed_state("counts")
         frame = pl.DataFrame(pl.from_arrow(batch))
@@ -174,7 +175,7 @@ class Fragile(RunningCount):
     """Cannot bear what it is given."""
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         raise ValueError("too much")
 

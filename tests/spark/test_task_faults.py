@@ -8,6 +8,7 @@ import pytest
 
 import penstock as pen
 from penstock.errors import ErrorCode, UserCodeError
+from penstock.operators import SourceCollector, SourceContext, SourceOperator
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.spark.running import run_on_spark
@@ -60,7 +61,7 @@ def test_a_worker_killed_half_way_through_its_output_loses_and_doubles_nothing(
     job.check()
 
 
-class StuckSource(pen.SourceOperator):
+class StuckSource(SourceOperator):
     """Waits for what never comes, in a call that does not return to Python."""
 
     def name(self) -> str:
@@ -69,7 +70,7 @@ class StuckSource(pen.SourceOperator):
     def output_schema(self) -> pen.StreamSchema:
         return pen.StreamSchema(pa.schema([("n", pa.int64())]))
 
-    def run(self, ctx: pen.SourceContext, collector: pen.SourceCollector) -> None:
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
         threading.Event().wait()
 
 

@@ -110,7 +110,8 @@ class AnyStream:
         `others` by columns of the same meaning, so that their rows reach the same subtask.
 
         >>> import penstock as pen
-        >>> class Log(pen.ArrowOperator):
+        >>> from penstock.operators import ArrowOperator
+        >>> class Log(ArrowOperator):
         ...     def name(self):
         ...         return "log"
         ...

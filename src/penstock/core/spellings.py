@@ -1,19 +1,24 @@
-"""Checks the words that users write, and answers a word of old with the one that replaced it.
-
-A choice has the same spelling in all of Penstock: what happens to bad rows is `on_bad`, which
-is "fail" or "divert", whoever finds them. A word that was renamed is never accepted silently
-nor refused without help: the error names the new word.
+"""Finds what users mean by the words they write: public names, choices, spellings of old.
 
 | written | is answered by |
 |---|---|
-| an option's value | `check_choice` |
+| a public name of a package | `attach`, which imports it when it is first used |
+| an attribute that does not exist | `absent`, with what to use instead |
+| an option's value | `check_choice`; a choice has the same spelling everywhere |
 | a keyword argument of an earlier version | the decorator `renamed` |
-| an attribute that does not exist | `absent` |
+
+A word that was renamed is neither accepted silently nor refused without help: the error names
+the new word.
 """
 
+import ast
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Final, Literal, ParamSpec, TypeAlias, TypeVar
+from importlib import import_module
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 from penstock.errors import ErrorCode, UserError
 
@@ -105,3 +110,50 @@ def absent(owner: str, name: str, hints: Mapping[str, str]) -> AttributeError:
     """
     hint = f": {hints[name]}" if name in hints else ""
     return AttributeError(f"{owner} has no attribute {name!r}{hint}", name=name)
+
+
+Attached: TypeAlias = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
+"""The `__getattr__`, `__dir__` and `__all__` of a package."""
+
+
+def attach(package: str, file: str, *, others: Sequence[str] = ()) -> Attached:
+    """Return what makes the names of a package's stub importable when they are first used.
+
+    A worker, the command line or a test of one layer must not pay for the libraries of all of
+    them, so the `__init__.py` of a public package imports nothing. The `__init__.pyi` beside
+    it, which type checkers read, is read here for the same lines, so that the list exists
+    once. Names may come from packages beside or above, which the usual libraries for this do
+    not allow. `package` and `file` are `__name__` and `__file__`. A name that is only in one
+    of the `others`, packages as well, is answered with its place.
+    """
+    homes = read_stub(package, Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    names = sorted(homes)
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            places = [other for other in others if name in import_module(other).__all__]
+            hints = {name: f"import it from {places[0]}"} if places else {}
+            raise absent(package, name, hints)
+        found = getattr(import_module(homes[name]), name)
+        # The next use finds it without this function. It also hides a submodule of the same
+        # name, which an import has just made an attribute of the package.
+        sys.modules[package].__dict__[name] = found
+        return found
+
+    return get, lambda: list(names), list(names)
+
+
+def read_stub(package: str, stub: str) -> dict[str, str]:
+    """Return the module of each name that a stub imports.
+
+    >>> read_stub("penstock.operators", "from .timers import DueTimers as DueTimers")
+    {'DueTimers': 'penstock.operators.timers'}
+    >>> read_stub("penstock.operators", "from ..core.ids import JobId as JobId")
+    {'JobId': 'penstock.core.ids'}
+    """
+    homes: dict[str, str] = {}
+    for line in ast.parse(stub).body:
+        if isinstance(line, ast.ImportFrom):
+            home = resolve_name("." * line.level + (line.module or ""), package)
+            homes.update((alias.name, home) for alias in line.names)
+    return homes

@@ -6,6 +6,6 @@ in Penstock outside of tests imports from here. Names are imported at their firs
 `testing.strategies` needs Hypothesis, and every run of pytest imports `testing.plugin`.
 """
 
-import lazy_loader
+from penstock.core import spellings
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = spellings.attach(__name__, __file__)

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 import penstock as pen
+from penstock.operators import OperatorSpec
 
 AT = datetime(2024, 1, 1, tzinfo=UTC)
 BIDS = [{"auction": 1, "bidder": "ada", "price": 5, "at": AT}]
@@ -34,7 +35,7 @@ def forgotten_names(p: pen.Pipeline) -> None:
     untyped: Any = p
     untyped.read(pen.list_source(BIDS))
     bids: Any = bids_of(p)
-    bids.process(pen.OperatorSpec("union"))
+    bids.process(OperatorSpec("union"))
     bids.window(window=pen.session("5s"))
     bids.key_by("bidder").aggregate(name=pen.first("bidder"))
     bids.write(pen.blackhole())
@@ -43,7 +44,7 @@ def forgotten_names(p: pen.Pipeline) -> None:
 
 def steps_behind_a_broken_one(p: pen.Pipeline) -> None:
     broken = bids_of(p).select("nothing")
-    broken.filter("anything").key_by("whatever").process("bids", pen.OperatorSpec("union"))
+    broken.filter("anything").key_by("whatever").process("bids", OperatorSpec("union"))
     broken.window("w", pen.sliding("10s", "-1s")).aggregate(n=pen.sum("unknown"))
     broken.side_output("late").rebalance().broadcast().union(broken).write(
         "out", pen.blackhole()

@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -91,3 +92,30 @@ def test_the_columns_of_a_stream_schema_are_called_arrow() -> None:
     assert not hasattr(stream, "schema")
     with pytest.raises(AttributeError, match="has no attribute 'schema': its columns are"):
         getattr(stream, "schema")  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("ArrowOperator", "penstock.operators"),
+        ("keyed_table", "penstock.operators"),
+        ("OperatorHarness", "penstock.testing"),
+    ],
+)
+def test_a_name_that_is_elsewhere_is_answered_with_its_place(name: str, place: str) -> None:
+    with pytest.raises(AttributeError, match=f"'{name}': import it from {place}"):
+        getattr(pen, name)
+    assert not hasattr(pen, name)
+
+
+def test_a_name_that_exists_nowhere_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match=r"penstock has no attribute 'nothing'$"):
+        getattr(pen, "nothing")  # noqa: B009
+
+
+@pytest.mark.parametrize("package", ["penstock", "penstock.operators", "penstock.testing"])
+def test_every_public_name_can_be_imported_and_is_listed(package: str) -> None:
+    module = import_module(package)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    assert set(dir(module)) <= set(module.__all__)

@@ -7,12 +7,13 @@ import polars as pl
 import pyarrow as pa
 
 import penstock as pen
+from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext, keyed_table
 from penstock.runtime.driver.decide import EpochProgress
 
 COUNTS = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 
 
-class Counts(pen.ArrowOperator):
+class Counts(ArrowOperator):
     """Counts rows per key."""
 
     def name(self) -> str:
@@ -22,10 +23,10 @@ class Counts(pen.ArrowOperator):
         return pen.StreamSchema(COUNTS)
 
     def tables(self) -> Any:
-        return [pen.keyed_table("counts", COUNTS, key_columns=["key"])]
+        return [keyed_table("counts", COUNTS, key_columns=["key"])]
 
     def process_batch(
-        self, batch: pa.RecordBatch, ctx: pen.OperatorContext, collector: pen.ArrowCollector
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         table = ctx.get_keyed_state("counts")
         new = pl.DataFrame(pl.from_arrow(batch)).group_by("key").agg(new=pl.len())

@@ -12,6 +12,7 @@ from polars.testing import assert_frame_equal
 import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.errors import PenstockError
+from penstock.operators import EventTime
 from penstock.operators.aggregates.aggregate import compile_aggregates
 from penstock.operators.windows.aggregation import WindowAggregation
 from penstock.operators.windows.assignment import WindowGrid
@@ -198,7 +199,7 @@ def test_many_rows_are_grouped_in_passes_to_the_same_result(slide: int, count: i
     )
     with OperatorHarness(specs, stream) as harness:
         harness.push(rows.with_columns(pl.col("at").cast(pl.Datetime("us"))))
-        harness.watermark(pen.EventTime(2 * SECOND))
+        harness.watermark(EventTime(2 * SECOND))
         harness.barrier()
         harness.end()
         found = pl.DataFrame(pl.from_arrow(harness.table()))

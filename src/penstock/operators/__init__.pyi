@@ -1,0 +1,71 @@
+"""What authors of operators, sources and sinks import, and where it lives; read at run time, too."""
+
+from ..core.schema import StreamSchema as StreamSchema
+from ..core.watermark import IDLE as IDLE
+from ..core.watermark import CheckpointBarrier as CheckpointBarrier
+from ..core.watermark import EndOfData as EndOfData
+from ..core.watermark import EventTime as EventTime
+from ..core.watermark import Stop as Stop
+from ..errors import ExternalError as ExternalError
+from ..graph.logical import BAD as BAD
+from ..graph.logical import LATE as LATE
+from ..graph.logical import MAIN as MAIN
+from ..graph.logical import OperatorSpec as OperatorSpec
+from ..state.files.migration import MigratableState as MigratableState
+from ..state.tables.specs import TimeDomain as TimeDomain
+from ..state.tables.specs import global_table as global_table
+from ..state.tables.specs import keyed_table as keyed_table
+from ..state.tables.specs import time_keyed_table as time_keyed_table
+from .context import ArrowCollector as ArrowCollector
+from .context import CommitContext as CommitContext
+from .context import OperatorContext as OperatorContext
+from .context import SourceCollector as SourceCollector
+from .context import SourceContext as SourceContext
+from .operator import ArrowOperator as ArrowOperator
+from .operator import DisplayableOperator as DisplayableOperator
+from .operator import SourceFinishType as SourceFinishType
+from .operator import SourceOperator as SourceOperator
+from .operator import SourcePlan as SourcePlan
+from .registry import ConstructedOperator as ConstructedOperator
+from .registry import OperatorConstructor as OperatorConstructor
+from .registry import Registry as Registry
+from .splits import SourceBudget as SourceBudget
+from .splits import SplitPlan as SplitPlan
+from .splits import SplitState as SplitState
+from .timers import DueTimers as DueTimers
+
+__all__ = [
+    "BAD",
+    "IDLE",
+    "LATE",
+    "MAIN",
+    "ArrowCollector",
+    "ArrowOperator",
+    "CheckpointBarrier",
+    "CommitContext",
+    "ConstructedOperator",
+    "DisplayableOperator",
+    "DueTimers",
+    "EndOfData",
+    "EventTime",
+    "ExternalError",
+    "MigratableState",
+    "OperatorConstructor",
+    "OperatorContext",
+    "OperatorSpec",
+    "Registry",
+    "SourceBudget",
+    "SourceCollector",
+    "SourceContext",
+    "SourceFinishType",
+    "SourceOperator",
+    "SourcePlan",
+    "SplitPlan",
+    "SplitState",
+    "Stop",
+    "StreamSchema",
+    "TimeDomain",
+    "global_table",
+    "keyed_table",
+    "time_keyed_table",
+]
