@@ -46,6 +46,7 @@ class DrivenJob:
     """One job; every driver is a new process. Nodes and edges may be replaced between them."""
 
     def __init__(self, store: ObjectStore | None = None, **settings: Any) -> None:
+        self.job = JOB
         self.parts = Parts()
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
@@ -86,7 +87,7 @@ class DrivenJob:
 
     @property
     def graph(self) -> LogicalGraph:
-        return LogicalGraph(JOB, tuple(self.nodes), tuple(self.edges))
+        return LogicalGraph(self.job, tuple(self.nodes), tuple(self.edges))
 
     def environment(self, store: ObjectStore | None = None) -> JobEnvironment:
         used = self.store if store is None else store
@@ -140,4 +141,4 @@ class DrivenJob:
 
     @property
     def checkpoints(self) -> JobCheckpoints:
-        return JobCheckpoints(self.store, JOB, self.clock, self.settings.rules)
+        return JobCheckpoints(self.store, self.job, self.clock, self.settings.rules)

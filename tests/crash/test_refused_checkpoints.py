@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, Any], int, list[str]]] 
         as_it_is,
         {"step": "sum"},
         9,
-        ["operator 'total' has state, and the graph has no such operator", "Nothing was changed"],
+        ["step 'total': it has state, and the pipeline has no such step", "Nothing was changed"],
     ),
     "of a graph with another table": (
         as_it_is,

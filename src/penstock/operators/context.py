@@ -7,7 +7,7 @@ rows emitted later would be in no checkpoint.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -207,6 +207,21 @@ class CommitContext:
     """The store of the checkpoints, for sinks that stage beside them."""
     identity: str = ""
     """Differs from that of another job of the same name, in another store or made later."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartContext:
+    """The job and operator of a start that is being checked, before the job is claimed."""
+
+    task: TaskInfo
+    identity: str | None
+    """As in `CommitContext`; None if the job was never claimed."""
+    read_last_epoch: Callable[[], int]
+    """Reads the highest number of an epoch that the job has used; 0 if it has used none.
+
+    A driver that still runs may publish epochs meanwhile: look at the output first, then call
+    this. Whatever is committed was acknowledged before.
+    """
 
 
 class Target(Protocol):

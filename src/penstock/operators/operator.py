@@ -50,6 +50,7 @@ from penstock.operators.context import (
     OperatorContext,
     SourceCollector,
     SourceContext,
+    StartContext,
 )
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.operators.timers import DueTimers
@@ -220,6 +221,13 @@ class ArrowOperator(ABC):
                 "handle_commit: implement it"
             )
 
+    def check_output(self, ctx: StartContext) -> None:
+        """Refuse a start whose output could not be committed; it changes nothing.
+
+        Runs on the driver before a job is claimed, on an instance of its own, without
+        `on_start`. A sink raises `UserError` or `StateError` that says what to do.
+        """
+
     def release(self) -> None:
         """Close connections; the instance is not used again. A dying process does not call it."""
 
@@ -282,6 +290,13 @@ class SourceOperator(ABC):
         only = known.get(ONLY_SPLIT, SplitState())
         splits = () if only.ended else (SplitPlan(ONLY_SPLIT, only.offset),)
         return SourcePlan(splits, is_complete=True)
+
+    def check_splits(self, known: Mapping[str, SplitState]) -> None:
+        """Refuse to go on with splits that this source would misunderstand; changes nothing.
+
+        Runs on the driver before a job is claimed, also if the job has finished. `known` is
+        what the checkpoint holds. Raise `UserError` that says what to do.
+        """
 
     def on_start(self, ctx: SourceContext) -> None:
         """Prepare a new instance; as `ArrowOperator.on_start`, it only reads tables."""

@@ -171,7 +171,7 @@ def _refusal(problem: str) -> UserError:
     )
 
 
-_TABLES = {
+TIMER_TABLES = {
     TimeDomain.EVENT_TIME: "penstock.event-timers",
     TimeDomain.PROCESSING_TIME: "penstock.processing-timers",
 }
@@ -199,7 +199,7 @@ def timer_tables(
     """Return the tables that keep the timers of an operator, given its first input."""
     return tuple(
         time_keyed_table(
-            _TABLES[domain],
+            TIMER_TABLES[domain],
             timer_schema(keyed),
             key_columns=[key_column(name) for name in keyed.key_columns],
             time_column=FIRES_AT,
@@ -334,7 +334,7 @@ class Timers:
         return in_firing_order(due) if due.num_rows else None
 
     def _view(self) -> TimeKeyedView:
-        return self._tables.get_time_keyed_state(_TABLES[self.domain])
+        return self._tables.get_time_keyed_state(TIMER_TABLES[self.domain])
 
 
 def _with_column(rows: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch:

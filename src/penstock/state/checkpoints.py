@@ -32,6 +32,7 @@ from penstock.state.protocol.publication import (
     publish_checkpoint,
 )
 from penstock.state.protocol.reading import (
+    find_newest_epoch,
     is_fenced,
     read_epoch_record,
     read_identity,
@@ -56,7 +57,7 @@ from penstock.state.protocol.records import (
 from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.steps import Steps
-from penstock.state.protocol.takeover import TakeOverOutcome, find_restore_request
+from penstock.state.protocol.takeover import TakeOverOutcome
 from penstock.state.storage.create import create_own, run_steps
 from penstock.state.storage.object_store import ObjectStore
 
@@ -194,15 +195,18 @@ class JobCheckpoints:
         """Read the manifest of the newest acknowledged epoch; None before the first."""
         return self._run(self._read_newest())
 
+    def base(self, *, restore: CheckpointRef | None = None) -> CheckpointRef | None:
+        """Find the checkpoint that a start would go on from, a restore in force included."""
+        return self._run(takeover.find_base(self._actor(), restore=restore))
+
+    def last_epoch(self) -> int:
+        """Return the highest number of an epoch that is used up; 0 for a job without any."""
+        return self._run(self._read_last_epoch())
+
     def is_committed(self, manifest: CheckpointManifest) -> bool:
         """Tell whether an acknowledged epoch has nothing left to commit."""
         marker = marker_path(manifest.ref)
         return not manifest.needs_commit or self.store.size(marker) is not None
-
-    def is_to_be_restored(self, manifest: CheckpointManifest) -> bool:
-        """Tell whether a restore was requested and no epoch was published after this one."""
-        request = find_restore_request(self.job, manifest.ref.generation)
-        return self._run(request) is not None
 
     def epochs(self) -> tuple[EpochStatus, ...]:
         """Return every kept epoch, newest first."""
@@ -214,6 +218,13 @@ class JobCheckpoints:
             return None
         newest = yield from read_newest_record(self._actor(), first=first.first_epoch)
         return None if newest is None else (yield from read_manifest(newest.ref))
+
+    def _read_last_epoch(self) -> Steps[int]:
+        first = yield from read_identity(self.job)
+        if first is None:
+            return 0
+        newest = yield from find_newest_epoch(self._actor(), first=first.first_epoch)
+        return first.first_epoch - 1 if newest is None else int(newest)
 
     def _read_epochs(self) -> Steps[list[EpochStatus]]:
         state = yield from retention.read_retention(self._actor())

@@ -59,5 +59,5 @@ def test_a_store_is_opened_once_however_many_epochs_a_job_has() -> None:
     pipeline.run_in_process("memory:")
 
     assert len({file.epoch for file in pen.committed_files(store)}) == 5
-    # The one subtask stages and the driver commits, each with an instance of its own.
-    assert opened == ["memory:unused"] * 2
+    # The driver checks and commits, and the one subtask stages, each with its own instance.
+    assert opened == ["memory:unused"] * 3

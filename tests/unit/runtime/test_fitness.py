@@ -66,7 +66,7 @@ def without_the_table(job: DrivenJob) -> None:
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        (without_the_operator, ["operator 'count' has state", "no such operator"]),
+        (without_the_operator, ["step 'count': it has state", "no such step"]),
         (with_another_kind_of_table, ["'counts'", "'count'"]),
         (without_the_table, ["'counts'", "'count'"]),
     ],
@@ -128,8 +128,8 @@ def test_all_problems_are_told_at_once() -> None:
     job.join(link("read", "other"))
     with pytest.raises(StateError) as raised:
         job.run()
-    assert "operator 'count' has state" in raised.value.message
-    assert "operator 'more' has state" in raised.value.message
+    assert "step 'count': it has state" in raised.value.message
+    assert "step 'more': it has state" in raised.value.message
 
 
 def test_an_operator_that_is_new_or_has_another_parallelism_fits() -> None:

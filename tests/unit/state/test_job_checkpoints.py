@@ -9,7 +9,7 @@ from penstock.state.protocol.records import Committing, PinKind, Ready
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import FaultyStore
-from tests.builders.protocol import JOB, a_manifest, a_ref
+from tests.builders.protocol import JOB, a_ref
 from tests.builders.small_driver import a_driver, checkpoints_in
 
 
@@ -132,20 +132,30 @@ def test_every_actor_of_the_ledger_has_a_token_of_its_own() -> None:
     assert len({data[-60:] for data in records}) == 2
 
 
-def test_a_job_is_to_be_restored_until_an_epoch_after_the_request_is_published() -> None:
+def test_a_start_goes_on_from_a_restore_until_an_epoch_after_it_is_published() -> None:
     store = MemoryStore()
     driver = a_driver(store, epochs=3)
-    newest = driver.checkpoints.newest()
-    assert newest is not None
-    assert not driver.checkpoints.is_to_be_restored(newest)
+    assert driver.checkpoints.base() == driver.acknowledged[2]
     restored = a_driver(store, restore=driver.acknowledged[1])
-    assert restored.checkpoints.is_to_be_restored(newest)
-    restored.run_epoch()
-    newest = restored.checkpoints.newest()
-    assert newest is not None
-    assert not restored.checkpoints.is_to_be_restored(newest)
+    assert restored.checkpoints.base() == driver.acknowledged[1]
+    assert (
+        restored.checkpoints.base(restore=driver.acknowledged[0])
+        == (driver.acknowledged[0])
+    )
+    published = restored.run_epoch()
+    assert restored.checkpoints.base() == published
 
 
-def test_a_job_that_does_not_exist_is_not_to_be_restored() -> None:
+def test_a_branch_without_epochs_would_go_on_from_its_origin() -> None:
+    store = MemoryStore()
+    driver = a_driver(store, epochs=3)
+    driver.checkpoints.branch(JobId("branch"), Epochs())
+    branch = checkpoints_in(store, JobId("branch"))
+    assert branch.base() == driver.acknowledged[2]
+    assert branch.last_epoch() == 3
+
+
+def test_a_job_that_does_not_exist_would_start_empty() -> None:
     checkpoints = checkpoints_in(MemoryStore())
-    assert not checkpoints.is_to_be_restored(a_manifest())
+    assert checkpoints.base() is None
+    assert checkpoints.last_epoch() == 0

@@ -37,22 +37,30 @@ from penstock.connectors.files.commit import (
     format_checksum,
     schema_text,
 )
+from penstock.connectors.files.discovery import FilePattern
 from penstock.connectors.files.formats import OutputFormat
 from penstock.connectors.files.jsonl import JsonLinesPart, find_json_problems
 from penstock.connectors.files.names import (
+    COMMITTED,
     Partition,
     PartNames,
     find_name_problem,
     find_partition_problems,
     partition_folder,
+    read_record_name,
     split_rows,
 )
 from penstock.connectors.files.parquet import ParquetPart, find_parquet_problems
 from penstock.core.ids import Epoch, checksum_of
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
-from penstock.errors import ErrorCode, SchemaError, StorageError, UserError
-from penstock.operators.context import ArrowCollector, CommitContext, OperatorContext
+from penstock.errors import ErrorCode, SchemaError, StateError, StorageError, UserError
+from penstock.operators.context import (
+    ArrowCollector,
+    CommitContext,
+    OperatorContext,
+    StartContext,
+)
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.state.storage.create import create_own
@@ -190,6 +198,12 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
             commit_files(self._store, epoch, parts, ctx)
 
     @override
+    def check_output(self, ctx: StartContext) -> None:
+        """Refuse a folder that lists epochs which this job has yet to commit."""
+        if FilePattern(self.config.url, "").has_folder():
+            check_unknown_epochs(self._store, ctx)
+
+    @override
     def release(self) -> None:
         """Drop the store and what an unfinished epoch held."""
         self._parts = self._opened = None
@@ -199,6 +213,54 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
         if self._opened is None:
             self._opened = self._open_output(self.config.url, **self.config.store_options)
         return self._opened
+
+
+def check_unknown_epochs(store: ObjectStore, ctx: StartContext) -> None:
+    """Refuse output of epochs that the checkpoint does not know, before the job writes any.
+
+    Their numbers would be used again: the commit of the first of them would fail, and its
+    epoch be acknowledged by then.
+    """
+    names = ((info.path, read_record_name(info.path)) for info in store.list(COMMITTED))
+    found = {
+        name[0]: path
+        for path, name in names
+        if name is not None and name[1] == ctx.task.operator
+    }
+    # In this order: a driver that still runs acknowledges an epoch before it commits it.
+    last = ctx.read_last_epoch() if found else 0
+    unknown = sorted(epoch for epoch in found if epoch > last)
+    if not unknown:
+        return
+    job, step = ctx.task.job, ctx.task.operator
+    known = f"knows none after {last}" if last else "has none of this job"
+    writer = _read_writer(store, found[unknown[-1]])
+    reason = "the checkpoints were deleted, or are not the ones that belong to this output"
+    if writer not in (None, job):
+        reason = f"job {writer!r} has written them"
+    raise StateError(
+        f"step {step!r} of job {job!r} writes to {store.url}, which lists {len(unknown)} "
+        f"epoch(s) of a step of this name from {unknown[0]} to {unknown[-1]}, and the "
+        f"checkpoint {known}: {reason}. Nothing was changed. Name the checkpoints that belong "
+        "to the output, or write to another folder, or remove the old output to write it anew",
+        code=ErrorCode.FOREIGN_OBJECT,
+        operator=str(step),
+        url=store.url,
+    )
+
+
+class _Writer(msgspec.Struct):
+    """The part of a list that tells who wrote it."""
+
+    job: str
+
+
+def _read_writer(store: ObjectStore, path: str) -> str | None:
+    """Return the job that wrote a list; None if that cannot be told."""
+    try:
+        return msgspec.json.decode(store.read(path) or b"", type=_Writer).job
+    except (msgspec.MsgspecError, ValueError):
+        return None
 
 
 def find_format_problems(form: OutputFormat, schema: pa.Schema) -> list[str]:

@@ -196,11 +196,16 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         return super().poll_interval() if micros is None else timedelta(microseconds=micros)
 
     @override
+    def check_splits(self, known: Mapping[str, SplitState]) -> None:
+        """Refuse other files than those that the job began with."""
+        check_origin(known, self._files, self.config.moved_root)
+
+    @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Plan the files that were begun, then others, as far as the budget goes."""
-        check_origin(known, self._files, self.config.moved_root)
+        self.check_splits(known)
         discovers = self.config.discover_micros is not None
         if discovers:
             self._discover(known, now_micros)

@@ -147,7 +147,12 @@ class JobDriver:
             # A driver that was replaced after its failure must not take the job back.
             self._session.check_ownership()
             self._session.close()
-        session = JobSession.start(self._environment, restore=self._restore)
+        limit = self._environment.settings.restarts.max_restarts
+        session = JobSession.start(
+            self._environment,
+            restore=self._restore,
+            is_last_attempt=self._failures >= limit,
+        )
         # The claim holds the restore from here on: another one would abandon new epochs.
         self._restore = None
         self._session = session

@@ -18,7 +18,7 @@ from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import StorageError, UnknownOutcomeError
 from penstock.operators.nodes import EpochTerms
-from penstock.operators.operator import SPLITS_TABLE, SourceFinishType, splits_table
+from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress, StopMode
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import (
@@ -39,7 +39,7 @@ from penstock.runtime.driver.publish import (
     PendingCompactions,
     frontier_of,
 )
-from penstock.runtime.driver.start import has_finished, take_over_job
+from penstock.runtime.driver.start import has_finished, read_splits, take_over_job
 from penstock.runtime.plan.epoch_plan import EpochPlan, ReadingPlan, SourcePlanner
 from penstock.state.protocol.collection import CollectionDone
 from penstock.state.protocol.publication import CommitPermit, LostEpoch, ReadyCheckpoint
@@ -97,11 +97,7 @@ class JobSession:
         self._published_since_collection = 0
         self._collections = 0
         for operator, planned in self.planner.sources.items():
-            if metadata.get(operator):
-                with self.read_tables(operator, [splits_table()]) as manager:
-                    planned.known = dict(
-                        manager.get_global_keyed_state(SPLITS_TABLE).items()
-                    )
+            planned.known = read_splits(environment, operator, metadata.get(operator, {}))
 
     @classmethod
     def start(
@@ -110,11 +106,17 @@ class JobSession:
         *,
         restore: Epochs | None = None,
         sinks: CommittingSinks | None = None,
+        is_last_attempt: bool = False,
     ) -> "JobSession":
-        """Claim the job: check that the graph fits, claim, replay open commits."""
+        """Claim the job: check that the graph fits, claim, replay open commits.
+
+        The last attempt to start a job skips an open commit that fails, if a restore allows it.
+        """
         sinks = sinks or CommittingSinks(environment)
         try:
-            claim, decision = take_over_job(environment, restore, sinks)
+            claim, decision = take_over_job(
+                environment, restore, sinks, is_last_attempt=is_last_attempt
+            )
             with damage_while_owned(environment.open_checkpoints(), claim):
                 return cls(environment, claim, decision, sinks)
         except BaseException:

@@ -1,27 +1,42 @@
 """Starts a job: checks that the graph fits its state, claims it, and finds where it goes on.
 
-**Fitness** is checked before the job is claimed, so that nothing is damaged. State is kept
-under the operator's name. An operator that is gone, a table that changed its kind, or a state
-version that cannot be read would lose state silently. Such a start is refused, with all
-problems at once, unless dropping is allowed explicitly.
+All that a start can be refused for is found by `inspect_start` before the job is claimed, so
+that nothing is damaged and a driver that runs is not disturbed: whether the state fits
+(`fitness`), and what sources and sinks themselves have against it. `Pipeline.check` shows the
+same.
 
 A restore cannot take back the output of the epochs that it abandons; a warning names them.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 
+from penstock.core.clock import new_token
+from penstock.core.ids import OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import has_ended
-from penstock.errors import CorruptStateError, ErrorCode, StateError
-from penstock.graph.logical import LogicalGraph
+from penstock.errors import CorruptStateError, ErrorCode, PenstockError, StateError
+from penstock.graph.logical import LogicalGraph, Node
+from penstock.operators.context import StartContext
+from penstock.operators.operator import (
+    SPLITS_TABLE,
+    ArrowOperator,
+    SourceOperator,
+    splits_table,
+)
+from penstock.operators.splits import SplitState
+from penstock.operators.user_functions import to_failure
 from penstock.runtime.driver.environment import JobEnvironment
-from penstock.runtime.driver.outcomes import damage_while_owned, fenced_error
+from penstock.runtime.driver.fitness import Fate, StartCheck, decide_fates, misfit_error
+from penstock.runtime.driver.outcomes import fenced_error
+from penstock.runtime.driver.policies import is_transient
 from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.plan.epoch_plan import known_inputs
-from penstock.state.checkpoints import JobCheckpoints
+from penstock.state.checkpoints import JobCheckpoints, Metadata
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import (
+    FIRST_GENERATION,
     CheckpointManifest,
     CheckpointRef,
     ClaimRecord,
@@ -30,7 +45,8 @@ from penstock.state.protocol.records import (
 from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered, TakenOver
-from penstock.state.tables.fit import check_restorable, plan_table_restore
+from penstock.state.tables.table import Frontier, TableEnvironment
+from penstock.state.tables.table_manager import TableManager
 
 _log = logging.getLogger(__name__)
 
@@ -38,51 +54,109 @@ _log = logging.getLogger(__name__)
 def check_start(
     environment: JobEnvironment, checkpoints: JobCheckpoints, restore: CheckpointRef | None
 ) -> None:
-    """Refuse a graph that does not fit, before the claim fences a driver whose graph fits."""
+    """Refuse a start that cannot work, before the claim fences a driver that can."""
+    inspect_start(environment, checkpoints, restore).require()
+
+
+def inspect_start(
+    environment: JobEnvironment,
+    checkpoints: JobCheckpoints,
+    restore: CheckpointRef | None = None,
+) -> StartCheck:
+    """Return what a start would do and all it would be refused for. This only reads."""
     _ = environment.job, environment.tables  # raise what is wrong with the graph itself
-    manifest = checkpoints.newest() if restore is None else checkpoints.manifest(restore)
-    while manifest is not None:
+    ref = checkpoints.base(restore=restore)
+    while True:
         try:
-            _check_fitness(environment, manifest)
+            manifest = None if ref is None else checkpoints.manifest(ref)
+            return _inspect(environment, checkpoints, manifest)
         except CorruptStateError:
             # A driver that still runs may have collected the epoch that was the newest.
-            newest = checkpoints.newest()
-            if restore is not None or newest is None or newest.ref == manifest.ref:
+            before, ref = ref, checkpoints.base(restore=restore)
+            if ref == before:
                 raise
-            manifest = newest
+
+
+def _inspect(
+    environment: JobEnvironment,
+    checkpoints: JobCheckpoints,
+    manifest: CheckpointManifest | None,
+) -> StartCheck:
+    entries = () if manifest is None else manifest.operators
+    stored = {e.operator: environment.read_metadata(e) for e in entries if e.subtasks}
+    states = decide_fates(
+        environment.tables, stored, allow_dropped=environment.settings.allow_dropped_state
+    )
+    problems: list[PenstockError] = []
+    if manifest is not None and (misfit := misfit_error(manifest, states)) is not None:
+        problems.append(misfit)
+    unfit = {state.step for state in states if state.fate is Fate.REFUSED}
+    for node in environment.graph.nodes:
+        if node.operator not in unfit:
+            problems += _ask(environment, checkpoints, node, stored.get(node.operator, {}))
+    return StartCheck(
+        str(environment.graph.job),
+        None if manifest is None else int(manifest.ref.epoch),
+        None if manifest is None else manifest.created_at_micros,
+        states,
+        tuple(problems),
+    )
+
+
+def _ask(
+    environment: JobEnvironment,
+    checkpoints: JobCheckpoints,
+    node: Node,
+    parts: Mapping[int, Metadata],
+) -> Iterator[PenstockError]:
+    """Yield what a source or sink itself has against a start; a failure that may pass is raised."""
+    made = environment.registry.construct(node.spec).operator
+    is_source, step = isinstance(made, SourceOperator), str(node.operator)
+    hook = "check_splits" if is_source else "check_output"
+    if getattr(type(made), hook) in (
+        SourceOperator.check_splits,
+        ArrowOperator.check_output,
+    ):
+        return  # it has nothing to check
+    known = read_splits(environment, node.operator, parts) if is_source else {}
+    try:
+        if isinstance(made, SourceOperator):
+            made.check_splits(known)
         else:
-            return
+            task = TaskInfo(environment.graph.job, node.operator, Subtask(0, 1))
+            identity = checkpoints.identity()
+            made.check_output(StartContext(task, identity, checkpoints.last_epoch))
+    except Exception as error:  # noqa: BLE001 (the boundary to user code)
+        message = f"step {step!r} raised {type(error).__name__} in {hook}: {error}"
+        failure = to_failure(error, message, operator=step, hook=hook)
+        if is_transient(failure):
+            raise failure from failure.__cause__
+        yield failure
+    finally:
+        _release(made, step)
 
 
-def _check_fitness(environment: JobEnvironment, manifest: CheckpointManifest) -> None:
-    """Refuse a graph that cannot go on from a checkpoint; name everything that differs."""
-    allow_dropped = environment.settings.allow_dropped_state
-    problems: list[tuple[str, ErrorCode]] = []
-    for entry in manifest.operators:
-        if not entry.subtasks:
-            continue
-        if entry.operator in environment.tables:
-            parts = environment.read_metadata(entry)
-            plans = plan_table_restore(environment.tables[entry.operator], parts)
-            try:
-                check_restorable(entry.operator, plans, allow_dropped=allow_dropped)
-            except StateError as error:
-                problems.append((error.message, error.code))
-        elif not allow_dropped:
-            text = (
-                f"operator {entry.operator!r} has state, and the graph has no such operator"
-            )
-            problems.append((text, ErrorCode.NO_REGISTERED_TABLE))
-    if problems:
-        raise StateError(
-            f"the graph does not fit {manifest.ref}:\n  "
-            + "\n  ".join(text for text, _ in problems)
-            + "\nNothing was changed. Keep operator names and tables as they were, or allow "
-            "dropping state explicitly",
-            code=problems[0][1],
-            job=manifest.ref.job,
-            epoch=int(manifest.ref.epoch),
-        )
+def _release(made: ArrowOperator | SourceOperator, step: str) -> None:
+    try:
+        made.release()
+    except Exception:  # noqa: BLE001 (the boundary to user code)
+        _log.exception("operator %r failed in release", step)
+
+
+def read_splits(
+    environment: JobEnvironment, operator: OperatorId, parts: Mapping[int, Metadata]
+) -> dict[str, SplitState]:
+    """Read how far a source has come by the metadata of a checkpoint; it needs no claim."""
+    if not parts:
+        return {}
+    task = TaskInfo(environment.graph.job, operator, Subtask(0, 1))
+    tables = TableEnvironment(
+        task, FIRST_GENERATION, new_token(), environment.store, environment.cache
+    )
+    manager = TableManager.load(tables, [splits_table()], parts, allow_dropped=True)
+    with closing(manager):
+        manager.begin_epoch(Frontier())
+        return dict(manager.get_global_keyed_state(SPLITS_TABLE).items())
 
 
 def warn_of_output(
@@ -137,11 +211,17 @@ def _has_output(checkpoints: JobCheckpoints, ref: CheckpointRef) -> bool:
 
 
 def take_over_job(
-    environment: JobEnvironment, restore: Epochs | None, sinks: CommittingSinks
+    environment: JobEnvironment,
+    restore: Epochs | None,
+    sinks: CommittingSinks,
+    *,
+    is_last_attempt: bool = False,
 ) -> tuple[ClaimRecord, Recovered]:
     """Claim a job: check that the graph fits, claim, replay commits that were left open.
 
-    The warning about a restore comes after the claim: until then the job's driver may go on.
+    A commit that fails does not block a restore: an error that may pass is raised, to be tried
+    again, unless this is the last attempt. The warning about a restore comes after the claim:
+    until then the job's driver may go on.
     """
     checkpoints = environment.open_checkpoints()
     ref = None
@@ -152,25 +232,39 @@ def take_over_job(
     check_start(environment, checkpoints, ref)
     taken = checkpoints.take_over(restore=ref)
     while isinstance(taken, TakenOver) and isinstance(taken.decision, CommitPermit):
-        permit = taken.decision
-        skipped: CheckpointRef | None = None
-        with damage_while_owned(checkpoints, taken.claim):
-            try:
-                sinks.commit(permit)
-                checkpoints.complete_commit(permit)
-            except CorruptStateError:
-                # A restore may skip an open commit that is damaged.
-                if ref is None:
-                    raise
-                skipped = permit.ref
+        permit, failure = taken.decision, None
+        try:
+            sinks.commit(permit)
+            checkpoints.complete_commit(permit)
+        except PenstockError as error:
+            if is_transient(error) and not is_last_attempt:
+                raise
+            failure = error
+        skipped = None if failure is None else permit.ref
         taken = checkpoints.resume(taken.claim, unreplayable=skipped)
+        if failure is not None and isinstance(taken, TakenOver):
+            if isinstance(taken.decision, CommitPermit):
+                raise failure  # no restore is in force, so the commit cannot be skipped
+            _warn_of_skipped(permit.ref, failure)
     if isinstance(taken, Fenced):
         raise fenced_error(environment.graph.job, taken)
     assert isinstance(taken.decision, Recovered)  # noqa: S101 (the loop above ended)
-    if ref is not None:
-        plan = checkpoints.plan_restore(Epochs(ref.epoch))
+    request = taken.decision.restore
+    if request is not None and request.restore is not None:
+        plan = checkpoints.plan_restore(Epochs(request.restore.epoch))
         warn_of_output(environment, checkpoints, plan)
     return taken.claim, taken.decision
+
+
+def _warn_of_skipped(ref: CheckpointRef, failure: PenstockError) -> None:
+    _log.warning(
+        "epoch %s of job %s could not be committed, and the restore goes on without it: a part "
+        "of its output may have left the job. The commit failed with: %s",
+        ref.epoch,
+        ref.job,
+        failure,
+        extra={"job": str(ref.job), "epoch": int(ref.epoch)},
+    )
 
 
 def _check_goes_on(
@@ -199,12 +293,14 @@ def has_finished(graph: LogicalGraph, manifest: CheckpointManifest | None) -> bo
 def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
     """Return the last checkpoint of a finished job, which a start would not change; else None.
 
-    A job whose restore was claimed, but whose next epoch was not published, is not finished.
+    A pipeline that does not fit is refused as if the job were not finished. A job whose restore
+    was claimed, but whose next epoch was not published, is not finished.
     """
     checkpoints = environment.open_checkpoints()
     manifest = checkpoints.newest()
     if manifest is None or not has_finished(environment.graph, manifest):
         return None
-    if checkpoints.is_to_be_restored(manifest):
+    if checkpoints.base() != manifest.ref or not checkpoints.is_committed(manifest):
         return None
-    return manifest if checkpoints.is_committed(manifest) else None
+    check_start(environment, checkpoints, None)
+    return manifest

@@ -20,7 +20,7 @@ abandons that epoch anyway: older epochs stay restorable even if newer ones are 
 from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
-from penstock.core.ids import Epoch, Generation, JobId, SavepointName, Token
+from penstock.core.ids import Epoch, Generation, SavepointName, Token
 from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.protocol import reading
 from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
@@ -200,6 +200,23 @@ def recover(
     )
 
 
+def find_base(
+    actor: Actor, *, restore: CheckpointRef | None = None
+) -> Steps[CheckpointRef | None]:
+    """Return the checkpoint that a start would go on from; None if it starts empty.
+
+    That is what this restore or one that is in force asks for, else the newest epoch, else
+    the origin of a branch. This only reads, and `recover` decides anew after the claim.
+    """
+    planned = yield from plan_claim(actor, restore=restore)
+    _, newest = yield from _read_newest(actor, planned)
+    honoured = 0 if newest is None else newest.ref.generation
+    pending = yield from _find_pending(planned, honoured)
+    if pending is not None:
+        return pending.restore
+    return planned.origin if newest is None else newest.ref
+
+
 def _read_newest(
     actor: Actor, claim: ClaimRecord
 ) -> Steps[tuple[Epoch | None, EpochRecord | None]]:
@@ -219,13 +236,6 @@ def _find_pending(claim: ClaimRecord, honoured: int) -> Steps[ClaimRecord | None
         return claim
     requests = yield from read_restore_requests(claim, honoured)
     return requests[0] if requests else None
-
-
-def find_restore_request(job: JobId, honoured: Generation) -> Steps[ClaimRecord | None]:
-    """Return the newest claim with a restore request above the generation of the newest epoch."""
-    number = yield from reading.find_newest_claim(job)
-    claim = None if number is None else (yield from reading.read_claim(job, number))
-    return None if claim is None else (yield from _find_pending(claim, honoured))
 
 
 def read_restore_requests(claim: ClaimRecord, after: int) -> Steps[list[ClaimRecord]]:
