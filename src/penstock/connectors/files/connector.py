@@ -57,7 +57,7 @@ def files(
     files for ever, every second; a duration such as "10s" sets another interval. Otherwise the
     files are those there at the first epoch, and the job ends with them. The watermark then
     waits until the last of them is begun, unless `in_time_order` promises that files sorted by
-    name are in order of time. A row of text that cannot be read fails the job, or with
+    name are in order of time. A row that cannot be read fails the job, or with
     `on_bad="divert"` goes to the side output `BAD`, with the columns path, line, text and error.
     A job goes on only with the files it began with; if they were moved to another folder,
     `moved_from` is the path that named them before.

@@ -7,7 +7,7 @@ In a task it reads such a part in pieces. It decides nothing about epochs, split
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -82,11 +82,12 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """Text that is no row of the schema."""
+    """What is no row of the schema."""
 
     line: int
-    """The line in the file, from 1, on which it begins."""
+    """The line in the file, from 1, on which it begins; in Parquet the number of the row."""
     text: bytes
+    """The row; of Parquet the text that cannot be read."""
     error: str
 
 
@@ -104,6 +105,9 @@ class Piece:
 
 class FileFormat(ABC):
     """How files of one format are measured and read, for rows of one schema."""
+
+    unit: ClassVar[str] = "line"
+    """What `BadRow.line` counts."""
 
     def __init__(self, schema: pa.Schema, *, ignores_extra: bool) -> None:
         self.schema = schema
@@ -133,7 +137,12 @@ class FileFormat(ABC):
         """Refuse a file whose columns are not those of the schema; name all differences."""
         if self.ignores_extra:
             found = pa.schema([field for field in found if field.name in self.schema.names])
-        problems = find_differences(found, self.schema)
+        problems = find_differences(found, self.schema) or [
+            f"column {field.name!r} is {field.type}, expected {wanted}: without a zone it is "
+            "not known which instants are meant"
+            for field in found
+            if _zones(field.type) != _zones(wanted := self.schema.field(field.name).type)
+        ]
         if problems:
             raise SchemaError(
                 f"{file} has other columns than the schema it is read with: "
@@ -141,6 +150,15 @@ class FileFormat(ABC):
                 "move this file elsewhere",
                 path=file.path,
             )
+
+
+def _zones(kind: Any) -> list[bool]:
+    """Return for each kind of timestamp in a column whether it has a time zone."""
+    if pa.types.is_timestamp(kind):
+        return [kind.tz is not None]
+    return [
+        has for index in range(kind.num_fields) for has in _zones(kind.field(index).type)
+    ]
 
 
 def changed_error(file: SourceFile, found_bytes: int | None) -> UserError:

@@ -2,11 +2,12 @@
 
 A row group is fetched with one request and decoded batch by batch, so a reader holds one
 row group in its encoded form and one batch. A writer holds the encoded bytes of its file.
+
+Arrow passes text on that is no UTF-8, and whatever comes later may fail on it without a name.
+So text is checked here, and rows that hold such text are bad rows.
 """
 
-import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,35 +16,36 @@ from typing_extensions import override
 
 from penstock.connectors.files.formats import (
     Allowance,
+    BadRow,
     FileFormat,
     FileOffset,
     Piece,
     Reach,
     SourceFile,
 )
+from penstock.connectors.files.parquet_input import RowGroup, open_parquet, unreadable
 from penstock.core.arrow_types import is_bytes, is_text
-from penstock.errors import ErrorCode, UserError
 
-_FOOTER_BYTES = 64 << 10
-_BATCH_ROWS = 65_536
 _KEPT_FOOTERS = 256
 
 
 class ParquetFormat(FileFormat):
     """Reads whole row groups. Keeps what it needs of recent footers."""
 
+    unit = "row"
+
     def __init__(self, schema: pa.Schema, *, ignores_extra: bool) -> None:
         super().__init__(schema, ignores_extra=ignores_extra)
         # By path and size, not by file: a file would keep its store alive after `release`.
-        self._groups: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self._groups: dict[tuple[str, int], list[RowGroup]] = {}
 
     @override
     @classmethod
     def infer(cls, file: SourceFile) -> pa.Schema:
         """Return the columns that a file's footer names, in their usual layouts."""
-        with _open(file) as (reader, _):
-            found = reader.schema_arrow
-            return pa.schema([f.with_type(_to_plain_layout(f.type)) for f in found])
+        with open_parquet(file) as opened:
+            fields = [f.with_type(_to_plain_layout(f.type)) for f in opened.schema]
+            return pa.schema(fields)
 
     @override
     def check_types(self) -> None:
@@ -56,14 +58,12 @@ class ParquetFormat(FileFormat):
         """Take row groups as long as their rows and their decoded size fit."""
         groups = self._groups_of(file)
         end, rows, size_bytes = start.position, 0, 0
-        for group_rows, group_bytes in groups[start.position :]:
-            fits = (
-                rows + group_rows <= allowance.rows
-                and size_bytes + group_bytes <= allowance.size_bytes
-            )
+        for group in groups[start.position :]:
+            more_rows, more_bytes = rows + group.rows, size_bytes + group.size_bytes
+            fits = more_rows <= allowance.rows and more_bytes <= allowance.size_bytes
             if not fits and not (allowance.is_first and end == start.position):
                 break
-            end, rows, size_bytes = end + 1, rows + group_rows, size_bytes + group_bytes
+            end, rows, size_bytes = end + 1, more_rows, more_bytes
         is_whole = end == len(groups)
         if end == start.position and not is_whole:
             return None
@@ -72,47 +72,74 @@ class ParquetFormat(FileFormat):
     @override
     def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
         """Read row groups in batches; the offset moves only behind the last batch of a group."""
-        with _open(file) as (reader, window):
-            self.check_columns(file, reader.schema_arrow)
-            group_count = reader.metadata.num_row_groups
+        with open_parquet(file) as opened:
+            self.check_columns(file, opened.schema)
+            count = len(opened.groups)
+            if end > count:
+                raise unreadable(file, f"it has {count} row groups, and had {end} before")
             at = start
-            yield Piece((), (), at, is_last=at.position >= group_count)
+            yield Piece((), (), at, is_last=at.position >= count)
             for index in range(start.position, end):
-                group = reader.metadata.row_group(index)
-                window.fetch(*_range_of(group, self.schema.names))
-                for batch in self._batches(file, reader, index):
-                    yield Piece((batch,), (), None, is_last=False)
-                rows = at.lines + group.num_rows
-                at = FileOffset(file.size_bytes, index + 1, rows)
-                yield Piece((), (), at, is_last=index + 1 == group_count)
+                row = at.lines
+                for batch in opened.read_group(index, self.schema.names):
+                    rows, bad = _split_by_text(batch, row + 1)
+                    row += batch.num_rows
+                    yield Piece(rows, bad, None, is_last=False)
+                at = FileOffset(file.size_bytes, index + 1, row)
+                yield Piece((), (), at, is_last=index + 1 == count)
 
-    def _batches(
-        self, file: SourceFile, reader: pq.ParquetFile, index: int
-    ) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from reader.iter_batches(
-                _BATCH_ROWS,
-                row_groups=[index],
-                columns=self.schema.names,
-                use_threads=False,
-            )
-        except (pa.ArrowException, OSError) as error:
-            raise _unreadable(file, f"row group {index}: {error}") from error
-
-    def _groups_of(self, file: SourceFile) -> list[tuple[int, int]]:
-        """Return rows and decoded bytes of every row group, after checking the columns."""
+    def _groups_of(self, file: SourceFile) -> list[RowGroup]:
+        """Return what the footer says about row groups, after checking the columns."""
         key = (file.path, file.size_bytes)
         if key not in self._groups:
-            with _open(file) as (reader, _):
-                self.check_columns(file, reader.schema_arrow)
-                metadata = reader.metadata
-                self._groups[key] = [
-                    (group.num_rows, group.total_byte_size)
-                    for group in map(metadata.row_group, range(metadata.num_row_groups))
-                ]
+            with open_parquet(file) as opened:
+                self.check_columns(file, opened.schema)
+                self._groups[key] = opened.groups
             if len(self._groups) > _KEPT_FOOTERS:
                 del self._groups[next(iter(self._groups))]
         return self._groups[key]
+
+
+def _split_by_text(
+    batch: pa.RecordBatch, first_row: int
+) -> tuple[list[pa.RecordBatch], list[BadRow]]:
+    """Return rows, in stretches as long as possible, and apart those whose text is no UTF-8."""
+    good: list[pa.RecordBatch] = []
+    bad: list[BadRow] = []
+    waiting = [(0, batch.num_rows)]
+    while waiting:
+        first, stop = waiting.pop()
+        stretch = batch.slice(first, stop - first)
+        name = _find_broken_text(stretch)
+        if name is None:
+            good.append(stretch)
+        elif stop - first > 1:
+            middle = (first + stop) // 2
+            waiting += [(middle, stop), (first, middle)]
+        else:
+            value = stretch.column(name)
+            text = value.cast(pa.binary())[0].as_py() if is_text(value.type) else b""
+            reason = f"column {name!r} holds text that is no UTF-8"
+            bad.append(BadRow(first_row + first, text, reason))
+    return good, bad
+
+
+def _find_broken_text(rows: pa.RecordBatch) -> str | None:
+    """Return the first column that holds text which is no UTF-8."""
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if _has_text(field.type):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid:
+                return str(field.name)
+    return None
+
+
+def _has_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _has_text(kind.value_type)
+    parts = (kind.field(index).type for index in range(kind.num_fields))
+    return is_text(kind) or any(map(_has_text, parts))
 
 
 def _to_plain_layout(kind: Any) -> pa.DataType:
@@ -122,88 +149,6 @@ def _to_plain_layout(kind: Any) -> pa.DataType:
     if is_text(kind):
         return pa.string()
     return pa.binary() if is_bytes(kind) else kind
-
-
-@contextmanager
-def _open(file: SourceFile) -> Iterator[tuple[pq.ParquetFile, "_Window"]]:
-    """Open a file by its footer; yield the reader, and the window that it reads through."""
-    window = _Window(file)
-    length = min(_FOOTER_BYTES, file.size_bytes)
-    window.fetch(file.size_bytes - length, length)
-    try:
-        reader = pq.ParquetFile(pa.PythonFile(window, mode="r"), pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(file, str(error)) from error
-    try:
-        yield reader, window
-    finally:
-        window.close()
-
-
-class _Window(io.RawIOBase):
-    """A file for Arrow: a read is served from the bytes fetched last, else by a request."""
-
-    def __init__(self, file: SourceFile) -> None:
-        super().__init__()
-        self._file = file
-        self._start = 0
-        self._bytes = b""
-        self._at = 0
-
-    def fetch(self, start: int, length: int) -> None:
-        """Fetch these bytes and hold them, instead of those before."""
-        self._bytes = b""
-        self._start, self._bytes = start, self._file.read_range(start, length)
-
-    @override
-    def read(self, size: int = -1, /) -> bytes:
-        rest = max(0, self._file.size_bytes - self._at)
-        length = rest if size < 0 else min(size, rest)
-        first = self._at - self._start
-        if first >= 0 and first + length <= len(self._bytes):
-            data = self._bytes[first : first + length]
-        else:
-            data = self._file.read_range(self._at, length)
-        self._at += len(data)
-        return data
-
-    @override
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        self._at = offset + (0, self._at, self._file.size_bytes)[whence]
-        return self._at
-
-    @override
-    def tell(self) -> int:
-        return self._at
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-
-def _range_of(group: Any, names: Sequence[str]) -> tuple[int, int]:
-    """Return where the wanted columns of a row group lie in the file: first byte, length."""
-    starts, ends = [], []
-    for column in map(group.column, range(group.num_columns)):
-        if column.path_in_schema not in names and (
-            column.path_in_schema.partition(".")[0] not in names
-        ):
-            continue
-        start = column.data_page_offset
-        if column.has_dictionary_page and column.dictionary_page_offset is not None:
-            start = min(start, column.dictionary_page_offset)
-        starts.append(start)
-        ends.append(start + column.total_compressed_size)
-    return (min(starts), max(ends) - min(starts)) if starts else (0, 0)
-
-
-def _unreadable(file: SourceFile, reason: str) -> UserError:
-    return UserError(
-        f"{file} cannot be read as Parquet: {reason}. It is damaged, was not written to its "
-        "end, or is something else: replace it before the job has begun it, or move it away",
-        code=ErrorCode.UNREADABLE_INPUT,
-        path=file.path,
-    )
 
 
 class ParquetPart:

@@ -292,7 +292,8 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         if len(text) > _SAMPLE_CHARACTERS:
             text = text[:_SAMPLE_CHARACTERS] + "…"
         raise UserError(
-            f"{file}, line {row.line}, cannot be read: {row.error}. The row is {text!r}. "
+            f"{file}, {self._format.unit} {row.line}, cannot be read: {row.error}. It is "
+            f"{text!r}. "
             'Correct the schema, or pass on_bad="divert" to have such rows in the side output '
             '"bad"',
             code=ErrorCode.UNREADABLE_INPUT,

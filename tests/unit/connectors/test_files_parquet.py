@@ -1,0 +1,159 @@
+"""Parquet files: what is damaged or no text is named, and what lies where is fetched at once."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.connectors.files.connector import files
+from penstock.connectors.files.formats import FileOffset, SourceFile
+from penstock.connectors.files.parquet import ParquetFormat
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import BAD
+from penstock.state.storage.memory import MemoryStore
+from penstock.testing import FaultyStore, SourceHarness
+from tests.builders.files_job import SCHEMA, some_rows, to_bytes
+
+
+def a_harness(path: Path, **options: Any) -> SourceHarness:
+    return SourceHarness(files(str(path), **options).source_spec())
+
+
+def rows_or_error(path: Path) -> list[dict[str, Any]] | UserError:
+    with a_harness(path, schema=SCHEMA) as harness:
+        try:
+            harness.read_all()
+        except UserError as error:
+            return error
+        return harness.rows()
+
+
+def test_a_file_whose_rows_are_not_as_many_as_its_footer_says_is_refused(
+    tmp_path: Path,
+) -> None:
+    whole = to_bytes("parquet", some_rows(0, 7))
+    outcomes = []
+    for index in range(len(whole) - 800, len(whole) - 8):
+        if whole[index] == 14:  # 7 rows, as Thrift writes them
+            path = tmp_path / f"{index}.parquet"
+            path.write_bytes(whole[:index] + b"\x0c" + whole[index + 1 :])
+            outcomes.append(rows_or_error(path))
+
+    refused = [found for found in outcomes if isinstance(found, UserError)]
+    assert all(found in refused or found == some_rows(0, 7) for found in outcomes)
+    assert len(refused) >= 2
+    assert all(".parquet cannot be read as Parquet" in str(error) for error in refused)
+
+
+def test_a_page_that_differs_from_its_checksum_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"n": pa.array([7, 7, 7], pa.int64())})
+    pq.write_table(
+        table,
+        path,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
+        column_encoding={"n": "PLAIN"},
+    )
+    seven, eight = b"\x07" + bytes(7), b"\x08" + bytes(7)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(3 * seven, seven + eight + seven))
+    assert path.read_bytes() != whole
+
+    with (
+        a_harness(path) as harness,
+        pytest.raises(
+            UserError, match=r"a\.parquet cannot be read.*[Cc][Rr][Cc]"
+        ) as caught,
+    ):
+        harness.read_all()
+
+    assert caught.value.code is ErrorCode.UNREADABLE_INPUT
+
+
+def text_of(*values: bytes) -> Any:
+    """Return text that was never checked, as writers of other languages may write it."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+def test_text_that_is_no_utf8_is_refused_with_file_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"n": [1, 2, 3], "s": text_of(b"a", b"\xff\xfe", b"c")})
+    pq.write_table(table, path)
+
+    with (
+        a_harness(path) as harness,
+        pytest.raises(UserError, match=r"a\.parquet, row 2, .*column 's'.*UTF-8") as caught,
+    ):
+        harness.read_all()
+
+    assert caught.value.code is ErrorCode.UNREADABLE_INPUT
+
+
+def test_rows_whose_text_is_no_utf8_can_be_diverted(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    text = text_of(*[b"\xff" if n in (3, 8) else b"ok" for n in range(10)])
+    nested = pa.StructArray.from_arrays([text_of(*[b"ok"] * 9, b"\xc3")], names=["x"])
+    table = pa.table({"n": list(range(10)), "s": text, "t": nested})
+    pq.write_table(table, path, row_group_size=4)
+
+    with a_harness(path, on_bad="divert") as harness:
+        harness.read_all()
+
+        assert [row["n"] for row in harness.rows()] == [0, 1, 2, 4, 5, 6, 7]
+        bad = harness.rows(BAD)
+    assert [(row["path"], row["line"]) for row in bad] == [
+        ("a.parquet", 4),
+        ("a.parquet", 9),
+        ("a.parquet", 10),
+    ]
+    assert bad[0]["error"] == "column 's' holds text that is no UTF-8"
+    assert bad[2]["error"] == "column 't' holds text that is no UTF-8"
+
+
+def test_times_with_and_without_a_zone_do_not_mix(tmp_path: Path) -> None:
+    for name, zone in (("a", "UTC"), ("b", None)):
+        times = pa.array([0], pa.timestamp("us", zone))
+        pq.write_table(pa.table({"t": times}), tmp_path / f"{name}.parquet")
+
+    with (
+        a_harness(tmp_path / "*.parquet") as harness,
+        pytest.raises(SchemaError, match=r"b\.parquet has other columns.*'t' is timestamp"),
+    ):
+        harness.read_all()
+
+
+def test_zones_of_other_names_are_the_same_instants(tmp_path: Path) -> None:
+    for name, zone in (("a", "UTC"), ("b", "Europe/Berlin")):
+        times = pa.array([0], pa.timestamp("us", zone))
+        pq.write_table(pa.table({"t": times}), tmp_path / f"{name}.parquet")
+
+    with a_harness(tmp_path / "*.parquet") as harness:
+        harness.read_all()
+
+        assert len({row["t"] for row in harness.rows()}) == 1
+
+
+@pytest.mark.parametrize("names", [("n", "s"), ("s",), ("l",)])
+def test_the_columns_of_a_row_group_are_fetched_with_one_request(
+    names: tuple[str, ...],
+) -> None:
+    columns = {"n": range(9), "x": range(9), "s": ["a"] * 9, "l": [[1, 2]] * 9}
+    table = pa.table({name: list(values) for name, values in columns.items()})
+    out = pa.BufferOutputStream()
+    pq.write_table(table, out, row_group_size=3)
+    data = out.getvalue().to_pybytes()
+    store = FaultyStore(MemoryStore({"a.parquet": data}))
+    schema = pa.schema([table.schema.field(name) for name in names])
+    format_ = ParquetFormat(schema, ignores_extra=True)
+    file = SourceFile(store, "a.parquet", len(data))
+
+    pieces = list(format_.read(file, FileOffset(len(data)), 3))
+
+    batches: list[Any] = [batch for piece in pieces for batch in piece.rows]
+    rows = pa.Table.from_batches(batches)
+    assert rows.to_pydict() == table.select(list(names)).to_pydict()
+    assert len(store.calls) == 1 + 3  # the footer, and each row group
