@@ -53,7 +53,7 @@ class FilePattern:
         return f"{self.root.rstrip('/')}/{pattern}"
 
     def has_folder(self) -> bool:
-        """Return whether the root folder exists; opening its store would create it."""
+        """Return whether the root folder exists; a store without it looks like an empty one."""
         scheme, _, path = self.root.partition("://")
         return scheme != "file" or Path(unquote(path)).is_dir()
 

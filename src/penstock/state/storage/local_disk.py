@@ -11,8 +11,10 @@ flush.)
     {root}/{path}             whole objects
 
 A writer holds a lock on its staging file. A staging file that no process has locked is a
-leftover of a dead process, and is removed when a store is next opened. Folders that become
-empty are removed.
+leftover of a dead process: the first write of each store removes it. Who only reads makes,
+changes and removes nothing, not even the folder. Staging never leads through a link, and only
+regular files with a token as their name are taken for leftovers. Folders that become empty are
+removed.
 
 An object `a` and an object `a/b` cannot both exist here, as they could in S3. Deletes are
 not flushed: after a power cut a deleted object may be back.
@@ -21,6 +23,8 @@ not flushed: after a power cut a deleted object may be back.
 import errno
 import fcntl
 import os
+import re
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -69,15 +73,25 @@ def staged_file(folder: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
 
 
 def remove_leftover(path: Path) -> None:
-    """Remove a staging file unless a process has locked it; a file that stays does no harm."""
-    with suppress(OSError), path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
+    """Remove a staging file unless a process has locked it; a file that stays does no harm.
+
+    Links and whatever else is no regular file are left alone: they were not made by a writer.
+    """
+    with suppress(OSError):
+        # O_NONBLOCK: opening a named pipe would wait for its other end.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        finally:
+            os.close(handle)
 
 
 _Taken = TypeVar("_Taken")
 
 _STAGING = "#staging"
+_TOKEN = re.compile(r"[0-9a-f]{32}")
 
 _FOLDER_RACES = 100
 """How often another process may remove the folder of a write before the write fails."""
@@ -110,7 +124,7 @@ class LocalStore:
     """An `ObjectStore` in a folder. Several processes of one machine may share it."""
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
-        """Open the folder `root`, making it if it is missing.
+        """Open the folder `root`; the first write makes it if it is missing.
 
         Without `durable` nothing is flushed: this is fast, and writes are still atomic if a
         process dies, but not if the machine does.
@@ -119,18 +133,14 @@ class LocalStore:
         self.url = self._root.as_uri()
         self._staging = self._root / _STAGING
         self._durable = durable
+        self._has_written = False
         try:
-            if not self._root.is_dir():
-                self._make_folder(self._root)
-        except NotADirectoryError as error:
-            raise self._not_a_folder() from error
+            places = (self._root, *self._root.parents)
+            found = next(place for place in places if place.exists())
         except OSError as error:
-            raise _refused(StorageCall("make", ".", self.url), error) from error
-        if not self._root.is_dir():
+            raise _refused(StorageCall("open", ".", self.url), error) from error
+        if not found.is_dir():
             raise self._not_a_folder()
-        with suppress(OSError):
-            for path in self._staging.iterdir():
-                remove_leftover(path)
 
     def read(self, path: str) -> bytes | None:
         """Return the whole file, or None."""
@@ -245,10 +255,32 @@ class LocalStore:
     ) -> bool:
         """Stage `data` and name it with `publish`; return False if the name is taken."""
         try:
+            self._prepare_staging(call)
             with staged_file(self._staging, data, durable=self._durable) as staged:
                 return self._publish(call, staged, publish)
         except OSError as error:
             raise _refused(call, error) from error
+
+    def _prepare_staging(self, call: StorageCall) -> None:
+        """Refuse a staging folder that leads elsewhere; before the first write, clear it."""
+        try:
+            found = self._staging.lstat().st_mode
+        except FileNotFoundError:
+            found = None
+        if found is not None and not stat.S_ISDIR(found):
+            raise call.refused(
+                f"{_STAGING!r} there is not a folder but a link or a file, and writes would go "
+                "elsewhere: remove it"
+            )
+        if self._has_written:
+            return
+        if found is None:
+            self._make_folder(self._root)
+        else:
+            for path in self._staging.iterdir():
+                if _TOKEN.fullmatch(path.name):
+                    remove_leftover(path)
+        self._has_written = True
 
     def _publish(
         self, call: StorageCall, file: Path, publish: Callable[[Path, Path], None]

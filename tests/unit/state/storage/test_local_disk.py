@@ -156,6 +156,7 @@ def test_opening_a_store_disturbs_nobody_who_writes(tmp_path: Path) -> None:
 
 def test_a_removed_root_is_made_again(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "root")
+    store.put("x", b"1")
     shutil.rmtree(tmp_path / "root")
     assert store.read("a") is None
     assert list(store.list("")) == []
@@ -229,7 +230,7 @@ def test_a_read_only_store_can_be_read_and_says_so_when_written(tmp_path: Path) 
             lambda: store.put("a/b", b"y"),
             lambda: store.create("c", b"y"),
             lambda: store.delete("a/b"),
-            lambda: LocalStore(folder / "new"),
+            lambda: LocalStore(folder / "new").put("a", b"y"),
         ):
             with pytest.raises(StorageError) as caught:
                 call()

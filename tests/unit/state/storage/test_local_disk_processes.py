@@ -67,6 +67,7 @@ def test_a_killed_writer_leaves_whole_objects_only(
         assert is_whole(store, path, int(path.removeprefix("objects/")))
     assert any(is_whole(store, "latest", number) for number in range(len(kept)))
     assert {info.path for info in store.list("")} == kept | {"latest"}
+    store.put("latest", b"")
     assert list((tmp_path / "#staging").iterdir()) == []
 
 
@@ -74,7 +75,7 @@ def is_whole(store: ObjectStore, path: str, number: int) -> bool:
     return store.read(path) == number.to_bytes(4) * 500_000
 
 
-def test_opening_a_store_removes_what_dead_writers_left_and_spares_the_living(
+def test_the_first_write_of_a_store_removes_what_dead_writers_left_and_spares_the_living(
     tmp_path: Path,
 ) -> None:
     staging = tmp_path / "#staging"
@@ -82,13 +83,15 @@ def test_opening_a_store_removes_what_dead_writers_left_and_spares_the_living(
     held = Path(hear(writer))
     assert held.parent == staging
 
-    LocalStore(tmp_path)
+    LocalStore(tmp_path).put("a", b"1")
     assert held.read_bytes() == b"half"
 
     end(writer, kill=True)
     store = LocalStore(tmp_path)
+    assert held.exists()
+    store.put("a", b"2")
     assert not held.exists()
-    assert list(store.list("")) == []
+    assert [info.path for info in store.list("")] == ["a"]
 
 
 def test_unfinished_files_are_never_listed(tmp_path: Path) -> None:
