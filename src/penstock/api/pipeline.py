@@ -28,7 +28,7 @@ from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.physical import compile_graph, describe_plan
 from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
-from penstock.state.storage.object_store import ObjectStore
+from penstock.state.storage.urls import StorePlace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -175,7 +175,7 @@ class Pipeline:
     @renamed(shows_logs="show_logs")
     def run(
         self,
-        checkpoint: str | ObjectStore,
+        checkpoint: StorePlace,
         *,
         master: str | None = None,
         session: "SparkSession | None" = None,
@@ -207,7 +207,7 @@ class Pipeline:
         self,
         streams: "DataFrame | Mapping[str, DataFrame]",
         *,
-        checkpoint: str | ObjectStore,
+        checkpoint: StorePlace,
         query_checkpoint: str,
         trigger: Mapping[str, Any] | None = None,
         **options: Unpack[JobOptions],
@@ -242,7 +242,7 @@ class Pipeline:
 
     def start_attached(
         self,
-        checkpoint: str | ObjectStore,
+        checkpoint: StorePlace,
         *,
         session: "SparkSession",
         **options: Unpack[JobOptions],
@@ -260,7 +260,7 @@ class Pipeline:
         return AttachedJob(self.graph(), self.registry, chosen).start()
 
     def run_in_process(
-        self, checkpoint: str | ObjectStore, **options: Unpack[PacedOptions]
+        self, checkpoint: StorePlace, **options: Unpack[PacedOptions]
     ) -> JobStatus:
         """Run the job here until its data ends, without Spark.
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.core import settings
 from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, UserError
-from penstock.state.storage.urls import open_store
+from penstock.state.storage.urls import expand_home, open_store
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -131,7 +131,7 @@ def _keep(target: Path, data: bytes) -> None:
 def _fetch(url: str, options: Mapping[str, Any]) -> bytes:
     is_path = _SCHEME.match(url) is None
     if is_path or url.startswith("file:"):
-        path = Path(url if is_path else unquote(urlsplit(url).path)).expanduser()
+        path = expand_home(url if is_path else unquote(urlsplit(url).path))
         data = path.read_bytes() if path.is_file() else None
     else:
         folder, _, name = url.rpartition("/")

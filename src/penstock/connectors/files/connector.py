@@ -8,6 +8,7 @@ The reading itself is in `source`, the writing in `sink`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec, Plain
-from penstock.state.storage.urls import absolute_url
+from penstock.state.storage.urls import absolute_url, to_url
 
 _ENDINGS: Mapping[str, FormatName] = {
     ".parquet": "parquet",
@@ -35,14 +36,14 @@ _MIN_DISCOVER_MICROS = 1_000
 
 
 def files(
-    path: str,
+    path: str | PathLike[str],
     format: FormatName | None = None,  # noqa: A002 (what users call it everywhere)
     *,
     schema: StreamSchema | pa.Schema | None = None,
     discover: bool | DurationLike = False,
     in_time_order: bool = False,
     on_bad: OnBad = "fail",
-    moved_from: str | None = None,
+    moved_from: str | PathLike[str] | None = None,
     partition_by: Sequence[str] = (),
     target_bytes: int | None = None,
     store_options: Mapping[str, Plain] | None = None,
@@ -68,6 +69,7 @@ def files(
     >>> files("s3://lake/bids/**/*.jsonl", on_bad="divert").format
     'jsonl'
     """
+    path = to_url(path)
     problems = []
     if format is not None and format not in _FORMATS:
         problems.append(f"format {format!r} is unknown{did_you_mean(format, _FORMATS)}")
@@ -100,8 +102,8 @@ def files(
         schema=schema,
         discover_micros=discover_micros,
         in_time_order=in_time_order,
-        diverts_bad=diverts,
-        moved_from=moved_from,
+        bad_to_side=on_bad == "side",
+        moved_from=None if moved_from is None else to_url(moved_from),
         partition_by=partition_by,
         target_bytes=target_bytes,
         store_options=store_options or {},

@@ -31,7 +31,7 @@ from penstock.runtime.driver.policies import (
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.create import probe_store
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.urls import open_store
+from penstock.state.storage.urls import StorePlace, to_store
 
 _LOCAL_EPOCH_MICROS = 1_000_000
 _REMOTE_EPOCH_MICROS = 10_000_000
@@ -64,8 +64,8 @@ class PacedOptions(JobOptions, total=False):
 class RunOptions:
     """The arguments of one run of a job. The public functions have parameters of these names."""
 
-    checkpoint: str | ObjectStore
-    """A URL, or an open store."""
+    checkpoint: StorePlace
+    """A URL, a path, or an open store."""
     restore: int | str | None = None
     allow_dropped_state: bool = False
     on_status: Callable[[JobStatus], None] | None = None
@@ -105,8 +105,7 @@ class RunOptions:
 
     def open_store(self, job: JobId) -> ObjectStore:
         """Open the store, and check that a job can keep its checkpoints there."""
-        found = self.checkpoint
-        store = open_store(found) if isinstance(found, str) else found
+        store = to_store(self.checkpoint)
         probe_store(store, job, new_token())
         return store
 

@@ -2,8 +2,8 @@
 
 | URL                                | store                                             |
 |------------------------------------|---------------------------------------------------|
-| `file:///folder`, `file:folder`    | that folder of this machine, made if missing      |
-| `folder`, `./folder`, `~/folder`   | the same, without `%` escapes                     |
+| `file:///folder`, `file:folder`    | that folder of this machine, made when written to |
+| `folder`, `./folder`, `~/folder`   | the same, without `%` escapes; also as a `Path`   |
 | `memory:name`                      | shared in this process by all that use the name   |
 | `memory:`                          | a new private one                                 |
 | `s3://bucket/prefix`               | Amazon S3 and stores with its protocol            |
@@ -12,8 +12,9 @@
 """
 
 import re
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from penstock.errors import ErrorCode, SettingsError, UserError
@@ -31,7 +32,36 @@ _ALLOWED = (
 )
 
 
-def open_store(url: str, **options: Any) -> ObjectStore:
+StorePlace: TypeAlias = str | PathLike[str] | ObjectStore
+"""What names a store to users: a URL, a path, or an open store."""
+
+
+def to_store(place: StorePlace, **options: Any) -> ObjectStore:
+    """Return the store that was given, or open the one that a URL or path names."""
+    if isinstance(place, str | PathLike):
+        return open_store(place, **options)
+    if isinstance(place, ObjectStore):
+        return place
+    raise UserError(
+        f"{place!r} names no store: {_ALLOWED}, or give an open store",
+        code=ErrorCode.INVALID_URL,
+    )
+
+
+def to_url(place: str | PathLike[str]) -> str:
+    """Return the text of a URL or path; a `Path` is never taken for a URL.
+
+    >>> to_url("s3://bucket"), to_url(Path("a/b")), to_url(Path("s3:odd"))
+    ('s3://bucket', 'a/b', './s3:odd')
+    """
+    text = fspath(place)
+    if isinstance(text, str):
+        is_path = not isinstance(place, str)
+        return f"./{text}" if is_path and _SCHEME.fullmatch(text) else text
+    raise UserError(f"{place!r} names no store: {_ALLOWED}", code=ErrorCode.INVALID_URL)
+
+
+def open_store(url: str | PathLike[str], **options: Any) -> ObjectStore:
     """Open the store that a URL names; the options depend on its kind.
 
     Folders take `durable=False` (do not flush to the disk), buckets the options that the
@@ -44,6 +74,7 @@ def open_store(url: str, **options: Any) -> ObjectStore:
     >>> open_store("memory:doctest-of-open-store").read("a/b")
     b'first'
     """
+    url = to_url(url)
     path = _folder_path(url)
     if path is not None:
         durable = options.pop("durable", True)
@@ -104,7 +135,19 @@ def _folder_path(url: str) -> Path | None:
         path = unquote(folder[1])
     if not path or "\0" in path:
         raise UserError(f"{path!r} names no store: {_ALLOWED}", code=ErrorCode.INVALID_URL)
-    return Path(path).expanduser()
+    return expand_home(path)
+
+
+def expand_home(path: str) -> Path:
+    """Return a path with the home folder in the place of a '~' at its start."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"{path!r} begins with the home folder of a user that this machine does not know: "
+            "write the folder out, or begin with './' if its name has a '~'",
+            code=ErrorCode.INVALID_URL,
+        ) from error
 
 
 def _refuse_options(what: str, options: dict[str, Any]) -> None:

@@ -60,6 +60,27 @@ def test_a_tilde_is_the_home_of_the_user(
     assert put_and_find(open_store("~/state"), tmp_path / "state" / "x")
 
 
+def test_the_home_of_a_user_that_does_not_exist_is_refused_with_an_explanation() -> None:
+    for use in (open_store, urls.absolute_url):
+        with pytest.raises(UserError, match="this machine does not know") as caught:
+            use("~no-such-user/x")
+        assert caught.value.code is ErrorCode.INVALID_URL
+
+
+def test_a_path_object_opens_its_folder_even_if_it_looks_like_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert put_and_find(open_store(tmp_path / "a b%20"), tmp_path / "a b%20" / "x")
+    assert put_and_find(open_store(Path("s3:x")), tmp_path / "s3:x" / "x")
+    given = MemoryStore()
+    assert urls.to_store(given) is given
+    assert urls.to_store(tmp_path / "b").url == f"file://{tmp_path}/b"
+    for wrong in (None, 5, b"bytes"):
+        with pytest.raises(UserError, match="names no store"):
+            urls.to_store(wrong)  # type: ignore[arg-type]
+
+
 def test_escapes_count_in_a_url_and_not_in_a_path(tmp_path: Path) -> None:
     assert put_and_find(open_store(f"file://{tmp_path}/a%20b"), tmp_path / "a b" / "x")
     assert put_and_find(open_store(f"{tmp_path}/c%20d"), tmp_path / "c%20d" / "x")
