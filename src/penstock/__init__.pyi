@@ -6,9 +6,9 @@ from .api.stream import Stream as Stream
 from .api.windowing import session as session
 from .api.windowing import sliding as sliding
 from .api.windowing import tumbling as tumbling
-from .connectors.files.commit import CommittedFile as CommittedFile
-from .connectors.files.commit import committed_files as committed_files
-from .connectors.files.commit import read_committed as read_committed
+from .connectors.files.committed import CommittedFile as CommittedFile
+from .connectors.files.committed import committed_files as committed_files
+from .connectors.files.committed import read_committed as read_committed
 from .connectors.files.connector import files as files
 from .connectors.impulse import impulse as impulse
 from .connectors.memory import list_sink as list_sink

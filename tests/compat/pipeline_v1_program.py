@@ -31,6 +31,7 @@ from penstock.operators import (
     keyed_table,
     time_keyed_table,
 )
+from penstock.state.storage.urls import open_store
 from tests.builders.aggregated_rows import fold
 
 JOB = "pipeline-v1"
@@ -350,7 +351,7 @@ def final_rows(outputs: str | Path) -> dict[str, list[Row]]:
     """
     found: dict[str, list[Row]] = {}
     for sink in SINKS:
-        rows: list[Row] = pen.read_committed(f"{outputs}/{sink}").to_pylist()
+        rows: list[Row] = pen.read_committed(open_store(f"{outputs}/{sink}")).to_pylist()
         if sink == "spent-out":
             found["spent-expired"] = _comparable(
                 {"user": row["user"], **row["before"]}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 
 import penstock as pen
-from penstock.connectors.files.commit import committed_files
+from penstock.connectors.files.committed import committed_files
 from penstock.errors import FencedError, PenstockError
 from penstock.testing import (
     STORAGE_FAULTS,

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import penstock as pen
-from penstock.connectors.files.commit import (
+from penstock.connectors.files.committed import (
     CommittedEpoch,
     EpochRange,
     committed_files,
@@ -18,7 +18,13 @@ from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import CUT, EOF, LocalJob, ScriptedSource
-from tests.builders.files_job import ROUNDS, FilesJob, parts_in, paths_in
+from tests.builders.files_job import (
+    ROUNDS,
+    FilesJob,
+    as_list_of_version_1,
+    parts_in,
+    paths_in,
+)
 
 
 def a_list(
@@ -202,7 +208,8 @@ def test_lists_of_before_restores_were_told_are_read() -> None:
         text = job.inner.read(path)
         assert text is not None
         assert b'"abandoned": []' in text
-        job.inner.put(path, text.replace(b',\n "abandoned": []', b""))
+        old = as_list_of_version_1(text)
+        job.inner.put(path, old.replace(b',\n "abandoned": []', b""))
     assert rows_of(job) == whole
     job.run(restore=1)
     assert rows_of(job) == whole

@@ -34,7 +34,7 @@ def test_a_restore_names_the_epochs_whose_output_has_left(
     job.run(restore=1)
     [text] = warnings_of(caplog)
     assert "epoch 1 of job files is restored" in text
-    assert "epoch(s) 2 to 3 are abandoned" in text
+    assert "epoch(s) 2 to 4 are abandoned" in text
     assert "by its sinks 'out'" in text
     assert "cannot be taken back" in text
     assert caplog.records[-1].levelno == logging.WARNING
@@ -78,4 +78,4 @@ def test_an_epoch_that_cannot_be_read_is_named_too(
     job.job.store.put(paths.manifest_path(ref), b"damaged")
     job.run(restore=1)
     [text] = warnings_of(caplog)
-    assert "2 to 3 are abandoned" in text
+    assert "2 to 4 are abandoned" in text

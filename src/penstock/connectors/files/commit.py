@@ -10,10 +10,10 @@ while its final one is there was copied before. Staged files are removed last, a
 this epoch: the files of acknowledged epochs have their final names by then, and files of other
 attempts at these epochs are not needed.
 
-`StagedParts` travels as commit data, in the checkpoint. `CommittedEpoch` is a JSON object
-beside the output, created once, after all files it lists. So a reader that follows the lists,
-as `committed_files` and `read_committed` do, sees neither a part of an epoch nor one that was
-not acknowledged.
+`StagedParts` travels as commit data, in the checkpoint. `CommittedEpoch` (in `committed`) is a
+JSON object beside the output, created once, after all files it lists. So a reader that follows
+the lists, as `committed_files` and `read_committed` do, sees neither a part of an epoch nor one
+that was not acknowledged.
 
 A restore goes back to an older epoch, and the epochs after it are abandoned: their rows come
 again under new numbers. Nothing is written at the restore itself. The first epoch after it
@@ -32,37 +32,34 @@ commits them.
 """
 
 import logging
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from penstock.connectors.files.committed import (
+    CommittedEpoch,
+    EpochRange,
+    ListedFile,
+    decode_list,
+    encode_list,
+    format_checksum,
+    schema_hash_of,
+    schema_of,
+)
 from penstock.connectors.files.formats import OutputFormat
-from penstock.connectors.files.jsonl import from_json_lines
 from penstock.connectors.files.names import (
     COMMITTED,
     Partition,
-    add_partition,
     read_record_name,
     read_staged_name,
     record_path,
     staging_folder,
 )
-from penstock.core.ids import Epoch, TaskInfo, checksum_of
+from penstock.core.ids import Epoch, TaskInfo
 from penstock.errors import CorruptStateError, ErrorCode, StorageError, UnknownOutcomeError
 from penstock.operators.context import CommitContext, OperatorContext
 from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.urls import open_store
-
-EpochRange: TypeAlias = tuple[int, int]
-"""The epochs `[start, end)`."""
-
-_Record = TypeVar("_Record")
 
 
 class StagedFile(msgspec.Struct, frozen=True):
@@ -89,69 +86,22 @@ class StagedParts(msgspec.Struct, frozen=True):
     """As in `CommittedEpoch`."""
 
 
-class ListedFile(msgspec.Struct, frozen=True):
-    """One file of a committed epoch."""
-
-    path: str
-    rows: int
-    bytes: int
-    checksum: str
-    """XXH3 with 64 bits, in hexadecimal digits."""
-    partition: Partition = ()
-
-
-class CommittedEpoch(msgspec.Struct, frozen=True, kw_only=True):
-    """All files that one sink committed in one epoch."""
-
-    version: int = 1
-    job: str
-    identity: str
-    """Differs from that of another job of the same name."""
-    operator: str
-    epoch: int
-    format: OutputFormat
-    schema: str
-    schema_hash: str
-    partition_by: tuple[str, ...]
-    rows: int
-    bytes: int
-    files: tuple[ListedFile, ...]
-    abandoned: tuple[EpochRange, ...] = ()
-    """Earlier epochs of the job whose files are no part of the output, because of restores."""
-
-
 def decode_staged(
     of_subtask: Mapping[int, bytes], epoch: Epoch, ctx: CommitContext
 ) -> list[StagedParts]:
     """Return what the subtasks staged in an epoch, from their commit data."""
-    where = f"the commit data of {ctx.task.operator!r} in epoch {epoch}"
-    return [_decode(of_subtask[i], StagedParts, where) for i in sorted(of_subtask)]
-
-
-def _decode(data: bytes, kind: type[_Record], where: str) -> _Record:
     try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        return [
+            msgspec.json.decode(of_subtask[index], type=StagedParts)
+            for index in sorted(of_subtask)
+        ]
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptStateError(
-            f"{where} is not what a files sink writes there: {error}. Restore the object if "
-            "something changed it; nothing was changed now",
+            f"the commit data of {ctx.task.operator!r} in epoch {epoch} is not what a files "
+            f"sink writes there: {error}. Restore the object if something changed it; nothing "
+            "was changed now",
             code=ErrorCode.UNDECODABLE,
         ) from error
-
-
-def schema_text(schema: pa.Schema) -> str:
-    """Return a schema as text that `schema_of` understands."""
-    return b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
-
-
-def schema_of(text: str) -> pa.Schema:
-    """Return the schema that a text holds."""
-    return pa.ipc.read_schema(pa.py_buffer(b64decode(text)))
-
-
-def format_checksum(checksum: int) -> str:
-    """Return a checksum as text."""
-    return f"{checksum:016x}"
 
 
 _log = logging.getLogger(__name__)
@@ -162,9 +112,6 @@ def commit_files(
 ) -> None:
     """Make an acknowledged epoch's files visible: all of them, once."""
     first, staged = parts[0], [file for part in parts for file in part.files]
-    columns = "\n".join(
-        f"{field.name}: {field.type} {field.nullable}" for field in schema_of(first.schema)
-    )
     record = CommittedEpoch(
         job=str(ctx.task.job),
         identity=str(ctx.identity),
@@ -172,7 +119,7 @@ def commit_files(
         epoch=int(epoch),
         format=first.format,
         schema=first.schema,
-        schema_hash=format_checksum(checksum_of(columns.encode())),
+        schema_hash=schema_hash_of(schema_of(first.schema)),
         partition_by=first.partition_by,
         rows=sum(file.rows for file in staged),
         bytes=sum(file.bytes for file in staged),
@@ -181,21 +128,37 @@ def commit_files(
     )
     path = record_path(epoch, ctx.task.operator)
     listed = store.read(path)
+    if listed is None and not staged and not _ends_range(record) and _has_list(store, ctx):
+        # The last epoch of a job, without rows: earlier lists tell the columns already.
+        return
     if listed is None:
         for file in staged:
             _place(store, file)
-        # People read the list too.
-        data = msgspec.json.format(msgspec.json.encode(record), indent=1)
-        listed = create_own(store, path, data)
-    where = f"{path!r} of {store.url}"
-    if listed is not None and _decode(listed, CommittedEpoch, where) != record:
+        listed = create_own(store, path, encode_list(record))
+    if listed is not None and not _is_list_of(record, decode_list(listed, path, store.url)):
         raise CorruptStateError(
-            f"{where} lists other files than epoch {record.epoch} of job "
+            f"{path!r} of {store.url} lists other files than epoch {record.epoch} of job "
             f"{record.job!r} staged. Nothing was changed. {_ADVICE}",
             code=ErrorCode.FOREIGN_OBJECT,
             path=path,
         )
     tidy_staging(store, ctx.task, record.epoch, staged)
+
+
+def _ends_range(record: CommittedEpoch) -> bool:
+    """Tell whether this list is the first that names some abandoned epochs."""
+    return any(end == record.epoch for _, end in record.abandoned)
+
+
+def _has_list(store: ObjectStore, ctx: CommitContext) -> bool:
+    """Tell whether the sink has a list of any epoch."""
+    names = (read_record_name(info.path) for info in store.list(COMMITTED))
+    return any(name is not None and name[1] == ctx.task.operator for name in names)
+
+
+def _is_list_of(record: CommittedEpoch, found: CommittedEpoch) -> bool:
+    """Tell whether a list holds the same, perhaps in the form of an earlier version."""
+    return msgspec.structs.replace(found, version=record.version) == record
 
 
 def _place(store: ObjectStore, file: StagedFile) -> None:
@@ -256,6 +219,29 @@ def tidy_staging(
         )
 
 
+def warn_of_lost_output(store: ObjectStore, listed: Epoch, task: TaskInfo) -> None:
+    """Warn if the list of an epoch that was committed in this run is gone.
+
+    It is no error, because who has taken the output over may remove old epochs.
+    """
+    path = record_path(listed, task.operator)
+    try:
+        is_there = store.size(path) is not None
+    except StorageError:
+        return
+    if not is_there:
+        _log.warning(
+            "%r is gone from %s, where this job had written it: output was removed while the "
+            "job runs. Rows of epoch %s and of those before it may be missing there, and are "
+            "not written again. Put the files back, or go back to an earlier epoch (restore=) "
+            "to have the rows written again",
+            path,
+            store.url,
+            listed,
+            extra={"job": str(task.job), "operator": str(task.operator), "epoch": listed},
+        )
+
+
 ABANDONED = "abandoned"
 """The table of abandoned epochs: its keys are the ends of the ranges, its values their starts."""
 
@@ -273,121 +259,3 @@ def find_abandoned(ctx: OperatorContext) -> tuple[EpochRange, ...]:
         if ctx.task.subtask.index == 0:
             table.insert(end, start)
     return tuple(sorted(known))
-
-
-def drop_abandoned(records: Iterable[CommittedEpoch]) -> list[CommittedEpoch]:
-    """Return the lists that the newest one of their job descends from, in order of epoch.
-
-    Pure. The ranges of a list count unless the list is abandoned itself: a later restore may
-    have gone back to epochs that an earlier one had abandoned.
-    """
-    abandoned: dict[tuple[str, str], set[EpochRange]] = {}
-    kept = []
-    for record in sorted(records, key=lambda record: record.epoch, reverse=True):
-        ranges = abandoned.setdefault((record.job, record.identity), set())
-        if not any(start <= record.epoch < end for start, end in ranges):
-            ranges.update(record.abandoned)
-            kept.append(record)
-    return sorted(kept, key=lambda record: (record.epoch, record.operator))
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedFile:
-    """One file of a committed epoch."""
-
-    path: str
-    """Relative to the sink's folder."""
-    epoch: int
-    operator: str
-    row_count: int
-    size_bytes: int
-    partition: Mapping[str, str | None]
-    """The values of the partition columns, as text."""
-    schema_hash: str
-    """Equal for files of the same columns and types."""
-
-
-def committed_files(
-    url: str | ObjectStore,
-    *,
-    since_epoch: int = 0,
-    store_options: Mapping[str, Any] | None = None,
-) -> list[CommittedFile]:
-    """Return the files of all committed epochs from `since_epoch` on, in order of epoch.
-
-    `url` is the folder given to the sink. Any engine may read the files; for a folder of
-    this machine: `polars.read_parquet([f"out/{file.path}" for file in committed_files("out")])`.
-    """
-    return [
-        CommittedFile(
-            file.path,
-            record.epoch,
-            record.operator,
-            file.rows,
-            file.bytes,
-            dict(zip(record.partition_by, file.partition, strict=True)),
-            record.schema_hash,
-        )
-        for _, record, file in _list_files(url, since_epoch, store_options)
-    ]
-
-
-def read_committed(
-    url: str | ObjectStore,
-    *,
-    since_epoch: int = 0,
-    store_options: Mapping[str, Any] | None = None,
-) -> pa.Table:
-    """Return the rows of all committed epochs from `since_epoch` on, in order of epoch.
-
-    Partition columns are back in their places, and JSON lines in their types. Every file is
-    checked against its checksum. Without a committed epoch the table has no columns.
-    """
-    listed = _list_files(url, since_epoch, store_options)
-    tables = [_read(store, record, file) for store, record, file in listed]
-    return (
-        pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
-    )
-
-
-def _list_files(
-    url: str | ObjectStore, since_epoch: int, options: Mapping[str, Any] | None
-) -> Iterator[tuple[ObjectStore, CommittedEpoch, ListedFile]]:
-    """Yield the files that count in order of epoch, then operator.
-
-    Later lists name the earlier epochs that do not count, so lists before `since_epoch` need
-    not be read.
-    """
-    store = open_store(url, **(options or {})) if isinstance(url, str) else url
-    records = []
-    for info in store.list(COMMITTED):
-        name = read_record_name(info.path)
-        data = None
-        if name is not None and name[0] >= since_epoch:
-            data = store.read(info.path)
-        if data is not None:
-            records.append(_decode(data, CommittedEpoch, f"{info.path!r} of {store.url}"))
-    for record in drop_abandoned(records):
-        for file in record.files:
-            yield store, record, file
-
-
-def _read(store: ObjectStore, record: CommittedEpoch, file: ListedFile) -> pa.Table:
-    data = store.read(file.path)
-    if data is None or format_checksum(checksum_of(data)) != file.checksum:
-        what = "is missing" if data is None else "holds other bytes"
-        raise CorruptStateError(
-            f"{file.path!r} of {store.url} {what}, and epoch {record.epoch} was committed "
-            "with it: something removed or changed it. Restore it, or begin to read at a "
-            "later epoch (since_epoch)",
-            code=ErrorCode.OBJECT_MISSING if data is None else ErrorCode.CHECKSUM_MISMATCH,
-            path=file.path,
-        )
-    schema = schema_of(record.schema)
-    kept = pa.schema([field for field in schema if field.name not in record.partition_by])
-    if record.format == "parquet":
-        # Not `pq.read_table`: a process that exits soon after it sometimes aborts.
-        rows = pq.ParquetFile(pa.BufferReader(data)).read()
-    else:
-        rows = from_json_lines(data, kept)
-    return add_partition(rows, record.partition_by, file.partition, schema)

@@ -102,7 +102,7 @@ def files(
         schema=schema,
         discover_micros=discover_micros,
         in_time_order=in_time_order,
-        bad_to_side=on_bad == "side",
+        diverts_bad=diverts,
         moved_from=None if moved_from is None else to_url(moved_from),
         partition_by=partition_by,
         target_bytes=target_bytes,

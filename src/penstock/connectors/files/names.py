@@ -13,7 +13,7 @@ module also decides which columns may be partitions, and which rows go to which 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -62,6 +62,23 @@ class PartNames:
         )
         final = f"part-{epoch}-{who}"
         return staged, f"{folder}/{final}" if folder else final
+
+
+def is_part_of(
+    path: str,
+    epoch: int,
+    operator: str,
+    extension: str,
+    partition: Mapping[str, str | None],
+) -> bool:
+    """Tell whether a file of this epoch and sink has this final name, in its folder."""
+    folder, _, name = path.rpartition("/")
+    pattern = rf"part-{epoch:010}-{re.escape(operator)}-\d{{3,}}-\d{{3,}}\.{extension}"
+    return (
+        folder == partition_folder(list(partition), tuple(partition.values()))
+        and re.fullmatch(pattern, name) is not None
+        and is_object_path(path)
+    )
 
 
 def staging_folder(job: JobId) -> str:

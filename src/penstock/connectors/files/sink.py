@@ -3,7 +3,8 @@
 Subtasks stage the rows of an epoch as files that no reader looks at. They are durable before
 the epoch is acknowledged, and its commit gives them their final names. `names` has all names,
 `commit` the order of its steps and what a crash between them leads to. An epoch without rows
-writes nothing, unless it is the first after a restore.
+writes nothing, unless it is the first after a restore, or the last of a job that had no row at
+all: so a finished job has at least one list, which tells its columns.
 
     {out}/day=2026-01-01/part-0000000007-hot-000-000.parquet
     {out}/_committed/0000000007-hot.json
@@ -34,9 +35,9 @@ from penstock.connectors.files.commit import (
     commit_files,
     decode_staged,
     find_abandoned,
-    format_checksum,
-    schema_text,
+    warn_of_lost_output,
 )
+from penstock.connectors.files.committed import format_checksum, schema_text
 from penstock.connectors.files.discovery import FilePattern
 from penstock.connectors.files.formats import OutputFormat
 from penstock.connectors.files.jsonl import JsonLinesPart, find_json_problems
@@ -53,7 +54,7 @@ from penstock.connectors.files.names import (
 from penstock.connectors.files.parquet import ParquetPart, find_parquet_problems
 from penstock.core.ids import Epoch, checksum_of
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import CheckpointBarrier
+from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop
 from penstock.errors import ErrorCode, SchemaError, StateError, StorageError, UserError
 from penstock.operators.context import (
     ArrowCollector,
@@ -134,6 +135,9 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
         self._open_output = open_output
         self._opened: ObjectStore | None = None
         self._parts: EpochParts | None = None
+        self._has_ended = False
+        self._listed: Epoch | None = None
+        """On the driver: the epoch whose list this instance has seen last."""
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
@@ -168,6 +172,13 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
         self._parts.add(batch)
 
     @override
+    def on_close(
+        self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Remember whether the data has ended: the last epoch may need a list without rows."""
+        self._has_ended = isinstance(final, EndOfData)
+
+    @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -177,7 +188,9 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
         if parts is None or parts.attempt != ctx.attempt:
             # The first epoch after a restore writes its list even without rows: the list is
             # how readers find out which epochs were abandoned.
-            if not any(end == ctx.epoch for _, end in abandoned):
+            is_first = any(end == ctx.epoch for _, end in abandoned)
+            is_last = self._has_ended and ctx.task.subtask.index == 0
+            if not is_first and not is_last:
                 return
             parts = EpochParts(self._store, ctx, ctx.inputs[0].arrow, self.config)
         staged = msgspec.structs.replace(parts.finish(), abandoned=abandoned)
@@ -195,7 +208,10 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
         """Give the files of all subtasks their final names, and list them."""
         parts = decode_staged(commit_data.get(STAGED, {}), epoch, ctx)
         if parts:
+            if self._listed not in (None, epoch):
+                warn_of_lost_output(self._store, self._listed, ctx.task)
             commit_files(self._store, epoch, parts, ctx)
+            self._listed = epoch
 
     @override
     def check_output(self, ctx: StartContext) -> None:

@@ -20,13 +20,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from typing_extensions import override
 
-from penstock.connectors.files.commit import (
-    StagedFile,
-    decode_staged,
-    format_checksum,
-    schema_of,
-    tidy_staging,
-)
+from penstock.connectors.files.commit import StagedFile, decode_staged, tidy_staging
+from penstock.connectors.files.committed import format_checksum, schema_of
 from penstock.connectors.files.sink import EpochParts, FilesSinkConfig, find_format_problems
 from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, checksum_of
