@@ -43,6 +43,7 @@ from .operators.udfs.specs import udf as udf
 from .runtime.driver.decide import JobPhase as JobPhase
 from .runtime.driver.decide import JobStatus as JobStatus
 from .runtime.driver.decide import StopMode as StopMode
+from .runtime.driver.fitness import StartCheck as StartCheck
 from .runtime.driver.policies import restarts as restarts
 from .runtime.driver.policies import retention as retention
 from .runtime.driver.policies import trigger as trigger
@@ -68,6 +69,7 @@ __all__ = [
     "PenstockError",
     "Pipeline",
     "Progress",
+    "StartCheck",
     "StopMode",
     "Stream",
     "StreamSchema",

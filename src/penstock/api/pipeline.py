@@ -4,7 +4,8 @@ A job runs on Spark or in this process, with the same supersteps, state and prot
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -23,12 +24,15 @@ from penstock.operators.registry import Registry
 from penstock.operators.user_functions import source_spec
 from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.driver.fitness import StartCheck
 from penstock.runtime.driver.options import JobOptions, PacedOptions, RunOptions
+from penstock.runtime.driver.start import preview_start
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.physical import compile_graph, describe_plan
 from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
-from penstock.state.storage.urls import StorePlace
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.storage.urls import StorePlace, to_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,13 +47,23 @@ def run_in_process(
 
     The tasks run one after the other in this process. A failure that does not pass is raised.
     """
-    store, epochs, settings = options.open_store(graph.job), options.epochs, current()
+    store, epochs = options.open_store(graph.job), options.epochs
+    with _in_process(graph, registry, options, store) as environment:
+        return options.driver(environment).run(restore=epochs)
+
+
+@contextmanager
+def _in_process(
+    graph: LogicalGraph, registry: Registry, options: RunOptions, store: ObjectStore
+) -> Iterator[JobEnvironment]:
+    """Yield what a driver in this process works with."""
+    settings = current()
     with tempfile.TemporaryDirectory(prefix="penstock-cache-") as folder:
         root = Path(settings.cache_root or folder)
         cache = FileCache(root, limit_bytes=settings.cache_limit_bytes)
         budget = settings.memory_budget_bytes
         worker = Worker(store, cache, registry, options.clock, memory_budget_bytes=budget)
-        environment = JobEnvironment(
+        yield JobEnvironment(
             graph,
             store,
             cache,
@@ -58,7 +72,6 @@ def run_in_process(
             options.clock,
             options.driver_settings(),
         )
-        return options.driver(environment).run(restore=epochs)
 
 
 _FORMATS = ("text", "mermaid", "json")
@@ -268,6 +281,25 @@ class Pipeline:
         """
         chosen = RunOptions.of("run_in_process", options, checkpoint=checkpoint)
         return run_in_process(self.graph(), self.registry, chosen)
+
+    def check(self, checkpoint: StorePlace, **options: Unpack[PacedOptions]) -> StartCheck:
+        """Say what `run` with the same arguments would do to the job's state, and do nothing.
+
+        It says of each table of each step whether it is kept, migrated, starts empty, is
+        dropped, or is why the job would be refused. A job that runs is not disturbed.
+
+        >>> import penstock as pen
+        >>> p = pen.Pipeline("p")
+        >>> p.read("numbers", pen.list_source([{"n": 1}])).write("out", pen.blackhole())
+        >>> print(p.check("memory:"))
+        job 'p' would start empty: there is no checkpoint of it
+          numbers  starts empty  read positions
+        The job would start. Nothing was changed.
+        """
+        chosen = RunOptions.of("check", options, checkpoint=checkpoint)
+        graph, store = self.graph(), to_store(checkpoint)
+        with _in_process(graph, self.registry, chosen, store) as environment:
+            return preview_start(environment, chosen.epochs)
 
     def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
         """Show how the pipeline will run: supersteps as text, or the graph as a drawing.

@@ -21,6 +21,7 @@ from .context import CommitContext as CommitContext
 from .context import OperatorContext as OperatorContext
 from .context import SourceCollector as SourceCollector
 from .context import SourceContext as SourceContext
+from .context import StartContext as StartContext
 from .operator import ArrowOperator as ArrowOperator
 from .operator import DisplayableOperator as DisplayableOperator
 from .operator import SourceFinishType as SourceFinishType
@@ -62,6 +63,7 @@ __all__ = [
     "SourcePlan",
     "SplitPlan",
     "SplitState",
+    "StartContext",
     "Stop",
     "StreamSchema",
     "TimeDomain",

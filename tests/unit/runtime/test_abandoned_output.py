@@ -6,14 +6,14 @@ import pytest
 
 import penstock as pen
 from penstock.core.ids import Epoch
-from penstock.runtime.driver.start import format_epochs
+from penstock.runtime.driver.restores import format_epochs
 from penstock.state.protocol import paths
 from penstock.state.protocol.records import CheckpointRef
 from penstock.state.protocol.retention import Epochs
 from penstock.testing import CUT, LocalJob, ScriptedSource
 from tests.builders.files_job import FilesJob
 
-NAME = "penstock.runtime.driver.start"
+NAME = "penstock.runtime.driver.restores"
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

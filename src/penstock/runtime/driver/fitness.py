@@ -62,15 +62,17 @@ class StepState:
     table: str | None
     """None if it is about the step as a whole."""
     fate: Fate
-    detail: str
+    detail: str = ""
+    """The reason, or how much there is."""
     advice: str = ""
     """What makes the start possible, if it is refused."""
     code: ErrorCode = ErrorCode.NOT_RESTORABLE
 
     def __str__(self) -> str:
         named = "" if self.table is None else f", {shown_table(self.table)}"
-        text = f"step {self.step!r}{named}: {self.detail}"
-        return f"{text}. To start: {self.advice}" if self.advice else text
+        detail = self.detail or self.fate.value
+        advice = f". To start: {self.advice}" if self.advice else ""
+        return f"step {self.step!r}{named}: {detail}{advice}"
 
 
 def shown_table(table: str) -> str:
@@ -108,8 +110,9 @@ def _of_table(operator: OperatorId, plan: TablePlan, *, allow_dropped: bool) -> 
         advice = _ANEW
     elif plan.fate is TableFate.DROPPED and not allow_dropped:
         fate, advice = Fate.REFUSED, f"declare the table again, or {_LOSES}"
+    detail = "" if fate is Fate.EMPTY else plan.detail
     code = plan.code or ErrorCode.NOT_RESTORABLE
-    return StepState(operator, plan.table, fate, plan.detail, advice, code)
+    return StepState(operator, plan.table, fate, detail, advice, code)
 
 
 def _of_missing(operator: OperatorId, *, allow_dropped: bool) -> StepState:
@@ -211,9 +214,9 @@ def shown_time(micros: int) -> str:
 
 
 def _shown(state: StepState) -> str:
-    table = "" if state.table is None else f"{shown_table(state.table)}: "
+    table = "" if state.table is None else shown_table(state.table)
     advice = f". To start: {state.advice}" if state.advice else ""
-    return f"{table}{state.detail}{advice}"
+    return ": ".join(text for text in (table, state.detail) if text) + advice
 
 
 def misfit_error(

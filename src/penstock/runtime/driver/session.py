@@ -39,7 +39,8 @@ from penstock.runtime.driver.publish import (
     PendingCompactions,
     frontier_of,
 )
-from penstock.runtime.driver.start import has_finished, read_splits, take_over_job
+from penstock.runtime.driver.restores import has_finished
+from penstock.runtime.driver.start import read_splits, take_over_job
 from penstock.runtime.plan.epoch_plan import EpochPlan, ReadingPlan, SourcePlanner
 from penstock.state.protocol.collection import CollectionDone
 from penstock.state.protocol.publication import CommitPermit, LostEpoch, ReadyCheckpoint

@@ -4,19 +4,17 @@ All that a start can be refused for is found by `inspect_start` before the job i
 that nothing is damaged and a driver that runs is not disturbed: whether the state fits
 (`fitness`), and what sources and sinks themselves have against it. `Pipeline.check` shows the
 same.
-
-A restore cannot take back the output of the epochs that it abandons; a warning names them.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 
 from penstock.core.clock import new_token
 from penstock.core.ids import OperatorId, Subtask, TaskInfo
-from penstock.core.watermark import has_ended
-from penstock.errors import CorruptStateError, ErrorCode, PenstockError, StateError
-from penstock.graph.logical import LogicalGraph, Node
+from penstock.errors import CorruptStateError, PenstockError, StateError
+from penstock.graph.logical import Node
 from penstock.operators.context import StartContext
 from penstock.operators.operator import (
     SPLITS_TABLE,
@@ -31,9 +29,8 @@ from penstock.runtime.driver.fitness import Fate, StartCheck, decide_fates, misf
 from penstock.runtime.driver.outcomes import fenced_error
 from penstock.runtime.driver.policies import is_transient
 from penstock.runtime.driver.publish import CommittingSinks
-from penstock.runtime.plan.epoch_plan import known_inputs
+from penstock.runtime.driver.restores import find_restored, has_finished, warn_of_output
 from penstock.state.checkpoints import JobCheckpoints, Metadata
-from penstock.state.proto import state_pb2
 from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import (
     FIRST_GENERATION,
@@ -42,7 +39,6 @@ from penstock.state.protocol.records import (
     ClaimRecord,
     Fenced,
 )
-from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered, TakenOver
 from penstock.state.tables.table import Frontier, TableEnvironment
@@ -56,6 +52,30 @@ def check_start(
 ) -> None:
     """Refuse a start that cannot work, before the claim fences a driver that can."""
     inspect_start(environment, checkpoints, restore).require()
+
+
+def preview_start(environment: JobEnvironment, restore: Epochs | None) -> StartCheck:
+    """Return what a start would do, as a value: it claims and changes nothing."""
+    checkpoints = environment.open_checkpoints()
+    try:
+        ref = find_restored(environment, checkpoints, restore)
+    except StateError as error:
+        return StartCheck(str(environment.graph.job), None, problems=(error,))
+    check = inspect_start(environment, checkpoints, ref)
+    return replace(check, notes=tuple(_notes(environment, checkpoints, ref)))
+
+
+def _notes(
+    environment: JobEnvironment, checkpoints: JobCheckpoints, restore: CheckpointRef | None
+) -> Iterator[str]:
+    """Yield what else somebody should know before a start."""
+    base, newest = checkpoints.base(restore=restore), checkpoints.newest()
+    if newest is None:
+        return
+    if restore is None and base != newest.ref and base is not None:
+        yield f"epoch {base.epoch} is restored: an earlier start has asked for that"
+    elif base == newest.ref and has_finished(environment.graph, newest):
+        yield "the job has finished: a start changes nothing"
 
 
 def inspect_start(
@@ -159,57 +179,6 @@ def read_splits(
         return dict(manager.get_global_keyed_state(SPLITS_TABLE).items())
 
 
-def warn_of_output(
-    environment: JobEnvironment, checkpoints: JobCheckpoints, plan: RestorePlan
-) -> None:
-    """Name the abandoned epochs whose sinks have committed something. Changes nothing."""
-    epochs = [ref.epoch for ref in plan.abandoned if _has_output(checkpoints, ref)]
-    if not epochs:
-        return
-    sinks = dict.fromkeys(
-        name
-        for name, tables in environment.tables.items()
-        for spec in tables
-        if spec.table_type == state_pb2.GLOBAL_KEYED_TABLE
-        and state_pb2.GlobalKeyedTableConfig.FromString(spec.config).uses_two_phase_commit
-    )
-    _log.warning(
-        "epoch %s of job %s is restored: epoch(s) %s%s are abandoned, and their output has left "
-        "the job by its sinks%s. Files sinks leave it out of their lists from the next committed "
-        "epoch on. What other sinks have passed on cannot be taken back: its rows come again "
-        "with later epochs",
-        plan.ref.epoch,
-        plan.ref.job,
-        format_epochs(epochs),
-        "" if plan.complete else ", and perhaps others whose records are gone,",
-        "".join(f" {name!r}" for name in sinks),
-        extra={"job": str(plan.ref.job), "epoch": int(plan.ref.epoch)},
-    )
-
-
-def format_epochs(epochs: Iterable[int]) -> str:
-    """Return numbers as text, neighbours as ranges.
-
-    >>> format_epochs([5, 4, 3, 7])
-    '3 to 5, 7'
-    """
-    ranges: list[tuple[int, int]] = []
-    for epoch in sorted(epochs):
-        if ranges and epoch == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], epoch)
-        else:
-            ranges.append((epoch, epoch))
-    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges)
-
-
-def _has_output(checkpoints: JobCheckpoints, ref: CheckpointRef) -> bool:
-    """Return whether an epoch had something to commit; True if it cannot be read."""
-    try:
-        return checkpoints.manifest(ref).needs_commit
-    except CorruptStateError:
-        return True
-
-
 def take_over_job(
     environment: JobEnvironment,
     restore: Epochs | None,
@@ -224,11 +193,7 @@ def take_over_job(
     until then the job's driver may go on.
     """
     checkpoints = environment.open_checkpoints()
-    ref = None
-    if restore is not None:
-        plan = checkpoints.plan_restore(restore)
-        _check_goes_on(environment, checkpoints, plan)
-        ref = plan.ref
+    ref = find_restored(environment, checkpoints, restore)
     check_start(environment, checkpoints, ref)
     taken = checkpoints.take_over(restore=ref)
     while isinstance(taken, TakenOver) and isinstance(taken.decision, CommitPermit):
@@ -265,29 +230,6 @@ def _warn_of_skipped(ref: CheckpointRef, failure: PenstockError) -> None:
         failure,
         extra={"job": str(ref.job), "epoch": int(ref.epoch)},
     )
-
-
-def _check_goes_on(
-    environment: JobEnvironment, checkpoints: JobCheckpoints, plan: RestorePlan
-) -> None:
-    """Refuse to go back to a finished epoch: no epoch would follow to record the restore."""
-    ends = has_finished(environment.graph, checkpoints.manifest(plan.ref))
-    if ends and plan.abandoned:
-        raise StateError(
-            f"job {plan.ref.job!r} had ended with epoch {plan.ref.epoch}: no epoch would follow "
-            "it, so going back to it would change nothing. Restore an earlier epoch",
-            code=ErrorCode.NOT_RESTORABLE,
-            job=plan.ref.job,
-            epoch=int(plan.ref.epoch),
-        )
-
-
-def has_finished(graph: LogicalGraph, manifest: CheckpointManifest | None) -> bool:
-    """Return whether a graph has nothing left to do after a checkpoint."""
-    if manifest is None:
-        return False
-    inputs = known_inputs(graph, manifest)
-    return all(has_ended(inputs[node.operator]) for node in graph.nodes if node.inputs)
 
 
 def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
