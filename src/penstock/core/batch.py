@@ -5,16 +5,13 @@ dictionary or plain). Engines choose differently, so layouts are converted silen
 other difference from the declared schema is an error, and the error names all of them.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
 from penstock.core.arrow_types import is_lossless
+from penstock.core.rows import RowsLike, is_column, is_pandas, to_column, to_table
 from penstock.errors import SchemaError, did_you_mean
-
-RowsLike: TypeAlias = Any
-"""A `pyarrow.RecordBatch`, a `pyarrow.Table`, or a Polars `DataFrame`."""
 
 SAMPLE_ROWS = 5
 _SAMPLE_CHARACTERS = 200
@@ -25,21 +22,14 @@ def to_batches(rows: RowsLike, schema: pa.Schema) -> list[pa.RecordBatch]:
 
     A batch that already has the schema, the usual case, costs one comparison of schemas.
     """
-    if isinstance(rows, pa.RecordBatch):
-        if rows.schema is schema or rows.schema.equals(schema):
-            return [rows] if rows.num_rows else []
-        rows = pa.Table.from_batches([rows])
-    elif not isinstance(rows, pa.Table):
-        if not hasattr(rows, "to_arrow"):
-            raise SchemaError(
-                f"expected a pyarrow.RecordBatch, a pyarrow.Table or a polars.DataFrame, got "
-                f"{type(rows).__name__}"
-            )
-        rows = rows.to_arrow()
-    problems = find_differences(rows.schema, schema)
+    is_batch = isinstance(rows, pa.RecordBatch)
+    if is_batch and (rows.schema is schema or rows.schema.equals(schema)):
+        return [rows] if rows.num_rows else []
+    table = to_table(rows, schema)
+    problems = find_differences(table.schema, schema)
     if problems:
         raise SchemaError("; ".join(problems))
-    ordered = rows.select(schema.names).cast(schema)
+    ordered = table.select(schema.names).cast(schema)
     return [batch for batch in ordered.combine_chunks().to_batches() if batch.num_rows]
 
 
@@ -48,15 +38,15 @@ def to_batch(
 ) -> pa.RecordBatch:
     """Return rows as one batch; a record batch is returned as it is.
 
-    From tables and frames only `columns` are taken; None means all columns of the schema.
+    Of `columns` are taken those only, and if it is one column, its values alone will do; None
+    means all columns of the schema.
     """
     if isinstance(rows, pa.RecordBatch):
         return rows
-    wanted = schema if columns is None else pa.schema([schema.field(n) for n in columns])
-    if not isinstance(rows, pa.Table) and hasattr(rows, "to_arrow"):
-        rows = rows.to_arrow()
-    if columns is not None and isinstance(rows, pa.Table):
-        rows = rows.select([name for name in rows.column_names if name in columns])
+    wanted = schema
+    if columns is not None:
+        wanted = pa.schema([schema.field(name) for name in columns])
+        rows = _selected(rows, wanted)
     batches = to_batches(rows, wanted)
     if len(batches) > 1:
         raise SchemaError(
@@ -64,6 +54,26 @@ def to_batch(
             "fewer at a time"
         )
     return batches[0] if batches else pa.RecordBatch.from_pylist([], wanted)
+
+
+def _selected(rows: RowsLike, wanted: pa.Schema) -> RowsLike:
+    """Return rows without their other columns."""
+    if len(wanted) == 1 and is_column(rows):
+        field = wanted.field(0)
+        try:
+            return pa.table({field.name: to_column(rows, field.type)})
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SchemaError(
+                f"column {field.name!r} is no {field.type}: {error}"
+            ) from error
+    if isinstance(rows, Mapping):
+        return {name: values for name, values in rows.items() if name in wanted.names}
+    if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+        return [_selected(row, wanted) for row in rows]
+    if is_pandas(rows):
+        return rows[[name for name in rows.columns if name in wanted.names]]
+    table = to_table(rows, wanted)
+    return table.select([name for name in table.column_names if name in wanted.names])
 
 
 def to_ipc(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> bytes:

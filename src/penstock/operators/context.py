@@ -16,8 +16,9 @@ import pyarrow as pa
 from msgspec.structs import replace
 from typing_extensions import override
 
-from penstock.core.batch import RowsLike, to_batches
+from penstock.core.batch import to_batches
 from penstock.core.ids import Epoch, Generation, OperatorId, TaskInfo, Token
+from penstock.core.rows import RowsLike
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean

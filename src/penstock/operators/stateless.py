@@ -9,7 +9,8 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.batch import RowsLike, find_differences
+from penstock.core.batch import find_differences
+from penstock.core.rows import RowsLike
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction

@@ -29,8 +29,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.arrow_types import Micros, to_micros
-from penstock.core.batch import RowsLike, to_batch, to_batches
+from penstock.core.batch import to_batch, to_batches
 from penstock.core.key_hash import hash_keys
+from penstock.core.rows import InstantsLike, RowsLike, to_instants
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS
 from penstock.errors import ErrorCode, InternalError, UserError
@@ -79,12 +80,13 @@ def micros_in(rows: pa.RecordBatch, name: str) -> Micros:
 
 
 def to_rows(
-    keys: pa.RecordBatch, due_micros: Any, keyed: StreamSchema, *, is_set: bool
+    keys: pa.RecordBatch, due: InstantsLike, keyed: StreamSchema, *, is_set: bool
 ) -> pa.RecordBatch:
     """Return the rows that set or cancel timers, each timer once, with `fires_at` as `due`."""
     schema = timer_schema(keyed)
-    due = pa.array(to_instants(due_micros, keys.num_rows)).view(pa.timestamp("us"))
-    columns = [*keyed.keys_of(keys), due, due, pa.array(np.full(len(due), is_set))]
+    instants = pa.array(due_instants(due, keys.num_rows)).view(pa.timestamp("us"))
+    flags = pa.array(np.full(len(instants), is_set))
+    columns = [*keyed.keys_of(keys), instants, instants, flags]
     named: pa.RecordBatch = pa.RecordBatch.from_arrays(columns, names=schema.names)
     rows = to_batches(named, schema)
     return newest_rows(join_rows(rows)) if rows else named.slice(0, 0)
@@ -123,50 +125,27 @@ def next_instant(micros: int) -> int:
     return min(micros + 1, MAX_MICROS)
 
 
-def to_instants(due_micros: Any, row_count: int) -> Micros:
+def due_instants(given: InstantsLike, row_count: int) -> Micros:
     """Return one instant per row in microseconds: finer timestamps are rounded down."""
-    if isinstance(due_micros, int) and not isinstance(due_micros, bool):
-        if abs(due_micros) > MAX_MICROS:
-            raise _refusal(f"{due_micros} microseconds do not fit 64 bits")
-        return np.full(row_count, due_micros, np.int64)
-    column = _to_arrow(due_micros)
-    if len(column) != row_count:
-        raise _refusal(f"{row_count} keys were given with {len(column)} instants")
+    try:
+        column = to_instants(given, row_count)
+    except ValueError as error:
+        raise _refusal(str(error)) from error
     if column.null_count:
         first = column.is_null().index(True).as_py()
         raise _refusal(f"{column.null_count} instants are null, first in row {first}")
-    if pa.types.is_timestamp(column.type):
-        micros = to_micros(column)
-        if micros is None or (len(micros) and int(micros.min()) < -MAX_MICROS):
-            raise _refusal("an instant is further from 1970 than 2**63 microseconds")
-        return micros
-    if pa.types.is_integer(column.type):
-        try:
-            whole = column.cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            raise _refusal(str(error)) from error
-        return np.asarray(whole.to_numpy(), np.int64)
-    raise _refusal(f"the instants are of type {column.type}")
-
-
-def _to_arrow(values: Any) -> Any:
-    if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks()
-    if isinstance(values, pa.Array):
-        return values
-    if isinstance(values, np.ndarray) and values.ndim == 1:
-        try:
-            return pa.array(values)
-        except pa.ArrowException as error:
-            raise _refusal(str(error)) from error
-    raise _refusal(f"{type(values).__name__} is neither a number nor an array of instants")
+    is_timestamp = pa.types.is_timestamp(column.type)
+    micros = to_micros(column) if is_timestamp else column.to_numpy()
+    if micros is None or (len(micros) and int(micros.min()) < -MAX_MICROS):
+        raise _refusal("an instant is further from 1970 than 2**63 microseconds")
+    return np.asarray(micros, np.int64)
 
 
 def _refusal(problem: str) -> UserError:
     return UserError(
-        f"timers cannot be set or cancelled so: {problem}. Give microseconds since 1970 as one "
-        "number for all keys, or one per key as a NumPy array of whole numbers or an Arrow "
-        "array of int64 or timestamps",
+        f"timers cannot be set or cancelled so: {problem}. Give microseconds since 1970 or a "
+        "datetime for all keys, or one per key as a list, a NumPy array, an Arrow array or a "
+        "Polars series of whole numbers or timestamps",
         code=ErrorCode.INVALID_NUMBER,
     )
 
@@ -231,15 +210,15 @@ class Timers:
         self._recent: list[pa.RecordBatch] = []
         """What was set and cancelled since the last `take_due`."""
 
-    def set(self, keys: RowsLike, due_micros: Any) -> None:
+    def set(self, keys: RowsLike, due_micros: InstantsLike) -> None:
         """Set a timer per row; setting one twice is the same as once.
 
         `keys` holds the key columns of the operator's first input, and perhaps others.
-        `due_micros` is one instant for all of them, or an array with one each.
+        `due_micros` is one instant for all of them, or one each: see `InstantsLike`.
         """
         self._write(keys, due_micros, is_set=True)
 
-    def cancel(self, keys: RowsLike, due_micros: Any) -> None:
+    def cancel(self, keys: RowsLike, due_micros: InstantsLike) -> None:
         """Take back a timer per row; one that is not set is no error."""
         self._write(keys, due_micros, is_set=False)
 
@@ -302,9 +281,9 @@ class Timers:
             start, width = end, width * 16
         return view.min_time(start)
 
-    def _write(self, keys: RowsLike, due_micros: Any, *, is_set: bool) -> None:
+    def _write(self, keys: RowsLike, due: InstantsLike, *, is_set: bool) -> None:
         given = to_batch(keys, self._keyed.arrow, self._keyed.key_columns)
-        rows = to_rows(given, due_micros, self._keyed, is_set=is_set)
+        rows = to_rows(given, due, self._keyed, is_set=is_set)
         if rows.num_rows == 0:
             return
         if self._floor is not None:

@@ -20,14 +20,14 @@ from penstock.core.batch import to_batches
 from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, Idle, Watermark
-from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
+from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import MAIN, Edge, LogicalGraph, Node, OperatorSpec
 from penstock.operators.operator import ArrowOperator, SourceFinishType
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import process_spec
 
 GivenRows: TypeAlias = Any
-"""Columns by name, a list of dictionaries, a record batch, an Arrow table or a Polars frame."""
+"""Rows as operators may emit them (`RowsLike`), or a list of such parts."""
 
 
 def rows_to_batches(rows: GivenRows, schema: pa.Schema) -> list[pa.RecordBatch]:
@@ -39,55 +39,10 @@ def rows_to_batches(rows: GivenRows, schema: pa.Schema) -> list[pa.RecordBatch]:
     >>> rows_to_batches([{"user": "a", "n": 1}], schema)[0].to_pylist()
     [{'user': 'a', 'n': 1}]
     """
-    if isinstance(rows, Mapping):
-        return to_batches(_from_columns(rows, schema), schema)
-    if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
-        return to_batches(rows, schema)
-    if not rows or not all(isinstance(row, Mapping) for row in rows):
+    is_row = [isinstance(row, Mapping) for row in rows] if isinstance(rows, list) else []
+    if not all(is_row):
         return [batch for part in rows for batch in rows_to_batches(part, schema)]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return rows_to_batches(
-        {name: [row.get(name) for row in rows] for name in names}, schema
-    )
-
-
-def _from_columns(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
-    problems = [
-        f"column {name!r} is not in the schema{did_you_mean(name, set(schema.names))}"
-        for name in columns
-        if name not in schema.names
-    ]
-    problems += [
-        f"column {name!r} is missing" for name in schema.names if name not in columns
-    ]
-    arrays: list[Any] = []
-    for field in schema:
-        if field.name in columns:
-            try:
-                arrays.append(_to_array(columns[field.name], field.type))
-            except (pa.ArrowException, TypeError, ValueError) as error:
-                problems.append(f"column {field.name!r} is no {field.type}: {error}")
-    lengths = {len(array) for array in arrays}
-    if len(lengths) > 1:
-        problems.append(f"columns have different lengths: {sorted(lengths)}")
-    if problems:
-        raise SchemaError(
-            f"rows do not fit their schema ({', '.join(schema.names)}): "
-            + "; ".join(problems)
-        )
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _to_array(values: Any, data_type: Any) -> Any:
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values.cast(data_type)
-    if isinstance(values, str | bytes | Mapping):
-        raise TypeError(f"{values!r} is one value; give a list with one per row")
-    listed = list(values)
-    if pa.types.is_timestamp(data_type) and any(isinstance(v, str) for v in listed):
-        texts: Any = pa.array(listed, pa.string())
-        return texts.cast(data_type)
-    return pa.array(listed, data_type)
+    return to_batches(rows, schema)
 
 
 class Emitted:

@@ -71,7 +71,7 @@ def _other_columns(batch: object, ctx: object, collector: ArrowCollector) -> Non
 
 
 def _no_rows(batch: object, ctx: object, collector: ArrowCollector) -> None:
-    collector.collect([{"user": "a"}])
+    collector.collect(["a"])
 
 
 def _unknown_output(batch: pa.RecordBatch, ctx: object, collector: ArrowCollector) -> None:

@@ -99,9 +99,20 @@ def test_every_difference_is_named_at_once() -> None:
         assert part in raised.value.message
 
 
-def test_what_is_no_rows_at_all_is_named() -> None:
-    with pytest.raises(SchemaError, match="got dict"):
-        to_batches({"name": ["a"]}, NAMES)
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ([1, 2], "list of int"),
+        ("rows", "str"),
+        (7, "int"),
+        (None, "NoneType"),
+        (pl.Series([1]), "Series"),
+        (pl.LazyFrame({"n": [1]}), "LazyFrame"),
+    ],
+)
+def test_what_is_no_rows_at_all_is_named(given: Any, named: str) -> None:
+    with pytest.raises(SchemaError, match=f"got {named}$"):
+        to_batches(given, NAMES)
 
 
 def test_a_sample_shows_the_first_rows_and_cuts_long_ones() -> None:

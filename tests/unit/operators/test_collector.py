@@ -85,7 +85,9 @@ def test_rows_of_another_schema_are_refused_with_every_difference() -> None:
 
 
 def test_something_that_is_no_rows_is_refused() -> None:
-    with pytest.raises(SchemaError, match=r"polars\.DataFrame, got list"):
+    with pytest.raises(SchemaError, match=r"Polars or pandas DataFrame.* got list of str"):
+        a_collector().collect(["a"])
+    with pytest.raises(SchemaError, match="column 'n' is missing"):
         a_collector().collect([{"user": "a"}])
 
 

@@ -1,13 +1,16 @@
 """Instants of timers come in many forms; wrong ones are refused with what to give instead."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 
+from penstock.core.watermark import EventTime
 from penstock.errors import SchemaError, UserError
-from penstock.operators.timers import newest_rows, to_instants, to_rows
+from penstock.operators.timers import due_instants, newest_rows, to_rows
 from tests.unit.operators.timer_cluster import INPUT, keys
 
 TWO = [1_000_000, -2_000_000]
@@ -25,36 +28,50 @@ TWO = [1_000_000, -2_000_000]
         pa.array(TWO, pa.timestamp("us")),
         pa.chunked_array([[TWO[0]], [TWO[1]]], pa.int64()),
         pa.array([0, *TWO], pa.timestamp("us")).slice(1),
+        TWO,
+        [datetime.fromtimestamp(second, UTC) for second in (1, -2)],
+        pl.Series(TWO),
+        pl.Series(TWO).cast(pl.Datetime("us")),
     ],
     ids=lambda given: f"{type(given).__name__} {getattr(given, 'type', '')}",
 )
 def test_instants_are_taken_in_every_form(given: Any) -> None:
-    assert to_instants(given, 2).tolist() == TWO
+    assert due_instants(given, 2).tolist() == TWO
 
 
 def test_one_instant_stands_for_all_rows_and_finer_ones_are_rounded_down() -> None:
-    assert to_instants(7, 3).tolist() == [7, 7, 7]
-    assert to_instants(pa.array([1_999, -1], pa.timestamp("ns")), 2).tolist() == [1, -1]
+    noon = datetime(1970, 1, 1, 12, tzinfo=UTC)
+    for one in (
+        7,
+        np.int64(7),
+        EventTime(7),
+        noon,
+        noon.replace(tzinfo=None),
+        np.datetime64("1970-01-01T12"),
+    ):
+        expected = 7 if one in (7, EventTime(7)) else 12 * 3_600_000_000
+        assert due_instants(one, 3).tolist() == [expected] * 3
+    assert due_instants(pa.array([1_999, -1], pa.timestamp("ns")), 2).tolist() == [1, -1]
 
 
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
         (1 << 63, "do not fit 64 bits"),
-        (True, "bool is neither"),
-        (1.5, "float is neither"),
+        (True, "bool is no instant"),
+        (1.5, "float is no instant"),
         (pa.array([1.5, 2.5]), "of type double"),
-        (pa.array([1]), "2 keys were given with 1 instants"),
+        (pa.array([1]), "2 rows were given with 1 instants"),
         (pa.array([1, None]), "1 instants are null, first in row 1"),
         (pa.array([1, 1 << 63], pa.uint64()), "not in range"),
         (pa.array([1 << 62, 1], pa.timestamp("s")), "further from 1970"),
-        (np.array([["x"]], object), "ndarray is neither"),
+        (np.array([["x"]], object), "ndarray holds no instants"),
         (np.array([object(), object()]), "Could not convert"),
     ],
 )
 def test_wrong_instants_are_refused(given: Any, hint: str) -> None:
     with pytest.raises(UserError, match="microseconds since 1970") as caught:
-        to_instants(given, 2)
+        due_instants(given, 2)
     assert hint in caught.value.message
 
 

@@ -16,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.arrow_types import have_same_values, relay, stored_type
+from penstock.core.batch import to_batch
 from penstock.core.hash_kernels import Hashes
 from penstock.core.ids import TaskInfo
 from penstock.core.key_hash import check_key_type, hash_keys
+from penstock.core.rows import RowsLike
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, StateError
 from penstock.state.files.parquet import KEY_HASH, check_storable
@@ -62,6 +64,24 @@ class TypedSchema:
     def stored(self) -> pa.Schema:
         """The columns of a stored row."""
         return pa.schema([*self.stored_columns, *self.own_fields])
+
+    def rows_of(self, rows: RowsLike) -> pa.RecordBatch:
+        """Return rows for the table as one batch; what cannot become rows is refused."""
+        return self._converted(rows, None)
+
+    def key_rows_of(self, keys: RowsLike) -> pa.RecordBatch:
+        """Return keys as one batch; of a table with one key column their values are enough."""
+        return self._converted(keys, self.key_columns)
+
+    def _converted(self, rows: RowsLike, columns: Sequence[str] | None) -> pa.RecordBatch:
+        try:
+            return to_batch(rows, self.declared, columns)
+        except (SchemaError, pa.ArrowException) as error:
+            what = "rows" if columns is None else f"keys ({', '.join(columns)})"
+            raise SchemaError(
+                f"{what} were given to table {self.table_name!r} that do not fit it: {error}",
+                table=self.table_name,
+            ) from error
 
     def keys_of(self, batch: pa.RecordBatch) -> list[Any]:
         """Return the key columns of a batch in their stored types."""
@@ -240,8 +260,9 @@ class KeyedSchema(TypedSchema):
             ]
         )
 
-    def returned(self, columns: Sequence[str] | None) -> pa.Schema:
+    def returned(self, columns: str | Sequence[str] | None) -> pa.Schema:
         """Return the schema of looked-up rows: as declared, but nullable for missing keys."""
+        columns = (columns,) if isinstance(columns, str) else columns
         names = self.declared.names if columns is None else list(columns)
         unknown = [name for name in names if name not in self.declared.names]
         if unknown:

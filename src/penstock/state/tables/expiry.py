@@ -24,14 +24,15 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.arrow_types import Micros, to_micros_within_reach
+from penstock.core.rows import InstantsLike, to_instants
 from penstock.errors import SchemaError, SettingsError
 from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
 from penstock.state.tables.sorted_rows import Flags
 from penstock.state.tables.table import Frontier
 
-ExpiresAt: TypeAlias = "int | pa.Array[Any] | None"
-"""One instant in microseconds for all rows, None for never, or a timestamp array."""
+ExpiresAt: TypeAlias = InstantsLike | None
+"""One instant for all rows or one each, of which None is never."""
 EXPIRY_TYPE = pa.timestamp("us")
 _LAST_INSTANT = (1 << 63) - 1
 
@@ -123,15 +124,24 @@ def expiry_of_deletions(
 
 def given_expiry(expires_at: ExpiresAt, row_count: int, *, table: str) -> "pa.Array[Any]":
     """Return the stored expiry of rows whose operator decides when they expire."""
-    if expires_at is None or isinstance(expires_at, int):
-        return _one_expiry(expires_at, row_count)
-    if len(expires_at) != row_count:
+    if expires_at is None:
+        return _one_expiry(None, row_count)
+    try:
+        instants = to_instants(expires_at, row_count)
+    except ValueError as error:
         raise SchemaError(
-            f"table {table!r} was given {row_count} rows with {len(expires_at)} expiry times",
+            f"the rows for table {table!r} cannot expire so: {error}. Give microseconds since "
+            "1970, a datetime or None (never) for all rows, or one each as a list, a NumPy "
+            "array, an Arrow array or a Polars series of whole numbers or timestamps",
             table=table,
-        )
-    in_micros = expires_at.cast(pa.timestamp("us", expires_at.type.tz))
-    return in_micros.cast(pa.int64()).view(EXPIRY_TYPE)
+        ) from error
+    if not pa.types.is_timestamp(instants.type):
+        expiry: pa.Array[Any] = instants.view(EXPIRY_TYPE)
+        return expiry
+    # As with a time to live, times are rounded up and those too far away become the farthest.
+    micros = to_micros_within_reach(instants, rounds_up=True)
+    never = instants.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(micros, mask=never).view(EXPIRY_TYPE)
 
 
 def live_rows(expires_at: "pa.Array[Any]", instant: int | None) -> Flags | None:

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.batch import RowsLike, to_batch
 from penstock.core.hash_kernels import Hashes
+from penstock.core.rows import RowsLike
 from penstock.errors import SchemaError
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import KeyedSchema
@@ -86,13 +86,17 @@ class KeyedView(View):
         """Start an epoch: `frontier` decides the expiry of new rows and which rows are live."""
         self._frontier = frontier
 
-    def get(self, keys: RowsLike, *, columns: Sequence[str] | None = None) -> KeyedRows:
+    def get(
+        self, keys: RowsLike, *, columns: str | Sequence[str] | None = None
+    ) -> KeyedRows:
         """Look up the keys in the key columns of `keys`, which may have other columns too.
 
         The result includes all earlier puts and deletes. `columns` limits what is fetched of
-        each row. Keys and rows are record batches, Arrow tables or Polars frames.
+        each row. Keys and rows are record batches, Arrow tables, Polars or pandas frames,
+        columns by name or lists of dictionaries; of one key column a list or an array of its
+        values will do.
         """
-        keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
+        keys = self.schema.key_rows_of(keys)
         returned = self.schema.returned(columns)
         try:
             matches = self._find(self.schema.keys_of(keys), keys.num_rows, returned.names)
@@ -110,14 +114,14 @@ class KeyedView(View):
 
     def put(self, rows: RowsLike) -> None:
         """Insert rows or replace those of equal key; the last row of a key in `rows` counts."""
-        rows = to_batch(rows, self.schema.declared)
+        rows = self.schema.rows_of(rows)
         columns = self.schema.columns_of(rows)
         expires_at = expiry_of_rows(rows, self.schema.ttl, self._frontier)
         self._write(columns, rows.num_rows, DataOperation.UPSERT, expires_at)
 
     def delete(self, keys: RowsLike) -> None:
         """Delete the keys in the key columns of `keys`; a missing key is fine."""
-        keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
+        keys = self.schema.key_rows_of(keys)
         found = dict(zip(self.schema.key_columns, self.schema.keys_of(keys), strict=True))
         count = keys.num_rows
         columns: list[Any] = [

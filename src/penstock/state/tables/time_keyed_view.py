@@ -6,13 +6,15 @@ hidden.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.batch import RowsLike, to_batch
+from penstock.core.rows import RowsLike, to_instant
+from penstock.core.watermark import EventTime
 from penstock.errors import SchemaError
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import TimeKeyedSchema
@@ -32,6 +34,8 @@ from penstock.state.tables.time_keyed_rows import (
 )
 from penstock.state.tables.typed_files import TypedFile, TypedTable
 
+Bound: TypeAlias = int | datetime | EventTime | None
+"""One end of a range of instants; None is no bound."""
 _PENDING_CHUNKS = 64
 """Batches written in one epoch are joined when there are this many."""
 
@@ -52,7 +56,8 @@ class GroupedRows:
 class TimeKeyedView(View):
     """Rows by time. Made by `TimeKeyedTable.view`, used by one thread.
 
-    Instants are microseconds since 1970, ranges are `[start, end)` and None is no bound.
+    Instants are microseconds since 1970, `datetime`s or watermarks, ranges are `[start, end)`
+    and None is no bound.
     """
 
     def __init__(self, table: TypedTable[Any, TimeKeyedSchema], frontier: Frontier) -> None:
@@ -72,7 +77,7 @@ class TimeKeyedView(View):
         subtask is refused: after a restore no subtask would see it.
         """
         self.check_usable()
-        rows = to_batch(rows, self.schema.declared)
+        rows = self.schema.rows_of(rows)
         columns = self.schema.columns_of(rows)
         if rows.num_rows == 0:
             return
@@ -93,26 +98,28 @@ class TimeKeyedView(View):
         if len(self._pending) >= _PENDING_CHUNKS:
             self._pending = join_chunks(self._pending, self.schema)
 
-    def batches(
-        self, start: int | None = None, end: int | None = None
-    ) -> list[pa.RecordBatch]:
+    def batches(self, start: Bound = None, end: Bound = None) -> list[pa.RecordBatch]:
         """Return the live rows with a time in `[start, end)`, oldest file first, in batches."""
         found = self.rows(start, end)
         return [batch for batch in found.to_batches() if batch.num_rows]
 
-    def rows(self, start: int | None = None, end: int | None = None) -> pa.Table:
+    def rows(self, start: Bound = None, end: Bound = None) -> pa.Table:
         """Return the live rows with a time in `[start, end)`, oldest file first."""
-        parts = [chunk.live(self._clock_micros, start, end) for chunk in self._all_chunks()]
+        first, last = self._micros(start), self._micros(end)
+        parts = [
+            chunk.live(self._clock_micros, first, last) for chunk in self._all_chunks()
+        ]
         return self.schema.to_declared(
             pa.Table.from_batches(parts, schema=self.schema.stored)
         )
 
-    def min_time(self, start: int | None = None) -> int | None:
+    def min_time(self, start: Bound = None) -> int | None:
         """Return the earliest time of a live row, at `start` or later; None without one."""
+        first = self._micros(start)
         earliest: int | None = None
         for chunk in self._all_chunks():
             if earliest is None or chunk.time_bounds[0] < earliest:
-                found = chunk.min_time(self._clock_micros, start)
+                found = chunk.min_time(self._clock_micros, first)
                 if found is not None and (earliest is None or found < earliest):
                     earliest = found
         return earliest
@@ -135,7 +142,7 @@ class TimeKeyedView(View):
                 f"table {self.schema.table_name!r} has no key columns: read it by time",
                 table=self.schema.table_name,
             )
-        keys = to_batch(keys, self.schema.declared, self.schema.key_columns)
+        keys = self.schema.key_rows_of(keys)
         probes = self.schema.keys_of(keys)
         task = self._table.environment.task
         hashes = self.schema.owned_hashes(probes, keys.num_rows, task)
@@ -199,6 +206,16 @@ class TimeKeyedView(View):
         self._chunks = self._read_chunks(table.files)
         self.files: Files = table.files
         self.is_released = False
+
+    def _micros(self, bound: Bound) -> int | None:
+        try:
+            return None if bound is None else to_instant(bound)
+        except ValueError as error:
+            raise SchemaError(
+                f"table {self.schema.table_name!r} was asked for rows by time, but {error}: give "
+                "microseconds since 1970, a datetime, a watermark, or None for no bound",
+                table=self.schema.table_name,
+            ) from error
 
     def _all_chunks(self) -> list[Chunk]:
         self.check_usable()

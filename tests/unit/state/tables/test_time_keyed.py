@@ -99,7 +99,7 @@ def test_each_row_of_a_batch_may_have_its_own_expiry() -> None:
 
 def test_expiry_times_must_be_as_many_as_the_rows() -> None:
     view = TableCluster(PANES).view()
-    with pytest.raises(SchemaError, match="1 rows with 2 expiry times"):
+    with pytest.raises(SchemaError, match="1 rows were given with 2 instants"):
         view.insert(a_batch(("a", 1, 1)), pa.array([1, 2], pa.timestamp("us")))
 
 
