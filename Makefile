@@ -128,6 +128,11 @@ proto: $(PROTO_READY) ## Regenerate the protobuf code
 bench: $(READY) ## Run the benchmarks; JSON lines (BENCH_ARGS='--quick --suite NAME')
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
+.PHONY: dist
+dist: $(READY) ## Build wheel and source archive into dist/
+	rm -rf dist
+	$(BIN)/hatchling build --directory dist
+
 .PHONY: rooms
 rooms: $(READY) ## Draw the rooms of the code into docs/architecture.md
 	$(BIN)/python scripts/rooms.py --write

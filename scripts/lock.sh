@@ -17,5 +17,5 @@ pin() {
     echo "lock: $output pins $(grep -c '==' "$output") packages"
 }
 
-pin requirements/dev.txt pyproject.toml --group dev "$@"
+pin requirements/dev.txt pyproject.toml --all-extras --group dev "$@"
 pin requirements/proto.txt requirements/proto.in "$@"

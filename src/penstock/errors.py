@@ -22,10 +22,12 @@ An append-only `ErrorCode` holds the detail; there are no further classes. A mes
 happened, where, and what to do next; `context` holds the same facts for programs. All errors
 can be pickled, because an error raised on a worker must reach the driver complete.
 
-`did_you_mean` suggests which known name was probably meant by an unknown one.
+`did_you_mean` suggests which known name was probably meant by an unknown one, and
+`naming_missing_extras` which extra to install.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -212,3 +214,31 @@ def did_you_mean(unknown: str, known: Iterable[str]) -> str:
     if not choices:
         return "; there are none"
     return f"; known are {', '.join(map(repr, choices))}"
+
+
+_EXTRAS = {
+    "pyspark": "spark",
+    "py4j": "spark",
+    "pandas": "spark",
+    "grpc": "connect",
+    "hypothesis": "testing",
+    "pytest": "testing",
+}
+"""Packages that not everybody needs, and the extra of Penstock that brings each."""
+
+
+@contextmanager
+def naming_missing_extras() -> Iterator[None]:
+    """Make the import in the block, if it lacks a package, say which extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        raise UserError(
+            f"{package} is not installed: pip install 'penstock[{_EXTRAS[package]}]'. Where "
+            "the cluster brings its own Spark, use the Python that it comes with",
+            code=ErrorCode.ENGINE_MISSING,
+            package=package,
+        ) from error

@@ -11,9 +11,15 @@ from packaging.utils import canonicalize_name
 from tests.architecture.project import ROOT, SOURCE
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
 DECLARED = [
     Requirement(text)
-    for text in (*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"])
+    for text in (
+        *PROJECT["project"]["dependencies"],
+        *(text for texts in EXTRAS.values() for text in texts),
+        *PROJECT["dependency-groups"]["dev"],
+    )
+    if not text.startswith("penstock[")
 ]
 LOCKS = ["dev.txt", "proto.txt"]
 

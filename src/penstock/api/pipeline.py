@@ -16,7 +16,7 @@ from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import JobId
 from penstock.core.settings import current
 from penstock.core.spellings import absent, renamed
-from penstock.errors import ErrorCode, UserError, did_you_mean
+from penstock.errors import ErrorCode, UserError, did_you_mean, naming_missing_extras
 from penstock.graph.logical import LogicalGraph, OperatorSpec, Readable, WatermarkSpec
 from penstock.graph.render import render, to_json, to_mermaid
 from penstock.operators.operator import SourceOperator
@@ -204,7 +204,8 @@ class Pipeline:
         """
         graph = self.graph()
         # Late: a run in process needs neither Spark nor the seconds it takes to load.
-        from penstock.runtime.spark.running import run_on_spark
+        with naming_missing_extras():
+            from penstock.runtime.spark.running import run_on_spark
 
         chosen = RunOptions.of(
             "run",
@@ -234,7 +235,8 @@ class Pipeline:
         If there are several sources, `streams` is a dictionary by the sources' names.
         `options` are those of `run`, without a trigger.
         """
-        from penstock.runtime.spark.attach import AttachedJob, check_streams
+        with naming_missing_extras():
+            from penstock.runtime.spark.attach import AttachedJob, check_streams
 
         named = streams if isinstance(streams, Mapping) else {"": streams}
         check_streams(named)
@@ -265,7 +267,8 @@ class Pipeline:
         `job.feed(source)` is the function to give to `DataStreamWriter.foreachBatch`. The job
         is a context manager: leaving it stops the job. `options` are those of `attach`.
         """
-        from penstock.runtime.spark.attach import AttachedJob
+        with naming_missing_extras():
+            from penstock.runtime.spark.attach import AttachedJob
 
         chosen = RunOptions.of(
             "start_attached", options, checkpoint=checkpoint, session=session

@@ -20,7 +20,7 @@ from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, UserError, naming_missing_extras
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -134,7 +134,8 @@ def attach(package: str, file: str, *, others: Sequence[str] = ()) -> Attached:
             places = [other for other in others if name in import_module(other).__all__]
             hints = {name: f"import it from {places[0]}"} if places else {}
             raise absent(package, name, hints)
-        found = getattr(import_module(homes[name]), name)
+        with naming_missing_extras():
+            found = getattr(import_module(homes[name]), name)
         # The next use finds it without this function. It also hides a submodule of the same
         # name, which an import has just made an attribute of the package.
         sys.modules[package].__dict__[name] = found
