@@ -88,7 +88,12 @@ def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", folder, "--without-pip"], check=True)
     (wheel,), found = built.glob("*.whl"), folder / "bin" / "python"
-    install = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet"]
+    install: list[str | Path] = [
+        Path(sys.executable).with_name("uv"),
+        "pip",
+        "install",
+        "--quiet",
+    ]
     install += ["--python", found, "--constraint", ROOT / "requirements" / "dev.txt"]
     if os.environ.get("CI"):
         install += [f"{wheel}[spark]"]
