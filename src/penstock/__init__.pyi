@@ -47,6 +47,7 @@ from .runtime.driver.fitness import StartCheck as StartCheck
 from .runtime.driver.policies import restarts as restarts
 from .runtime.driver.policies import retention as retention
 from .runtime.driver.policies import trigger as trigger
+from .runtime.driver.running_job import RunningJob as RunningJob
 from .runtime.spark.attach import AttachedJob as AttachedJob
 from .runtime.spark.attach import attached as attached
 from .runtime.spark.frame_sink import for_each_epoch as for_each_epoch
@@ -69,6 +70,7 @@ __all__ = [
     "PenstockError",
     "Pipeline",
     "Progress",
+    "RunningJob",
     "StartCheck",
     "StopMode",
     "Stream",

@@ -6,6 +6,7 @@ A job runs on Spark or in this process, with the same supersteps, state and prot
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -26,6 +27,7 @@ from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.fitness import StartCheck
 from penstock.runtime.driver.options import JobOptions, PacedOptions, RunOptions
+from penstock.runtime.driver.running_job import RunningJob
 from penstock.runtime.driver.start import preview_start
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.physical import compile_graph, describe_plan
@@ -217,6 +219,35 @@ class Pipeline:
         )
         return run_on_spark(graph, self.registry, chosen)
 
+    def start(
+        self,
+        checkpoint: StorePlace,
+        *,
+        master: str | None = None,
+        session: "SparkSession | None" = None,
+        show_logs: bool = False,
+        **options: Unpack[PacedOptions],
+    ) -> RunningJob:
+        """Start the job on Spark as `run` does, in a thread of its own, and return it.
+
+        What prevents the start is raised here. From then on the job is watched, stopped and
+        waited for by the methods of what is returned, in any thread.
+        """
+        graph = self.graph()
+        from penstock.runtime.spark.running import run_on_spark
+
+        chosen = RunOptions.of(
+            "start",
+            options,
+            checkpoint=checkpoint,
+            master=master,
+            session=session,
+            show_logs=show_logs,
+        )
+        return RunningJob(
+            self.name, partial(run_on_spark, graph, self.registry), chosen
+        ).start()
+
     def attach(
         self,
         streams: "DataFrame | Mapping[str, DataFrame]",
@@ -303,6 +334,24 @@ class Pipeline:
         graph, store = self.graph(), to_store(checkpoint)
         with _in_process(graph, self.registry, chosen, store) as environment:
             return preview_start(environment, chosen.epochs)
+
+    def start_in_process(
+        self, checkpoint: StorePlace, **options: Unpack[PacedOptions]
+    ) -> RunningJob:
+        """Start the job as `run_in_process` does, in a thread of its own, and return it.
+
+        >>> import penstock as pen
+        >>> p = pen.Pipeline("numbers")
+        >>> p.read("numbers", pen.impulse(rate=1_000)).write("out", pen.blackhole())
+        >>> with p.start_in_process("memory:") as job:
+        ...     job.is_running
+        True
+        >>> job.wait().phase
+        <JobPhase.STOPPED: 'stopped'>
+        """
+        chosen = RunOptions.of("start_in_process", options, checkpoint=checkpoint)
+        run = partial(run_in_process, self.graph(), self.registry)
+        return RunningJob(self.name, run, chosen).start()
 
     def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
         """Show how the pipeline will run: supersteps as text, or the graph as a drawing.
