@@ -237,10 +237,10 @@ def is_held_by_polars(kind: Any) -> bool:
     """Tell whether Polars has a form for a column of this type; lists and structs count as held.
 
     Polars panics on other types instead of raising an error, so this is checked first. Other
-    types are decimals of more than 38 digits or with a negative scale, and timestamps whose
-    time zone is an offset (`+05:30`) instead of a name.
+    types are decimals of more than 38 digits or with a negative scale, intervals, and
+    timestamps whose time zone is an offset (`+05:30`) instead of a name.
     """
-    if pa.types.is_decimal256(kind):
+    if pa.types.is_decimal256(kind) or pa.types.is_interval(kind):
         return False
     if pa.types.is_decimal(kind):
         return bool(kind.scale >= 0)

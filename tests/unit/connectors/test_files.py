@@ -1,4 +1,4 @@
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -17,7 +17,13 @@ from tests.builders.files_job import SCHEMA
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [("a.parquet", "parquet"), ("*.ndjson", "jsonl"), ("x/**/*.csv", "csv"), ("x", None)],
+    [
+        ("a.parquet", "parquet"),
+        ("*.ndjson", "jsonl"),
+        ("a.json", "jsonl"),
+        ("x/**/*.csv", "csv"),
+        ("x", None),
+    ],
 )
 def test_the_ending_tells_the_format(path: str, expected: str | None) -> None:
     assert files(path).format == expected
@@ -41,6 +47,21 @@ def test_files_of_an_unknown_format_cannot_be_read() -> None:
 def test_csv_cannot_be_written() -> None:
     with pytest.raises(UserError, match="CSV is only read"):
         files("a.csv").sink_spec()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"discover": "1s"}, "discover says"),
+        ({"in_time_order": True, "moved_from": "x"}, "in_time_order, moved_from says"),
+        ({"on_bad": "divert"}, 'on_bad="divert" says'),
+    ],
+)
+def test_options_of_reading_are_refused_on_a_sink(
+    options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UserError, match=f"'out' is written here, and {named}"):
+        files("out", **options).sink_spec()
 
 
 def test_one_name_serves_for_reading_and_for_writing() -> None:

@@ -2,6 +2,7 @@ import json
 import math
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -9,11 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.connectors.files.connector import files
 from penstock.connectors.files.jsonl import (
     find_json_problems,
     from_json_lines,
     to_json_lines,
 )
+from penstock.errors import SchemaError
+from penstock.graph.logical import BAD
+from penstock.testing import SourceHarness
 from tests.builders.graphs import schema_of
 
 FORMS: dict[str, tuple[Any, Any, Any]] = {
@@ -44,6 +49,15 @@ FORMS: dict[str, tuple[Any, Any, Any]] = {
     "fixed binary": (pa.binary(2), b"ab", "YWI="),
     "list": (pa.list_(pa.int64()), [1, None], [1, None]),
     "struct": (pa.struct([("a", pa.string())]), {"a": None}, {"a": None}),
+    "large list": (pa.large_list(pa.int8()), [1], [1]),
+    "halves": (pa.list_(pa.float16()), [1.5], [1.5]),
+    "dates": (pa.list_(pa.date32()), [date(2026, 1, 2), None], ["2026-01-02", None]),
+    "large list of dates": (pa.large_list(pa.date64()), [date(2026, 1, 2)], ["2026-01-02"]),
+    "times": (
+        pa.struct([("a", pa.time32("ms")), ("b", pa.list_(pa.time64("us")))]),
+        {"a": time(1, 2, 3), "b": [None, time(1, 2, 3)]},
+        {"a": "01:02:03", "b": [None, "01:02:03"]},
+    ),
     "nothing": (pa.null(), None, None),
 }
 
@@ -57,6 +71,42 @@ def test_a_value_has_its_form_and_comes_back(name: str) -> None:
     assert find_json_problems(rows.schema) == []
     assert from_json_lines(data, rows.schema).to_pylist() == rows.to_pylist()
     assert from_json_lines(data, rows.schema).schema == rows.schema
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_source_reads_whatever_the_sink_writes(name: str, tmp_path: Path) -> None:
+    kind, value, _ = FORMS[name]
+    rows = pa.table({"x": pa.array([value, None, value], kind)})
+    (tmp_path / "a.jsonl").write_bytes(to_json_lines(rows))
+    spec = files(f"{tmp_path}/a.jsonl", schema=rows.schema).source_spec()
+
+    with SourceHarness(spec) as harness:
+        harness.read_all()
+
+        assert harness.rows() == rows.to_pylist()
+
+
+def test_a_wrong_value_inside_of_a_list_makes_its_row_bad(tmp_path: Path) -> None:
+    lines = '{"x": ["2026-01-02"]}\n{"x": ["yesterday"]}\n{"x": [null]}\n'
+    (tmp_path / "a.jsonl").write_text(lines)
+    schema = pa.schema([("x", pa.list_(pa.date32()))])
+    spec = files(f"{tmp_path}/a.jsonl", schema=schema, on_bad="divert").source_spec()
+
+    with SourceHarness(spec) as harness:
+        harness.read_all()
+
+        assert harness.rows() == [{"x": [date(2026, 1, 2)]}, {"x": [None]}]
+        assert [row["line"] for row in harness.rows(BAD)] == [2]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.month_day_nano_interval(), pa.list_(pa.month_day_nano_interval())]
+)
+def test_an_interval_is_refused_before_anything_is_read(
+    kind: pa.DataType, tmp_path: Path
+) -> None:
+    with pytest.raises(SchemaError, match=r"month_day_nano_interval.*as text"):
+        files(f"{tmp_path}/a.jsonl", schema=pa.schema([("x", kind)])).source_spec()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

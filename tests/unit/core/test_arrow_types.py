@@ -67,8 +67,9 @@ def test_what_is_stored_is_the_same_type_but_for_views(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL, ids=str)
-def test_polars_holds_all_but_wide_decimals(kind: Any) -> None:
-    assert is_held_by_polars(kind) == (not pa.types.is_decimal256(kind))
+def test_polars_holds_all_but_wide_decimals_and_intervals(kind: Any) -> None:
+    is_other = pa.types.is_decimal256(kind) or pa.types.is_interval(kind)
+    assert is_held_by_polars(kind) == (not is_other)
 
 
 def test_polars_holds_neither_negative_scales_nor_offsets_of_time() -> None:

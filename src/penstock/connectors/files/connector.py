@@ -28,6 +28,7 @@ _ENDINGS: Mapping[str, FormatName] = {
     ".pq": "parquet",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "jsonl",
     ".csv": "csv",
 }
 _FORMATS = ("parquet", "jsonl", "csv")
@@ -164,6 +165,19 @@ class FilesSpec:
             raise UserError(
                 f"CSV is only read, so {self.path!r} cannot be written: use 'parquet' or "
                 "'jsonl'",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        reading = {
+            "discover": self.discover_micros is not None,
+            "in_time_order": self.in_time_order,
+            'on_bad="divert"': self.diverts_bad,
+            "moved_from": self.moved_from is not None,
+        }
+        asked = [option for option, is_set in reading.items() if is_set]
+        if asked:
+            raise UserError(
+                f"{self.path!r} is written here, and {', '.join(asked)} says how files are "
+                "read: leave it out, or name the files anew for reading",
                 code=ErrorCode.INVALID_CONFIG,
             )
         config = FilesSinkConfig(

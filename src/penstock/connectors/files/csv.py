@@ -1,6 +1,8 @@
 """Reads CSV as RFC 4180 has it: a header, commas, quotes that may hold newlines.
 
-Arrow parses the rows. An empty field is null, except in a column of text, where it is empty
+Arrow parses the rows. For Arrow all times of a column have a zone, or none has. As in JSON
+lines, others are read, too: what has a zone is an instant, what has none is in UTC, and a
+column without a zone holds the times in UTC. An empty field is null, except in a column of text, where it is empty
 text. A quote that neither begins nor ends a field breaks the format: it makes its row bad, and
 all rows up to the next such quote.
 
@@ -12,10 +14,12 @@ two rows.
 import csv
 import io
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from typing_extensions import override
 
@@ -29,8 +33,15 @@ _BESIDE_FIELDS = np.frombuffer(b',\r\n"', dtype=np.uint8)
 stands beside another one."""
 
 
+_ZONE = r"^[\d-]+[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
+"""Matches times that have a zone; a date alone has none, though it ends like one."""
+
+
 class CsvFormat(TextFormat):
     """Reads CSV files with a header."""
+
+    _has_odd_times = False
+    """Times were found whose zone, or lack of it, is not that of their column."""
 
     @override
     def row_without_values(self) -> bytes:
@@ -69,7 +80,16 @@ class CsvFormat(TextFormat):
     @override
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
         types = {field.name: field.type for field in self.schema}
-        return _read(text, heading.columns, types)
+        if not self._has_odd_times:
+            try:
+                return _read(text, heading.columns, types)
+            except pa.ArrowInvalid:
+                if not any(map(pa.types.is_timestamp, types.values())):
+                    raise
+        table = _read_odd_times(text, heading.columns, types)
+        # The next text is likely to hold such times, too: it is not parsed twice.
+        self._has_odd_times = True
+        return table
 
     @override
     def parse_sample(self, text: bytes, heading: Heading) -> pa.Table:
@@ -160,3 +180,27 @@ def _read(
             strings_can_be_null=False,
         ),
     )
+
+
+def _read_odd_times(
+    text: bytes, columns: tuple[str, ...], types: dict[str, pa.DataType]
+) -> pa.Table:
+    """Read columns of times as text, and convert what has a zone and what has none apart."""
+    is_time = pa.types.is_timestamp
+    as_text = {name: pa.string() if is_time(t) else t for name, t in types.items()}
+    table = _read(text, columns, as_text)
+    for index, (name, kind) in enumerate(types.items()):
+        if is_time(kind):
+            times = _parse_times(table.column(name), kind)
+            table = table.set_column(index, name, times)
+    return table
+
+
+def _parse_times(texts: Any, kind: Any) -> Any:
+    """Return timestamps of a column's type, from text with and without a zone."""
+    has_zone = pc.match_substring_regex(texts, _ZONE)
+    is_empty: Any = pc.equal(texts, pa.scalar(""))
+    instants = pc.if_else(has_zone, texts, None).cast(pa.timestamp(kind.unit, "UTC"))
+    rest = pc.if_else(pc.or_(has_zone, is_empty), None, texts)
+    local = rest.cast(pa.timestamp(kind.unit))
+    return pc.coalesce(instants.cast(local.type), local).cast(kind)

@@ -1,27 +1,12 @@
-"""Reads and writes JSON lines, one object per line, and maps Arrow types to JSON.
+"""Reads and writes JSON lines: one object per line, all columns in each.
 
-| Arrow type                | JSON                                                            |
-|---------------------------|-----------------------------------------------------------------|
-| booleans, numbers         | as they are; NaN and infinities, which JSON lacks, as null      |
-| text, dictionary of text  | string                                                          |
-| timestamp                 | string `2026-01-01 12:00:00.5`, with a zone `…T12:00:00+00:00`  |
-| date, time                | strings `2026-01-01`, `12:00:00`                                |
-| duration                  | whole number of its unit                                        |
-| decimal                   | string with all its digits: `"1.20"`                            |
-| binary                    | string, base64                                                  |
-| list, struct              | array, object                                                   |
-| null                      | null; every column is there in every line                       |
-
-Inside lists and structs there may be booleans, numbers, text, timestamps, dates, times and
-decimals. Years are 0000 to 9999, because the text of dates and timestamps has four digits for
-them: other values could be written and not read back, so they are refused.
-
-Arrow parses the lines; a key that is absent is null. A type that Arrow cannot parse from JSON
-is parsed as a *carrier*, text or a whole number, and then converted.
+Which form a value has is said in `json_types`. A key that is absent is null. Years are 0000 to
+9999, because the text of dates and timestamps has four digits for them: other values could be
+written and not read back, so they are refused.
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,11 +17,17 @@ import pyarrow.json as pa_json
 from typing_extensions import override
 
 from penstock.connectors.files.formats import SourceFile
+from penstock.connectors.files.json_types import (
+    carrier_of,
+    from_carriers,
+    is_writable,
+    tell_times,
+    to_text_times,
+    writer_of,
+)
 from penstock.connectors.files.text import NEWLINE, Ends, Heading, TextFormat, mark_length
-from penstock.core.arrow_types import is_held_by_polars
 from penstock.errors import ErrorCode, UserError
 
-_TIME_OF_DAY = "%H:%M:%S%.f"
 _OPENING, _CLOSING, _CARRIAGE_RETURN = b"{}\r"
 _LARGEST_BLOCK = 2**31 - 1
 
@@ -47,19 +38,6 @@ _FIRST_NANO_DAY = -106_751
 _PER_DAY = {
     unit: 86_400 * 1_000**power for power, unit in enumerate(("s", "ms", "us", "ns"))
 }
-
-_NESTABLE = (
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_timestamp,
-    pa.types.is_date,
-    pa.types.is_time,
-    pa.types.is_decimal,
-    pa.types.is_null,
-)
 
 
 class JsonLinesFormat(TextFormat):
@@ -99,15 +77,21 @@ class JsonLinesFormat(TextFormat):
 
     @override
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
-        carried = pa.schema(
-            [field.with_type(_carrier(field.type)) for field in self.schema]
-        )
         unexpected = "ignore" if self.ignores_extra else "error"
-        return _from_carriers(_read(text, carried, unexpected), self.schema)
+        return _read_as(text, self.schema, unexpected)
 
     @override
     def parse_sample(self, text: bytes, heading: Heading) -> pa.Table:
-        return _read(text, None, "infer")
+        found = _read(text, None, "infer")
+        fields = [(field.name, to_text_times(field.type)) for field in found.schema]
+        if not fields:
+            return found
+        # Arrow drops zones when it infers, and takes times with fractions for text.
+        as_text = _read(text, pa.schema(fields), "ignore")
+        told = [
+            (name, tell_times(as_text.column(name).combine_chunks())) for name, _ in fields
+        ]
+        return pa.schema(told).empty_table()
 
     @override
     def read_heading(self, file: SourceFile) -> Heading:
@@ -137,7 +121,7 @@ def find_json_problems(schema: pa.Schema) -> list[str]:
         f"column {field.name!r} of type {field.type} has no form in JSON lines: cast it "
         "before the sink, or write Parquet"
         for field in schema
-        if not _is_writable(field.type)
+        if not is_writable(field.type)
     ]
 
 
@@ -145,7 +129,7 @@ def to_json_lines(rows: pa.Table) -> bytes:
     """Return one line per row, in UTF-8; raise `UserError` for a value without a form."""
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         _check_years(name, column)
-    columns = [column.cast(_change_type(column.type, _writer)) for column in rows.columns]
+    columns = [column.cast(writer_of(column.type)) for column in rows.columns]
     frame = pl.DataFrame(pa.Table.from_arrays(columns, rows.column_names))
     binary = [name for name, kind in frame.schema.items() if kind == pl.Binary]
     frame = frame.with_columns(pl.col(binary).bin.encode("base64")) if binary else frame
@@ -155,13 +139,13 @@ def to_json_lines(rows: pa.Table) -> bytes:
 
 
 def from_json_lines(data: bytes, schema: pa.Schema) -> pa.Table:
-    """Return rows that `to_json_lines` wrote. Dates and times inside lists and structs stay text."""
-    if not data:
-        return schema.empty_table()
-    carried = pa.schema(
-        [(field.name, _change_type(field.type, _written_carrier)) for field in schema]
-    )
-    return _from_carriers(_read(data, carried, "error"), schema)
+    """Return rows that `to_json_lines` wrote."""
+    return _read_as(data, schema, "error") if data else schema.empty_table()
+
+
+def _read_as(text: bytes, schema: pa.Schema, unexpected: str) -> pa.Table:
+    carried = pa.schema([(field.name, carrier_of(field.type)) for field in schema])
+    return from_carriers(_read(text, carried, unexpected), schema)
 
 
 def _read(text: bytes, schema: pa.Schema | None, unexpected: Any) -> pa.Table:
@@ -172,85 +156,6 @@ def _read(text: bytes, schema: pa.Schema | None, unexpected: Any) -> pa.Table:
         parse_options=pa_json.ParseOptions(
             explicit_schema=schema, unexpected_field_behavior=unexpected
         ),
-    )
-
-
-def _change_type(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a type changed by `change`; in lists and structs the inner types are changed."""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_change_type(kind.value_type, change))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _change_type(field.type, change)) for field in kind])
-    return change(kind)
-
-
-def _writer(kind: pa.DataType) -> pa.DataType:
-    """Return the type to convert a column to, so that Polars writes the form of its values."""
-    if pa.types.is_duration(kind):
-        return pa.int64()
-    return pa.date32() if pa.types.is_date64(kind) else kind
-
-
-def _carrier(kind: pa.DataType) -> pa.DataType:
-    """Return the type to parse a column as before it is converted into its own."""
-    types = pa.types
-    if types.is_date(kind) or types.is_time(kind) or types.is_binary(kind):
-        return pa.string()
-    return pa.int64() if types.is_duration(kind) else kind
-
-
-def _written_carrier(kind: pa.DataType) -> pa.DataType:
-    """Return the carrier of any type that the sink writes; the source refuses some of them."""
-    if pa.types.is_float16(kind):
-        return pa.float32()
-    is_text = pa.types.is_dictionary(kind) or _is_binary(kind)
-    return pa.string() if is_text else _carrier(kind)
-
-
-def _from_carriers(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a schema, converted from their carriers."""
-    columns = [_from_carrier(table.column(field.name), field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema.names)
-
-
-def _from_carrier(column: Any, kind: pa.DataType) -> Any:
-    """Convert a column from its carrier into its own type."""
-    if column.type.equals(kind) or pa.types.is_nested(kind):
-        return column
-    if pa.types.is_dictionary(kind):
-        return column.dictionary_encode().cast(kind)
-    if not (_is_binary(kind) or pa.types.is_time(kind)):
-        return column.cast(kind)
-    text = pl.Series(column, dtype=pl.String).str
-    try:
-        if pa.types.is_time(kind):
-            values = text.to_time(_TIME_OF_DAY).to_arrow()
-        else:
-            values = text.decode("base64").to_arrow().cast(pa.binary())
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"a text is no {kind}: {error}") from error
-    return pa.chunked_array([values.cast(kind)])
-
-
-def _is_writable(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        return bool(pa.types.is_string(kind.value_type))
-    return pa.types.is_duration(kind) or _is_binary(kind) or _is_nestable(kind)
-
-
-def _is_nestable(kind: Any) -> bool:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _is_nestable(kind.value_type)
-    if pa.types.is_struct(kind):
-        return kind.num_fields > 0 and all(_is_nestable(field.type) for field in kind)
-    return any(is_kind(kind) for is_kind in _NESTABLE) and is_held_by_polars(kind)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
     )
 
 
