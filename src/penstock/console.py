@@ -38,7 +38,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.core.clock import Clock, SystemClock
+from penstock.core.clock import Clock, DurationLike, SystemClock, to_micros
+from penstock.core.spellings import renamed
 from penstock.core.watermark import MAX_MICROS
 from penstock.errors import InternalError, PenstockError
 from penstock.runtime.driver.decide import EpochProgress, JobPhase, JobStatus
@@ -174,19 +175,20 @@ class _Forgiving:
 class Progress:
     """Shows one run of a job; pass it as `on_status`. It starts and stops by itself."""
 
+    @renamed(line_every_micros="line_every")
     def __init__(
         self,
         *,
         file: TextIO | None = None,
         is_live: bool | None = None,
-        line_every_micros: int = 2_000_000,
+        line_every: DurationLike = "2s",
         clock: Clock | None = None,
     ) -> None:
         """Choose where to show; `is_live` overrides the check whether that is a terminal."""
         shown_on: Any = _Forgiving(file or sys.stderr)
         self._console = Console(file=shown_on, highlight=False, force_terminal=is_live)
         self._is_live = self._console.is_terminal if is_live is None else is_live
-        self._line_every_micros = line_every_micros
+        self._line_every_micros = to_micros(line_every, "line_every")
         self._clock = clock or SystemClock()
         self._started_micros: int | None = None
         self._last_line_micros = 0

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from penstock.core.clock import DurationLike
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import MAIN, Edge, Exchange, Node, OperatorSpec, WatermarkSpec
@@ -94,7 +95,7 @@ class Scripted(ArrowOperator):
         *,
         tables: Sequence[TableSpec] = (),
         timers: Collection[TimeDomain] = (),
-        tick: timedelta | None = None,
+        tick: DurationLike | None = None,
         generates_watermarks: bool = False,
         is_sink: bool = False,
         **hooks: Hook,
@@ -120,7 +121,7 @@ class Scripted(ArrowOperator):
     def timers(self) -> Collection[TimeDomain]:
         return self._timers
 
-    def tick_interval(self) -> timedelta | None:
+    def tick_interval(self) -> DurationLike | None:
         return self._tick
 
     def generates_watermarks(self) -> bool:

@@ -23,7 +23,7 @@ from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
-from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
+from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD, LATE, Exchange
 from penstock.operators.aggregates.aggregate import Aggregate, compile_aggregates
 from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS
@@ -48,7 +48,7 @@ from penstock.operators.windows.assignment import (
 )
 from penstock.operators.windows.panes import pane_window_specs
 from penstock.operators.windows.sessions import session_window_spec
-from penstock.state.tables.specs import TimeDomain
+from penstock.state.tables.specs import TimeDomain, to_time_domain
 
 _ANY_LENGTHS = {"width": 1, "slide": 1, "offset": 0, "gap": 1}
 """Replaces windows with wrong lengths, so that their aggregates are checked all the same."""
@@ -269,7 +269,8 @@ def add_updating_aggregate(
     with builder.problems.noting():
         ttl_micros = None if ttl is None else to_micros(ttl, "ttl")
     with builder.problems.noting():
-        domain = _to_domain(name, ttl_domain)
+        if ttl_domain is not None:
+            domain = to_time_domain(ttl_domain, "ttl_domain", where=repr(name))
     stream, keys = rows.schema, rows.schema.key_columns
     if ttl_micros is not None:
         with builder.problems.noting():
@@ -299,18 +300,3 @@ def add_updating_aggregate(
         parallelism = 1
     builder.place(operator, spec, [partials], parallelism=parallelism)
     return builder.port(operator)
-
-
-def _to_domain(name: str, domain: TimeDomain | str | None) -> TimeDomain | None:
-    """Return a clock, which may be spelled as text: "event-time" or "processing-time"."""
-    if domain is None or isinstance(domain, TimeDomain):
-        return domain
-    spelled = [known.value for known in TimeDomain]
-    if domain in spelled:
-        return TimeDomain(domain)
-    raise UserError(
-        f"{name!r}: ttl_domain is {domain!r}{did_you_mean(str(domain), spelled)}: use "
-        + " or ".join(map(repr, spelled)),
-        code=ErrorCode.INVALID_CONFIG,
-        operator=name,
-    )

@@ -44,11 +44,11 @@ class ManualClock:
         """Return the instant it was last set to."""
         return self.micros
 
-    def advance(self, micros: int) -> None:
+    def advance(self, duration: "DurationLike") -> None:
         """Move forward. Moving back is refused: earlier decisions rely on the time they saw."""
-        if micros < 0:
+        if isinstance(duration, int) and duration < 0:
             raise ValueError("a clock only moves forward")
-        self.micros += micros
+        self.micros += to_micros(duration)
 
 
 def new_token() -> Token:

@@ -8,9 +8,10 @@ Each setting has the value of the first of these places that names it:
 
 The file is the one that `PENSTOCK_CONFIG` names, else `penstock.toml` in the working
 directory if there is one. Sizes are whole bytes or text such as "10GB" (powers of 1000) and
-"10GiB" (powers of 1024). An empty variable counts as absent. Names that start with
-`PENSTOCK_TEST_` belong to the test suite. Every other unknown name is refused, because a
-misspelt setting would otherwise be silently ignored.
+"10GiB" (powers of 1024); lengths of time are whole seconds or text such as "6h". An empty
+variable counts as absent. Names that start with `PENSTOCK_TEST_` belong to the test suite.
+Every other unknown name is refused, because a misspelt setting would otherwise be silently
+ignored.
 """
 
 import os
@@ -26,7 +27,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from penstock.errors import SettingsError, did_you_mean
+from penstock.core.clock import to_micros
+from penstock.errors import SettingsError, UserError, did_you_mean
 
 _PREFIX = "PENSTOCK_"
 _FILE_VARIABLE = "PENSTOCK_CONFIG"
@@ -218,6 +220,8 @@ def _parse(key: str, raw: object) -> object:
     if key.endswith("_generations") and isinstance(raw, str | list):
         parts = raw.split(",") if isinstance(raw, str) else raw
         return tuple(int(part) if str(part).strip().isdigit() else part for part in parts)
+    if key.endswith("_seconds") and isinstance(raw, str):
+        return _parse_seconds(raw.strip())
     match = _SIZE.fullmatch(raw.strip()) if isinstance(raw, str) else None
     if match is None or key not in _KINDS or not hasattr(_KINDS[key], "__metadata__"):
         return raw
@@ -225,6 +229,17 @@ def _parse(key: str, raw: object) -> object:
     if key.endswith("_bytes"):
         return int(Decimal(number) * (1024 if binary else 1000) ** _EXPONENTS[unit.lower()])
     return int(number) if number == match[0] and number.isdigit() else raw
+
+
+def _parse_seconds(raw: str) -> object:
+    """Return whole seconds, given as a number or as a duration such as "6h"."""
+    if raw.isascii() and raw.isdigit():
+        return int(raw)
+    try:
+        seconds, rest = divmod(to_micros(raw), 1_000_000)
+    except UserError:
+        return raw
+    return raw if rest else seconds
 
 
 def _fits(key: str, value: object) -> bool:
@@ -259,6 +274,11 @@ def _problem(key: str, raw: object, place: str = "") -> str:
         return f"{start} expected {'an absolute directory' if key.endswith('_root') else choices}"
     if key.endswith("_bytes"):
         return f"{start} expected a size of at least {kind.ge:,} bytes, such as '512MiB' or '10GB'"
+    if key.endswith("_seconds"):
+        return (
+            f"{start} expected whole seconds from {kind.ge:,} to {kind.le:,}, or a duration such "
+            "as '90s' or '6h'"
+        )
     return f"{start} expected a whole number from {kind.ge:,} to {kind.le:,}"
 
 

@@ -87,12 +87,14 @@ def renamed(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        named = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for old, new in new_names.items():
                 if old in kwargs:
                     raise UserError(
-                        f"{function.__name__} has no option {old!r}: it is called {new!r}",
+                        f"{named} has no option {old!r}: it is called {new!r}",
                         code=ErrorCode.INVALID_CONFIG,
                     )
             return function(*args, **kwargs)

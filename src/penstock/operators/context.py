@@ -9,6 +9,7 @@ rows emitted later would be in no checkpoint.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from typing_extensions import override
 
 from penstock.core.batch import to_batches
 from penstock.core.ids import Epoch, Generation, OperatorId, TaskInfo, Token
-from penstock.core.rows import RowsLike
+from penstock.core.rows import RowsLike, to_instant
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
@@ -135,10 +136,19 @@ class OperatorContext:
         """Add to a named counter that the job's status shows."""
         self.counters[counter] += amount
 
-    def wake_at(self, processing_time_micros: int) -> None:
+    def wake_at(self, processing_time_micros: int | datetime) -> None:
         """Request an epoch at that time even if no data comes. Each epoch must request again."""
-        if self.wake_up_micros is None or processing_time_micros < self.wake_up_micros:
-            self.wake_up_micros = processing_time_micros
+        try:
+            micros = to_instant(processing_time_micros)
+        except ValueError as error:
+            raise UserError(
+                f"operator {self.task.operator!r} cannot be woken so: {error}. Give "
+                "microseconds since 1970 or a datetime",
+                code=ErrorCode.INVALID_NUMBER,
+                operator=self.task.operator,
+            ) from error
+        if self.wake_up_micros is None or micros < self.wake_up_micros:
+            self.wake_up_micros = micros
 
     def _timers_of(self, domain: TimeDomain) -> Timers:
         timers = self._timers.get(domain)

@@ -8,7 +8,6 @@ with inputs; `SourceNode` has a module of its own.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from typing_extensions import override
 
+from penstock.core.clock import to_micros
 from penstock.core.ids import Epoch, OperatorId, TaskInfo
 from penstock.core.watermark import (
     IDLE,
@@ -219,17 +219,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             timers=self.timers,
         )
         super().__init__(parts, context, collector)
-        interval = parts.instance.tick_interval()
-        self._tick_micros = (
-            None if interval is None else interval // timedelta(microseconds=1)
-        )
-        if self._tick_micros is not None and self._tick_micros <= 0:
-            raise UserError(
-                f"operator {task.operator!r} wants a tick every {interval}: return a positive "
-                "interval from tick_interval, or None",
-                code=ErrorCode.INVALID_NUMBER,
-                operator=task.operator,
-            )
+        self._tick_micros = _tick_micros(parts.instance, task)
         self._total_inputs = len(node.inputs)
         self._last_output: EventTime | None = None
         self._previous: tuple[InputWatermark, ...] = ()
@@ -387,6 +377,26 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             )
         self._last_output = EventTime(answer.micros)
         return self._last_output
+
+
+def _tick_micros(operator: ArrowOperator, task: TaskInfo) -> int | None:
+    """Return the interval of an operator's ticks; None if it wants none."""
+    interval = operator.tick_interval()
+    if interval is None:
+        return None
+    problem: Exception | None = None
+    try:
+        micros = to_micros(interval)
+    except UserError as error:
+        micros, problem = 0, error
+    if micros == 0:
+        raise UserError(
+            f"operator {task.operator!r} wants a tick every {interval}: return a positive "
+            "interval from tick_interval, such as '10s' or a timedelta, or None",
+            code=ErrorCode.INVALID_NUMBER,
+            operator=task.operator,
+        ) from problem
+    return micros
 
 
 def declared_tables(

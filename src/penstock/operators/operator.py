@@ -35,12 +35,12 @@ subtasks evenly; each subtask's `run` reads its splits until the budget is spent
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import Enum
 from functools import cache
 
 import pyarrow as pa
 
+from penstock.core.clock import DurationLike
 from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop, Watermark
@@ -105,8 +105,8 @@ class ArrowOperator(ABC):
         """Return the clocks it sets timers by; its input must be keyed for that."""
         return ()
 
-    def tick_interval(self) -> timedelta | None:
-        """Return the interval at which `handle_tick` is called; None for never."""
+    def tick_interval(self) -> DurationLike | None:
+        """Return the interval at which `handle_tick` is called, such as "1m"; None for never."""
         return None
 
     def generates_watermarks(self) -> bool:
@@ -269,9 +269,9 @@ class SourceOperator(ABC):
         """Return tables it needs besides the one that holds the splits."""
         return ()
 
-    def poll_interval(self) -> timedelta:
+    def poll_interval(self) -> DurationLike:
         """Return how long to wait before the next `plan_splits` if there was nothing to read."""
-        return timedelta(milliseconds=100)
+        return "100ms"
 
     def display(self) -> DisplayableOperator:
         """Return how it shows itself in `explain` and the console."""

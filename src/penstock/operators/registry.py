@@ -119,11 +119,6 @@ class ConstructedOperator:
 
     operator: ArrowOperator | SourceOperator
 
-    @property
-    def is_source(self) -> bool:
-        """Return whether it is a source."""
-        return isinstance(self.operator, SourceOperator)
-
     def name(self) -> str:
         """Return the kind of operator, for people to read."""
         return self.operator.name()

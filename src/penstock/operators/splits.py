@@ -76,11 +76,6 @@ class BudgetMeter:
         self.bytes_read += size_bytes
 
     @property
-    def rows_left(self) -> int:
-        """How many rows may still be read; never negative."""
-        return max(0, self.budget.rows - self.rows_read)
-
-    @property
     def elapsed_micros(self) -> int:
         """How long the source has been reading."""
         return self._clock.now_micros() - self._started_micros

@@ -1,4 +1,5 @@
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -21,6 +22,9 @@ def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
 
     clock.advance(12)
     assert clock.now_micros() == 7
+    clock.advance("1s")
+    clock.advance(timedelta(seconds=1))
+    assert clock.now_micros() == 2_000_007
 
 
 def test_a_manual_clock_does_not_go_back() -> None:

@@ -140,6 +140,18 @@ def test_names_of_the_test_suite_are_left_alone() -> None:
     assert load_settings({"PENSTOCK_TEST_HISTORIES": "5"}) == Settings()
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1h30m", 5_400)])
+def test_lengths_of_time_are_read_with_their_unit(text: str, seconds: int) -> None:
+    settings = load_settings({"PENSTOCK_EPOCH_DEADLINE_SECONDS": text})
+    assert settings.epoch_deadline_seconds == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "500ms", "1.5s", "0s", "-1", "6 h"])
+def test_what_is_no_length_of_time_in_seconds_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="a duration such as '90s' or '6h'"):
+        load_settings({"PENSTOCK_EPOCH_DEADLINE_SECONDS": text})
+
+
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
     [

@@ -69,8 +69,17 @@ def test_operators_of_one_chain_tick_at_their_own_intervals() -> None:
     assert log.of("b").count("handle_tick") == 1 + 2
 
 
-@pytest.mark.parametrize("interval", [timedelta(0), timedelta(seconds=-1)])
-def test_a_tick_interval_that_is_not_positive_is_refused(interval: timedelta) -> None:
+def test_a_tick_interval_may_be_a_text_or_microseconds() -> None:
+    for interval in ("2s", 2 * SECOND, timedelta(seconds=2)):
+        rig = an_operator(lambda interval=interval: Scripted(tick=interval))  # type: ignore[misc]
+        ran = rig.run(now=3 * SECOND)
+        assert ran.reports["a"].wake_up_micros == 4 * SECOND
+
+
+@pytest.mark.parametrize(
+    "interval", [timedelta(0), timedelta(seconds=-1), "0s", "soon", 1.5]
+)
+def test_a_tick_interval_that_is_not_positive_is_refused(interval: Any) -> None:
     rig = an_operator(lambda: Scripted(tick=interval))
     with pytest.raises(UserError, match="operator 'a' wants a tick every") as raised:
         rig.run()

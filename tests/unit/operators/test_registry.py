@@ -104,14 +104,14 @@ def _config_of(registry: Registry, config: Mapping[str, Plain]) -> ScaleConfig:
 
 def test_an_operator_is_built_from_its_config(registry: Registry) -> None:
     built = registry.construct(OperatorSpec("scale", {"column": "x", "factor": 2}))
-    assert not built.is_source
+    assert isinstance(built.operator, Scale)
     assert built.name() == "scale"
     assert str(built.display()) == "scale()"
 
 
 def test_a_source_is_built_from_a_struct(registry: Registry) -> None:
     built = registry.construct(OperatorSpec("nothing", {"count": 1}))
-    assert built.is_source
+    assert isinstance(built.operator, SourceOperator)
     assert built.name() == "nothing"
 
 

@@ -1,7 +1,6 @@
 """A driver that is woken up: an epoch at once, though no source would have asked for one."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,8 +32,8 @@ class SilentSource(SourceOperator):
     def output_schema(self) -> StreamSchema:
         return StreamSchema(pa.schema([("number", pa.int64())]))
 
-    def poll_interval(self) -> timedelta:
-        return timedelta(days=1)
+    def poll_interval(self) -> str:
+        return "1d"
 
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int

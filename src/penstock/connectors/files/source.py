@@ -33,6 +33,7 @@ from penstock.connectors.files.formats import (
 )
 from penstock.connectors.files.jsonl import JsonLinesFormat
 from penstock.connectors.files.parquet import ParquetFormat
+from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD
@@ -190,10 +191,10 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         return {BAD: BAD_ROWS} if self.config.diverts_bad else {}
 
     @override
-    def poll_interval(self) -> timedelta:
+    def poll_interval(self) -> DurationLike:
         """Return how often to look for new files."""
         micros = self.config.discover_micros
-        return super().poll_interval() if micros is None else timedelta(microseconds=micros)
+        return super().poll_interval() if micros is None else micros
 
     @override
     def check_splits(self, known: Mapping[str, SplitState]) -> None:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any, TypeAlias
 
+from penstock.core.clock import to_micros
 from penstock.core.ids import Generation, JobId, OperatorId
 from penstock.core.watermark import MAX_EVENT_TIME, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, UserError
@@ -251,8 +252,8 @@ class SourcePlanner:
                 )
             else:
                 phase = SourcePhase.READING
-                seconds = planned.source.poll_interval().total_seconds()
-                polls.append(max(1, int(seconds * 1_000_000)))
+                what = f"poll_interval of source {operator!r}"
+                polls.append(max(1, to_micros(planned.source.poll_interval(), what)))
             watermark = (
                 None if is_last or plan.splits else _watermark_to_tell(planned, told)
             )

@@ -47,6 +47,7 @@ from penstock.state.tables.table import (
     TableData,
     TableEpochCheckpointer,
     View,
+    admit_commit_data,
     swap_groups,
 )
 
@@ -84,22 +85,9 @@ class GlobalKeyedTableCheckpointer(TableEpochCheckpointer["GlobalKeyedTable"]):
                     None if is_removed else values.encode(value)
                 )
             case CommitData(data=commit_data):
-                if not self.table.config.uses_two_phase_commit:
-                    raise StateError(
-                        f"table {name!r} was given commit data but is not declared with "
-                        "uses_two_phase_commit=True",
-                        code=ErrorCode.WRONG_TABLE_KIND,
-                        table=name,
-                    )
-                if self.commit_data is not None:
-                    raise StateError(
-                        f"table {name!r} was given commit data twice in epoch {self.epoch}: "
-                        "gather all of an epoch's data and hand it over once",
-                        code=ErrorCode.COMMIT_DATA_ALREADY_SET,
-                        table=name,
-                        epoch=self.epoch,
-                    )
-                self.commit_data = commit_data
+                self.commit_data = admit_commit_data(
+                    self.table, self.commit_data, commit_data
+                )
             case _:
                 raise StateError(
                     f"global table {name!r} stores keys and values, not "

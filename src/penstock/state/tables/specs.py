@@ -4,7 +4,7 @@ A wrong declaration is refused here, when the pipeline is built, not at the firs
 
     counts = global_table("counts", key_type=str, value_type=int)
     panes = time_keyed_table("panes", schema, key_columns=("user",), time_column="pane")
-    sessions = keyed_table("sessions", SessionState, key_columns=("user",), ttl=hour_micros)
+    sessions = keyed_table("sessions", SessionState, key_columns=("user",), ttl="1h", time_column="at")
 
 Typed tables take an Arrow schema, or a `MigratableState` class with a `SCHEMA`. Keys and
 values of global tables are msgpack: self-describing, typed, never pickled. A type that msgpack
@@ -22,8 +22,9 @@ import pyarrow as pa
 from google.protobuf.message import Message
 from msgspec import inspect
 
+from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import TableName
-from penstock.errors import ErrorCode, SchemaError, StateError, UserError
+from penstock.errors import ErrorCode, SchemaError, StateError, UserError, did_you_mean
 from penstock.state.files.migration import find_typed_chain_problems, resolve_chain
 from penstock.state.proto import state_pb2
 from penstock.state.tables.columns import KeyedSchema, TimeKeyedSchema
@@ -38,6 +39,24 @@ class TimeDomain(Enum):
 
     EVENT_TIME = "event-time"
     PROCESSING_TIME = "processing-time"
+
+
+def to_time_domain(value: object, option: str, *, where: str) -> TimeDomain:
+    """Return the clock that an option names, as a `TimeDomain` or its value.
+
+    >>> to_time_domain("event-time", "ttl_domain", where="'t'")
+    <TimeDomain.EVENT_TIME: 'event-time'>
+    """
+    spelled = [domain.value for domain in TimeDomain]
+    if isinstance(value, TimeDomain):
+        return value
+    if isinstance(value, str) and value in spelled:
+        return TimeDomain(value)
+    raise UserError(
+        f"{where}: {option} is {value!r}{did_you_mean(str(value), spelled)}: use "
+        + " or ".join(map(repr, spelled)),
+        code=ErrorCode.INVALID_CONFIG,
+    )
 
 
 _DURABLE_DOMAINS = {
@@ -114,7 +133,7 @@ def time_keyed_table(
     *,
     time_column: str,
     key_columns: Sequence[str] = (),
-    time_domain: TimeDomain = TimeDomain.EVENT_TIME,
+    time_domain: TimeDomain | str = TimeDomain.EVENT_TIME,
     description: str = "",
     meaning: str = "",
 ) -> TableSpec:
@@ -124,8 +143,9 @@ def time_keyed_table(
     """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
+    domain = to_time_domain(time_domain, "time_domain", where=f"table {name!r}")
     declared = TimeKeyedSchema(
-        table, columns, tuple(key_columns), time_column, _DURABLE_DOMAINS[time_domain]
+        table, columns, tuple(key_columns), time_column, _DURABLE_DOMAINS[domain]
     )
     config = declared.to_config(description, meaning)
     return _spec(table, state_pb2.TIME_KEYED_TABLE, config, state_type)
@@ -136,28 +156,31 @@ def keyed_table(
     schema: Any,
     *,
     key_columns: Sequence[str],
-    ttl: int | None = None,
-    ttl_domain: TimeDomain = TimeDomain.EVENT_TIME,
+    ttl: DurationLike | None = None,
+    ttl_domain: TimeDomain | str = TimeDomain.EVENT_TIME,
     time_column: str | None = None,
     routed_by: Sequence[str] = (),
     description: str = "",
 ) -> TableSpec:
     """Declare key → row state; see `KeyedView`.
 
-    `ttl` in microseconds counts from the row's `time_column` by the watermark, or from the
-    epoch that put the row by processing time. `routed_by` names some of the key columns: the
+    `ttl` such as "1h" counts from the row's `time_column` by the watermark, or from the epoch
+    that put the row by processing time. `routed_by` names some of the key columns: the
     subtask that owns their hash owns the row, so a key of the stream may have several rows.
     """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
-    if ttl is not None and (time_column is None) == (ttl_domain is TimeDomain.EVENT_TIME):
+    domain = to_time_domain(ttl_domain, "ttl_domain", where=f"table {name!r}")
+    if ttl is not None and (time_column is None) == (domain is TimeDomain.EVENT_TIME):
         raise UserError(
-            f"table {table!r} has a time to live by {ttl_domain.value} and the time column "
+            f"table {table!r} has a time to live by {domain.value} and the time column "
             f"{time_column!r}: event time needs a time column, processing time has none",
             code=ErrorCode.INVALID_SETTING,
             table=table,
         )
-    time_to_live = None if ttl is None else TimeToLive(ttl, time_column)
+    time_to_live = None
+    if ttl is not None:
+        time_to_live = TimeToLive(to_micros(ttl, f"ttl of table {name!r}"), time_column)
     declared = KeyedSchema(
         table, columns, tuple(key_columns), time_to_live, tuple(routed_by)
     )

@@ -413,6 +413,29 @@ class Table(ABC, Generic[ConfigT]):
         )
 
 
+def admit_commit_data(table: Table[Any], held: bytes | None, data: bytes) -> bytes:
+    """Return data for a sink's commit; `held` is what the table was given in this epoch.
+
+    Only a table that is declared for it takes such data, and once per epoch.
+    """
+    name = table.config.table_name
+    where = f"table {name!r} of operator {table.environment.task.operator!r}"
+    if not getattr(table.config, "uses_two_phase_commit", False):
+        raise StateError(
+            f"{where} cannot hold commit data: declare a global table with "
+            "uses_two_phase_commit=True for it",
+            code=ErrorCode.WRONG_TABLE_KIND,
+            table=name,
+        )
+    if held is not None:
+        raise StateError(
+            f"{where} already has commit data for this epoch; put everything into one value",
+            code=ErrorCode.COMMIT_DATA_ALREADY_SET,
+            table=name,
+        )
+    return data
+
+
 def swap_groups(outputs: Iterable[StateFile]) -> list[list[StateFile]]:
     """Group compacted files by what they replace: each group is swapped in as a whole."""
     groups: dict[tuple[str, ...], list[StateFile]] = {}

@@ -41,6 +41,7 @@ from penstock.state.tables.table import (
     Table,
     TableEnvironment,
     View,
+    admit_commit_data,
 )
 from penstock.state.tables.time_keyed_view import KeyTimeView, TimeKeyedView
 
@@ -207,21 +208,7 @@ class TableManager:
         """Store the data that the sink commits once this epoch is acknowledged; once per epoch."""
         self._check_usable()
         table = self._table(name)
-        if not getattr(table.table.config, "uses_two_phase_commit", False):
-            raise StateError(
-                f"table {name!r} of operator {self._operator!r} cannot hold "
-                "commit data: declare a global table with uses_two_phase_commit=True for it",
-                code=ErrorCode.WRONG_TABLE_KIND,
-                table=name,
-            )
-        if table.commit_data is not None:
-            raise StateError(
-                f"table {name!r} of operator {self._operator!r} already has "
-                "commit data for this epoch; put everything into one value",
-                code=ErrorCode.COMMIT_DATA_ALREADY_SET,
-                table=name,
-            )
-        table.commit_data = data
+        table.commit_data = admit_commit_data(table.table, table.commit_data, data)
 
     def checkpoint(
         self,

@@ -43,7 +43,9 @@ def test_commit_data_is_taken_once_per_epoch_by_a_two_phase_table() -> None:
     before = checkpointer.commit_data
     checkpointer.insert_data(CommitData(b"files"))
     assert (before, checkpointer.commit_data) == (None, b"files")
-    with pytest.raises(StateError, match="twice in epoch 3") as raised:
+    with pytest.raises(
+        StateError, match="already has commit data for this epoch"
+    ) as raised:
         checkpointer.insert_data(CommitData(b"more"))
     assert raised.value.code is ErrorCode.COMMIT_DATA_ALREADY_SET
 

@@ -1,6 +1,7 @@
 """Declarations: right ones become configs, wrong ones fail at once with all that is wrong."""
 
 import pickle
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -152,6 +153,31 @@ def test_a_state_class_whose_keys_change_is_refused() -> None:
         time_keyed_table("t", Events, key_columns=["n"], time_column="at")
     with pytest.raises(SchemaError, match="int has no SCHEMA"):
         keyed_table("t", int, key_columns=["n"])
+
+
+@pytest.mark.parametrize("ttl", ["1h", timedelta(hours=1), 3_600_000_000, "60m"])
+def test_a_time_to_live_is_a_text_a_timedelta_or_microseconds(ttl: Any) -> None:
+    spec = keyed_table("t", EVENTS, key_columns=["user"], ttl=ttl, time_column="at")
+    assert state_pb2.KeyedTableConfig.FromString(spec.config).ttl_micros == 3_600_000_000
+
+
+@pytest.mark.parametrize("ttl", ["an hour", 1.5, -1, True, ""])
+def test_what_is_no_time_to_live_is_refused_and_names_the_table(ttl: Any) -> None:
+    with pytest.raises(UserError, match="not a valid ttl of table 't'"):
+        keyed_table("t", EVENTS, key_columns=["user"], ttl=ttl, time_column="at")
+
+
+def test_a_clock_may_be_given_by_its_name() -> None:
+    by_name = keyed_table(
+        "t", EVENTS, key_columns=["user"], ttl="1h", ttl_domain="processing-time"
+    )
+    assert by_name.expires_by is TimeDomain.PROCESSING_TIME
+    panes = time_keyed_table("t", EVENTS, time_column="at", time_domain="processing-time")
+    assert panes.expires_by is TimeDomain.PROCESSING_TIME
+    for wrong in ("wall clock", None, 5):
+        domain: Any = wrong
+        with pytest.raises(UserError, match=r"table 't': ttl_domain is .*'event-time' or"):
+            keyed_table("t", EVENTS, key_columns=["user"], ttl="1h", ttl_domain=domain)
 
 
 @pytest.mark.parametrize(
