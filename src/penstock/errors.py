@@ -202,8 +202,11 @@ class InternalError(PenstockError):
     exit_code = 10
 
 
+_MOST_NAMES = 50
+
+
 def did_you_mean(unknown: str, known: Iterable[str]) -> str:
-    """Return a clause that names the closest of the `known`, or all of them if none is close.
+    """Return a clause that names the closest of the `known`, or the first 50 if none is close.
 
     The clause starts with a separator, because it follows "… is unknown".
     """
@@ -213,7 +216,9 @@ def did_you_mean(unknown: str, known: Iterable[str]) -> str:
         return f"; did you mean {closest[0]!r}?"
     if not choices:
         return "; there are none"
-    return f"; known are {', '.join(map(repr, choices))}"
+    shown = ", ".join(map(repr, choices[:_MOST_NAMES]))
+    more = len(choices) - _MOST_NAMES
+    return f"; known are {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 _EXTRAS = {

@@ -1,11 +1,13 @@
-"""Record batches: rows converted to a declared schema, to Arrow IPC bytes, and to samples.
+"""Record batches: rows converted to a declared schema, to Arrow IPC bytes, and to Python.
 
 Pure. Arrow has several layouts for the same values (string, large string, string view;
 dictionary or plain). Engines choose differently, so layouts are converted silently. Any
 other difference from the declared schema is an error, and the error names all of them.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -15,6 +17,8 @@ from penstock.errors import SchemaError, did_you_mean
 
 SAMPLE_ROWS = 5
 _SAMPLE_CHARACTERS = 200
+_MOST_HINTS = 5
+"""For how many missing columns to look for the name that was meant, among perhaps thousands."""
 
 
 def to_batches(rows: RowsLike, schema: pa.Schema) -> list[pa.RecordBatch]:
@@ -93,19 +97,51 @@ def from_ipc(data: bytes) -> pa.Table:
 
 def find_differences(found: pa.Schema, expected: pa.Schema) -> list[str]:
     """Return why rows of one schema are not rows of the other; layouts do not count."""
-    problems = [
-        f"column {name!r} is missing{did_you_mean(name, set(found.names))}"
-        for name in expected.names
-        if name not in found.names
+    # `names` is a new list at every call, and both schemas may have thousands of columns.
+    names, wanted = set(found.names), {field.name: field.type for field in expected}
+    missing = [name for name in wanted if name not in names]
+    problems = []
+    if len(names) < len(found):
+        repeated = [name for name, count in Counter(found.names).items() if count > 1]
+        problems += [f"column {name!r} occurs more than once" for name in repeated]
+    problems += [
+        f"column {name!r} is missing{did_you_mean(name, names)}"
+        for name in missing[:_MOST_HINTS]
     ]
+    problems += [f"column {name!r} is missing" for name in missing[_MOST_HINTS:]]
     for field in found:
-        index = expected.get_field_index(field.name)
-        if index < 0:
+        kind = wanted.get(field.name)
+        if kind is None:
             problems.append(f"column {field.name!r} ({field.type}) is not in the schema")
-        elif not is_lossless(field.type, expected.field(index).type):
-            wanted = expected.field(index).type
-            problems.append(f"column {field.name!r} is {field.type}, expected {wanted}")
+        elif not is_lossless(field.type, kind):
+            problems.append(f"column {field.name!r} is {field.type}, expected {kind}")
     return problems
+
+
+def to_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dictionaries.
+
+    Arrow has times that Python cannot represent, such as those after the year 9999: they are
+    returned as the whole numbers that Arrow stores.
+    """
+    try:
+        found: list[dict[str, Any]] = rows.to_pylist()
+    except (OverflowError, ValueError):
+        values = [[_to_python(value) for value in column] for column in rows.columns]
+        names = rows.schema.names
+        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+    return found
+
+
+def _to_python(value: Any) -> Any:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        if isinstance(value, pa.StructScalar):
+            return {name: _to_python(part) for name, part in value.items()}
+        if isinstance(value, pa.ListScalar):  # that of large and other lists, too
+            return [_to_python(part) for part in value.values]
+        return value.value
 
 
 def describe_sample(batch: pa.RecordBatch) -> str:

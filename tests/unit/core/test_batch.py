@@ -1,10 +1,12 @@
+import time
+from datetime import datetime
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
-from penstock.core.batch import describe_sample, find_differences, to_batches
+from penstock.core.batch import describe_sample, find_differences, to_batches, to_rows
 from penstock.errors import SchemaError
 
 
@@ -12,6 +14,7 @@ def schema_of(**columns: pa.DataType) -> pa.Schema:
     return pa.schema(columns)
 
 
+EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001
 NAMES = schema_of(name=pa.string(), n=pa.int64())
 BATCH = pa.RecordBatch.from_pylist([{"name": "a", "n": 1}, {"name": None, "n": 2}], NAMES)
 
@@ -128,3 +131,44 @@ def test_a_sample_with_dates_that_python_lacks_is_shown_as_arrow_has_it() -> Non
     far = pa.array([253_402_300_800, None], pa.int64()).view(pa.timestamp("s"))
     sample = describe_sample(pa.record_batch({"n": pa.array([1, 2]), "far": far}))
     assert sample.splitlines() == ["n: [ 1, 2 ]", "far: [ 10000-01-01 00:00:00, null ]"]
+
+
+def test_wide_rows_take_time_in_proportion_to_their_columns() -> None:
+    columns = [f"column {number}" for number in range(20_000)]
+    wide = pa.table({name: [1, 2, 3] for name in columns})
+    other = pa.schema([(f"other {number}", pa.int64()) for number in range(20_000)])
+    start = time.process_time()
+    [batch] = to_batches(
+        wide, pa.schema([(name, pa.int64()) for name in reversed(columns)])
+    )
+    assert batch.num_columns == 20_000
+    assert len(find_differences(wide.schema, other)) == 40_000
+    # It is some tenths of a second; looking through all columns for each takes minutes.
+    assert time.process_time() - start < 10
+
+
+def test_a_column_that_occurs_twice_is_named() -> None:
+    twice = pa.table([pa.array([1]), pa.array([2])], ["a", "a"])
+    with pytest.raises(SchemaError, match="column 'a' occurs more than once"):
+        to_batches(twice, twice.schema)
+
+
+FAR = pa.array([253_402_300_800_000_000, 0, None]).view(pa.timestamp("us"))
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (FAR, [253_402_300_800_000_000, EPOCH, None]),
+        (pa.array([2**30], pa.int32()).view(pa.date32()), [2**30]),
+        (pa.ListArray.from_arrays([0, 1, 3], FAR), [[FAR[0].value], [EPOCH, None]]),
+        (pa.StructArray.from_arrays([FAR[:1]], ["at"]), [{"at": FAR[0].value}]),
+    ],
+    ids=["timestamps", "dates", "lists", "structs"],
+)
+def test_times_that_python_lacks_are_whole_numbers_among_rows(
+    column: Any, expected: list[Any]
+) -> None:
+    rows = pa.table({"n": range(len(expected)), "far": column})
+    assert [row["far"] for row in to_rows(rows)] == expected
+    assert [row["n"] for row in to_rows(rows)] == list(range(len(expected)))

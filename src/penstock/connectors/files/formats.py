@@ -136,7 +136,8 @@ class FileFormat(ABC):
     def check_columns(self, file: SourceFile, found: pa.Schema) -> None:
         """Refuse a file whose columns are not those of the schema; name all differences."""
         if self.ignores_extra:
-            found = pa.schema([field for field in found if field.name in self.schema.names])
+            names = set(self.schema.names)
+            found = pa.schema([field for field in found if field.name in names])
         problems = find_differences(found, self.schema) or [
             f"column {field.name!r} is {field.type}, expected {wanted}: without a zone it is "
             "not known which instants are meant"

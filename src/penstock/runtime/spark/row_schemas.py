@@ -62,13 +62,14 @@ def find_frame_problems(frame: StructType, declared: pa.Schema) -> list[str]:
 
     Nulls are checked row by row, because Spark declares nearly all columns as nullable.
     """
+    names, asked = set(frame.names), set(declared.names)
     missing = [
-        f"column {field.name!r} is missing{did_you_mean(field.name, set(frame.names))}"
+        f"column {field.name!r} is missing{did_you_mean(field.name, names)}"
         for field in declared
-        if field.name not in frame.names
+        if field.name not in names
     ]
-    wanted = [field for field in frame.fields if field.name in declared.names]
-    given = pa.schema([field for field in declared if field.name in frame.names])
+    wanted = [field for field in frame.fields if field.name in asked]
+    given = pa.schema([field for field in declared if field.name in names])
     return missing + find_differences(arrow_schema_of(StructType(wanted)), given)
 
 
