@@ -12,8 +12,9 @@ commit changes nothing. Lists live in the driver's process and end with it.
 checkpoint, as an Arrow IPC stream, until they are committed.
 """
 
+import reprlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, ClassVar, TypeAlias
@@ -23,11 +24,12 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.batch import from_ipc, to_batches, to_ipc
+from penstock.core.arrow_types import relay, without_views
+from penstock.core.batch import from_ipc, to_batches, to_ipc, to_rows
 from penstock.core.ids import Epoch, Name
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.context import (
     ArrowCollector,
@@ -103,7 +105,13 @@ def list_source(
     """Read rows from memory: dictionaries, batches, an Arrow table or a Polars frame.
 
     They are dealt to `splits` in turn, row by row, so that event time advances equally in all
-    of them. The schema is taken from the rows unless it is given.
+    of them. Unless `schema` is given, the columns are all keys that occur in dictionaries; a
+    key that a row lacks is null. A key that a given schema does not name is an error. Views of
+    text or bytes become plain columns.
+
+    >>> source = list_source([{"a": 1}, {"a": 2, "b": "x"}])
+    >>> StreamSchema.from_bytes(source.config["schema"]).arrow.names
+    ['a', 'b']
     """
     if splits < 1 or batch_rows < 1:
         raise UserError(
@@ -111,10 +119,11 @@ def list_source(
             "both are at least 1",
             code=ErrorCode.INVALID_NUMBER,
         )
+    given = schema.arrow if isinstance(schema, StreamSchema) else schema
+    table = _without_views(_to_table(rows, given))
     if isinstance(schema, StreamSchema):
-        stream, table = schema, _to_table(rows, schema.arrow)
+        stream = StreamSchema(table.schema, schema.time_column, schema.key_columns)
     else:
-        table = _to_table(rows, schema)
         stream = StreamSchema(table.schema, time_column)
     parts = [
         table.take(np.arange(index, table.num_rows, splits)) for index in range(splits)
@@ -128,17 +137,69 @@ def _to_table(rows: Any, schema: pa.Schema | None) -> pa.Table:
         rows = rows.to_arrow()
     if isinstance(rows, pa.RecordBatch | pa.Table):
         rows = [rows]
-    listed = list(rows)
-    if listed and not isinstance(listed[0], pa.RecordBatch | pa.Table):
-        return pa.Table.from_pylist(listed, schema=schema)
+    listed = list(rows) if isinstance(rows, Iterable) else [rows]
     if schema is None and not listed:
         raise UserError(
             "a list source without rows needs a schema: pass schema=pa.schema([...])",
             code=ErrorCode.INVALID_CONFIG,
         )
+    if listed and not isinstance(listed[0], pa.RecordBatch | pa.Table):
+        return _from_dictionaries(listed, schema)
     known = listed[0].schema if schema is None else schema
     batches = [batch for part in listed for batch in to_batches(part, known)]
     return pa.Table.from_batches(batches, known)
+
+
+def _from_dictionaries(rows: list[Any], schema: pa.Schema | None) -> pa.Table:
+    """Return rows as a table of all their keys; Arrow alone would take those of the first row."""
+    odd = [row for row in rows if not isinstance(row, Mapping)]
+    if odd:
+        raise SchemaError(
+            f"a list source was given {type(odd[0]).__name__} ({reprlib.repr(odd[0])}) as a row: rows "
+            "are dictionaries, or come as record batches, a pyarrow.Table or a polars.DataFrame"
+        )
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if schema is not None:
+        unknown = set(names) - set(schema.names)
+        if unknown:
+            raise SchemaError(
+                "rows of a list source have keys that its schema does not name: "
+                f"{', '.join(map(repr, sorted(map(str, unknown))))}. Add them to schema=, or "
+                "leave it out"
+            )
+        names = schema.names
+    try:
+        columns = [
+            pa.array(
+                [row.get(name) for row in rows],
+                None if schema is None else schema.field(name).type,
+            )
+            for name in names
+        ]
+        return (
+            pa.Table.from_arrays(columns, schema=schema)
+            if schema
+            else pa.table(columns, names)
+        )
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise SchemaError(
+            f"the rows of a list source do not fit into columns of one type each: {error}. "
+            "Correct the values, or say the types with schema=pa.schema([...])"
+        ) from error
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return rows without views of text, bytes or lists: Arrow cannot pick rows out of all views."""
+    plain = pa.schema([f.with_type(without_views(f.type)) for f in table.schema])
+    plain = plain.with_metadata(table.schema.metadata)
+    if plain.equals(table.schema):
+        return table
+    # Arrow's own cast loses values of list views.
+    columns = [
+        pa.chunked_array([relay(chunk, field.type) for chunk in column.chunks], field.type)
+        for field, column in zip(plain, table.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +308,12 @@ class ListSinkSpec(OperatorSpec):
     """A list sink of a graph; it gives access to what was collected in this process."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows, in order of epoch, then subtask."""
-        return [row for table in self._tables() for row in table.to_pylist()]
+        """Return the rows, in order of epoch, then subtask.
+
+        Times that Python cannot represent, such as those after the year 9999, are the whole
+        numbers that Arrow stores.
+        """
+        return [row for table in self._tables() for row in to_rows(table)]
 
     def table(self) -> pa.Table:
         """Return the rows as one table, which has no columns before the first commit."""

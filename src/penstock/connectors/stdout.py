@@ -18,6 +18,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.memory import StagingSink, staged_tables
+from penstock.core.batch import to_rows
 from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
@@ -67,7 +68,7 @@ class StdoutSink(Configured[StdoutConfig], StagingSink):
 
 def to_json_lines(rows: pa.Table) -> str:
     """Return a JSON object per row; a value that JSON has no form for becomes text."""
-    lines = [json.dumps(row, default=str, ensure_ascii=False) for row in rows.to_pylist()]
+    lines = [json.dumps(row, default=str, ensure_ascii=False) for row in to_rows(rows)]
     return "".join(f"{line}\n" for line in lines)
 
 

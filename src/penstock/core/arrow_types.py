@@ -111,6 +111,15 @@ def stored_type(data_type: _Type) -> _Type:
     return _rebuild(data_type, lambda part: part.with_type(stored_type(part.type)))
 
 
+def without_views(data_type: _Type) -> _Type:
+    """Return a type with plain text and bytes in the place of views, nested ones too."""
+    if pa.types.is_string_view(data_type):
+        return pa.string()
+    if pa.types.is_binary_view(data_type):
+        return pa.binary()
+    return _rebuild(data_type, lambda part: part.with_type(without_views(part.type)))
+
+
 def relay(array: Any, data_type: _Type) -> Any:
     """Return the values of `array` in the layout of `data_type`, which must hold the same values.
 

@@ -140,7 +140,7 @@ def _to_python(value: Any) -> Any:
         if isinstance(value, pa.StructScalar):
             return {name: _to_python(part) for name, part in value.items()}
         if isinstance(value, pa.ListScalar):  # that of large and other lists, too
-            return [_to_python(part) for part in value.values]
+            return [_to_python(part) for part in value.values or ()]
         return value.value
 
 

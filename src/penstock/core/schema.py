@@ -131,6 +131,9 @@ def _problems(stream: StreamSchema) -> Iterator[_Problem]:
         if name.startswith(RESERVED_PREFIX) or name in RESERVED_NAMES:
             text = f"column name {name!r} is reserved for state files: rename it"
             yield ErrorCode.INVALID_NAME, text
+        if "\0" in name:
+            text = f"column name {name!r} holds a NUL, which Polars cannot take: rename it"
+            yield ErrorCode.INVALID_NAME, text
     time = stream.time_column
     if time is not None and time not in names:
         yield mismatch, _unknown("time column", time, names)

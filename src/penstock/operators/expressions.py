@@ -135,7 +135,8 @@ def to_arrow_field(shown: str, name: str, dtype: pl.DataType) -> "pa.Field[pa.Da
     cause: Exception | None = None
     if dtype != pl.Object:  # Polars would export the addresses of Python objects
         try:
-            return pa.field(name, pl.Series(name, [], dtype=dtype).to_arrow().type)
+            # Without the name, because Polars panics at a NUL in it.
+            return pa.field(name, pl.Series([], dtype=dtype).to_arrow().type)
         except (pa.ArrowException, pl.exceptions.PolarsError) as error:
             cause = error
     raise SchemaError(
@@ -342,7 +343,7 @@ class Project(Configured[SelectConfig], ArrowOperator):
             name: to_arrow_field(shown, name, dtype) for name, dtype in fresh.items()
         }
         if isinstance(self.config, WithColumnsConfig):
-            names = [*schema.names, *(n for n in types.names() if n not in schema.names)]
+            names = list(dict.fromkeys([*schema.names, *types.names()]))
         else:
             names = types.names()
         fields = [by_name[n] if n in by_name else schema.field(n) for n in names]

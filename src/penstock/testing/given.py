@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from penstock.catalog import default_registry
-from penstock.core.batch import to_batches
+from penstock.core.batch import to_batches, to_rows
 from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, Idle, Watermark
@@ -54,7 +54,7 @@ class Emitted:
 
     def rows(self, output: str = MAIN) -> list[dict[str, Any]]:
         """Return the rows of an output as dictionaries."""
-        return [row for batch in self.batches(output) for row in batch.to_pylist()]
+        return [row for batch in self.batches(output) for row in to_rows(batch)]
 
     def batches(self, output: str = MAIN) -> list[pa.RecordBatch]:
         """Return the rows of an output as they were emitted."""

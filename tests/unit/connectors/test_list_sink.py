@@ -98,3 +98,15 @@ def test_the_spec_pickles() -> None:
     out = list_sink(a_name())
 
     assert pickle.loads(pickle.dumps(out)) == out
+
+
+def test_rows_with_times_after_the_year_9999_can_be_looked_at() -> None:
+    far = pa.array([253_402_300_800_000_000, None]).view(pa.timestamp("us"))
+    rows = pa.table({"n": [1, 2], "at": far})
+    out = list_sink(a_name())
+    sink = OperatorHarness(out, StreamSchema(rows.schema))
+    sink.push(rows)
+    sink.barrier()
+    sink.commit()
+    assert out.rows() == [{"n": 1, "at": 253_402_300_800_000_000}, {"n": 2, "at": None}]
+    assert out.table().equals(rows)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.connectors.memory import list_source
 from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.splits import SourceBudget, SplitState
 from tests.builders.chain_rig import DrivenSource, a_source
 
@@ -139,3 +139,61 @@ def test_state_of_other_rows_is_refused_with_all_problems() -> None:
 def test_a_number_of_splits_below_one_is_refused() -> None:
     with pytest.raises(UserError, match="at least 1"):
         list_source(ROWS, splits=0)
+
+
+def test_rows_of_different_keys_have_all_of_them_and_null_where_one_is_missing() -> None:
+    source = DrivenSource(list_source([{"a": 1}, {"b": "x", "a": 2}, {"c": None}]))
+    assert source.run_epoch() == [
+        {"a": 1, "b": None, "c": None},
+        {"a": 2, "b": "x", "c": None},
+        {"a": None, "b": None, "c": None},
+    ]
+
+
+def test_a_key_that_a_given_schema_does_not_name_is_refused() -> None:
+    columns: dict[str, Any] = {"a": pa.int64(), "b": pa.string()}
+    schema = pa.schema(columns)
+    with pytest.raises(SchemaError, match="does not name: 'B'"):
+        list_source([{"a": 1}, {"a": 2, "B": "x"}], schema)
+    assert DrivenSource(list_source([{"a": 1}], schema)).run_epoch() == [
+        {"a": 1, "b": None}
+    ]
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_views_of_text_bytes_and_lists_are_read_as_plain_columns(splits: int) -> None:
+    kinds: dict[str, Any] = {
+        "text": pa.string_view(),
+        "bytes": pa.binary_view(),
+        "texts": pa.list_(pa.string_view()),
+        "list": pa.list_view(pa.int64()),
+    }
+    rows: list[dict[str, Any]] = [
+        {"text": "a", "bytes": b"b", "texts": ["c", None], "list": [1, 2]},
+        {"text": None, "bytes": None, "texts": None, "list": None},
+        {"text": "d" * 40, "bytes": b"", "texts": [], "list": [3]},
+    ]
+    table = pa.Table.from_pylist(rows, pa.schema(kinds))
+    for given in (list_source(table, splits=splits), list_source(rows, pa.schema(kinds))):
+        source = DrivenSource(given)
+        assert sorted(source.run_epoch(), key=repr) == sorted(rows, key=repr)
+        assert "view" not in str(a_source(given).output_schema().arrow)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(1, 2)], "given tuple"),
+        (5, "given int"),
+        ("text", "given str"),
+        ([{"a": 1}, None], "given NoneType"),
+        ([{"a": 1}, {"a": "x"}], "columns of one type each: .*Correct the values"),
+        ([{"a\ud800": 1}], "columns of one type each"),
+        ([{"a\0b": 1}], "holds a NUL"),
+    ],
+)
+def test_what_cannot_be_rows_is_refused_with_an_explanation(
+    rows: Any, message: str
+) -> None:
+    with pytest.raises(SchemaError, match=message):
+        list_source(rows)

@@ -153,7 +153,7 @@ def test_a_column_that_occurs_twice_is_named() -> None:
         to_batches(twice, twice.schema)
 
 
-FAR = pa.array([253_402_300_800_000_000, 0, None]).view(pa.timestamp("us"))
+FAR: Any = pa.array([253_402_300_800_000_000, 0, None]).view(pa.timestamp("us"))
 
 
 @pytest.mark.parametrize(

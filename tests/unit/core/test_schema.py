@@ -259,3 +259,9 @@ def test_event_times_of_chunks_and_slices_are_those_of_their_rows() -> None:
     table = pa.Table.from_batches([whole.slice(2), nullable.slice(1)])
 
     assert StreamSchema(whole.schema, "ts").event_times_of(table).tolist() == [3, 4, 5, 6]
+
+
+def test_a_nul_in_the_name_of_a_column_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"holds a NUL, .* rename it") as caught:
+        StreamSchema(pa.schema([("a\0b", pa.int64())]))
+    assert caught.value.code is ErrorCode.INVALID_NAME

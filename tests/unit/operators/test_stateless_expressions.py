@@ -290,3 +290,12 @@ def test_no_expression_at_all_is_refused(kind: str) -> None:
 def test_operators_show_their_expressions() -> None:
     assert str(an_operator(filter_spec(n > 1)).display()).startswith("filter(predicate=")
     assert 'col("n")' in str(an_operator(select_spec("n")).display())
+
+
+def test_a_computed_column_with_a_nul_in_its_name_is_refused_without_a_panic() -> None:
+    for spec in (
+        select_spec(n.alias("a\0b")),
+        with_columns_spec((n + 1).alias("a\0b")),
+    ):
+        with pytest.raises(SchemaError, match="holds a NUL"):
+            output_of(spec)
