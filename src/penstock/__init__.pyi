@@ -49,10 +49,10 @@ from .runtime.driver.policies import retention as retention
 from .runtime.driver.policies import trigger as trigger
 from .runtime.driver.running_job import RunningJob as RunningJob
 from .runtime.spark.attach import AttachedJob as AttachedJob
-from .runtime.spark.attach import attached as attached
 from .runtime.spark.frame_sink import for_each_epoch as for_each_epoch
 from .runtime.spark.frame_source import dataframe as dataframe
 from .runtime.spark.frame_source import dataframes as dataframes
+from .runtime.spark.handoff import attached as attached
 from .state.tables.specs import TimeDomain as TimeDomain
 
 __version__: str

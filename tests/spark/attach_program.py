@@ -38,7 +38,7 @@ def attach(
         query_checkpoint=str(folder / "query"),
         trigger={"availableNow": True} if ends else None,
     )
-    return job.await_termination()
+    return job.wait()
 
 
 def write_epoch(frame: DataFrame, epoch: int, folder: Path) -> None:

@@ -10,12 +10,15 @@ from pyspark.sql import DataFrame
 import penstock as pen
 from tests.builders.spark_session import (
     NUMBERS,
+    PATIENCE_SECONDS,
     CrashError,
     Ledger,
     as_query,
     attached_pipeline,
+    claim,
     numbers,
     shared_session,
+    wait_for_mark,
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -68,7 +71,7 @@ def test_a_query_that_is_started_again_goes_on_with_its_next_batch(tmp_path: Pat
             query_checkpoint=str(tmp_path / "query"),
             trigger={"availableNow": True},
         )
-        status = job.await_termination()
+        status = job.wait()
         assert status.phase is pen.JobPhase.STOPPED
         assert ledger.numbers == list(range(batch * 10 + 10))
     # One epoch per batch: a batch is never cut, nor put together with another one.
@@ -199,3 +202,103 @@ def test_two_queries_feed_two_sources_of_one_job(tmp_path: Path) -> None:
             job.feed("right")(numbers(10, 20), 3)
             job.feed("right")(numbers(20, 30), 4)
     assert ledger.numbers == list(range(30))
+
+
+class Endless:
+    """A query without an end that feeds a job, and the folder that its batches come from."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.ledger = Ledger()
+        self.pipeline = attached_pipeline(name, self.ledger)
+        self.folder = folder
+        self.batches = 0
+
+    def write(self) -> None:
+        """Write a batch of ten numbers."""
+        rows = range(self.batches * 10, self.batches * 10 + 10)
+        write_batch(self.folder / "incoming", self.batches, rows)
+        self.batches += 1
+
+    def attach(self, **options: Any) -> pen.AttachedJob:
+        return self.pipeline.attach(
+            a_stream(self.folder / "incoming"),
+            checkpoint=str(self.folder / "checkpoints"),
+            query_checkpoint=str(self.folder / "query"),
+            **options,
+        )
+
+
+@pytest.mark.parametrize("mode", pen.StopMode)
+def test_an_attached_job_stops_in_every_mode_and_both_go_on(
+    tmp_path: Path, mode: pen.StopMode
+) -> None:
+    endless = Endless(f"attach-{mode}", tmp_path)
+    for generation in (1, 2):
+        endless.write()
+        job = endless.attach()
+        assert job.status.generation == generation
+        with pytest.raises(TimeoutError, match="has not ended within"):
+            job.wait(0.01)
+        job.queries["numbers"].processAllAvailable()
+        job.stop(mode)
+        assert job.wait(PATIENCE_SECONDS).phase is pen.JobPhase.STOPPED
+        assert not job.queries["numbers"].isActive
+        assert endless.ledger.numbers == list(range(endless.batches * 10))
+
+
+def test_a_stop_at_once_does_not_wait_for_the_batch_under_way(tmp_path: Path) -> None:
+    endless = Endless("attach-hasty", tmp_path)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def hang_once(epoch: int) -> None:
+        if claim(marks, "committing"):
+            wait_for_mark(marks, "let-go")
+
+    endless.ledger.before = hang_once
+    endless.write()
+    job = endless.attach()
+    wait_for_mark(marks, "committing")
+    job.stop(pen.StopMode.CHECKPOINT)
+    job.stop(pen.StopMode.IMMEDIATE)
+    with pytest.raises(TimeoutError):
+        job.wait(0.01)
+    claim(marks, "let-go")
+    assert job.wait(PATIENCE_SECONDS).phase is pen.JobPhase.STOPPED
+    again = endless.attach()
+    again.queries["numbers"].processAllAvailable()
+    again.stop()
+    again.wait(PATIENCE_SECONDS)
+    assert endless.ledger.numbers == list(range(10))
+
+
+def test_a_query_that_fails_is_raised_with_the_name_of_its_source(tmp_path: Path) -> None:
+    pipeline = attached_pipeline("attach-broken", Ledger())
+    rate = shared_session().readStream.format("rate").option("rowsPerSecond", 5).load()
+    stream = rate.selectExpr("IF(value < 0, 1L, raise_error('broken')) AS number")
+    job = pipeline.attach(
+        stream, checkpoint=str(tmp_path / "c"), query_checkpoint=str(tmp_path / "q")
+    )
+    with pytest.raises(pen.PenstockError, match="broken"):
+        job.wait(PATIENCE_SECONDS)
+    assert not job.is_running
+
+
+def test_a_job_that_cannot_start_is_refused_by_attach_itself(tmp_path: Path) -> None:
+    endless = Endless("attach-unfit", tmp_path)
+    endless.write()
+    with endless.attach() as job:
+        job.queries["numbers"].processAllAvailable()
+    endless.pipeline = pen.Pipeline("attach-unfit")
+    read = endless.pipeline.read("renamed", pen.attached(schema=NUMBERS))
+    read.write("out", pen.blackhole())
+    with pytest.raises(pen.PenstockError, match=r"'numbers'.* has state"):
+        endless.attach()
+
+
+def test_the_old_way_to_wait_is_answered_by_the_new_one(tmp_path: Path) -> None:
+    with (
+        Batches("attach-old", tmp_path, Ledger()).start() as job,
+        pytest.raises(AttributeError, match="'await_termination': wait does it"),
+    ):
+        job.await_termination()  # type: ignore[attr-defined]

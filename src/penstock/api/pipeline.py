@@ -5,7 +5,7 @@ A job runs on Spark or in this process, with the same supersteps, state and prot
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -259,8 +259,8 @@ class Pipeline:
     ) -> "AttachedJob":
         """Feed the `attached` source from a streaming DataFrame, one epoch per micro-batch.
 
-        This starts a query, and the job beside it in a thread of its own. Both run until
-        `await_termination` or `stop` of the returned job. `checkpoint` is the job's; the
+        This starts a query, and the job beside it in a thread of its own. Both run until the
+        query ends, which `wait` of the returned job waits for, or until its `stop`. `checkpoint` is the job's; the
         query keeps its own below `query_checkpoint`, in a folder named after the source.
         `trigger` is as in `DataStreamWriter.trigger`, such as `{"availableNow": True}`.
         If there are several sources, `streams` is a dictionary by the sources' names.
@@ -276,14 +276,13 @@ class Pipeline:
         job = AttachedJob(self.graph(), self.registry, chosen)
         by_source = {job.which_source(name or None): named[name] for name in named}
         job.start()
-        try:
+        with ExitStack() as if_one_fails:
+            if_one_fails.push(job)
             for source, stream in by_source.items():
                 job.attach(
                     source, stream, query_checkpoint=query_checkpoint, trigger=trigger
                 )
-        except BaseException:
-            job.stop()
-            raise
+            if_one_fails.pop_all()
         return job
 
     def start_attached(

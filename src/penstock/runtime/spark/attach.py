@@ -1,228 +1,76 @@
 """AttachedJob: a job that streaming queries feed, driven by a thread of its own.
 
-    Spark's thread                                the job's thread
-    feed(frame, batch id) ── offer, wake up ──►   plan: compare with the stored (query, batch)
-          waits                                   run the epoch, publish it, commit its sinks
-    returns, Spark notes the batch as done  ◄──   the batch is stored
-
-| offered batch | what follows |
-|---|---|
-| batch 0, none is stored; or the stored one + 1 | it is read |
-| a later one, none is stored | refused unless the source has `begins_late`: the job may have gone back |
-| the stored one | not read again: it is committed, but Spark died before it noted the batch as done |
-| any other, or one of another query | refused: rows would be lost or counted twice |
+It ends when the queries have ended that `Pipeline.attach` started for it, when it is stopped,
+or when it fails. Then it also ends every wait of a query's thread in a `Handoff`.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from typing_extensions import override
 
-from penstock.errors import ErrorCode, InternalError, PenstockError, StateError, UserError
-from penstock.graph.logical import LogicalGraph, OperatorSpec
+from penstock.core.spellings import absent
+from penstock.errors import ErrorCode, ExternalError, PenstockError, StateError, UserError
+from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
 from penstock.runtime.driver.decide import JobStatus, StopMode
-from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.outcomes import EpochRan
+from penstock.runtime.driver.running_job import RunningJob, Timeout
 from penstock.runtime.spark.frame_source import (
     FrameSource,
-    FrameStep,
-    NextFrame,
-    frames_spec,
 )
-from penstock.runtime.spark.row_schemas import SchemaLike
+from penstock.runtime.spark.handoff import BatchId, Handoff
 from penstock.runtime.spark.running import on_ctrl_c, run_on_spark
 from penstock.runtime.spark.session import context_of
 
 _log = logging.getLogger(__name__)
 
-_NEVER = timedelta(days=1)  # no polling: the query wakes the job when it has a batch
-
-
-def attached(*, schema: SchemaLike, begins_late: bool = False) -> OperatorSpec:
-    """Read the micro-batches of a streaming query, one per epoch; see `Pipeline.attach`.
-
-    With `begins_late` a new job may begin with a later batch than the query's first.
-    """
-    return frames_spec("attached", Handoff(begins_late=begins_late), schema, _NEVER)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchId:
-    """A batch of a query: the query's id and the batch's number."""
-
-    query: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"batch {self.number} of query {self.query}"
-
-
-def is_stored_already(
-    offered: BatchId, stored: BatchId | None, *, begins_late: bool = False
-) -> bool:
-    """Return whether a batch is stored already; refuse one that may not follow. Pure."""
-    if stored is None:
-        if offered.number == 0 or begins_late:
-            return False
-        raise StateError(
-            f"{offered} cannot be the first one of this job: rows of earlier ones would be "
-            "lost. If the job went back to an epoch before its first batch, start job and "
-            "query anew; a new job that shall begin in the middle of a query is told so by "
-            "pen.attached(schema=…, begins_late=True)",
-            code=ErrorCode.NOT_RESTORABLE,
-            offered=str(offered),
-        )
-    if offered == stored:
-        return True
-    if offered.query == stored.query and offered.number == stored.number + 1:
-        return False
-    if offered.query != stored.query:
-        reason = "A query gets a new id when its own checkpoint is lost or replaced"
-    elif offered.number < stored.number:
-        reason = "The query went back further than its last batch"
-    else:
-        reason = "The batches between were given to somebody else, or the job went back"
-    raise StateError(
-        f"{offered} cannot follow {stored}, the last one of this job: rows would be lost or "
-        f"counted twice. {reason}. Go on with the query and the checkpoint that belong "
-        "together, or start both anew",
-        code=ErrorCode.NOT_RESTORABLE,
-        offered=str(offered),
-        stored=str(stored),
-    )
-
-
-@dataclass(slots=True)
-class _Offer:
-    batch: BatchId
-    frame: DataFrame
-    is_done: bool = False
-
-
-class Handoff:
-    """Passes batches from one streaming query to one job, each in a thread of its own."""
-
-    def __init__(self, *, begins_late: bool = False) -> None:
-        self._begins_late = begins_late
-        self._changed = threading.Condition()
-        self._offer: _Offer | None = None
-        self._wake_job: Callable[[], None] | None = None
-        self._end: PenstockError | None = None
-
-    def open(self, wake_job: Callable[[], None]) -> None:
-        """Accept batches, because a job is there that takes them."""
-        with self._changed:
-            if self._wake_job is not None:
-                raise UserError(
-                    "this pipeline is attached already: stop that job first, or build another "
-                    "pipeline",
-                    code=ErrorCode.INVALID_CONFIG,
-                )
-            self._wake_job, self._end = wake_job, None
-
-    def close(self, end: PenstockError) -> None:
-        """End every wait with this error: the job has ended."""
-        with self._changed:
-            self._wake_job, self._end = None, end
-            self._changed.notify_all()
-
-    def hand_over(self, batch: BatchId, frame: DataFrame) -> None:
-        """Give a batch to the job; return once it is published and its sinks have committed."""
-        offer = _Offer(batch, frame)
-        with self._changed:
-            if self._offer is not None:
-                raise UserError(
-                    f"{batch} was given to a job that still reads {self._offer.batch}: a "
-                    "source takes the batches of one query, one after the other",
-                    code=ErrorCode.INVALID_CONFIG,
-                )
-            if self._wake_job is None:
-                raise self._end or _not_attached()
-            self._offer = offer
-            wake_job = self._wake_job
-        wake_job()
-        with self._changed:
-            try:
-                self._changed.wait_for(lambda: offer.is_done or self._end is not None)
-                if not offer.is_done and self._end is not None:
-                    raise self._end
-            finally:
-                self._offer = None
-
-    def next_step(self, offset: Any) -> FrameStep:
-        """Return the batch that waits, if it may follow the stored one. For the job's thread."""
-        with self._changed:
-            if self._wake_job is None:
-                raise _not_attached()
-            offer = self._offer
-        if offer is None or offer.is_done:
-            return None
-        stored = None if offset is None else BatchId(*offset)
-        if is_stored_already(offer.batch, stored, begins_late=self._begins_late):
-            # The claim of the job has finished the commit of what was published.
-            self.note_stored(offer.batch)
-            return None
-        if stored is None and offer.batch.number > 0:
-            _log.warning("this job begins with %s: earlier ones are not in it", offer.batch)
-        return NextFrame(offer.frame, [offer.batch.query, offer.batch.number])
-
-    def note_stored(self, batch: BatchId) -> None:
-        """Note that a batch is published and committed."""
-        with self._changed:
-            if self._offer is not None and self._offer.batch == batch:
-                self._offer.is_done = True
-                self._changed.notify_all()
-
-
-def _not_attached() -> UserError:
-    return UserError(
-        "an 'attached' source takes the batches of a streaming query, and none is attached: "
-        "start the pipeline with Pipeline.attach, or Pipeline.start_attached for a query of "
-        "your own",
-        code=ErrorCode.INVALID_CONFIG,
-    )
-
-
 QUERY_ID = "sql.streaming.queryId"
 """The local property that holds the query's id in the query's thread."""
 
-_LOOK_SECONDS = 1
-"""How long it may take until a Ctrl-C is noticed."""
+_LOOK_SECONDS = 1.0
+"""How long it may take until a signal is noticed."""
+_SHORTEST_SECONDS = 0.001
+_ABSENT = {"await_termination": "wait does it, with a timeout if you like"}
 
 Feed: TypeAlias = Callable[[DataFrame, int], None]
 """What `foreachBatch` calls: a batch and its number."""
 
 
-class AttachedJob:
+class AttachedJob(RunningJob):
     """A running job and the queries that feed it. Ends when they end, or when it fails."""
 
     def __init__(
         self, graph: LogicalGraph, registry: Registry, options: RunOptions
     ) -> None:
         self._handoffs = find_handoffs(graph, registry)
-        self._job = str(graph.job)
-        watched = replace(options, on_driver=self._take, on_epoch=self._note)
-        self._run_job = partial(run_on_spark, graph, registry, watched)
-        self._driver: JobDriver | None = None
-        self._has_driver = threading.Event()
-        self._error: BaseException | None = None
+        watched = replace(options, on_epoch=self._note_stored)
+        super().__init__(str(graph.job), partial(run_on_spark, graph, registry), watched)
         self.queries: dict[str, StreamingQuery] = {}
         """The queries that `Pipeline.attach` started, by source."""
-        self._thread = threading.Thread(
-            target=self._run, name=f"penstock-{graph.job}", daemon=True
-        )
+        self._is_hasty = False
+        """Whether it was stopped at once: then queries fail because of it."""
+        self._failure: ExternalError | None = None
+        """What the first query that failed has failed of."""
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent("AttachedJob", name, _ABSENT)
+
+    @override
     def start(self) -> Self:
-        """Start the thread that drives the job."""
+        """Start the thread that drives the job, and return when the job is claimed."""
         opened: list[Handoff] = []
         try:
             for handoff in self._handoffs.values():
@@ -232,13 +80,7 @@ class AttachedJob:
             for handoff in opened:
                 handoff.close(error)
             raise
-        self._thread.start()
-        return self
-
-    @property
-    def status(self) -> JobStatus | None:
-        """What the job is doing; None before it has begun."""
-        return None if self._driver is None else self._driver.status
+        return super().start()
 
     def feed(self, source: str | None = None) -> Feed:
         """Return the function to give to `foreachBatch` of the query that feeds a source."""
@@ -266,7 +108,7 @@ class AttachedJob:
         names = ", ".join(map(repr, self._handoffs))
         reason = "name one of them" if name is None else f"{name!r} is none of them"
         raise UserError(
-            f"queries can be attached to these sources of pipeline {self._job!r}: {names}; "
+            f"queries can be attached to these sources of pipeline {self._name!r}: {names}; "
             f"{reason}",
             code=ErrorCode.INVALID_CONFIG,
         )
@@ -290,78 +132,93 @@ class AttachedJob:
             query.stop()
         return query
 
-    def await_termination(self) -> JobStatus:
-        """Wait until all attached queries have ended, then stop the job; raise its failure.
+    @override
+    def wait(self, timeout: Timeout | None = None) -> JobStatus:
+        """Wait until the queries that `Pipeline.attach` started have ended, then stop the job.
 
-        Ctrl-C stops queries and job after the batches under way; a second one raises.
+        A job that is fed by queries of the user's own is waited for until somebody stops it.
+        The failure of the job is raised, or else that of a query. Ctrl-C stops queries and job
+        after the batches under way, a second one at once.
         """
-        failure: PySparkException | None = None
-        pressed = threading.Event()
-        with on_ctrl_c(pressed.set):
-            for query in self.queries.values():
-                try:
-                    # Each wait is short: Python handles signals only between calls to the JVM.
-                    while not (pressed.is_set() or query.awaitTermination(_LOOK_SECONDS)):
-                        pass
-                except PySparkException as error:
-                    failure = failure or error
-        status = self.stop()
-        if failure is not None:
-            raise failure
+        at_once = partial(self.stop, StopMode.IMMEDIATE)
+        with on_ctrl_c(self.stop, again=at_once):
+            status = super().wait(timeout)
+        if self._failure is not None:
+            raise self._failure
         return status
 
-    def stop(self) -> JobStatus:
-        """Let the batches under way finish, then stop queries and job; raise its failure."""
-        for query in self.queries.values():
-            query.stop()
-        self._has_driver.wait()
-        if self._driver is not None:
-            self._driver.request_stop(StopMode.CHECKPOINT)
-        self._thread.join()
+    @override
+    def _await_end(self, seconds: float | None) -> bool:
+        ends_at = None if seconds is None else time.monotonic() + seconds
+        for source, query in self.queries.items():
+            while not self._has_ended(source, query, ends_at):
+                if ends_at is not None and time.monotonic() >= ends_at:
+                    return False
+        if self.queries:
+            super()._request(StopMode.CHECKPOINT)
+        left = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+        return super()._await_end(left)
+
+    def _has_ended(self, source: str, query: StreamingQuery, ends_at: float | None) -> bool:
+        """Wait for a short time, and return whether a query has ended; note its failure.
+
+        A longer wait would not notice a signal: Python handles it between calls to the JVM.
+        """
+        seconds = _LOOK_SECONDS
+        if ends_at is not None:
+            seconds = min(seconds, max(_SHORTEST_SECONDS, ends_at - time.monotonic()))
+        try:
+            return bool(query.awaitTermination(seconds))  # type: ignore[arg-type] # fractions pass
+        except PySparkException as error:
+            if not self._is_hasty:
+                self._failure = self._failure or _query_failed(source, error)
+            return True
+
+    @override
+    def _request(self, mode: StopMode) -> None:
+        """Let the batches under way finish, then stop queries and job; at once if so asked.
+
+        Spark waits for the batch under way before it stops a query, which a caller must not.
+        """
+        if not self.queries:
+            super()._request(mode)
+            return
+        if mode is StopMode.IMMEDIATE:
+            self._is_hasty = True
+            super()._request(mode)
+        threading.Thread(
+            target=self._end_queries,
+            args=(mode,),
+            name=f"penstock-{self.name}-stop",
+            daemon=True,
+        ).start()
+
+    def _end_queries(self, mode: StopMode) -> None:
+        self._stop_queries()
+        super()._request(mode)
+
+    def _stop_queries(self) -> None:
+        for source, query in list(self.queries.items()):
+            try:
+                query.stop()
+            except (PySparkException, Py4JError, OSError) as error:
+                _log.warning("the query of source %r did not stop: %s", source, error)
+
+    @override
+    def _close(self) -> None:
+        """End every wait for the job, which has ended for whatever reason."""
+        end = self._why_ended()
+        for handoff in self._handoffs.values():
+            handoff.close(end)
         if self._error is not None:
-            raise self._error
-        if self._driver is None:
-            raise InternalError(f"job {self._job!r} ended without a status")
-        return self._driver.status
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        del kind, trace
-        try:
-            self.stop()
-        except Exception as own:
-            if error is None:
-                raise
-            error.add_note(f"The job ended with: {own}")
-
-    def _run(self) -> None:
-        """Drive the job; when it ends, for any reason, end every wait for it."""
-        try:
-            self._run_job()
-        except BaseException as error:  # noqa: BLE001 (it is raised again by `stop`)
-            self._error = error
-        finally:
-            self._has_driver.set()
-            end = self._why_ended()
-            for handoff in self._handoffs.values():
-                handoff.close(end)
-            if self._error is not None:
-                # A query without data would go on for ever, and hide the failure.
-                for query in list(self.queries.values()):
-                    query.stop()
-
-    def _take(self, driver: JobDriver) -> None:
-        self._driver = driver
-        self._has_driver.set()
+            # A query without data would go on for ever, and hide the failure.
+            self._stop_queries()
 
     def _wake(self) -> None:
-        self._has_driver.wait()
         if self._driver is not None:
             self._driver.wake_up()
 
-    def _note(self, ran: EpochRan) -> None:
+    def _note_stored(self, ran: EpochRan) -> None:
         """End the waits of queries whose batches an epoch has stored."""
         if not ran.progress.is_published:
             return
@@ -376,11 +233,23 @@ class AttachedJob:
             return self._error
         reason = "was stopped" if self._error is None else f"failed: {self._error}"
         return StateError(
-            f"job {self._job!r} {reason}; a batch that it has not published comes again when "
+            f"job {self._name!r} {reason}; a batch that it has not published comes again when "
             "the query is started again",
             code=ErrorCode.JOB_FINISHED,
-            job=self._job,
+            job=self._name,
         )
+
+
+def _query_failed(source: str, error: PySparkException) -> ExternalError:
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    failure = ExternalError(
+        f"the query that feeds source {source!r} failed: {reason}. The job has stopped after "
+        "its last batch; start both again when the query can run",
+        code=ErrorCode.ENGINE_FAILED,
+        source=source,
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def find_handoffs(graph: LogicalGraph, registry: Registry) -> dict[str, Handoff]:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError, StateError, UserError
-from penstock.runtime.spark.attach import BatchId, Handoff, is_stored_already
 from penstock.runtime.spark.frame_source import FrameStep, NextFrame
+from penstock.runtime.spark.handoff import BatchId, Handoff, is_stored_already
 
 FIRST, SECOND = BatchId("q", 7), BatchId("q", 8)
 FRAME: Any = object()
