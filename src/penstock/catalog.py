@@ -22,6 +22,7 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (expressions.FilterConfig, expressions.Filter),
     (expressions.SelectConfig, expressions.Project),
     (expressions.WithColumnsConfig, expressions.Project),
+    (expressions.EventTimeConfig, expressions.EventTimeColumn),
     (stateless.MapBatchesConfig, stateless.MapBatches),
     (stateless.FlatMapConfig, stateless.FlatMap),
     (stateless.KeyByConfig, stateless.KeyBy),

@@ -27,9 +27,13 @@ from penstock.graph.logical import (
     WatermarkSpec,
 )
 from penstock.graph.validate import find_problems, validate
+from penstock.operators.expressions import EventTimeConfig, FilterConfig, event_time_spec
 from penstock.operators.operator import ArrowOperator, DisplayableOperator, SourceOperator
 from penstock.operators.registry import Registry
 from penstock.operators.updating.changelog import changelog_keys_behind
+
+_MEASURED_KINDS = (EventTimeConfig.kind, FilterConfig.kind)
+"""The kinds of operators behind a source that decide which rows move its watermark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +92,13 @@ class GraphBuilder:
         """The mistakes of steps that are not in the graph."""
         self.displays: dict[OperatorId, DisplayableOperator] = {}
         """How each operator shows itself."""
+        self._with_watermark: set[OperatorId] = set()
+        """The operators that a watermark reaches, or that make one."""
 
     def graph(self) -> LogicalGraph:
         """Return the graph, or raise with everything that is wrong with it or its steps."""
-        graph = LogicalGraph(self.job, tuple(self._nodes.values()), tuple(self._edges))
+        nodes = tuple(map(self._measured, self._nodes.values()))
+        graph = LogicalGraph(self.job, nodes, tuple(self._edges))
         if self.problems:
             # Without its broken steps the graph is well-formed, so its own problems are real.
             self.problems.refuse(self.job, find_problems(graph) if graph.nodes else ())
@@ -150,14 +157,16 @@ class GraphBuilder:
         name: str,
         spec: OperatorSpec,
         *,
-        event_time: str | None,
+        event_time: str | pl.Expr | None,
         watermark: WatermarkSpec | None,
         parallelism: int | None,
     ) -> Port:
-        """Add a source; it makes watermarks if its stream has an event-time column.
+        """Add a source; it makes watermarks if its stream has an event time.
 
-        `event_time` names that column, in place of the one that the source declares.
+        `event_time` names its column, or is the expression that computes it in a step of its
+        own behind the source; it replaces the one that the source declares.
         """
+        computed = event_time if isinstance(event_time, pl.Expr) else None
         operator = self.claim(name)
         with _naming(operator):
             source = self.registry.construct(spec).operator
@@ -169,23 +178,30 @@ class GraphBuilder:
                 )
             stream = source.output_schema().keyed_by()
             if event_time is not None:
-                stream = replace(stream, time_column=event_time)
+                column = None if isinstance(event_time, pl.Expr) else event_time
+                stream = replace(stream, time_column=column)
             sides = source.side_outputs()
-        if watermark is not None and stream.time_column is None:
+        has_time = stream.time_column is not None or computed is not None
+        if watermark is not None and not has_time:
             raise UserError(
                 f"operator {operator!r}: watermark_delay and idle_timeout are about event time, but "
                 "its rows have none: name their timestamp column as event_time",
                 operator=operator,
             )
-        if watermark is None and stream.time_column is not None:
-            watermark = WatermarkSpec()
         count = self._parallelism if parallelism is None else parallelism
         outputs = {MAIN: stream, **sides}
-        self._nodes[operator] = Node(
-            operator, _plain(spec), count, outputs=outputs, watermark=watermark
-        )
+        node = Node(operator, _plain(spec), count, outputs=outputs)
+        self._nodes[operator] = node
         self.displays[operator] = source.display()
-        return Port(operator, MAIN, stream)
+        port = Port(operator, MAIN, stream)
+        if not has_time:
+            return port
+        self._with_watermark.add(operator)
+        if computed is not None:
+            step = event_time_spec(computed)
+            port = self.port(self.add_step(f"{operator}-event-time", step, [port]))
+        self._nodes[operator] = replace(node, watermark=watermark or WatermarkSpec())
+        return port
 
     def add_step(
         self,
@@ -220,6 +236,10 @@ class GraphBuilder:
                     operator=operator,
                 )
             schemas = tuple(port.schema for port in inputs)
+            if step.generates_watermarks():
+                self._with_watermark.add(operator)
+            else:
+                self._follow_watermarks(operator, inputs)
             stream = step.output_schema(schemas)
             _check_end(operator, stream, is_sink=is_sink)
             sides = step.side_outputs(schemas)
@@ -239,6 +259,43 @@ class GraphBuilder:
     def port(self, operator: OperatorId, output: str = MAIN) -> Port:
         """Return an output of an operator, which must have it."""
         return Port(operator, output, self.outputs_of(operator)[output].keyed_by())
+
+    def _follow_watermarks(self, operator: OperatorId, inputs: Sequence[Port]) -> None:
+        """Note whether a watermark reaches an operator; refuse event time that has none."""
+        for port in inputs:
+            if port.operator in self._with_watermark:
+                self._with_watermark.add(operator)
+            elif port.schema.time_column is not None:
+                column = port.schema.time_column
+                raise UserError(
+                    f"operator {operator!r} reads rows of {port.operator!r} whose event time is "
+                    f"{column!r}, but no watermark can ever come: the source in front of them "
+                    "makes none, so windows would never close. Give it event_time=… in read, "
+                    f"or put .watermark('a-name', {column!r}) in front of {operator!r}",
+                    operator=operator,
+                )
+
+    def _measured(self, node: Node) -> Node:
+        """Return a node; a source with the operators behind which its watermark is measured.
+
+        These are the one that computes event time, and the filters that follow one by one: a
+        row that is not wanted must not move the watermark.
+        """
+        if node.watermark is None:
+            return node
+        behind: list[OperatorId] = []
+        reader = self._only_reader(node.operator)
+        while reader is not None and reader.spec.kind in _MEASURED_KINDS:
+            behind.append(reader.operator)
+            reader = self._only_reader(reader.operator)
+        return replace(node, watermark=replace(node.watermark, behind=tuple(behind)))
+
+    def _only_reader(self, operator: OperatorId) -> Node | None:
+        """Return what reads an operator's rows in the same chain, if nothing else does."""
+        edges = [e for e in self._edges if (e.source, e.output) == (operator, MAIN)]
+        if len(edges) != 1 or edges[0].exchange is not Exchange.FORWARD:
+            return None
+        return self._nodes[edges[0].target]
 
     def _parallelism_behind(self, inputs: Sequence[Port]) -> int:
         """Return the default parallelism of a step: that of its port, else of its producer."""

@@ -10,15 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+import polars as pl
+
+from penstock.api.event_time import to_event_time, to_watermark_spec
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder
 from penstock.api.stream import Stream
-from penstock.core.clock import DurationLike, to_micros
+from penstock.core.clock import DurationLike
 from penstock.core.ids import JobId
 from penstock.core.settings import current
 from penstock.core.spellings import absent, renamed
 from penstock.errors import ErrorCode, UserError, did_you_mean, naming_missing_extras
-from penstock.graph.logical import LogicalGraph, OperatorSpec, Readable, WatermarkSpec
+from penstock.graph.logical import LogicalGraph, OperatorSpec, Readable
 from penstock.graph.render import render, to_json, to_mermaid
 from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Registry
@@ -131,16 +134,19 @@ class Pipeline:
         name: str,
         source: SourceOperator | OperatorSpec | Readable,
         *,
-        event_time: str | None = None,
+        event_time: str | pl.Expr | None = None,
         watermark_delay: DurationLike | None = None,
         idle_timeout: DurationLike | None = None,
         parallelism: int | None = None,
     ) -> Stream:
         """Read from a source: what a connector's function returns, or a source object.
 
-        `event_time` names the timestamp column that windows and timers use; a row may be up
-        to `watermark_delay` behind the latest one. A split without rows for `idle_timeout` does not
-        hold the watermark of the others back.
+        `event_time` names the timestamp column that windows and timers use, or computes it:
+        `pl.from_epoch("ms", time_unit="ms")`, `pl.col("at").str.to_datetime("%FT%T")`. The
+        result replaces the column of its name, or is added to the others. A row may be up to
+        `watermark_delay` behind the latest one of its split. A split without rows for
+        `idle_timeout` does not hold the watermark of the others back. Rows that are dropped
+        by filters directly behind `read` do not move the watermark.
 
         >>> import datetime as dt, penstock as pen
         >>> rows = pen.list_source([{"at": dt.datetime(2024, 1, 1), "n": 1}])
@@ -149,21 +155,17 @@ class Pipeline:
         ... )
         >>> stream.schema.time_column
         'at'
+        >>> import polars as pl
+        >>> millis = pen.list_source([{"ms": 1_700_000_000_000}])
+        >>> at = pl.from_epoch("ms", time_unit="ms").alias("at")
+        >>> pen.Pipeline("p").read("rows", millis, event_time=at).schema.time_column
+        'at'
         """
-        problems, watermark = self.builder.problems, None
-        if watermark_delay is not None or idle_timeout is not None:
-            delay_micros, idle_micros = 0, None
-            if watermark_delay is not None:
-                with problems.noting():
-                    delay_micros = to_micros(watermark_delay, "watermark_delay")
-            if idle_timeout is not None:
-                with problems.noting():
-                    idle_micros = to_micros(idle_timeout, "idle timeout")
-            watermark = WatermarkSpec(delay_micros, idle_micros)
+        watermark = to_watermark_spec(self.builder.problems, watermark_delay, idle_timeout)
         port = self.builder.add_source(
             name,
             _to_spec(source),
-            event_time=event_time,
+            event_time=to_event_time(name, event_time),
             watermark=watermark,
             parallelism=parallelism,
         )

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from penstock.api.event_time import EventTimeSteps
 from penstock.api.gathering import step
 from penstock.api.graph_builder import (
     BrokenPort,
@@ -199,7 +200,7 @@ class WindowedStream:
         return Stream(self.builder, *self._windows.add(aggregates))
 
 
-class Stream(AnyStream):
+class Stream(AnyStream, EventTimeSteps):
     """The rows between two steps. Made by `Pipeline.read` and by steps."""
 
     def __init__(
@@ -436,9 +437,8 @@ class KeyedStream(AnyStream):
         >>> import penstock as pen
         >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-aggregate")
         >>> sales = p.read("sales", pen.list_source([{"user": "ada", "price": 7}] * 2))
-        >>> sales.key_by("user").aggregate("spent", total=pen.sum("price")).write(
-        ...     "out", out
-        ... )
+        >>> spent = sales.key_by("user").aggregate("spent", total=pen.sum("price"))
+        >>> spent.write("out", out)
         >>> status = p.run_in_process("memory:")
         >>> out.rows()
         [{'user': 'ada', 'op': 'insert', 'before': None, 'after': {'total': 14}}]

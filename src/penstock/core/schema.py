@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import pyarrow as pa
 
-from penstock.core.arrow_types import Micros, to_micros
+from penstock.core.arrow_types import Micros, is_text, to_micros
 from penstock.core.hash_kernels import Hashes
 from penstock.core.key_hash import Column, check_key_type, hash_keys
 from penstock.core.spellings import absent
@@ -139,14 +139,33 @@ def _problems(stream: StreamSchema) -> Iterator[_Problem]:
         yield mismatch, _unknown("time column", time, names)
     elif time is not None:
         found = _types_of(stream.arrow, time)
-        for kind in sorted(
-            {str(kind) for kind in found if not pa.types.is_timestamp(kind)}
-        ):
+        wrong = {str(kind): kind for kind in found if not pa.types.is_timestamp(kind)}
+        for _, kind in sorted(wrong.items()):
             text = (
-                f"time column {time!r} has the type {kind}: it must be a timestamp, cast it"
+                f"time column {time!r} has the type {kind}: it must be a timestamp"
+                f"{how_to_time(time, kind)}"
             )
             yield mismatch, text
     yield from _key_problems(stream)
+
+
+def how_to_time(name: str, kind: Any) -> str:
+    """Return how event time is computed from a column that is no timestamp, as advice."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if is_text(kind):
+        expression = (
+            f"pl.col({name!r}).str.to_datetime('%+', time_zone='UTC'), with the format of its "
+            "text ('%+' is ISO 8601 with a zone, '%FT%T%.f' without)"
+        )
+    elif types.is_integer(kind) or types.is_floating(kind):
+        expression = f"pl.from_epoch({name!r}, time_unit='ms')"
+    elif types.is_date(kind):
+        expression = f"pl.col({name!r}).cast(pl.Datetime('us'))"
+    else:
+        return ". Compute one by an expression: event_time=… of read"
+    return f". Compute it where rows are read: event_time={expression}"
 
 
 def _key_problems(stream: StreamSchema) -> Iterator[_Problem]:

@@ -105,6 +105,9 @@ class WatermarkSpec:
     """How far rows may lag behind the latest row of their split."""
     idle_timeout_micros: int | None = None
     """After this processing time without rows a split is idle and holds no other back."""
+    behind: tuple[OperatorId, ...] = ()
+    """The operators that follow the source one by one and decide which rows have which event
+    time: one that computes it, if the source has none, then filters. Their output counts."""
 
 
 @dataclass(frozen=True, slots=True)

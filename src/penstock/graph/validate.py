@@ -46,7 +46,7 @@ def find_problems(graph: LogicalGraph) -> list[str]:
             for operator, count in Counter(node.operator for node in graph.nodes).items()
             if count > 1
         ),
-        *chain.from_iterable(map(_node_problems, graph.nodes)),
+        *chain.from_iterable(_node_problems(node, nodes) for node in graph.nodes),
         *chain.from_iterable(dangling.values()),
         *_input_problems(graph, whole),
         *chain.from_iterable(
@@ -57,7 +57,7 @@ def find_problems(graph: LogicalGraph) -> list[str]:
     ]
 
 
-def _node_problems(node: Node) -> Iterator[str]:
+def _node_problems(node: Node, nodes: dict[str, Node]) -> Iterator[str]:
     if not _is_parallelism(node.parallelism):
         yield (
             f"operator {node.operator!r}: parallelism {node.parallelism!r} cannot work: use a "
@@ -68,23 +68,24 @@ def _node_problems(node: Node) -> Iterator[str]:
             f"operator {node.operator!r}: it reads nothing and has no output {MAIN!r}: give a "
             "source its output, or connect the operator to one"
         )
-    yield from _watermark_problems(node)
+    yield from _watermark_problems(node, nodes)
 
 
 def _is_parallelism(value: object) -> bool:
     return is_whole(value) and 1 <= value <= LARGEST_PARALLELISM
 
 
-def _watermark_problems(node: Node) -> Iterator[str]:
+def _watermark_problems(node: Node, nodes: dict[str, Node]) -> Iterator[str]:
     spec, name = node.watermark, node.operator
     if spec is None:
         return
+    measured = nodes.get(spec.behind[-1], node) if spec.behind else node
     if node.inputs:
         yield (
             f"operator {name!r}: only a source makes watermarks from event times, and this "
             "one has inputs: move the watermark to its source"
         )
-    elif MAIN in node.outputs and node.outputs[MAIN].time_column is None:
+    elif MAIN in node.outputs and measured.outputs[MAIN].time_column is None:
         yield (
             f"operator {name!r}: its watermark follows event times, but its output has no "
             "time column: name one as event_time, or leave the watermark out"

@@ -171,6 +171,11 @@ class AssembledChain:
                     ports[node.operator, index] = InputPort(partial(made.process, index))
             built.append(made)
         self.nodes = tuple(reversed(built))
+        by_name = {made.task.operator: made for made in self.nodes}
+        for made in self.nodes:
+            spec = made.node.watermark
+            if isinstance(made, SourceNode) and spec is not None and spec.behind:
+                made.measure_at([by_name[operator] for operator in spec.behind])
         self._failures = failures
 
     def begin(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from typing_extensions import override
@@ -24,7 +23,13 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime, InputWatermark, event_time_of
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import MAIN
-from penstock.operators.splits import BudgetMeter, Deadline, SplitPlan, SplitState
+from penstock.operators.splits import (
+    BudgetMeter,
+    Deadline,
+    SplitPlan,
+    SplitState,
+    SplitTimes,
+)
 from penstock.operators.timers import Timers
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.global_keyed import GlobalKeyedView
@@ -259,6 +264,8 @@ class ArrowCollector:
         self._targets = self._chained
         self._is_open = False
         self.rows_emitted: Counter[str] = Counter()
+        self.observe: Callable[[pa.RecordBatch], None] | None = None
+        """Sees every batch of the main output before it is passed on."""
 
     def open(self, outlets: Targets) -> None:
         """Start an epoch: rows go to the next operators of the chain and to these outlets."""
@@ -281,6 +288,8 @@ class ArrowCollector:
         """
         for batch in self._conform(rows, output):
             self.rows_emitted[output] += batch.num_rows
+            if self.observe is not None and output == MAIN:
+                self.observe(batch)
             for target in self._targets[output]:
                 target.take(batch)
 
@@ -325,16 +334,20 @@ class SourceCollector(ArrowCollector):
         self, operator: str, outputs: Mapping[str, StreamSchema], targets: Targets
     ) -> None:
         super().__init__(operator, outputs, targets)
-        self._stream = outputs[MAIN]
         self.budget: BudgetMeter
         self.deadline = Deadline()
-        self.latest_by_split: dict[str | None, int | None] = {}
-        """The latest event time of each split that gave rows in this epoch; None if unknown."""
+        self.times = SplitTimes(operator, outputs[MAIN])
+        self.observe = self.times.note_passed
 
     @override
     def open(self, outlets: Targets) -> None:
         super().open(outlets)
-        self.latest_by_split.clear()
+        self.times.begin_epoch(None)
+
+    @property
+    def latest_by_split(self) -> Mapping[str | None, int | None]:
+        """The latest event time of each split that gave rows in this epoch; None if unknown."""
+        return self.times.latest
 
     @override
     def collect(
@@ -344,29 +357,10 @@ class SourceCollector(ArrowCollector):
         self.deadline.check()
         batches = self._conform(rows, output)
         for batch in batches:
-            if output == MAIN:
-                self._note(batch, split)
             self.budget.spend(batch.num_rows, batch.nbytes)
+        if batches and output == MAIN:
+            self.times.split = split
+            self.times.latest.setdefault(split, None)
         with self.deadline.paused():
             for batch in batches:
                 super().collect(batch, output)
-
-    def _note(self, batch: pa.RecordBatch, split: str | None) -> None:
-        known = self.latest_by_split.setdefault(split, None)
-        if self._stream.time_column is None:
-            return
-        times = batch.column(self._stream.time_column)
-        # Operators that need event times decide what happens to rows without one.
-        timed = batch.filter(times.is_valid()) if times.null_count else batch
-        if not timed.num_rows:
-            return
-        try:
-            latest = int(np.max(self._stream.event_times_of(timed)))
-        except SchemaError as error:
-            raise SchemaError(
-                f"source {self._operator!r} emitted rows whose event time cannot be told: "
-                f"{error.message}",
-                operator=self._operator,
-                split=split,
-            ) from error
-        self.latest_by_split[split] = latest if known is None else max(known, latest)

@@ -48,6 +48,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
+from penstock.core.arrow_types import relay, stored_type
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import (
     IDLE,
@@ -311,7 +312,9 @@ def _own_name(ctx: OperatorContext) -> str:
 
 def _latest_by(column: Any, times: Any) -> dict[str | None, int]:
     """Return the latest of the times per value of a column, values as text."""
-    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    # A dictionary may hold values that no row has, twice the same, and null in two ways.
+    plain = relay(column, stored_type(column.type))
+    encoded = pc.dictionary_encode(plain, null_encoding="encode")
     names = encoded.dictionary.cast(pa.string()).to_pylist()
     latest = np.full(len(names), np.iinfo(np.int64).min)
     np.maximum.at(latest, encoded.indices.to_numpy(), times)

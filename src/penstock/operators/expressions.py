@@ -8,7 +8,7 @@ read go to Polars, without a copy where layouts allow it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import polars as pl
@@ -16,7 +16,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.arrow_types import why_not_in_polars
-from penstock.core.schema import StreamSchema
+from penstock.core.schema import StreamSchema, how_to_time
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.context import ArrowCollector, OperatorContext
@@ -24,6 +24,10 @@ from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 
 _NO_COLUMNS = pl.DataFrame()
+_GUESSES_FORMAT = (
+    " to guess a format: give it one, such as '%+' for ISO 8601 with a zone (and "
+    "time_zone='UTC'), '%FT%T%.f' without"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,8 @@ def _find_row_problems(expression: pl.Expr) -> Iterator[str]:
             is_whole = meta.is_scalar() and bool(meta.root_names())
             is_apart = meta.is_literal() or meta.is_row_separable()
             if is_whole or not is_apart:
-                yield f"{part} looks at several rows"
+                hint = _GUESSES_FORMAT if ".str.strptime(" in str(part) else ""
+                yield f"{part} looks at several rows{hint}"
                 return
             if part is expression and not (meta.is_length_preserving() or meta.is_scalar()):
                 yield f"{part} does not give one value per row"
@@ -223,6 +228,18 @@ class WithColumnsConfig(SelectConfig):
     """The config of operators that compute columns besides the input's."""
 
     kind: ClassVar[str] = "with_columns"
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeConfig(WithColumnsConfig):
+    """The config of operators that compute the event time of rows, by one expression."""
+
+    kind: ClassVar[str] = "event_time"
+
+
+def event_time_spec(expression: pl.Expr) -> OperatorSpec:
+    """Compute a column, as `with_columns_spec` does, and make it the event time."""
+    return EventTimeConfig(_serialized([expression])).to_operator_spec()
 
 
 def filter_spec(predicate: pl.Expr) -> OperatorSpec:
@@ -354,6 +371,30 @@ class Project(Configured[SelectConfig], ArrowOperator):
             frozenset(by_name),
         )
         return self._plan
+
+
+class EventTimeColumn(Project):
+    """Computes one column besides the input's, which is the event time of the output."""
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the input's columns with the event time; what is no timestamp is refused."""
+        shown = str(self.display())
+        names = derive_types(shown, inputs[0].arrow, self._expressions).names()
+        if len(names) != 1:
+            raise SchemaError(
+                f"{shown} gives the columns {', '.join(map(repr, names))}: event time is one "
+                "column"
+            )
+        stream = super().output_schema(inputs)
+        kind = stream.arrow.field(names[0]).type
+        if not pa.types.is_timestamp(kind):
+            raise SchemaError(
+                f"{shown} gives the column {names[0]!r} the type {kind}: it must give "
+                f"timestamps{how_to_time(names[0], kind)}",
+                column=names[0],
+            )
+        return replace(stream, time_column=names[0])
 
 
 @dataclass(frozen=True, slots=True)

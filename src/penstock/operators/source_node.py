@@ -1,6 +1,7 @@
 """SourceNode: a source as the first node of a chain, with its splits and their watermark."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 from penstock.core.clock import Clock
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.errors import ErrorCode, UserCodeError, UserError
+from penstock.graph.logical import MAIN
 from penstock.operators.context import SourceCollector, SourceContext, Targets
 from penstock.operators.event_time import (
     last_watermark,
@@ -23,6 +25,7 @@ from penstock.operators.splits import (
     SourceOverrunError,
     SourcePhase,
     SplitState,
+    SplitTimes,
 )
 
 
@@ -36,6 +39,19 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         self._assignment = SourceAssignment()
         self._finish: SourceFinishType | None = None
         self._changed: dict[str, SplitState] = {}
+
+    def measure_at(self, way: Sequence[OperatorNode[Any, Any, Any]]) -> None:
+        """Take event times from the operators behind the source, as `WatermarkSpec.behind` says.
+
+        Rows are pushed through them at once, so the split that they come from is known.
+        """
+        places = [self, *way]
+        if self.node.outputs[MAIN].time_column is None:
+            places = places[1:]
+        times = SplitTimes(self.task.operator, places[0].node.outputs[MAIN])
+        self.collector.times, self.collector.observe = times, None
+        places[0].collector.observe = times.note_read
+        places[-1].collector.observe = times.note_passed
 
     def begin(
         self,
@@ -53,6 +69,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         self.context.fed = fed
         self.context.budget = BudgetMeter(assignment.budget, self._clock)
         self.collector.budget = self.context.budget
+        self.collector.times.begin_epoch(assignment.latest_micros)
         table = self.context.get_global_keyed_state(SPLITS_TABLE)
         known: dict[str, SplitState] = {}
         for name in (*(split.name for split in assignment.splits), *assignment.resting):
@@ -171,3 +188,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
                 context.split_state(name),
                 last_active_micros=context.processing_time_micros,
             )
+        times = self.collector.times
+        for name, state in context.split_states.items():
+            given = None if name == only and None in times.latest else name
+            context.split_states[name] = times.settled(given, state)

@@ -1,6 +1,7 @@
 """Splits, budgets and deadlines: what a source reads, how far it came, how much it may take.
 
-All are immutable values, except the meter of a budget and the deadline, which serve one epoch.
+All are immutable values, except the meter of a budget, the deadline and the times of splits,
+which serve one epoch.
 A split's state is stored in the source's global table.
 """
 
@@ -13,8 +14,13 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
+from penstock.core.arrow_types import Micros
 from penstock.core.clock import Clock
+from penstock.core.schema import StreamSchema
+from penstock.core.watermark import MIN_MICROS
+from penstock.errors import SchemaError
 
 
 class SplitState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -28,6 +34,8 @@ class SplitState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The latest event time seen; the split's watermark follows from it."""
     last_active_micros: int | None = None
     """The processing time of the last epoch that read rows of it."""
+    filtered_micros: int | None = None
+    """The earliest event time of filtered rows that is beyond all that passed; see `SplitTimes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,99 @@ class Deadline:
             self._ends_at += time.monotonic() - began
 
 
+class SplitTimes:
+    """Notes the latest event time of every split of one subtask, epoch by epoch.
+
+    Rows that pass the filters behind the source count. A row that is filtered counts as soon as
+    rows of any split have passed with its event time or a later one. So no filtered row moves
+    the watermark by itself, however far in the future it is, and a split of which no row
+    passes does not hold the others back for ever.
+    """
+
+    def __init__(self, source: str, stream: StreamSchema) -> None:
+        """Note what a source emits as `stream`, the schema of its rows with their event time."""
+        self._source = source
+        self._stream = stream
+        self._limit_micros: int | None = None
+        self.split: str | None = None
+        """The split whose rows are being emitted."""
+        self.latest: dict[str | None, int | None] = {}
+        """The latest event time of each split that gave rows in this epoch; None if unknown."""
+        self._ahead: dict[str | None, int] = {}
+        """The earliest event time of each split that no row of the source had passed with."""
+
+    def begin_epoch(self, limit_micros: int | None) -> None:
+        """Forget the epoch before; `limit_micros` is as `SourceAssignment.latest_micros`."""
+        self._limit_micros = limit_micros
+        self.latest.clear()
+        self._ahead.clear()
+
+    def note_read(self, batch: pa.RecordBatch) -> None:
+        """Note rows that may be filtered later."""
+        times = self._times_of(batch)
+        if times is None:
+            return
+        limit = MIN_MICROS if self._limit_micros is None else self._limit_micros
+        is_ahead = times > limit
+        if is_ahead.any():
+            first = int(times[is_ahead].min())
+            self._ahead[self.split] = min(first, self._ahead.get(self.split, first))
+            times = times[~is_ahead]
+        if len(times):
+            self._note(int(times.max()))
+
+    def settled(self, given: str | None, state: SplitState) -> SplitState:
+        """Return the state of a split after an epoch, with what its filtered rows tell.
+
+        `given` is the name under which its rows were emitted: None if there is one split only.
+        """
+        found = [
+            micros
+            for micros in (state.filtered_micros, self._ahead.get(given))
+            if micros is not None
+        ]
+        limit = self._limit_micros
+        passed = [micros for micros in found if limit is not None and micros <= limit]
+        latest = state.max_event_time_micros
+        known = passed if latest is None else [*passed, latest]
+        return msgspec.structs.replace(
+            state,
+            max_event_time_micros=max(known, default=None),
+            filtered_micros=min(set(found) - set(passed), default=None),
+        )
+
+    def note_passed(self, batch: pa.RecordBatch) -> None:
+        """Note rows that count."""
+        times = self._times_of(batch)
+        if times is not None:
+            self._note(int(times.max()))
+
+    def _note(self, micros: int) -> None:
+        known = self.latest.get(self.split)
+        self.latest[self.split] = micros if known is None else max(known, micros)
+
+    def _times_of(self, batch: pa.RecordBatch) -> Micros | None:
+        """Return the event times of rows that have one; None without any."""
+        name = self._stream.time_column
+        if name is None:
+            return None
+        timed = batch.select([name])
+        if timed.column(0).null_count:
+            # Operators that need event times decide what happens to rows without one.
+            timed = timed.filter(timed.column(0).is_valid())
+        if not timed.num_rows:
+            return None
+        try:
+            return self._stream.event_times_of(timed)
+        except SchemaError as error:
+            raise SchemaError(
+                f"source {self._source!r} emitted rows whose event time cannot be told: "
+                f"{error.message}",
+                operator=self._source,
+                split=self.split,
+            ) from error
+
+
 def deal_splits(
     splits: Sequence[SplitPlan], parallelism: int
 ) -> tuple[tuple[SplitPlan, ...], ...]:
@@ -162,6 +263,8 @@ class SourceAssignment:
     """The resting splits that have rows left, as in `SourcePlan.waiting`."""
     watermark_micros: int | None = None
     """The watermark of all subtasks, if no split is open; None if it follows from the splits."""
+    latest_micros: int | None = None
+    """The latest event time of all splits of the source before this epoch; None without any."""
 
 
 def have_ended(known: Mapping[str, SplitState], *, is_complete: bool) -> bool:

@@ -8,7 +8,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
 from penstock.errors import SchemaError, UserError
 from penstock.graph.logical import MAIN, Node, OperatorSpec
-from penstock.operators.event_time import WatermarkConfig
+from penstock.operators.event_time import WatermarkConfig, _latest_by
 from tests.builders.chain_rig import OPERATOR, REGISTRY, ChainRig, Ran, an_operator
 
 _FIELDS: list[Any] = [pa.field("device", pa.string()), pa.field("ts", pa.timestamp("us"))]
@@ -43,10 +43,20 @@ class Generator:
         self, *rows: Rows, now: int = 0, incoming: Watermark | None = IDLE
     ) -> list[int | str | None]:
         """Run an epoch with one subtask per list of rows; return what each says."""
+        batches = [[a_batch(own)] if own else [] for own in rows]
+        return self.say_batches(*batches, now=now, incoming=incoming)
+
+    def say_batches(
+        self,
+        *given: list[pa.RecordBatch],
+        now: int = 0,
+        incoming: Watermark | None = IDLE,
+    ) -> list[int | str | None]:
+        """Run an epoch with one subtask per list of batches; return what each says."""
         node = Node(OPERATOR, self.spec, inputs=(self.stream,), outputs={MAIN: self.stream})
         self.rig.nodes = (node,)
         self.rig.restart()
-        batches = [[(OPERATOR, 0, a_batch(own))] if own else [] for own in rows]
+        batches = [[(OPERATOR, 0, batch) for batch in own] for own in given]
         self.ran = self.rig.run_subtasks(batches, now=now, spoken={(OPERATOR, 0): incoming})
         said = [ran.watermarks[OPERATOR] for ran in self.ran]
         return [
@@ -241,3 +251,21 @@ def test_a_stream_without_event_time_is_refused() -> None:
 def test_impossible_durations_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         an_operator(OperatorSpec("watermark", wrong))
+
+
+def test_values_of_a_dictionary_that_no_row_has_are_no_partitions() -> None:
+    kind = pa.dictionary(pa.int8(), pa.string())
+    schema = pa.schema([pa.field("device", kind), _FIELDS[1]])
+    generator = Generator(BY_DEVICE, StreamSchema(schema, "ts"))
+    devices = pa.DictionaryArray.from_arrays(
+        pa.array([0, 2, None, 3], pa.int8()), pa.array(["a", "unused", "b", "a"])
+    )
+    times = pa.array([100, 200, 300, 400], pa.timestamp("us"))
+    batch = pa.RecordBatch.from_arrays([devices, times], schema=schema)
+
+    assert generator.say_batches([batch]) == [190]
+    assert set(_latest_by(devices, times.cast(pa.int64()).to_numpy()).items()) == {
+        ("a", 400),
+        ("b", 200),
+        (None, 300),
+    }

@@ -353,6 +353,8 @@ def _deal(
         if name not in reads and not state.ended
     ]
     dealt = deal_splits([*plan.splits, *resting], planned.node.parallelism)
+    times = [state.max_event_time_micros for state in planned.known.values()]
+    latest = max((micros for micros in times if micros is not None), default=None)
     return tuple(
         SourceAssignment(
             phase,
@@ -362,6 +364,7 @@ def _deal(
             plan.fed,
             tuple(split.name for split in part if split.name in plan.waiting),
             watermark_micros,
+            latest,
         )
         for part in dealt
     )
