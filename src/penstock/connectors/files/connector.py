@@ -55,7 +55,8 @@ def files(
     is given, it follows from the ending of the path. `store_options` are those of `open_store`.
 
     Reading: without `schema` the columns are those of the first file by name, and all files
-    must have exactly these. With it, other columns are skipped. `discover=True` looks for new
+    must have exactly these. With it, other columns are skipped. Folders named `column=value`
+    behind the first wildcard are columns, too. `discover=True` looks for new
     files for ever, every second; a duration such as "10s" sets another interval. Otherwise the
     files are those there at the first epoch, and the job ends with them. The watermark then
     waits until the last of them is begun, unless `in_time_order` promises that files sorted by

@@ -79,7 +79,8 @@ class CsvFormat(TextFormat):
 
     @override
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
-        types = {field.name: field.type for field in self.schema}
+        names = heading.columns
+        types = {field.name: field.type for field in self.schema if field.name in names}
         if not self._has_odd_times:
             try:
                 return _read(text, heading.columns, types)
@@ -116,7 +117,8 @@ class CsvFormat(TextFormat):
         fields = {field.name: field for field in self.schema}
         found = [fields.get(name, pa.field(name, pa.string())) for name in columns]
         self.check_columns(file, pa.schema(found))
-        return Heading(int(ends[0]), line.count(b"\n"), columns)
+        folders = self.folders_of(file, columns)
+        return Heading(int(ends[0]), line.count(b"\n"), columns, folders)
 
 
 def _check_quotes(characters: npt.NDArray[np.uint8]) -> None:

@@ -5,12 +5,13 @@ In a task it reads such a part in pieces. It decides nothing about epochs, split
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
+from penstock.connectors.files.folders import Folders, read_folders
 from penstock.core.batch import find_differences
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.storage.object_store import ObjectStore
@@ -133,8 +134,21 @@ class FileFormat(ABC):
     def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
         """Read the rows that begin in `[start, end)`; at least one piece, perhaps empty."""
 
+    def folders_of(self, file: SourceFile, own: Collection[str]) -> Folders:
+        """Return what a file's folders tell about columns of the schema that it has not itself."""
+        return {
+            name: text
+            for name, text in read_folders(file.path).items()
+            if name in self.schema.names and name not in own
+        }
+
     def check_columns(self, file: SourceFile, found: pa.Schema) -> None:
-        """Refuse a file whose columns are not those of the schema; name all differences."""
+        """Refuse a file whose columns are not those of the schema; name all differences.
+
+        Columns that the file's folders tell count as its own.
+        """
+        told = self.folders_of(file, found.names)
+        found = pa.schema([*found, *(self.schema.field(name) for name in told)])
         if self.ignores_extra:
             names = set(self.schema.names)
             found = pa.schema([field for field in found if field.name in names])

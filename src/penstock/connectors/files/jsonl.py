@@ -96,7 +96,8 @@ class JsonLinesFormat(TextFormat):
     @override
     def read_heading(self, file: SourceFile) -> Heading:
         """Return nothing, or a byte order mark."""
-        return Heading(mark_length(file.read_range(0, min(3, file.size_bytes))))
+        length = mark_length(file.read_range(0, min(3, file.size_bytes)))
+        return Heading(length, folders=self.folders_of(file, ()))
 
 
 class JsonLinesPart:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
+from penstock.connectors.files.folders import Folders, add_folders
 from penstock.connectors.files.formats import (
     Allowance,
     BadRow,
@@ -25,6 +26,7 @@ from penstock.connectors.files.formats import (
 )
 from penstock.connectors.files.parquet_input import RowGroup, open_parquet, unreadable
 from penstock.core.arrow_types import is_bytes, is_text
+from penstock.errors import ErrorCode, UserError
 
 _KEPT_FOOTERS = 256
 
@@ -74,6 +76,8 @@ class ParquetFormat(FileFormat):
         """Read row groups in batches; the offset moves only behind the last batch of a group."""
         with open_parquet(file) as opened:
             self.check_columns(file, opened.schema)
+            names = [name for name in self.schema.names if name in opened.schema.names]
+            folders = self.folders_of(file, names)
             count = len(opened.groups)
             if end > count:
                 raise unreadable(file, f"it has {count} row groups, and had {end} before")
@@ -81,12 +85,26 @@ class ParquetFormat(FileFormat):
             yield Piece((), (), at, is_last=at.position >= count)
             for index in range(start.position, end):
                 row = at.lines
-                for batch in opened.read_group(index, self.schema.names):
+                for batch in opened.read_group(index, names):
                     rows, bad = _split_by_text(batch, row + 1)
                     row += batch.num_rows
+                    if folders:
+                        rows = [self._add_folders(file, part, folders) for part in rows]
                     yield Piece(rows, bad, None, is_last=False)
                 at = FileOffset(file.size_bytes, index + 1, row)
                 yield Piece((), (), at, is_last=index + 1 == count)
+
+    def _add_folders(
+        self, file: SourceFile, rows: pa.RecordBatch | pa.Table, folders: Folders
+    ) -> pa.Table:
+        try:
+            return add_folders(rows, folders, self.schema)
+        except ValueError as error:
+            raise UserError(
+                f"{file} cannot be read: {error}. Rename the folder, or correct the schema",
+                code=ErrorCode.UNREADABLE_INPUT,
+                path=file.path,
+            ) from error
 
     def _groups_of(self, file: SourceFile) -> list[RowGroup]:
         """Return what the footer says about row groups, after checking the columns."""
@@ -102,9 +120,9 @@ class ParquetFormat(FileFormat):
 
 def _split_by_text(
     batch: pa.RecordBatch, first_row: int
-) -> tuple[list[pa.RecordBatch], list[BadRow]]:
+) -> tuple[list[pa.RecordBatch | pa.Table], list[BadRow]]:
     """Return rows, in stretches as long as possible, and apart those whose text is no UTF-8."""
-    good: list[pa.RecordBatch] = []
+    good: list[pa.RecordBatch | pa.Table] = []
     bad: list[BadRow] = []
     waiting = [(0, batch.num_rows)]
     while waiting:

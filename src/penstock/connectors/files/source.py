@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from penstock.connectors.files.csv import CsvFormat
 from penstock.connectors.files.discovery import LISTING, ORIGIN, FilePattern, check_origin
+from penstock.connectors.files.folders import infer_folders
 from penstock.connectors.files.formats import (
     Allowance,
     BadRow,
@@ -144,13 +145,18 @@ class FilesSourceConfig(OperatorConfig):
 def infer_schema(
     files: FilePattern, format_: FormatName, store_options: Mapping[str, Any]
 ) -> pa.Schema:
-    """Return the columns of the first file, in order of name."""
+    """Return the columns of the first file, in order of name, then those its folders tell."""
     if files.has_folder():
         store = open_store(files.root, **store_options)
         found = files.list_files(store)
         if found:
             first = SourceFile(store, found[0].path, found[0].size_bytes)
-            return _FORMATS[format_].infer(first)
+            columns = _FORMATS[format_].infer(first)
+            told = infer_folders([info.path for info in found])
+            more = [
+                pa.field(name, kind) for name, kind in told if name not in columns.names
+            ]
+            return pa.schema([*columns, *more])
     raise _no_files(files)
 
 

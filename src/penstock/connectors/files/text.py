@@ -11,7 +11,7 @@ takes the whole row, and the next range begins after it.
 import re
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.connectors.files.folders import Folders, add_folders
 from penstock.connectors.files.formats import (
     Allowance,
     BadRow,
@@ -51,6 +52,8 @@ class Heading:
     length: int = 0
     lines: int = 0
     columns: tuple[str, ...] = ()
+    folders: Folders = field(default_factory=dict)
+    """What the file's folders tell about columns that it does not have, or may not have."""
 
 
 class TextFormat(FileFormat):
@@ -94,7 +97,7 @@ class TextFormat(FileFormat):
                 code=ErrorCode.INVALID_CONFIG,
                 path=file.path,
             ) from error
-        unknown = [field.name for field in found if pa.types.is_null(field.type)]
+        unknown = [each.name for each in found if pa.types.is_null(each.type)]
         if unknown or not len(found):
             what = f"the types of {', '.join(map(repr, unknown))}" if unknown else "columns"
             raise UserError(
@@ -102,7 +105,7 @@ class TextFormat(FileFormat):
                 code=ErrorCode.INVALID_CONFIG,
                 path=file.path,
             )
-        return pa.schema([(field.name, _widened(field.type)) for field in found])
+        return pa.schema([(each.name, _widened(each.type)) for each in found])
 
     @abstractmethod
     def row_without_values(self) -> bytes:
@@ -265,10 +268,12 @@ class TextFormat(FileFormat):
         table = self.parse(stretch, heading)
         if table.num_rows != row_count:
             raise ValueError(f"it holds {table.num_rows} rows instead of one")
-        for field in self.schema:
-            if not field.nullable and table.column(field.name).null_count:
+        if heading.folders:
+            table = add_folders(table, heading.folders, self.schema)
+        for column in self.schema:
+            if not column.nullable and table.column(column.name).null_count:
                 raise ValueError(
-                    f"column {field.name!r} is null, and the schema does not allow that"
+                    f"column {column.name!r} is null, and the schema does not allow that"
                 )
         return table.cast(self.schema) if table.schema != self.schema else table
 
