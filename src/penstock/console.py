@@ -239,7 +239,7 @@ class Progress:
         if self._shown is None:
             return ""
         status, rate = self._shown
-        parts = [f"{status.job}: {status.phase}"]
+        parts = [f"{status.job}: {status.doing or status.phase}"]
         if status.epoch is not None:
             parts.append(f"epoch {status.epoch}")
         if status.epochs_run:
@@ -279,7 +279,7 @@ class Progress:
 
     def _headline(self, status: JobStatus) -> Text:
         headline = Text()
-        headline.append(str(status.phase), _COLOURS.get(status.phase, ""))
+        headline.append(status.doing or str(status.phase), _COLOURS.get(status.phase, ""))
         if status.epoch is not None:
             headline.append(f"   epoch {status.epoch}", "bold")
         if status.last is not None:

@@ -94,6 +94,7 @@ class ErrorCode(StrEnum):
     UNREADABLE_INPUT = "unreadable-input"
     VALUE_OUT_OF_RANGE = "value-out-of-range"
     BROKEN_INPUT = "broken-input"
+    ENGINE_GONE = "engine-gone"
 
 
 class PenstockError(Exception):

@@ -115,6 +115,10 @@ class CrashError(Exception):
     """Stands for a process that dies: no error of Penstock, so nothing is tried again."""
 
 
+class DriverDiedError(BaseException):
+    """Stands for a driver that dies: raised by `on_status`, where an `Exception` is only logged."""
+
+
 def numbers(start: int, end: int, *, partitions: int = 3) -> DataFrame:
     """Return the numbers `[start, end)` as a DataFrame."""
     frame = shared_session().range(start, end, 1, partitions)
@@ -192,6 +196,7 @@ class SparkProgram:
         *,
         conf: Mapping[str, str] | None = None,
     ) -> None:
+        self.scratch = scratch
         self.errors = scratch / f"errors-{new_token()}"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -225,8 +230,16 @@ class SparkProgram:
         return said
 
     def signal(self, number: int) -> None:
-        """Send a signal to the driver and to its JVM."""
+        """Send a signal as a terminal does: to the program's group, to which no JVM belongs."""
         os.killpg(self.process.pid, number)
+
+    def jvms(self) -> list[int]:
+        """Return the JVMs that the program has started and that still run."""
+        return [
+            int(folder.name)
+            for folder in Path("/proc").glob("[0-9]*")
+            if _is_jvm_of(folder, str(self.scratch))
+        ]
 
     def wait(self) -> int:
         """Wait until the program has ended; return its exit code."""
@@ -235,7 +248,7 @@ class SparkProgram:
         return code
 
     def kill(self) -> None:
-        """kill -9 the driver and its JVM; workers notice by themselves."""
+        """kill -9 the driver; its JVM and workers notice by themselves."""
         self.signal(signal.SIGKILL)
         self.process.wait()
         self._close()
@@ -244,6 +257,15 @@ class SparkProgram:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None and not stream.closed:
                 stream.close()
+
+
+def _is_jvm_of(process: Path, scratch: str) -> bool:
+    """Return whether a process is a JVM whose temporary files are in the folder."""
+    try:
+        program, *arguments = (process / "cmdline").read_text().split("\0")
+    except (OSError, ValueError):
+        return False
+    return program.endswith("java") and any(scratch in given for given in arguments)
 
 
 def _environment(scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:

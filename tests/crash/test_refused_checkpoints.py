@@ -53,8 +53,8 @@ def a_pipeline(*, job: str = "shop", step: str = "total", **table: Any) -> pen.P
     return pipeline
 
 
-class DiedError(Exception):
-    """Stands for a driver that dies between two epochs."""
+class DiedError(BaseException):
+    """Stands for a driver that dies between two epochs: an `Exception` would be logged."""
 
 
 def die_after_an_epoch(status: pen.JobStatus) -> None:

@@ -255,6 +255,20 @@ class Hangs(Harm):
         wait_for_mark(self.marks, "let-go")
 
 
+class TellsItsRelease(Harm):
+    """Marks the workers that hold it, and those that have released it. It does no damage."""
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        del ctx
+        claim(self.marks, f"held-{os.getpid()}")
+
+    def strike(self, ctx: OperatorContext) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
+        claim(self.marks, f"released-{os.getpid()}")
+
+
 class Straggles(Harm):
     """One attempt of a subtask waits until another attempt has overtaken it."""
 

@@ -13,7 +13,7 @@ import penstock as pen
 from penstock.operators import ArrowCollector, ArrowOperator, EndOfData, OperatorContext
 from tests.builders.spark_session import (
     NUMBERS,
-    CrashError,
+    DriverDiedError,
     Ledger,
     last_job,
     numbers,
@@ -100,11 +100,11 @@ def test_offsets_survive_a_crash_and_another_parallelism(tmp_path: Path) -> None
 
     def crash_after_two(status: pen.JobStatus) -> None:
         if status.epochs_published == 2:
-            raise CrashError
+            raise DriverDiedError
 
     ledger = Ledger()
     source = pen.dataframes(noting, schema=NUMBERS)
-    with pytest.raises(CrashError):
+    with pytest.raises(DriverDiedError):
         start(a_pipeline("frames-rescaled", source, ledger), tmp_path, crash_after_two)
     assert asked == [None, 1]
     wider = a_pipeline("frames-rescaled", source, ledger, parallelism=3)

@@ -29,7 +29,7 @@ INSTANTS = {
 }
 
 
-class EnoughError(Exception):
+class EnoughError(BaseException):
     """Stands for a driver that dies after some epochs."""
 
 

@@ -26,11 +26,12 @@ from penstock.graph.render import render, to_json, to_mermaid
 from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import source_spec
-from penstock.runtime.driver.decide import JobStatus
+from penstock.runtime.driver.decide import JobStatus, StopMode
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.fitness import StartCheck
 from penstock.runtime.driver.options import JobOptions, PacedOptions, RunOptions
 from penstock.runtime.driver.running_job import RunningJob
+from penstock.runtime.driver.signals import StopSignals
 from penstock.runtime.driver.start import preview_start
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.physical import compile_graph, describe_plan
@@ -51,10 +52,18 @@ def run_in_process(
     """Run a job until its data ends; one that ran before goes on from its last epoch.
 
     The tasks run one after the other in this process. A failure that does not pass is raised.
+    A signal stops it after a checkpoint; a second one ends whatever runs at that moment.
     """
     store, epochs = options.open_store(graph.job), options.epochs
     with _in_process(graph, registry, options, store) as environment:
-        return options.driver(environment).run(restore=epochs)
+        driver = options.driver(environment)
+        signals = StopSignals(str(graph.job), raises_at=2)
+        with signals.listening():
+            signals.direct(
+                partial(driver.request_stop, StopMode.CHECKPOINT),
+                partial(driver.request_stop, StopMode.IMMEDIATE),
+            )
+            return driver.run(restore=epochs)
 
 
 @contextmanager

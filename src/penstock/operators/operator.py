@@ -190,7 +190,8 @@ class ArrowOperator(ABC):
         """Emit what is left, in the last epoch of this run.
 
         After `EndOfData` no row will ever come; windows were flushed by the watermark.
-        After `Stop` the job goes on later from this epoch's state.
+        After `Stop` the job goes on later from this epoch's state. A stop after a checkpoint,
+        as by a signal, does not call it: close connections in `release`.
         """
 
     def handle_checkpoint(

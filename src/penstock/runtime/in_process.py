@@ -20,6 +20,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeAlias
 
+from penstock.errors import ErrorCode, ExternalError
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.executor import (
     CompactionOrder,
@@ -122,6 +123,7 @@ class InProcessExecutor:
         self._random = random.Random(seed)  # noqa: S311 (an order, not a secret)
         self._between_supersteps = between_supersteps
         self._compacted: list[CompactionResult] = []
+        self._is_cancelled = False
 
     def run_epoch(
         self, job: PhysicalPlan, epoch: EpochPlan, parent: CheckpointManifest | None
@@ -172,6 +174,13 @@ class InProcessExecutor:
         """Drop what was compacted."""
         self._compacted = []
 
+    def cancel(self) -> None:
+        """Begin no other task; the one under way runs to its end."""
+        self._is_cancelled = True
+
+    def recover(self) -> None:
+        """Do nothing: this process is the engine."""
+
     def close(self) -> None:
         """Release all chains."""
         self.worker.forget()
@@ -184,6 +193,12 @@ class InProcessExecutor:
         level: int,
         task: int,
     ) -> list[Record]:
+        if self._is_cancelled:
+            raise ExternalError(
+                f"an epoch of job {job.graph.job!r} was cancelled: nothing of it was published",
+                code=ErrorCode.ENGINE_FAILED,
+                job=str(job.graph.job),
+            )
         records = self._shuffled(arriving.get(task, []))
         return list(run_task(job, epoch, records, self.worker, level=level, task=task))
 

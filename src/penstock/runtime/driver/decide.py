@@ -107,6 +107,8 @@ class JobStatus:
     error: str | None = None
     """The error that it failed of, or after which it tries again."""
     next_wake_up_micros: int | None = None
+    doing: str | None = None
+    """What takes its time right now, such as "starting Spark"."""
 
 
 class StopMode(StrEnum):

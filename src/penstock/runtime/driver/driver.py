@@ -14,6 +14,7 @@ The driver counts what happens to the job, and publishes immutable values of its
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from penstock.core.watermark import event_time_of
 from penstock.errors import ErrorCode, FencedError, PenstockError, StorageError
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import (
+    Action,
     AskSources,
     Facts,
     Finish,
@@ -38,11 +40,13 @@ from penstock.runtime.driver.environment import (
     ClockPacer,
     JobEnvironment,
     Pacer,
+    StatusListener,
 )
 from penstock.runtime.driver.outcomes import EpochLost, EpochRan, Torn
-from penstock.runtime.driver.policies import decide_restart
+from penstock.runtime.driver.policies import decide_restart, is_transient
 from penstock.runtime.driver.publish import JobState
 from penstock.runtime.driver.session import JobSession
+from penstock.runtime.driver.signals import StoppedNow
 from penstock.runtime.driver.start import find_finished
 from penstock.runtime.plan.epoch_plan import known_inputs
 from penstock.state.protocol.records import CheckpointManifest
@@ -64,7 +68,7 @@ class JobDriver:
         on_epoch: Callable[[EpochRan], None] | None = None,
     ) -> None:
         self._environment = environment
-        self._on_status = on_status
+        self._tell = StatusListener(on_status)
         self._on_epoch = on_epoch
         self._pacer = pacer or ClockPacer(environment.clock)
         self.status = JobStatus(str(environment.graph.job), JobPhase.STARTING)
@@ -89,6 +93,8 @@ class JobDriver:
         """Request a stop; a later, more urgent request replaces an earlier one."""
         if self._stop is not StopMode.IMMEDIATE:
             self._stop = mode
+        if mode is StopMode.IMMEDIATE:
+            self._environment.executor.cancel()
         self._pacer.interrupt()
 
     def wake_up(self) -> None:
@@ -102,21 +108,31 @@ class JobDriver:
         `restore` goes back to an epoch or savepoint first.
         """
         self._restore = restore
+        action: Action
         try:
-            self._restart()
+            if self._stop is None:
+                self._restart()
             while not isinstance(action := next_action(self._facts()), Finish):
                 self._carry_out(action)
+        except StoppedNow:
+            action = Finish(JobPhase.STOPPED)
         except Exception as error:
             phase = JobPhase.FENCED if isinstance(error, FencedError) else JobPhase.FAILED
             self._update(phase=phase, error=str(error))
             raise
         finally:
-            if self._session is not None:
-                self._session.close()
-            self._environment.side_work.close()
-            self._environment.executor.close()
+            self._close()
         self._update(phase=action.phase)
         return self.status
+
+    def _close(self) -> None:
+        """Close everything, whatever fails: instances of operators hold connections."""
+        environment = self._environment
+        with ExitStack() as closing:
+            closing.callback(environment.executor.close)
+            closing.callback(environment.side_work.close)
+            if self._session is not None:
+                closing.callback(self._session.close)
 
     def _carry_out(self, action: RunEpoch | Wait | AskSources | Restart) -> None:
         match action:
@@ -147,6 +163,7 @@ class JobDriver:
             # A driver that was replaced after its failure must not take the job back.
             self._session.check_ownership()
             self._session.close()
+        self._environment.executor.recover()
         limit = self._environment.settings.restarts.max_restarts
         session = JobSession.start(
             self._environment,
@@ -259,14 +276,15 @@ class JobDriver:
     def _update(self, **changes: Any) -> None:
         """Change some fields of the status and publish it; a time to wake up lasts until then."""
         self.status = replace(self.status, **{"next_wake_up_micros": None, **changes})
-        if self._on_status is not None:
-            self._on_status(self.status)
+        self._tell(self.status)
 
     def _attempt(self, step: Callable[[], None]) -> None:
         """Do a step; after a failure that may pass retry later, raise any other."""
         try:
             step()
         except PenstockError as error:
+            if self._stop is StopMode.IMMEDIATE and is_transient(error):
+                return  # the stop itself, most likely: the engine gave the epoch up
             self._failures += 1
             policy = self._environment.settings.restarts
             delay_micros = decide_restart(error, self._failures, policy)
@@ -293,7 +311,9 @@ class JobDriver:
         return Facts(
             now_micros=now,
             stop=self._stop,
-            has_stopped=self._has_stopped,
+            # A job that was stopped before it was claimed has nothing to end.
+            has_stopped=self._has_stopped
+            or (self._stop is not None and session is None and self._finished is None),
             is_finished=self._finished is not None
             or (session is not None and session.is_finished),
             retry_at_micros=self._retry_at_micros,

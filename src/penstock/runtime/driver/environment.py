@@ -24,6 +24,7 @@ from penstock.graph.logical import Exchange, LogicalGraph, Node
 from penstock.operators.nodes import declared_tables
 from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.driver.policies import RestartPolicy, Trigger
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
@@ -88,6 +89,29 @@ class SideWork:
         for threads in (self._writers, self._aside):
             if threads is not None:
                 threads.shutdown()
+
+
+class StatusListener:
+    """Calls a user's function with every status. Its exceptions never reach the job."""
+
+    def __init__(self, function: Callable[[JobStatus], None] | None) -> None:
+        self._function = function
+        self._has_failed = False
+
+    def __call__(self, status: JobStatus) -> None:
+        """Call the function; log its first exception, with its traceback."""
+        if self._function is None:
+            return
+        try:
+            self._function(status)
+        except Exception:  # noqa: BLE001 (the boundary to user code)
+            if not self._has_failed:
+                _log.exception(
+                    "on_status of job %r raised; the job goes on, and later exceptions of it "
+                    "are not logged",
+                    status.job,
+                )
+            self._has_failed = True
 
 
 class Pacer(Protocol):

@@ -188,12 +188,13 @@ def _check_positive(what: str, value: int | None) -> None:
 
 _LASTING = frozenset(
     {
+        ErrorCode.ENGINE_GONE,
         ErrorCode.STORAGE_READ_ONLY,
         ErrorCode.STORAGE_PERMISSION,
         ErrorCode.STORAGE_UNSAFE,
     }
 )
-"""Storage errors that do not pass with time."""
+"""Errors of storage and engine that do not pass with time."""
 
 
 def decide_restart(

@@ -125,8 +125,9 @@ class JobSession:
             raise
 
     def close(self) -> None:
-        """Release the driver's own instances of sinks."""
+        """Release the driver's own instances of sinks and sources."""
         self._sinks.release()
+        self.planner.release()
 
     def check_ownership(self) -> None:
         """Raise `FencedError` if a newer driver has claimed the job."""

@@ -22,6 +22,7 @@ can know that: others may read on in the same epoch. So the driver says it, in t
 that reads nothing, unless everybody who reads the source has come as far already.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
@@ -49,6 +50,7 @@ from penstock.operators.splits import (
 from penstock.operators.user_functions import to_failure
 from penstock.state.protocol.records import CheckpointManifest, CheckpointRef
 
+_log = logging.getLogger(__name__)
 Assignments: TypeAlias = Mapping[OperatorId, tuple[SourceAssignment, ...]]
 
 
@@ -293,6 +295,14 @@ class SourcePlanner:
                     rows_matter=do_rows_matter(planned.pace, pace),
                 )
                 planned.pace = pace
+
+    def release(self) -> None:
+        """Release the driver's instances of sources, which may hold connections."""
+        for operator, planned in self.sources.items():
+            try:
+                planned.source.release()
+            except Exception:  # noqa: BLE001 (the boundary to user code)
+                _log.exception("source %r failed in release on the driver", str(operator))
 
     def _ask(
         self, planned: PlannedSource, budget: SourceBudget, now_micros: int

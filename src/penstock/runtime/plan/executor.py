@@ -203,6 +203,17 @@ class Executor(Protocol):
         """Drop what is started or done, because the job goes on from another checkpoint."""
         ...
 
+    def cancel(self) -> None:
+        """Give up the epoch under way, soon: `run_epoch` raises. May be called by any thread.
+
+        No epoch is run afterwards.
+        """
+        ...
+
+    def recover(self) -> None:
+        """Prepare for epochs after a failure: an engine that has ended is started again."""
+        ...
+
     def close(self) -> None:
-        """Stop for good; chains are released."""
+        """Stop for good, within seconds; chains are released."""
         ...

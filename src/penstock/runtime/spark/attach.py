@@ -26,11 +26,12 @@ from penstock.runtime.driver.decide import JobStatus, StopMode
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.running_job import RunningJob, Timeout
+from penstock.runtime.driver.signals import StopSignals
 from penstock.runtime.spark.frame_source import (
     FrameSource,
 )
 from penstock.runtime.spark.handoff import BatchId, Handoff
-from penstock.runtime.spark.running import on_ctrl_c, run_on_spark
+from penstock.runtime.spark.running import run_on_spark
 from penstock.runtime.spark.session import context_of
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ QUERY_ID = "sql.streaming.queryId"
 
 _LOOK_SECONDS = 1.0
 """How long it may take until a signal is noticed."""
+_SAYS = "stops after the batches under way; once more stops it at once"
 _SHORTEST_SECONDS = 0.001
 _ABSENT = {"await_termination": "wait does it, with a timeout if you like"}
 
@@ -137,11 +139,12 @@ class AttachedJob(RunningJob):
         """Wait until the queries that `Pipeline.attach` started have ended, then stop the job.
 
         A job that is fed by queries of the user's own is waited for until somebody stops it.
-        The failure of the job is raised, or else that of a query. Ctrl-C stops queries and job
-        after the batches under way, a second one at once.
+        The failure of the job is raised, or else that of a query. A signal, such as Ctrl-C,
+        stops queries and job after the batches under way, a second one at once.
         """
-        at_once = partial(self.stop, StopMode.IMMEDIATE)
-        with on_ctrl_c(self.stop, again=at_once):
+        signals = StopSignals(self._name)
+        with signals.listening():
+            signals.direct(self.stop, partial(self.stop, StopMode.IMMEDIATE), _SAYS)
             status = super().wait(timeout)
         if self._failure is not None:
             raise self._failure

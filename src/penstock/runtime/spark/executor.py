@@ -14,18 +14,13 @@ task.
 **Compactions** are jobs of their own in a background thread, a task per subtask, and no epoch
 waits for them. A failed one returns its error as a value, which is logged: Spark's retries
 would take cores from the epochs, and what is still due is ordered again after the next epoch.
-
-**Failures.** The error of a failed Spark job says whether the user has to fix something, or the
-failure may pass. Errors of user code travel as values and are no failures of the job. Causes
-are Spark itself (lost executors, a job given up after its retries, a package that is missing
-on the workers) and users' DataFrames that fail while an epoch reads them.
 """
 
 import logging
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import groupby
@@ -33,19 +28,11 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from penstock.core.ids import OperatorId
-from penstock.errors import (
-    ErrorCode,
-    ExternalError,
-    PenstockError,
-    UserCodeError,
-    UserError,
-)
+from penstock.errors import ErrorCode, ExternalError, PenstockError
 from penstock.graph.codec import encode_graph
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.executor import (
@@ -55,7 +42,15 @@ from penstock.runtime.plan.executor import (
     decode_report,
 )
 from penstock.runtime.plan.physical import Chain, PhysicalPlan
+from penstock.runtime.spark.failures import (
+    ENGINE_ERRORS,
+    describe_job_failure,
+    engine_ended,
+    epoch_cancelled,
+    source_overran,
+)
 from penstock.runtime.spark.frame_source import fed_frame
+from penstock.runtime.spark.jvm import call_within, is_gone, last_words
 from penstock.runtime.spark.session import COMPACTIONS, EPOCHS, cancel_jobs, job_thread
 from penstock.runtime.spark.task import (
     SPARK_SCHEMA,
@@ -164,80 +159,42 @@ def _fed_by(epoch: EpochPlan, chain: Chain) -> str | None:
     return next((part.fed for part in assignments), None)
 
 
-_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'")
-_RAISED = re.compile(
-    r"^(?:penstock\.errors\.\w+: (?P<own>.+)|(?P<other>[\w.]*(?:Error|Exception): .+))$",
-    re.MULTILINE,
-)
-"""The last line of a Python traceback, without the class if it is one of Penstock's errors."""
-_TEXT_LIMIT = 4_000
-_OF_THE_QUERY = ("22", "42", "P0")
-"""How SQL states begin that are about the data or the query itself: a retry would not help."""
-
-
-def describe_job_failure(error: Exception, job: str) -> PenstockError:
-    """Return the error to raise for a Spark job that failed."""
-    text = str(error)
-    missing = _MISSING_MODULE.search(text)
-    if missing is not None:
-        name = missing["name"]
-        return UserError(
-            f"job {job!r} cannot run: the Python of Spark's executors has no module {name!r}. "
-            "Install it there, or point spark.pyspark.python to an environment that has it",
-            code=ErrorCode.MISSING_PACKAGE,
-            job=job,
-            module=name,
-        )
-    if _is_of_a_frame(error):
-        return UserCodeError(
-            f"a DataFrame that job {job!r} reads failed: {_reason_in(text)}. Nothing of the "
-            "epoch was published: correct the DataFrame and start the job again",
-            job=job,
-        )
-    failure = ExternalError(
-        f"Spark could not run an epoch of job {job!r}: {_reason_in(text)}. Nothing of it was "
-        "published; it is tried again",
-        code=ErrorCode.ENGINE_FAILED,
-        job=job,
-    )
-    failure.add_note(text[-_TEXT_LIMIT:])
-    return failure
-
-
-def _is_of_a_frame(error: Exception) -> bool:
-    """Return whether a user's DataFrame failed: Penstock's own part is Python of this package."""
-    if isinstance(error, PythonException):
-        return "penstock/runtime/spark/" not in str(error)
-    state = error.getSqlState() if isinstance(error, PySparkException) else None
-    return state is not None and state.startswith(_OF_THE_QUERY)
-
-
-def _reason_in(text: str) -> str:
-    """Return what a Python task raised, or else the beginning of Spark's long text."""
-    _, traceback, rest = text.partition("Traceback (most recent call last)")
-    raised = _RAISED.search(rest) if traceback else None
-    if raised is not None:
-        return (raised["own"] or raised["other"]).strip().rstrip(".")[:300]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "it gave no reason"
-
-
 _EPOCH = "epoch"
 _FEW_ORDERS, _SMALL_BYTES = 16, 4 << 20
-_CANCEL_AGAIN_SECONDS = 1
+_CANCEL_SECONDS = 1.0
+_CANCELS = 10
+_COMPACTION_SECONDS = 10.0
+"""How long a compaction may go on when the executor is closed: what it did is used by nobody."""
+
+
+def _nothing() -> None:
+    """Show that a thread has made all its calls."""
 
 
 class SparkExecutor:
     """Runs supersteps on Spark. The caller owns the session."""
 
-    def __init__(self, session: SparkSession, worker: WorkerSpec) -> None:
-        self._session = session
+    def __init__(
+        self,
+        session: SparkSession,
+        worker: WorkerSpec,
+        *,
+        restart: Callable[[], SparkSession] | None = None,
+    ) -> None:
+        """Run on a session; `restart` returns another one when this has ended, or raises."""
         self._worker = worker
+        self._restart = restart
         self.tag = f"penstock-{worker.name}"
         """The tag of all its Spark jobs, by which they can be cancelled."""
+        self._compacting: list[Future[Sequence[CompactionResult]]] = []
+        self._cancelled: Future[None] = Future()
+        """Done when no epoch is to be run any more."""
+        self._open(session)
+
+    def _open(self, session: SparkSession) -> None:
+        self._session = session
         self._epochs = job_thread(session, EPOCHS, self.tag)
         self._compactions = job_thread(session, COMPACTIONS, self.tag)
-        self._compacting: list[Future[Sequence[CompactionResult]]] = []
         self._standing: tuple[str, DataFrame] | None = None
         """The DataFrame that runs every epoch of a graph, and the graph's fingerprint."""
 
@@ -248,19 +205,35 @@ class SparkExecutor:
         del parent  # workers read it: in every closure its size would grow as tasks squared
         running = self._epochs.submit(self._run_epoch, job, epoch)
         limit = epoch.deadline_micros
-        _, late = futures.wait([running], None if limit is None else limit / 1_000_000)
-        if not late:
+        awaited: list[Future[Any]] = [running, self._cancelled]
+        futures.wait(
+            awaited,
+            None if limit is None else limit / 1_000_000,
+            return_when=futures.FIRST_COMPLETED,
+        )
+        if running.done():
             return running.result()
-        while late:  # a job that the thread was about to start escapes the first call
-            self.cancel()
-            _, late = futures.wait(late, _CANCEL_AGAIN_SECONDS)
-        raise _overran(job, epoch)
+        is_overdue = not self._cancelled.done()
+        self._cancel_until_done([running])
+        raise source_overran(job, epoch) if is_overdue else epoch_cancelled(job)
+
+    def _cancel_until_done(self, calls: Sequence[Future[Any]]) -> None:
+        """Cancel all jobs until the calls that wait for them are over; give up after a while."""
+        for _ in range(_CANCELS):
+            # Again and again: a job that a thread was about to start escapes the first call.
+            call_within(_CANCEL_SECONDS, partial(cancel_jobs, self._session, self.tag))
+            if not futures.wait(calls, _CANCEL_SECONDS).not_done:
+                return
+        _log.warning("Spark does not end its jobs after %d requests to cancel", _CANCELS)
 
     def _run_epoch(self, job: PhysicalPlan, epoch: EpochPlan) -> Sequence[TaskReport]:
         try:
             table = self._frame(job, epoch).toArrow()
-        except (PySparkException, Py4JError) as error:
-            raise describe_job_failure(error, str(job.graph.job)) from error
+        except ENGINE_ERRORS as error:
+            name = str(job.graph.job)
+            if is_gone(self._session):
+                raise engine_ended(name, last_words(self._session)) from error
+            raise describe_job_failure(error, name) from error
         return [
             decode_report(record.payload) for record in from_batches(table.to_batches())
         ]
@@ -296,13 +269,35 @@ class SparkExecutor:
         self._compacting = []
 
     def cancel(self) -> None:
-        """Cancel the jobs under way, from any thread. A wait for one of them then raises."""
-        cancel_jobs(self._session, self.tag)
+        """Give up the epoch under way, from any thread; no other one is run."""
+        with suppress(InvalidStateError):
+            self._cancelled.set_result(None)
+
+    def recover(self) -> None:
+        """Go on with another session if this one has ended; raise if there is none."""
+        if not is_gone(self._session):
+            return
+        if self._restart is None:
+            raise ExternalError(
+                "the Spark session that the job runs on has ended. Start Spark and the job "
+                "again: it goes on after its last epoch",
+                code=ErrorCode.ENGINE_GONE,
+            )
+        self.forget_compactions()
+        session = self._restart()
+        self._epochs.close()
+        self._compactions.close()
+        self._open(session)
 
     def close(self) -> None:
-        """Wait for the compaction under way, if any, and start no other."""
-        self._compactions.shutdown(wait=True, cancel_futures=True)
-        self._epochs.shutdown()
+        """End all jobs of this executor, and its threads."""
+        under_way = [future for future in self._compacting if not future.cancel()]
+        late = futures.wait(under_way, _COMPACTION_SECONDS).not_done
+        last = self._epochs.submit(_nothing)
+        if late or futures.wait([last], _CANCEL_SECONDS).not_done:
+            self._cancel_until_done([*late, last])
+        self._epochs.close()
+        self._compactions.close()
 
     def _frame(self, job: PhysicalPlan, epoch: EpochPlan) -> DataFrame:
         """Return the DataFrame that runs an epoch: the standing one, or one for this epoch."""
@@ -331,25 +326,11 @@ class SparkExecutor:
         if is_small:
             return _done(_carry_out(order, self._worker) for order in orders)
         task = CompactionTask(orders, self._worker)
-        rows = _numbered(self._session, len(orders))
         try:
+            rows = _numbered(self._session, len(orders))
             table = rows.mapInArrow(task, RESULT_SCHEMA).toArrow()
-        except (PySparkException, Py4JError) as error:
+        except ENGINE_ERRORS as error:
             _log.warning("a job of compactions failed and is ordered again: %s", error)
             return ()
         results: list[Any] = table.column("result").to_pylist()
         return _done(msgspec.msgpack.decode(data, type=_Result) for data in results)
-
-
-def _overran(job: PhysicalPlan, epoch: EpochPlan) -> UserCodeError:
-    """Return the error of a cancelled epoch, which names its sources: only they can be stuck."""
-    seconds = (epoch.deadline_micros or 0) / 1_000_000
-    return UserCodeError(
-        f"an epoch of job {job.graph.job!r} was cancelled, still running {seconds:g} s after "
-        f"it began: source {', '.join(map(repr, epoch.readers))} did not end it. Give every "
-        "call that waits for data a timeout, and return when ctx.budget.is_spent; if epochs "
-        "may well take that long, raise the setting epoch_deadline_seconds",
-        code=ErrorCode.SOURCE_OVERRAN,
-        job=str(job.graph.job),
-        sources=", ".join(epoch.readers),
-    )

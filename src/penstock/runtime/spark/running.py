@@ -1,33 +1,36 @@
-"""Runs a job on Spark: puts session, executor, driver and the handling of Ctrl-C together.
+"""Runs a job on Spark: puts session, executor, driver and the handling of signals together.
 
-Ctrl-C on a job, run or attached, stops it after a checkpoint if pressed once, and at once if
-pressed twice. Its handler is installed after the Spark context exists, because PySpark installs
-one too, which cancels all jobs.
+Signals are handled from before Spark is started until it is stopped. While it starts, a signal
+gives the start up: there is nothing to checkpoint yet.
+
+If the JVM of a Spark that Penstock has started ends, another one is started when the driver
+tries the epoch again. A session of the user's is not Penstock's to start: the job ends.
 """
 
 import shutil
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from penstock.core.clock import new_token
+from penstock.core.ids import JobId
 from penstock.core.settings import Settings, current, variable
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, ExternalError, PenstockError, UserError
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import pickle_function
-from penstock.runtime.driver.decide import JobStatus, StopMode
+from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.environment import JobEnvironment, SideWork
 from penstock.runtime.driver.options import RunOptions
+from penstock.runtime.driver.signals import StopSignals
 from penstock.runtime.spark.executor import SparkExecutor
+from penstock.runtime.spark.jvm import quiet_py4j, stop_session
 from penstock.runtime.spark.session import (
     DEFAULT_MASTER,
     adopt_session,
@@ -40,34 +43,10 @@ from penstock.runtime.spark.task import WorkerSpec
 from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 
-
-@contextmanager
-def on_ctrl_c(
-    first: Callable[[], None], again: Callable[[], None] | None = None
-) -> Iterator[None]:
-    """Call `first` at the first Ctrl-C while the body runs, and `again` at each later one.
-
-    Without `again` a later one does what it does outside of the body. This works only in the
-    main thread: elsewhere nothing is called.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        first()
-        signal.signal(signal.SIGINT, before if again is None else lambda *_: again())
-
-    before: Any = signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 _WRITERS = 8
 """How many metadata objects of an epoch are written side by side."""
+_STOP_SECONDS = 20.0
+"""How long Spark may take to stop before its JVM is ended."""
 
 
 def run_on_spark(graph: LogicalGraph, registry: Registry, options: RunOptions) -> JobStatus:
@@ -83,32 +62,58 @@ def run_on_spark(graph: LogicalGraph, registry: Registry, options: RunOptions) -
             "other processes. Give a folder, s3://…, gs://… or az://…",
             code=ErrorCode.INVALID_URL,
         )
-    with (
-        _OWN_SPARK.session(options, str(graph.job)) as (theirs, spark),
-        _cache_root(settings, spark) as cache_root,
-    ):
+    signals = StopSignals(str(graph.job))
+    with signals.listening(), quiet_py4j(), ExitStack() as ending:
+        try:
+            engine = ending.enter_context(_OWN_SPARK.engine(options, graph.job, signals))
+        except PenstockError:
+            if not signals.has_come:
+                raise
+            return options.tell(JobStatus(str(graph.job), JobPhase.STOPPED))
+        cache_root = ending.enter_context(_cache_root(settings, engine.session))
         spec = WorkerSpec(
             new_token(), store, cache_root, settings, pickle_function(registry, "registry")
         )
-        executor = SparkExecutor(spark, spec)
         environment = JobEnvironment(
             graph,
             store,
             FileCache(Path(cache_root), limit_bytes=settings.cache_limit_bytes),
-            executor,
+            SparkExecutor(engine.session, spec, restart=engine.restart),
             registry,
             settings=options.driver_settings(),
             side_work=SideWork(_WRITERS),
         )
         driver = options.driver(environment)
-
-        def stop_now() -> None:
-            driver.request_stop(StopMode.IMMEDIATE)
-            executor.cancel()
-
-        stop = partial(driver.request_stop, StopMode.CHECKPOINT)
-        with on_ctrl_c(stop, again=stop_now), driving_with(theirs):
+        signals.direct(
+            partial(driver.request_stop, StopMode.CHECKPOINT),
+            partial(driver.request_stop, StopMode.IMMEDIATE),
+        )
+        with driving_with(lambda: engine.theirs):
             return driver.run(restore=epochs)
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The Spark of one job. It is replaced when it has ended and was started by Penstock."""
+
+    theirs: SparkSession
+    """The session that was given, found or started: what users see."""
+    session: SparkSession
+    """The one beside it that epochs run on."""
+    replace: Callable[[SparkSession], SparkSession] | None
+
+    def restart(self) -> SparkSession:
+        """Start Spark again after its JVM has ended; return the session for epochs."""
+        if self.replace is None:
+            raise ExternalError(
+                "the Spark session that the job was given has ended: its JVM was killed, or the "
+                "session was stopped. Start Spark and the job again: it goes on after its last "
+                "epoch",
+                code=ErrorCode.ENGINE_GONE,
+            )
+        self.theirs = self.replace(self.theirs)
+        self.session = adopt_session(self.theirs)
+        return self.session
 
 
 class _OwnSpark:
@@ -119,28 +124,54 @@ class _OwnSpark:
         self._users = 0
 
     @contextmanager
-    def session(
-        self, options: RunOptions, name: str
-    ) -> Iterator[tuple[SparkSession, SparkSession]]:
-        """Yield a session, given, found or started, and one beside it that epochs run on."""
-        given, master = options.session, options.master
+    def engine(
+        self, options: RunOptions, job: JobId, signals: StopSignals
+    ) -> Iterator[_Engine]:
+        """Yield the Spark to run on: the session that was given, or is found, or is started."""
+
+        def start() -> SparkSession:
+            with signals.redirected():
+                return open_session(
+                    options.master or DEFAULT_MASTER,
+                    name=job,
+                    show_logs=options.show_logs,
+                    on_start=lambda start: signals.direct(
+                        start.give_up, start.give_up, "stops while Spark starts"
+                    ),
+                )
+
+        given = options.session
         with self._lock:
             theirs = given or running_session()
             is_ours = given is None and (theirs is None or self._users > 0)
             if theirs is None:
-                theirs = open_session(
-                    master or DEFAULT_MASTER, name=name, show_logs=options.show_logs
+                options.tell(
+                    JobStatus(str(job), JobPhase.STARTING, doing="starting Spark…")
                 )
+                theirs = start()
             else:
-                _check_master(theirs, master)
+                _check_master(theirs, options.master)
             self._users += is_ours
+        engine = _Engine(theirs, theirs, partial(self._replace, start) if is_ours else None)
         try:
-            yield theirs, adopt_session(theirs)
+            engine.session = adopt_session(theirs)
+            yield engine
         finally:
             with self._lock:
                 self._users -= is_ours
                 if is_ours and self._users == 0:
-                    theirs.stop()
+                    stop_session(engine.theirs, _STOP_SECONDS)
+
+    def _replace(
+        self, start: Callable[[], SparkSession], gone: SparkSession
+    ) -> SparkSession:
+        """Return a Spark in the place of one that has ended; another job may have started it."""
+        with self._lock:
+            found = running_session()
+            if found is not None:
+                return found
+            stop_session(gone, _STOP_SECONDS)
+            return start()
 
 
 _OWN_SPARK = _OwnSpark()

@@ -39,20 +39,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.core.settings import variable
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, ExternalError, PenstockError, UserError
+from penstock.runtime.spark.jvm import CallThread, SparkStart, is_context_gone
 
 NEEDED_JAVA = 17
 _VERSION = re.compile(r'version "(?P<version>[^"]+)"')
@@ -149,7 +149,7 @@ POOLS_FILE = Path(__file__).with_name("pools.xml")
 """The shares of the pools, in the file that a session gets when it starts."""
 
 
-def job_thread(session: SparkSession, pool: str, tag: str) -> ThreadPoolExecutor:
+def job_thread(session: SparkSession, pool: str, tag: str) -> CallThread:
     """Return one thread whose jobs run in a pool and can be cancelled by a tag."""
 
     def prepare() -> None:
@@ -160,7 +160,7 @@ def job_thread(session: SparkSession, pool: str, tag: str) -> ThreadPoolExecutor
         context.setLocalProperty("spark.scheduler.pool", pool)
         context.addJobTag(tag)
 
-    return ThreadPoolExecutor(1, thread_name_prefix=pool, initializer=prepare)
+    return CallThread(pool, prepare)
 
 
 def cancel_jobs(session: SparkSession, tag: str) -> None:
@@ -219,7 +219,10 @@ _LONGEST_SOCKET_FOLDER = 55
 
 def running_session() -> SparkSession | None:
     """Return a session of the Spark that runs in this process already, or is connected to it."""
-    if SparkContext._active_spark_context is not None:  # noqa: SLF001 (no public way)
+    running = SparkContext._active_spark_context  # noqa: SLF001 (no public way)
+    if running is not None:
+        if is_context_gone(running):
+            return None
         builder: SparkSession.Builder = SparkSession.builder
         return builder.getOrCreate()
     try:
@@ -276,40 +279,36 @@ def _warn_once(message: str) -> None:
 
 
 def open_session(
-    master: str = DEFAULT_MASTER, *, name: str = "penstock", show_logs: bool = False
+    master: str = DEFAULT_MASTER,
+    *,
+    name: str = "penstock",
+    show_logs: bool = False,
+    on_start: Callable[[SparkStart], None] = lambda _: None,
 ) -> SparkSession:
-    """Start Spark. None may run in this process.
+    """Start Spark. None may run in this process; `on_start` gets the start, to give it up.
 
     Its messages go to a nameless file instead of the terminal unless `show_logs`; they are
     part of the error if Spark does not start.
     """
     check_can_start(master)
-    builder: Any = SparkSession.builder.master(master).appName(name)
-    settings = {
+    settings: dict[str, Any] = {
+        "spark.master": master,
+        "spark.app.name": name,
         **_EPOCH_SETTINGS,
         **_OWN_SETTINGS,
         "spark.ui.showConsoleProgress": "true" if show_logs else "false",
         "spark.log.level": "WARN" if show_logs else "ERROR",
         **_folder_settings(is_local=master.startswith("local")),
     }
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    with tempfile.TemporaryFile("w+") as log:
-        try:
-            with nullcontext() if show_logs else _redirected(log):
-                session: SparkSession = builder.getOrCreate()
-        except Exception as error:
-            log.seek(0)
-            said = [line for line in log.read().splitlines() if line.strip()]
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            failure = UserError(
-                f"Spark did not start with master {master!r}: {reason}. Check the master and "
-                "what Spark said, below; show_logs=True shows all of it",
-                code=ErrorCode.ENGINE_MISSING,
-                master=master,
-            )
-            failure.add_note("Spark said:\n" + "\n".join(said[-20:]))
-            raise failure from error
+    start = SparkStart(settings, show_logs=show_logs)
+    on_start(start)
+    builder: Any = SparkSession.builder.config(map=settings)
+    try:
+        if variable("SPARK_REMOTE") is None:
+            start.run()
+        session: SparkSession = builder.getOrCreate()
+    except Exception as error:
+        raise _not_started(error, master, start) from error
     if master.startswith("local"):
         # Workers are children of this process: they need its environment, not the system's.
         session.sparkContext.pythonExec = sys.executable
@@ -317,6 +316,28 @@ def open_session(
             str(Path(entry).resolve()) for entry in sys.path
         )
     return session
+
+
+def _not_started(error: Exception, master: str, start: SparkStart) -> PenstockError:
+    """Return the error of a start that failed: its JVM has ended, or Spark refused something."""
+    if isinstance(error, PenstockError):
+        return error
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    failure: PenstockError = UserError(
+        f"Spark did not start with master {master!r}: {reason}. Check the master and what Spark "
+        "said, below; show_logs=True shows all of it",
+        code=ErrorCode.ENGINE_MISSING,
+        master=master,
+    )
+    if start.was_killed:
+        failure = ExternalError(
+            f"Spark's JVM ended while Spark started with master {master!r}: it was killed, or "
+            "had too little memory. Start the job again",
+            code=ErrorCode.ENGINE_FAILED,
+            master=master,
+        )
+    failure.add_note(f"Spark said:\n{start.said}")
+    return failure
 
 
 @cache
@@ -343,24 +364,15 @@ def _folder_settings(*, is_local: bool) -> dict[str, str]:
     return settings
 
 
-@contextmanager
-def _redirected(log: IO[str]) -> Iterator[None]:
-    """Let the JVM inherit a file as its standard error, which it keeps until it ends."""
-    kept = os.dup(2)
-    try:
-        os.dup2(log.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-_SESSION: ContextVar[SparkSession] = ContextVar("penstock-spark-session")
+_SESSION: ContextVar[Callable[[], SparkSession]] = ContextVar("penstock-spark-session")
 
 
 @contextmanager
-def driving_with(session: SparkSession) -> Iterator[None]:
-    """Make a session, the user's if there is one, available to hooks on this thread."""
+def driving_with(session: Callable[[], SparkSession]) -> Iterator[None]:
+    """Make a session, the user's if there is one, available to hooks on this thread.
+
+    It is asked for each time, because Spark may have been started again.
+    """
     token = _SESSION.set(session)
     try:
         yield
@@ -377,4 +389,4 @@ def driving_session(what: str) -> SparkSession:
             "Pipeline.attach",
             code=ErrorCode.ENGINE_MISSING,
         )
-    return session
+    return session()

@@ -20,11 +20,15 @@ tasks; Spark Connect has no local properties.
 import base64
 import cProfile
 import gc
+import os
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -176,6 +180,7 @@ class SuperstepTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task of this partition."""
+        _release_at_the_end()
         worker, batches = worker_of(self.worker), iter(batches)
         if self.level == 0 and not self.is_fed:
             # The rows of `range` only make Spark start the tasks; they carry nothing.
@@ -230,23 +235,55 @@ def _job_of(graph: bytes) -> PhysicalPlan:
 
 
 _workers: dict[str, Worker] = {}
+"""The workers of this process, the one that was used last at the end."""
+_MOST_WORKERS = 4
 
 
 def worker_of(spec: WorkerSpec) -> Worker:
-    """Return this process's worker, which the first task makes after the fork."""
-    worker = _workers.get(spec.name)
+    """Return this process's worker, which the first task makes after the fork.
+
+    Spark gives the same process tasks of several jobs, whose settings may differ. Of jobs that
+    have ended nobody tells; so only the workers that were used last are kept.
+    """
+    adopt(spec.settings)
+    worker = _workers.pop(spec.name, None)
     if worker is None:
-        adopt(spec.settings)
         registry = unpickle_function(spec.registry)
         if not isinstance(registry, Registry):
             raise InternalError(
                 f"a worker was sent {type(registry).__name__} as its registry"
             )
         limit_bytes = spec.settings.cache_limit_bytes
-        worker = _workers[spec.name] = Worker(
+        worker = Worker(
             spec.store,
             FileCache(Path(spec.cache_root), limit_bytes=limit_bytes),
             registry,
             memory_budget_bytes=spec.settings.memory_budget_bytes,
         )
+    _workers[spec.name] = worker
+    while len(_workers) > _MOST_WORKERS:
+        _workers.pop(next(iter(_workers))).forget()
     return worker
+
+
+_RELEASE_SECONDS = 10
+
+
+@cache
+def _release_at_the_end() -> None:
+    """Release all operators when Spark ends this process: they may hold connections.
+
+    Spark sends SIGHUP to its Python processes when it stops, and when its JVM has ended.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, _release_and_leave)
+
+
+def _release_and_leave(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    # A release that hangs must not keep the process: without a handler this signal ends it.
+    signal.alarm(_RELEASE_SECONDS)
+    for worker in _workers.values():
+        worker.forget()
+    os._exit(0)

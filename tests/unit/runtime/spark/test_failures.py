@@ -2,7 +2,7 @@
 
 from penstock.errors import ErrorCode, ExternalError, UserError
 from penstock.runtime.driver.policies import is_transient
-from penstock.runtime.spark.executor import describe_job_failure
+from penstock.runtime.spark.failures import describe_job_failure
 
 FROM_A_WORKER = """
   An exception was thrown from the Python worker. Please see the stack trace below.

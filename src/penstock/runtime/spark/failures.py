@@ -1,0 +1,118 @@
+"""Says what the failure of a Spark job means, and quotes its cause from Spark's long texts.
+
+The error of a failed Spark job says whether the user has to fix something, or the failure may
+pass. Errors of user code travel as values and are no failures of the job. Causes are Spark
+itself (lost executors, a full disk, a job given up after its retries, a JVM that has ended, a
+package that is missing on the workers) and users' DataFrames that fail while an epoch reads
+them.
+"""
+
+import re
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException, PythonException
+
+from penstock.errors import (
+    ErrorCode,
+    ExternalError,
+    PenstockError,
+    UserCodeError,
+    UserError,
+)
+from penstock.runtime.plan.epoch_plan import EpochPlan
+from penstock.runtime.plan.physical import PhysicalPlan
+
+ENGINE_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
+"""What calls to Spark raise; the last two when its JVM has ended."""
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'")
+_RAISED = re.compile(
+    r"^(?:penstock\.errors\.\w+: (?P<own>.+)|(?P<other>[\w.]*(?:Error|Exception): .+))$",
+    re.MULTILINE,
+)
+"""The last line of a Python traceback, without the class if it is one of Penstock's errors."""
+_TEXT_LIMIT = 4_000
+_OF_THE_QUERY = ("22", "42", "P0")
+"""How SQL states begin that are about the data or the query itself: a retry would not help."""
+
+
+def describe_job_failure(error: Exception, job: str) -> PenstockError:
+    """Return the error to raise for a Spark job that failed."""
+    text = str(error)
+    missing = _MISSING_MODULE.search(text)
+    if missing is not None:
+        name = missing["name"]
+        return UserError(
+            f"job {job!r} cannot run: the Python of Spark's executors has no module {name!r}. "
+            "Install it there, or point spark.pyspark.python to an environment that has it",
+            code=ErrorCode.MISSING_PACKAGE,
+            job=job,
+            module=name,
+        )
+    if _is_of_a_frame(error):
+        return UserCodeError(
+            f"a DataFrame that job {job!r} reads failed: {_reason_in(text)}. Nothing of the "
+            "epoch was published: correct the DataFrame and start the job again",
+            job=job,
+        )
+    failure = ExternalError(
+        f"Spark could not run an epoch of job {job!r}: {_reason_in(text)}. Nothing of it was "
+        "published; it is tried again",
+        code=ErrorCode.ENGINE_FAILED,
+        job=job,
+    )
+    failure.add_note(text[-_TEXT_LIMIT:])
+    return failure
+
+
+def _is_of_a_frame(error: Exception) -> bool:
+    """Return whether a user's DataFrame failed: Penstock's own part is Python of this package."""
+    if isinstance(error, PythonException):
+        return "penstock/runtime/spark/" not in str(error)
+    state = error.getSqlState() if isinstance(error, PySparkException) else None
+    return state is not None and state.startswith(_OF_THE_QUERY)
+
+
+def _reason_in(text: str) -> str:
+    """Return what a Python task raised, or else the beginning of Spark's long text."""
+    _, traceback, rest = text.partition("Traceback (most recent call last)")
+    raised = _RAISED.search(rest) if traceback else None
+    if raised is not None:
+        return (raised["own"] or raised["other"]).strip().rstrip(".")[:300]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "it gave no reason"
+
+
+def epoch_cancelled(job: PhysicalPlan) -> ExternalError:
+    """Return the error of an epoch that was given up on request."""
+    return ExternalError(
+        f"an epoch of job {job.graph.job!r} was cancelled: nothing of it was published",
+        code=ErrorCode.ENGINE_FAILED,
+        job=str(job.graph.job),
+    )
+
+
+def engine_ended(job: str, said: str) -> ExternalError:
+    """Return the error of an epoch whose JVM has ended; it may be started again."""
+    failure = ExternalError(
+        f"Spark ended while it ran an epoch of job {job!r}: its JVM was killed or ran out of "
+        "memory, or its session was stopped. Nothing of the epoch was published",
+        code=ErrorCode.ENGINE_FAILED,
+        job=job,
+    )
+    if said:
+        failure.add_note(f"Spark said:\n{said}")
+    return failure
+
+
+def source_overran(job: PhysicalPlan, epoch: EpochPlan) -> UserCodeError:
+    """Return the error of a cancelled epoch, which names its sources: only they can be stuck."""
+    seconds = (epoch.deadline_micros or 0) / 1_000_000
+    return UserCodeError(
+        f"an epoch of job {job.graph.job!r} was cancelled, still running {seconds:g} s after "
+        f"it began: source {', '.join(map(repr, epoch.readers))} did not end it. Give every "
+        "call that waits for data a timeout, and return when ctx.budget.is_spent; if epochs "
+        "may well take that long, raise the setting epoch_deadline_seconds",
+        code=ErrorCode.SOURCE_OVERRAN,
+        job=str(job.graph.job),
+        sources=", ".join(epoch.readers),
+    )
