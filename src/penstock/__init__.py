@@ -7,12 +7,16 @@ one layer must not pay for the libraries of all of them. What authors of operato
 `penstock.operators`.
 """
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from penstock.core import spellings
 
 __getattr__, __dir__, __all__ = spellings.attach(
     __name__, __file__, others=("penstock.operators", "penstock.testing")
 )
-__version__ = version("penstock")
+try:
+    __version__ = version("penstock")
+except PackageNotFoundError:
+    # Executors may get the package as files on their path, without its metadata.
+    __version__ = "unknown"
 __all__ += ["__version__"]

@@ -193,14 +193,14 @@ class SparkProgram:
         self,
         program: Path,
         scratch: Path,
-        *,
+        *arguments: str,
         conf: Mapping[str, str] | None = None,
     ) -> None:
         self.scratch = scratch
         self.errors = scratch / f"errors-{new_token()}"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(program)],
+                [sys.executable, str(program), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -226,7 +226,7 @@ class SparkProgram:
     def hear_until(self, event: str) -> dict[str, Any]:
         """Return the first line about an event; others are dropped."""
         while (said := self.hear())["event"] != event:
-            pass
+            assert said["event"] != "failed", f"the job failed: {said}"
         return said
 
     def signal(self, number: int) -> None:
@@ -278,6 +278,8 @@ def _environment(scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": path,
+        # Which Python the executors of a cluster start; the driver tells them.
+        "PYSPARK_PYTHON": sys.executable,
         "TMPDIR": str(scratch),
         "SPARK_HOME": str(_spark_home(scratch)),
         "SPARK_LOCAL_DIRS": str(scratch),

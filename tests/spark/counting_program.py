@@ -1,6 +1,6 @@
 """A driver of the counting job, to be killed, interrupted or put to sleep by a test.
 
-It starts Spark at once and runs the job once per order. `sleep` names a storage call of the
+It starts Spark at once, on the master of its argument, and runs the job once per order. `sleep` names a storage call of the
 driver before which it stops, driver and JVM, until the test wakes it up; with `hangs` the
 second epoch does not end until the test lets it go.
 """
@@ -41,7 +41,7 @@ def report(status: JobStatus) -> None:
 
 
 def main() -> None:
-    session = open_session("local[2,4]", name="counting")
+    session = open_session(*sys.argv[1:] or ["local[2,4]"], name="counting")
     say("ready")
     for order in orders():
         folder = Path(order["folder"])

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import penstock
 
 WITHOUT_SPARK = """
 import sys
@@ -57,3 +60,17 @@ except pen.PenstockError as error:
     printed = run_without_spark(code)
     assert printed.startswith("engine-missing pyspark is not installed: pip install")
     assert "'penstock[spark]'" in printed
+
+
+def test_a_package_that_came_as_files_without_metadata_can_be_imported() -> None:
+    place = str(Path(penstock.__file__).parents[1])
+    code = f"import sys; sys.path.insert(0, {place!r}); import penstock as pen"
+    done = subprocess.run(
+        # Without site packages, where the metadata of an installed one lies.
+        [sys.executable, "-I", "-S", "-c", f"{code}; print(pen.__version__)"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "unknown\n", done.stderr
