@@ -37,7 +37,7 @@ from penstock.state.protocol.publication import (
     complete_commit,
     publish_checkpoint,
 )
-from penstock.state.protocol.reading import is_fenced
+from penstock.state.protocol.reading import is_fenced, read_newest_claim
 from penstock.state.protocol.records import (
     Actor,
     CheckpointManifest,
@@ -279,6 +279,29 @@ class PinningUser:
         if self.releases:
             del self.world.promises[f"the savepoint {self.name}"]
             yield from unpin(actor, [savepoint])
+
+
+@dataclass(slots=True)
+class CollectingUser:
+    """Somebody who collects beside the driver, under the claim that is the newest."""
+
+    name: str
+    world: World
+
+    def run(self) -> Program:
+        """Collect and sweep as often as the job is claimed anew."""
+        actor = Actor(JOB, token_of(self.name), 7, RULES)
+        while True:
+            claim = yield from read_newest_claim(JOB)
+            assert claim is not None
+            memory = Memory()
+            collected = yield from collect_garbage(
+                actor, claim, keep_epochs=self.world.keep_epochs, memory=memory
+            )
+            if not isinstance(collected, Fenced):
+                swept = yield from sweep_orphans(actor, claim, memory=memory)
+                if not isinstance(swept, Fenced):
+                    return
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The histories worth exploring: who takes part, by name."""
 
 from penstock.core.ids import JobId
-from tests.explorer.actors import Branching, Driver, PinningUser, Program
+from tests.explorer.actors import Branching, CollectingUser, Driver, PinningUser, Program
 from tests.explorer.search import Budget, Scenario
 from tests.explorer.world import World
 
@@ -37,6 +37,15 @@ def pin_against_collection(world: World) -> dict[str, Program]:
     return {
         "driver": Driver("driver", world, epochs=2).run(),
         "pin": PinningUser("pin", world, epoch=2, releases=False).run(),
+    }
+
+
+def collection_by_hand(world: World) -> dict[str, Program]:
+    """Somebody collects beside a driver that collects, too."""
+    world.keep_epochs = 1
+    return {
+        "driver": Driver("driver", world, epochs=3, sweeps=True).run(),
+        "collecting": CollectingUser("collecting", world).run(),
     }
 
 
@@ -133,6 +142,7 @@ def everything(world: World) -> dict[str, Program]:
         "restoring": Driver("restoring", world, restore=2, epochs=2, sweeps=True).run(),
         "pin": PinningUser("pin", world, releases=False).run(),
         "leaving": PinningUser("leaving", world).run(),
+        "collecting": CollectingUser("collecting", world).run(),
         "branch": Branching("branch", world, epochs=3).run(),
     }
 
@@ -148,6 +158,8 @@ SHORT: list[tuple[Scenario, Budget]] = [
     (pin_against_collection, Budget(switches=1, faults=1)),
     (pin_against_thinning, Budget(switches=2, faults=0)),
     (pin_against_thinning, Budget(switches=1, faults=1)),
+    (collection_by_hand, Budget(switches=2, faults=0)),
+    (collection_by_hand, Budget(switches=1, faults=1)),
     (pin_and_unpin, Budget(switches=2, faults=0)),
     (branch_against_collection, Budget(switches=2, faults=0)),
     (branch_against_collection, Budget(switches=1, faults=1)),
@@ -163,6 +175,7 @@ LONG: list[tuple[Scenario, Budget]] = [
     (two_collectors, Budget(switches=20, faults=3)),
     (restore_against_zombie, Budget(switches=20, faults=3)),
     (pin_against_thinning, Budget(switches=20, faults=3)),
+    (collection_by_hand, Budget(switches=20, faults=3)),
     (same_branch_twice, Budget(switches=20, faults=2)),
     (branch_of_a_branch, Budget(switches=30, faults=3)),
     (three_drivers, Budget(switches=30, faults=4)),

@@ -37,6 +37,7 @@ from penstock.state.protocol.reading import (
     read_epoch_record,
     read_identity,
     read_manifest,
+    read_newest_claim,
     read_newest_record,
     read_status,
 )
@@ -141,6 +142,10 @@ class JobCheckpoints:
                 memory=self.memory,
             )
         )
+
+    def newest_claim(self) -> ClaimRecord | None:
+        """Read the newest claim; None for a job that does not exist."""
+        return self._run(read_newest_claim(self.job))
 
     def release_origin(self, claim: ClaimRecord) -> bool:
         """Remove a branch's pin on its origin, once `collect` returned `needs_origin=False`."""

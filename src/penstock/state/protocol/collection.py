@@ -17,6 +17,10 @@ it safe even if a driver pauses at any point and goes on later:
 4. Check the fence again, then delete: files before the metadata that names them, manifests
    last and oldest first, so that an interrupted collection finds the rest again.
 
+A user may collect beside the driver that runs, under the claim that is the newest: the ledger
+orders both, and each deletes only what is given up. What one of them finds missing while it
+reads may be what the other has just deleted, so it looks at the ledger again.
+
 A sweep deletes orphans: objects that no checkpoint refers to, left by failed attempts and
 lost epochs. It works from a listing; a stale listing only makes it delete less. It leaves
 slots within the adoption window of the newest epoch alone, because a paused driver might
@@ -149,7 +153,7 @@ def sweep_orphans(
 
 @dataclass(frozen=True, slots=True)
 class _Collector:
-    """One collection or sweep by the driver that holds the claim."""
+    """One collection or sweep under a claim: by its driver, or by a user beside it."""
 
     actor: Actor
     claim: ClaimRecord
@@ -162,8 +166,13 @@ class _Collector:
             if newest is None:
                 return NothingToCollect()
             self.memory.newest = newest.ref.epoch
-            changed = yield from self._decide(state, newest, keep)
-            kept = yield from self._read_kept(changed, newest)
+            try:
+                changed = yield from self._decide(state, newest, keep)
+                kept = yield from self._read_kept(changed, newest)
+            except CorruptStateError:
+                if (yield from self._is_overtaken(state)):
+                    continue
+                raise
             record: RetentionRecord | None = state
             if changed != state:
                 if (yield from reading.is_fenced(self.claim)):
@@ -176,11 +185,18 @@ class _Collector:
         return (yield from self._delete_given_up(record, kept))
 
     def sweep(self) -> Steps[SweepOutcome]:
-        state = yield from read_retention(self.actor, seen=self.memory.sequence)
-        newest = yield from self._read_newest()
-        if newest is None:
-            return NothingToCollect()
-        kept = yield from self._read_kept(state, newest)
+        while True:
+            state = yield from read_retention(self.actor, seen=self.memory.sequence)
+            newest = yield from self._read_newest()
+            if newest is None:
+                return NothingToCollect()
+            try:
+                kept = yield from self._read_kept(state, newest)
+            except CorruptStateError:
+                if (yield from self._is_overtaken(state)):
+                    continue
+                raise
+            break
         horizon = newest.ref.epoch - self.actor.rules.adoption_window
         doomed = []
         for path in (yield from list_paths(paths.generations_folder(self.claim.job))):
@@ -193,6 +209,14 @@ class _Collector:
         for path in sorted(doomed, key=_deletion_order):
             yield from delete(path)
         return SweepDone(len(doomed))
+
+    def _is_overtaken(self, state: RetentionRecord) -> Steps[bool]:
+        """Tell whether others have changed the ledger: what is missing may be given up by now.
+
+        Somebody at the command line may collect beside the driver, under the same claim.
+        """
+        latest = yield from read_retention(self.actor, seen=self.memory.sequence)
+        return latest.sequence != state.sequence
 
     def _read_newest(self) -> Steps[EpochRecord | None]:
         return reading.read_newest_record(

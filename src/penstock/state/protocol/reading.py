@@ -79,6 +79,12 @@ def find_newest_claim(job: JobId) -> Steps[int | None]:
     )
 
 
+def read_newest_claim(job: JobId) -> Steps[ClaimRecord | None]:
+    """Read the newest claim; None for a job that does not exist."""
+    number = yield from find_newest_claim(job)
+    return None if number is None else (yield from read_claim(job, number))
+
+
 def read_identity(job: JobId) -> Steps[ClaimRecord | None]:
     """Read a claim for the fields that all claims share: the first epoch and the origin."""
     # The first claim is read without a search; if it is damaged, the newest one does as well.
