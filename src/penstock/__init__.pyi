@@ -1,5 +1,7 @@
 """The public names of Penstock and where they live; read at run time, too."""
 
+from .api.checkpoints import Checkpoints as Checkpoints
+from .api.checkpoints import checkpoints as checkpoints
 from .api.pipeline import Pipeline as Pipeline
 from .api.stream import KeyedStream as KeyedStream
 from .api.stream import Stream as Stream
@@ -62,6 +64,7 @@ __all__ = [
     "MAIN",
     "Aggregate",
     "AttachedJob",
+    "Checkpoints",
     "CommittedFile",
     "ExternalError",
     "JobPhase",
@@ -82,6 +85,7 @@ __all__ = [
     "avg",
     "blackhole",
     "call_udf",
+    "checkpoints",
     "committed_files",
     "count",
     "count_distinct",
