@@ -192,7 +192,10 @@ class GraphBuilder:
         outputs = {MAIN: stream, **sides}
         node = Node(operator, _plain(spec), count, outputs=outputs)
         self._nodes[operator] = node
-        self.displays[operator] = source.display()
+        shown = source.display()
+        if not source.is_rewindable():
+            shown = replace(shown, fields={**shown.fields, "delivery": "at most once"})
+        self.displays[operator] = shown
         port = Port(operator, MAIN, stream)
         if not has_time:
             return port

@@ -270,6 +270,15 @@ class SourceOperator(ABC):
         """Return tables it needs besides the one that holds the splits."""
         return ()
 
+    def is_rewindable(self) -> bool:
+        """Return whether it can read again from a stored offset.
+
+        Rows of a source that cannot are processed at most once: those of an epoch that fails,
+        or that was not published when the job died, are lost. A job warns of it when it
+        starts, and `explain` shows it.
+        """
+        return True
+
     def poll_interval(self) -> DurationLike:
         """Return how long to wait before the next `plan_splits` if there was nothing to read."""
         return "100ms"
@@ -282,6 +291,9 @@ class SourceOperator(ABC):
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> "SourcePlan":
         """Return what to read in the next epoch. Called on the driver, before every epoch.
+
+        With a trigger by rows or bytes it is also called in between, to learn from `has_more`
+        whether so much waits; what it returns then is not read.
 
         `known` is what the last epoch stored. A split that is not in the plan is not read. An
         `end` makes the epoch repeatable: a second run of it reads the same rows. The default

@@ -202,3 +202,17 @@ def test_the_built_in_kinds_are_known_without_a_registry() -> None:
     assert decode_graph(encode_graph(graph)) == graph
     assert len(compile_graph(graph).supersteps) == 3
     assert p.registry.constructors.keys() >= {"filter", "key_by", "source"}
+
+
+class Socket(Clicks):
+    """Reads what nobody can read again."""
+
+    def is_rewindable(self) -> bool:
+        return False
+
+
+def test_explain_says_which_rows_are_processed_at_most_once() -> None:
+    p = a_pipeline()
+    p.read("lines", Socket()).write("out", list_sink("lines"))
+    assert "delivery=at most once" in p.explain()
+    assert "at most once" in p.explain("json")

@@ -150,3 +150,22 @@ def test_a_source_may_grow_for_ever_without_the_job_being_finished() -> None:
     for _ in range(4):
         session.run_epoch()
     assert not session.is_finished
+
+
+class Socket(NumberedSource):
+    """Reads what nobody can read again."""
+
+    def is_rewindable(self) -> bool:
+        return False
+
+
+def test_a_source_that_cannot_be_read_again_is_warned_of_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = a_job()
+    job.session()
+    assert "at most once" not in caplog.text
+    job.add("read", lambda: Socket({"s": range(6)}))
+    job.session()
+    assert "source 'read' of job job cannot be read again" in caplog.text
+    assert "processed at most once" in caplog.text

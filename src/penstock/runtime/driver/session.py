@@ -97,6 +97,7 @@ class JobSession:
         )
         self._published_since_collection = 0
         self._collections = 0
+        self._warn_of_loss()
         for operator, planned in self.planner.sources.items():
             planned.known = read_splits(environment, operator, metadata.get(operator, {}))
 
@@ -123,6 +124,18 @@ class JobSession:
         except BaseException:
             sinks.release()
             raise
+
+    def _warn_of_loss(self) -> None:
+        """Name the sources whose rows are lost if an epoch fails."""
+        sources = self.planner.sources.items()
+        lossy = [name for name, each in sources if not each.source.is_rewindable()]
+        if lossy:
+            _log.warning(
+                "source %s of job %s cannot be read again: its rows are processed at most once. "
+                "Those of an epoch that fails, or was not published when the job died, are lost",
+                ", ".join(map(repr, lossy)),
+                self.claim.job,
+            )
 
     def close(self) -> None:
         """Release the driver's own instances of sinks and sources."""
