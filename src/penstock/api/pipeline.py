@@ -4,7 +4,7 @@ A job runs on Spark or in this process, with the same supersteps, state and prot
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -215,11 +215,7 @@ class Pipeline:
         at once. `options` are those of every job: `restore`, `trigger`, `retention`,
         `restarts`, `on_status` and `allow_dropped_state`; docs/running.md describes them.
         """
-        graph = self.graph()
-        # Late: a run in process needs neither Spark nor the seconds it takes to load.
-        with naming_missing_extras():
-            from penstock.runtime.spark.running import run_on_spark
-
+        run = self._run_on_spark()
         chosen = RunOptions.of(
             "run",
             options,
@@ -228,7 +224,16 @@ class Pipeline:
             session=session,
             show_logs=show_logs,
         )
-        return run_on_spark(graph, self.registry, chosen)
+        return run(chosen)
+
+    def _run_on_spark(self) -> Callable[[RunOptions], JobStatus]:
+        """Return what runs the job on Spark, or raise what is wrong with the pipeline."""
+        graph = self.graph()
+        # Late: a run in process needs neither Spark nor the seconds it takes to load.
+        with naming_missing_extras():
+            from penstock.runtime.spark.running import run_on_spark
+
+        return partial(run_on_spark, graph, self.registry)
 
     def start(
         self,
@@ -244,9 +249,7 @@ class Pipeline:
         What prevents the start is raised here. From then on the job is watched, stopped and
         waited for by the methods of what is returned, in any thread.
         """
-        graph = self.graph()
-        from penstock.runtime.spark.running import run_on_spark
-
+        run = self._run_on_spark()
         chosen = RunOptions.of(
             "start",
             options,
@@ -255,9 +258,7 @@ class Pipeline:
             session=session,
             show_logs=show_logs,
         )
-        return RunningJob(
-            self.name, partial(run_on_spark, graph, self.registry), chosen
-        ).start()
+        return RunningJob(self.name, run, chosen).start()
 
     def attach(
         self,
@@ -271,8 +272,9 @@ class Pipeline:
         """Feed the `attached` source from a streaming DataFrame, one epoch per micro-batch.
 
         This starts a query, and the job beside it in a thread of its own. Both run until the
-        query ends, which `wait` of the returned job waits for, or until its `stop`. `checkpoint` is the job's; the
-        query keeps its own below `query_checkpoint`, in a folder named after the source.
+        query ends, which `wait` of the returned job waits for, or until its `stop`.
+        `checkpoint` is the job's; the query keeps its own below `query_checkpoint`, in a
+        folder named after the source.
         `trigger` is as in `DataStreamWriter.trigger`, such as `{"availableNow": True}`.
         If there are several sources, `streams` is a dictionary by the sources' names.
         `options` are those of `run`, without a trigger.

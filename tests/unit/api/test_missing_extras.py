@@ -46,6 +46,7 @@ def test_a_pipeline_runs_in_process_without_spark_installed() -> None:
     "call",
     [
         "pipeline.run('memory:')",
+        "pipeline.start('memory:')",
         "pen.dataframe",
         "pipeline.attach({}, checkpoint='', query_checkpoint='')",
     ],

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -204,7 +203,7 @@ class AttachedJob(RunningJob):
         for source, query in list(self.queries.items()):
             try:
                 query.stop()
-            except (PySparkException, Py4JError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 (whatever is wrong with Spark)
                 _log.warning("the query of source %r did not stop: %s", source, error)
 
     @override
