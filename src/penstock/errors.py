@@ -22,10 +22,14 @@ An append-only `ErrorCode` holds the detail; there are no further classes. A mes
 happened, where, and what to do next; `context` holds the same facts for programs. All errors
 can be pickled, because an error raised on a worker must reach the driver complete.
 
+Messages reach logs, consoles and bug reports, so no error shows the credentials of a URL:
+`hide_secrets` takes them out of every message and context.
+
 `did_you_mean` suggests which known name was probably meant by an unknown one, and
 `naming_missing_extras` which extra to install.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -97,6 +101,38 @@ class ErrorCode(StrEnum):
     ENGINE_GONE = "engine-gone"
 
 
+_URL = re.compile(r"\b(?!file:)[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_USER_INFO = re.compile(r"://.*@")
+_QUERY_VALUE = re.compile(r"([?&;][\w.%-]+=)[^&;]*")
+_SIGNATURE = re.compile(
+    r"([?&;](?:sig|token|password|secret|x-amz-[\w-]+|x-goog-[\w-]+)=)[^&;\s'\"]*",
+    re.IGNORECASE,
+)
+"""Values of a query that are secrets even where the rest of the URL is missing."""
+
+
+def hide_secrets(text: str) -> str:
+    """Return a text without the credentials of its URLs: user, password, values of a query.
+
+    >>> hide_secrets("no answer from s3://key:secret@bucket/a")
+    'no answer from s3://***@bucket/a'
+    >>> hide_secrets("az://box/day-?.csv?sv=2024&sig=abc%3D")
+    'az://box/day-?.csv?sv=***&sig=***'
+    """
+    if "://" in text:
+        # A password may hold a slash: everything before the last @ is hidden.
+        text = _URL.sub(
+            lambda url: _QUERY_VALUE.sub(r"\1***", _USER_INFO.sub("://***@", url[0])), text
+        )
+    return _SIGNATURE.sub(r"\1***", text) if "=" in text else text
+
+
+def _hide(value: object) -> object:
+    if isinstance(value, str):
+        return hide_secrets(value) if type(value) is str else value
+    return tuple(map(_hide, value)) if type(value) is tuple else value
+
+
 class PenstockError(Exception):
     """The base of all errors: a message, a code, and named facts."""
 
@@ -106,10 +142,12 @@ class PenstockError(Exception):
     def __init__(
         self, message: str, *, code: ErrorCode | None = None, **context: object
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = hide_secrets(message)
+        super().__init__(self.message)
         self.code = code or self.default_code
-        self.context = {name: value for name, value in context.items() if value is not None}
+        self.context = {
+            name: _hide(value) for name, value in context.items() if value is not None
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Notes are in __dict__, so passing it as the state keeps them.

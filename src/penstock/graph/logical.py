@@ -27,6 +27,7 @@ from typing import Protocol, TypeAlias, Union, runtime_checkable
 
 from penstock.core.ids import JobId, OperatorId
 from penstock.core.schema import StreamSchema
+from penstock.errors import hide_secrets
 
 MAIN = "main"
 """The ordinary output of an operator; every other output is a side output."""
@@ -71,12 +72,42 @@ Plain: TypeAlias = Union[  # noqa: UP007 (a recursive alias needs the string for
 """The values that a config may hold."""
 
 
-@dataclass(frozen=True, slots=True)
+OPTIONS = "store_options"
+"""The key of a config, at any depth, whose values may be credentials."""
+
+
+def hide_in_config(config: Mapping[str, Plain]) -> dict[str, Plain]:
+    """Return a config as it may be shown: without credentials of URLs and stores."""
+    return {
+        key: dict.fromkeys(part, "***")
+        if key == OPTIONS and isinstance(part, Mapping)
+        else _hide(part)
+        for key, part in config.items()
+    }
+
+
+def _hide(value: Plain) -> Plain:
+    match value:
+        case str():
+            return hide_secrets(value)
+        case tuple():
+            return tuple(map(_hide, value))
+        case Mapping():
+            return hide_in_config(value)
+        case _:
+            return value
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class OperatorSpec:
     """What an operator is built from: a kind of the registry, and a config."""
 
     kind: str
     config: Mapping[str, Plain] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shown = hide_in_config(self.config)
+        return f"{type(self).__name__}(kind={self.kind!r}, config={shown!r})"
 
 
 @runtime_checkable

@@ -1,7 +1,8 @@
 """How a graph is shown: as plain values, as JSON, and as a Mermaid flow chart.
 
 Pure. `explain`, the command line and the console all draw from one `RenderedGraph`. User
-functions are shown by name, and bytes by their number, never by their content.
+functions are shown by name, and bytes by their number, never by their content. Credentials of
+URLs and stores are hidden.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.errors import hide_secrets
 from penstock.graph.logical import (
     MAIN,
     Edge,
@@ -17,6 +19,7 @@ from penstock.graph.logical import (
     Node,
     Plain,
     UserFunction,
+    hide_in_config,
 )
 
 _LONGEST_TEXT = 80
@@ -107,12 +110,13 @@ def to_mermaid(rendered: RenderedGraph) -> str:
 
 def _render_node(node: Node, facts: Mapping[str, str] | None) -> RenderedOperator:
     if facts is None:
-        facts = {key: _to_text(value) for key, value in node.spec.config.items()}
+        config = hide_in_config(node.spec.config)
+        facts = {key: _to_text(value) for key, value in config.items()}
     outputs = {}
     for name, stream in node.outputs.items():
         columns = {field.name: str(field.type) for field in stream.arrow}
         outputs[name] = RenderedStream(columns, stream.time_column, stream.key_columns)
-    shown = {key: _cut(text) for key, text in facts.items()}
+    shown = {key: _cut(hide_secrets(text)) for key, text in facts.items()}
     return RenderedOperator(
         str(node.operator), node.spec.kind, node.parallelism, shown, outputs
     )

@@ -44,6 +44,7 @@ from penstock.core.clock import DurationLike
 from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop, Watermark
+from penstock.errors import hide_secrets
 from penstock.operators.context import (
     ArrowCollector,
     CommitContext,
@@ -59,10 +60,18 @@ from penstock.state.tables.specs import TableSpec, TimeDomain, global_table
 
 @dataclass(frozen=True, slots=True)
 class DisplayableOperator:
-    """What `explain`, the console and error messages print about an operator."""
+    """What `explain`, the console and error messages print about an operator.
+
+    Credentials of URLs are hidden.
+    """
 
     name: str
     fields: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Hide credentials."""
+        shown = {key: hide_secrets(value) for key, value in self.fields.items()}
+        object.__setattr__(self, "fields", shown)
 
     def __str__(self) -> str:
         facts = ", ".join(f"{key}={value}" for key, value in self.fields.items())

@@ -157,8 +157,12 @@ class OperatorConfig:
         )
 
     def shown(self) -> Mapping[str, str]:
-        """Return the facts that `explain` prints about the operator."""
+        """Return the facts that `explain` prints about the operator; credentials are hidden."""
         return {}
+
+    def __repr__(self) -> str:
+        # For configs whose own class has `repr=False`, because they may hold credentials.
+        return repr(self.to_operator_spec())
 
 
 def _to_plain(value: Any) -> Plain:

@@ -19,7 +19,7 @@ from penstock.connectors.files.source import FilesSourceConfig, check_types, inf
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
-from penstock.errors import ErrorCode, UserError, did_you_mean
+from penstock.errors import ErrorCode, UserError, did_you_mean, hide_secrets
 from penstock.graph.logical import OperatorSpec, Plain
 from penstock.state.storage.urls import absolute_url, to_url
 
@@ -112,7 +112,7 @@ def files(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FilesSpec:
     """Files of a graph, not yet read or listed. Made by `files`, which explains the fields."""
 
@@ -128,6 +128,10 @@ class FilesSpec:
     target_bytes: int | None = None
     """None for the sink's default."""
     store_options: Mapping[str, Plain] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        # The other fields may hold credentials.
+        return f"FilesSpec(path={hide_secrets(self.path)!r}, format={self.format!r}, …)"
 
     def source_spec(self) -> OperatorSpec:
         """Return the source that reads them; without a schema this reads the first file."""

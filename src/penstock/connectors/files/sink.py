@@ -83,7 +83,7 @@ STAGED = "staged"
 """The table whose commit data names the files of an epoch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FilesSinkConfig(OperatorConfig):
     """The config of kind "files_sink": rows go to files below `url`, exactly once."""
 

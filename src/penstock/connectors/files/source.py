@@ -104,7 +104,7 @@ _FORMATS: Mapping[FormatName, type[FileFormat]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FilesSourceConfig(OperatorConfig):
     """The config of kind "files_source"."""
 

@@ -153,7 +153,7 @@ class NativeUdfSpec(ResultSpec):
     """The name of the function in the library."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for the function, the same for all rows."""
-    store_options: Mapping[str, Any] = field(default_factory=dict)
+    store_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Options of the store that holds the library; never credentials."""
 
 

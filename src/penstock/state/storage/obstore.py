@@ -26,13 +26,20 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from penstock.core.ids import checksum_of
-from penstock.errors import ErrorCode, SettingsError, StorageError, UserError
+from penstock.errors import (
+    ErrorCode,
+    SettingsError,
+    StorageError,
+    UserError,
+    hide_secrets,
+)
 from penstock.state.storage.object_store import (
     ObjectInfo,
     StorageCall,
@@ -46,6 +53,13 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
 _URL = re.compile(r"((?:s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._$-]*)((?:/[^?#@]*)?)", re.DOTALL)
+
+_ADDRESS = re.compile(r"https?://[^\s\\\"<>^`{|}]+")
+
+_SECRET = re.compile(
+    "key|secret|token|password|credential|sas|signature|endpoint|proxy|headers"
+)
+"""Options whose values are not shown."""
 
 _CLIENT_OPTIONS = frozenset(
     {
@@ -85,6 +99,7 @@ def _make_client(url: str, options: Mapping[str, Any]) -> "Client":
     """Build the client. No request is sent, so a wrong bucket or key is not noticed here."""
     scheme, _, place = url.partition("://")
     bucket, _, prefix = place.partition("/")
+    _check_addresses(url, options)
     config = dict(options)
     arguments: dict[str, Any] = {
         "prefix": prefix or None,
@@ -101,11 +116,33 @@ def _make_client(url: str, options: Mapping[str, Any]) -> "Client":
         return _CLIENTS[scheme](bucket, config=config, **arguments)
     except (BaseError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
+        for name, value in options.items():
+            if _SECRET.search(name) and str(value):
+                reason = reason.replace(str(value), "***")
         raise SettingsError(
             f"cannot open {url} with the options {sorted(options)}: {reason}. Correct the "
             "option or the environment variable of that name",
             url=url,
-        ) from error
+        ) from None  # obstore quotes the value that it cannot take, which may be a secret
+
+
+def _check_addresses(url: str, options: Mapping[str, Any]) -> None:
+    """Refuse an address that obstore would accept and panic at in the first request."""
+    for name, value in options.items():
+        if "endpoint" in name.lower() and isinstance(value, str) and not _is_address(value):
+            raise SettingsError(
+                f"cannot open {url}: the option {name!r} is not of the form "
+                "https://host:port or http://host:port",
+                url=url,
+            )
+
+
+def _is_address(value: str) -> bool:
+    try:
+        urlsplit(value).port  # noqa: B018 (raises if it is none)
+    except ValueError:
+        return False
+    return _ADDRESS.fullmatch(value) is not None
 
 
 def _take(options: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
@@ -216,7 +253,7 @@ class ObstoreStore:
             # the name is in progress, and obstore reports that as "already exists", too.
             failure = read_failure(error)
             if failure.status != 412 and not self._is_there(path):
-                raise call.unanswered(failure.reason) from error
+                raise call.unanswered(failure.reason) from _without_secrets(error)
             return False
         return True
 
@@ -299,6 +336,15 @@ def _request(
         if is_answer and not is_missing_bucket(error):
             raise
         failure = read_failure(error)
+        cause = _without_secrets(error)
         if is_write and not is_answer and not failure.certain:
-            raise call.unanswered(failure.reason) from error
-        raise call.refused(failure.reason, failure.code) from error
+            raise call.unanswered(failure.reason) from cause
+        raise call.refused(failure.reason, failure.code) from cause
+
+
+def _without_secrets(error: Exception) -> Exception:
+    """Return an exception of obstore as a traceback may show it: it names the endpoint."""
+    shown = hide_secrets(str(error))
+    if shown == str(error):
+        return error
+    return type(error)(shown).with_traceback(error.__traceback__)

@@ -1,0 +1,170 @@
+"""Credentials of sources, sinks and stores are shown nowhere: not drawn, printed, raised or logged."""
+
+import logging
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as pen
+from penstock.errors import PenstockError, SettingsError, StorageError, hide_secrets
+from penstock.graph.logical import OperatorSpec
+from penstock.graph.render import render, to_json, to_mermaid
+from penstock.operators.operator import DisplayableOperator
+from penstock.state.storage.urls import open_store
+
+SECRET, SLASHED = "hunter2", "aws/se/cret+"
+SCHEMA = pa.schema([("n", pa.int64())])
+OPTIONS = {
+    "region": "eu-west-1",
+    "secret_access_key": SECRET,
+    "endpoint": f"https://u:{SECRET}@h",
+}
+PLACES = [
+    f"s3://key:{SECRET}@bucket/out",
+    f"s3://key:{SLASHED}@bucket/out",
+    f"az://container/out?sv=2024-01-01&sig={SECRET}",
+    f"gs://bucket/out?X-Goog-Signature={SECRET}&x=1",
+    f"https://user:{SECRET}@host/out",
+]
+
+
+def a_pipeline(place: str) -> pen.Pipeline:
+    pipeline = pen.Pipeline("secretive")
+    source = pen.files(f"{place}/*.csv", format="csv", schema=SCHEMA, store_options=OPTIONS)
+    rows = pipeline.read("rows", source)
+    rows.write("out", pen.files(place, format="parquet", store_options=OPTIONS))
+    return pipeline
+
+
+def is_shown(text: str) -> bool:
+    return SECRET in text or SLASHED in text or "se/cret" in text
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_drawing_and_no_repr_of_a_graph_shows_credentials(place: str) -> None:
+    pipeline = a_pipeline(place)
+    graph = pipeline.graph()
+    shown = [
+        *(pipeline.explain(form) for form in ("text", "mermaid", "json")),
+        # A drawing without what the operators say of themselves, as of a graph with mistakes.
+        to_json(render(graph)),
+        to_mermaid(render(graph)),
+        repr(graph),
+        repr(pipeline),
+        repr(pen.files(place, store_options=OPTIONS)),
+        str(pen.files(place, format="parquet", store_options=OPTIONS).sink_spec()),
+    ]
+    for operator in graph.nodes:
+        built = pipeline.registry.construct(operator.spec)
+        shown += [
+            repr(built),
+            str(built.display()),
+            repr(getattr(built.operator, "config", "")),
+        ]
+    assert [text for text in shown if is_shown(text)] == []
+    assert "secret_access_key" in repr(graph), "which options there are is no secret"
+    assert "out" in pipeline.explain()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_error_status_or_log_of_a_job_shows_credentials(
+    place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+    with caplog.at_level(logging.DEBUG), pytest.raises(PenstockError) as caught:
+        a_pipeline(place).run_in_process("memory:", on_status=seen.append)
+    text = "".join(traceback.format_exception(caught.value))
+    assert not is_shown(text)
+    assert not is_shown(repr(caught.value.context))
+    assert not is_shown("".join(map(repr, seen)))
+    assert not is_shown(caplog.text)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("read", [pen.read_committed, pen.committed_files])
+def test_readers_of_output_do_not_repeat_credentials(
+    place: str, read: Callable[..., Any]
+) -> None:
+    with pytest.raises(PenstockError) as caught:
+        read(place, store_options=OPTIONS)
+    assert not is_shown("".join(traceback.format_exception(caught.value)))
+
+
+def test_an_endpoint_with_a_password_is_hidden_in_the_cause_of_an_error() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://user:{SECRET}@127.0.0.1:{unused.getsockname()[1]}/?sig={SECRET}"
+        options = {"endpoint": endpoint, "allow_http": True, "max_retries": 0}
+        store = open_store(
+            "s3://bucket", access_key_id="key", secret_access_key=SECRET, **options
+        )
+        calls: list[Callable[[], Any]] = [
+            lambda: store.read("a"),
+            lambda: store.put("a", b""),
+            lambda: store.create("a", b""),
+            lambda: store.size("a"),
+            lambda: list(store.list("")),
+            lambda: store.delete("a"),
+        ]
+        for call in calls:
+            with pytest.raises(StorageError) as caught:
+                call()
+            text = "".join(traceback.format_exception(caught.value))
+            assert caught.value.__cause__ is not None
+            assert "127.0.0.1" in text
+            assert not is_shown(text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"endpoint": f"user:{SECRET}@no url"},
+        {"endpoint": f"https://user:{SECRET}@host:99999999"},
+        {"aws_endpoint": f"ftp://{SECRET}"},
+        {"proxy_url": f"no {SECRET}"},
+        {"secret_access_key": SECRET, "timeout": "soon"},
+        {"skip_signature": SECRET},
+    ],
+)
+def test_an_option_that_is_refused_is_named_without_its_value(
+    options: dict[str, str],
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        open_store("s3://bucket", **options)
+    assert not is_shown("".join(traceback.format_exception(caught.value)))
+    assert next(iter(options)) in caught.value.message
+
+
+def test_all_errors_and_displays_hide_what_urls_hold() -> None:
+    url = PLACES[0]
+    error = pickle.loads(
+        pickle.dumps(PenstockError(f"no answer from {url!r}", url=url, all=(url, 5)))
+    )
+    assert str(error) == error.message == "no answer from 's3://***@bucket/out'"
+    assert error.context == {
+        "url": "s3://***@bucket/out",
+        "all": ("s3://***@bucket/out", 5),
+    }
+    assert not is_shown(str(DisplayableOperator("sink", {"url": url})))
+    spec = OperatorSpec(
+        "udf", {"nested": {"store_options": {"token": SECRET}, "url": (url,)}}
+    )
+    assert not is_shown(repr(spec))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://lake/day-?.parquet and gs://lake/a/**/[!x]?/b",
+        "file:///data/me@work/x?y=z",
+        "mail me@example.com: is a=b? or a?b=c",
+        "s3://bucket/day=2026-01-01/part-0.parquet",
+    ],
+)
+def test_what_is_no_secret_stays_readable(text: str) -> None:
+    assert hide_secrets(text) == text
