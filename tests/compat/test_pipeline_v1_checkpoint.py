@@ -255,3 +255,22 @@ def test_the_expected_totals_are_those_of_the_inputs() -> None:
     assert sorted(reminded) == sorted(r["number"] for r in rows if r["number"] % 3 == 0)
     asked = [row["number"] for sink in SINKS[:2] for row in expected[sink]]
     assert sorted(asked) == sorted(row["number"] for row in rows)
+
+
+@pytest.mark.slow
+def test_aggregates_of_unknown_meaning_are_accepted_warned_about_once_and_recorded(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = []
+    for _ in range(2):
+        caplog.clear()
+        job = a_job(the_job(folder), folder / "checkpoint", clock_micros=RESUMED)
+        run(job, epochs=2)
+        texts = [record.getMessage() for record in caplog.records]
+        said.append([text for text in texts if "is taken to be" in text])
+    first, second = said
+    assert len(first) == 4 + 3 + 3 + 4  # hot, busy, visits and spent, which has a ttl
+    assert any(
+        "'hot': aggregate 'total' is taken to be sum(price)" in text for text in first
+    )
+    assert second == []

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pen
-from penstock.operators.aggregates.aggregate import compile_aggregates
+from penstock.operators.aggregates.compiler import compile_aggregates
 from penstock.operators.aggregates.frames import columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.registry import read_config

@@ -14,7 +14,7 @@ import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.graph.logical import OperatorSpec
 from penstock.operators import EventTime
-from penstock.operators.aggregates.aggregate import compile_aggregates
+from penstock.operators.aggregates.compiler import compile_aggregates
 from penstock.operators.windows.aggregation import WindowAggregation
 from penstock.operators.windows.assignment import WindowGrid
 from penstock.operators.windows.panes import pane_window_specs

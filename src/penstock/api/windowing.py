@@ -25,7 +25,8 @@ from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD, LATE, Exchange
-from penstock.operators.aggregates.aggregate import Aggregate, compile_aggregates
+from penstock.operators.aggregates.aggregate import Aggregate
+from penstock.operators.aggregates.compiler import compile_aggregates
 from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.expressions import with_columns_spec

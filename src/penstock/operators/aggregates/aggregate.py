@@ -15,11 +15,12 @@ a group of partials, and one makes the result of partials.
             return total / weight
 
 A `ColumnAggregate` is computed of the values of one column, perhaps only of rows that satisfy
-a predicate. All problems of the aggregates of a step are reported at once.
+a predicate.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -30,22 +31,13 @@ from typing_extensions import override
 from penstock.core.arrow_types import why_not_in_polars
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
+from penstock.operators.aggregates.compiled import Kind, Reduction
 from penstock.operators.aggregates.frames import decoded, frame_schema
-from penstock.operators.aggregates.plan import (
-    AggregatePlan,
-    CompiledAggregate,
-    Kind,
-    Reduction,
-    other_column,
-)
-from penstock.operators.expressions import (
-    derive_types,
-    find_unknown_columns,
-    show_types,
-    to_arrow_field,
-)
+from penstock.operators.expressions import derive_types
+from penstock.state.tables.column_groups import Meaning
 
-_GROUP = "_penstock_group"
+DIALECT = f"polars {pl.__version__}"
+"""How expressions are printed: other versions of Polars may print the same one otherwise."""
 
 
 class Aggregate(ABC):
@@ -80,6 +72,45 @@ class Aggregate(ABC):
         del partials, others
         return None
 
+    def settle(self, **computed: pl.Expr) -> Mapping[str, pl.Expr] | None:
+        """Return the partials out of what `partial` and `merge` compute, row by row.
+
+        None if they compute the partials themselves. It is for values that a column cannot hold:
+        a sum of 128 bits is settled into two columns.
+        """
+        del computed
+        return None
+
+    def meaning(self) -> Meaning | str | None:
+        """Return what is recorded in checkpoints to tell it from another aggregate.
+
+        State of another meaning is refused, so it must change if the partials do, and only
+        then. None for its expressions, as Polars prints them.
+        """
+        return None
+
+    def was(self, *names: str) -> Self:
+        """Return the aggregate, saying that its result had another name before.
+
+        State that a checkpoint holds under one of these names goes on under the new one.
+
+        >>> import penstock as pen
+        >>> renamed = pen.sum("price").was("total")
+        """
+        given: tuple[object, ...] = names
+        if not names or not all(isinstance(name, str) for name in given):
+            raise UserError(
+                f"was takes names of results, not {names}: write was('old_name')",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        renamed = copy(self)
+        # Built-in aggregates are frozen.
+        object.__setattr__(renamed, "former_names", names)
+        return renamed
+
+    former_names: ClassVar[tuple[str, ...]] = ()
+    """The names that its result may have in a checkpoint; set by `was`."""
+
     def reductions(self) -> Mapping[str, Reduction] | None:
         """Return the partials as plain reductions of columns, or None if they are not.
 
@@ -103,194 +134,6 @@ class Aggregate(ABC):
         """Return the type of the result, or None for the type that `final` gives."""
         del stream
         return None
-
-    def compile(self, name: str, stream: StreamSchema) -> CompiledAggregate:
-        """Return how to compute it over rows of a stream; `name` is the column of the result.
-
-        Raises `SchemaError` for a column that is missing or of a type that does not fit.
-        """
-        return _Compiler(name, self.display(), self.for_stream(stream), stream).compile()
-
-
-class _Compiler:
-    """Compiles one aggregate; its expressions are checked on frames without rows."""
-
-    def __init__(
-        self, result: str, shown: str, aggregate: Aggregate, stream: StreamSchema
-    ) -> None:
-        self._result = result
-        self._shown = shown
-        self._aggregate = aggregate
-        self._stream = stream
-
-    def compile(self) -> CompiledAggregate:
-        partial = self._checked("partial", self._call("partial", {}))
-        # The column of a partial begins with the result's name, for readers.
-        names = {part: f"{self._result}.{part}" for part in partial}
-        from_rows = [e.alias(names[part]) for part, e in partial.items()]
-        types = self._types_of(frame_schema(self._stream.arrow), from_rows)
-        columns = {part: pl.col(name) for part, name in names.items()}
-        merged = self._checked("merge", self._call("merge", columns))
-        if merged.keys() != partial.keys():
-            raise self._refusal(
-                f"merge gives {sorted(merged)} and partial {sorted(partial)}: both must give "
-                "the same"
-            )
-        given = [merged[part].alias(name) for part, name in names.items()]
-        found = self._types_of(types, given)
-        # Polars sums short integers into longer ones: a cast keeps the type of the partials.
-        from_partials = [
-            e if found[name] == types[name] else e.cast(types[name])
-            for name, e in zip(found, given, strict=True)
-        ]
-        merged_types = self._types_of(types, from_partials)
-        if merged_types != types:
-            raise self._refusal(
-                f"merging gives {show_types(merged_types)}, but its partials are "
-                f"{show_types(types)}"
-            )
-        (final,) = self._checked("final", {"": self._call("final", columns)}).values()
-        finish = final.alias(self._result)
-        others = {part: pl.col(other_column(name)) for part, name in names.items()}
-        pair = self._aggregate.merge_pair(columns, others)
-        reductions = self._aggregate.reductions()
-        return CompiledAggregate(
-            self._result_field(types, finish),
-            tuple(dict.fromkeys(n for e in from_rows for n in e.meta.root_names())),
-            tuple(to_arrow_field(self._shown, n, dtype) for n, dtype in types.items()),
-            tuple(from_rows),
-            tuple(from_partials),
-            finish,
-            self._shown,
-            None
-            if pair is None
-            else tuple(pair[p].cast(types[n]).alias(n) for p, n in names.items()),
-            None if reductions is None else tuple(reductions[part] for part in names),
-        )
-
-    def _call(self, method: str, columns: Mapping[str, pl.Expr]) -> Any:
-        try:
-            return getattr(self._aggregate, method)(**columns)
-        except TypeError as error:
-            raise self._refusal(
-                f"{method} must take the partials {sorted(columns)} as arguments ({error})"
-            ) from error
-        except Exception as error:  # the boundary to user code
-            raise self._refusal(f"{method} raised {_first_line(error)}") from error
-
-    def _checked(self, method: str, given: Any) -> dict[str, pl.Expr]:
-        expressions = dict(given) if isinstance(given, Mapping) else {}
-        if expressions and all(isinstance(e, pl.Expr) for e in expressions.values()):
-            return expressions
-        wanted = (
-            "a Polars expression" if method == "final" else "Polars expressions by name"
-        )
-        raise self._refusal(f"{method} must return {wanted}")
-
-    def _types_of(self, given: pl.Schema, expressions: Sequence[pl.Expr]) -> pl.Schema:
-        """Return the types that expressions give for a group, or raise why they cannot."""
-        unknown = find_unknown_columns(expressions, given.names())
-        if unknown:
-            raise self._refusal("; ".join(unknown.values()))
-        empty = pl.LazyFrame(schema=given).with_columns(pl.lit(0).alias(_GROUP))
-        return self._schema_of(empty.group_by(_GROUP).agg(expressions).drop(_GROUP))
-
-    def _result_field(self, types: pl.Schema, finish: pl.Expr) -> "pa.Field[pa.DataType]":
-        found = self._schema_of(pl.LazyFrame(schema=types).select(finish))
-        if not _is_of_one_row(finish) or not finish.meta.root_names():
-            raise self._refusal("final must compute one result from each row of partials")
-        declared = self._aggregate.result_type(self._stream)
-        if declared is not None:
-            return pa.field(self._result, declared)
-        return to_arrow_field(self._shown, self._result, found[self._result])
-
-    def _schema_of(self, frame: pl.LazyFrame) -> pl.Schema:
-        try:
-            frame.collect()  # some mistakes show only when something is computed
-            return frame.collect_schema()
-        except pl.exceptions.PolarsError as error:
-            reason = str(error).split("\n", maxsplit=1)[0]
-            raise self._refusal(f"it cannot be computed: {reason}") from error
-        except Exception as error:  # a Python function in an expression may raise anything
-            raise self._refusal(
-                f"it cannot be computed of no rows: a function of it raised "
-                f"{_first_line(error)}"
-            ) from error
-
-    def _refusal(self, problem: str) -> SchemaError:
-        return SchemaError(f"{self._shown}: {problem}", column=self._result)
-
-
-def _is_of_one_row(finish: pl.Expr) -> bool:
-    """Return whether an expression looks at one row at a time, as far as Polars can tell."""
-    try:
-        return finish.meta.is_row_separable()
-    except pl.exceptions.PolarsError:
-        return True  # what Python functions do, Polars finds only with data
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
-
-
-def _describe_non_aggregate(given: object) -> str:
-    """Return why something is not an aggregate, and what to write instead."""
-    hint = "write a function of penstock such as pen.sum('price')"
-    if isinstance(given, type) and issubclass(given, Aggregate):
-        hint = f"write {given.__name__}(…), an instance, instead of the class"
-    elif callable(given):
-        hint = "call the function"
-    elif isinstance(given, pl.Expr):
-        hint = (
-            "partials of Polars expressions cannot be merged in general: use pen.sum, "
-            "pen.count, … or an Aggregate of your own"
-        )
-    shown = getattr(given, "__name__", None) or repr(given)
-    return f"{shown} is not an aggregate: {hint}"
-
-
-def compile_aggregates(
-    step: str,
-    aggregates: Mapping[str, Any],
-    stream: StreamSchema,
-    *,
-    taken: Collection[str] = (),
-    keys: Collection[str] = (),
-) -> AggregatePlan:
-    """Compile what a step computes, or raise with everything that is wrong with any of it.
-
-    Values that are no aggregates are among the problems. `taken` are the other columns of the
-    output, whose names no result may have; `keys` are columns beside the partials in state.
-    """
-    problems = []
-    compiled = []
-    for name, aggregate in aggregates.items():
-        if name in taken:
-            problems.append(f"{name}: the output has a column of that name already")
-        if not isinstance(aggregate, Aggregate):
-            problems.append(f"{name}={_describe_non_aggregate(aggregate)}")
-            continue
-        try:
-            made = aggregate.compile(name, stream)
-            compiled.append(replace(made, step=step))
-            clashes = [field.name for field in made.partials if field.name in keys]
-            if clashes:
-                problems.append(
-                    f"{name}: the key column {clashes[0]!r} is called like a column of its "
-                    "state: rename one of the two"
-                )
-        except UserError as error:
-            problems.append(f"{name}: {error.message}")
-    if not aggregates:
-        problems.append(
-            "it computes nothing: name at least one, such as total=pen.sum('x')"
-        )
-    if problems:
-        raise SchemaError(
-            f"the aggregates of {step!r} cannot be computed:\n  " + "\n  ".join(problems),
-            operator=step,
-        )
-    return AggregatePlan(tuple(compiled))
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,6 +186,14 @@ class ColumnAggregate(Aggregate):
         return f"{self.function}({column}where={self.where})"
 
     @override
+    def meaning(self) -> Meaning:
+        """Return the function and what it reads; the predicate as Polars prints it."""
+        outline = f"{self.function}({self.column})"
+        if self.where is None:
+            return Meaning(outline)
+        return Meaning(f"{outline} where", str(self.where), DIALECT)
+
+    @override
     def for_stream(self, stream: StreamSchema) -> Self:
         """Return it for the column's type, or raise with everything that does not fit."""
         types = frame_schema(stream.arrow)
@@ -361,7 +212,8 @@ class ColumnAggregate(Aggregate):
             raise SchemaError(
                 f"{self.display()}: {'; '.join(problems)}", column=self.column
             )
-        return replace(self, dtype=dtype)
+        fitted = replace(self, dtype=dtype)
+        return fitted.was(*self.former_names) if self.former_names else fitted
 
     @override
     def reductions(self) -> Mapping[str, Reduction] | None:

@@ -23,7 +23,7 @@ from penstock.operators.aggregates.aggregate import (
     find_where_problems,
     is_orderable,
 )
-from penstock.operators.aggregates.plan import Kind, Reduction
+from penstock.operators.aggregates.compiled import Kind, Reduction
 from penstock.operators.aggregates.totals import (
     AdditiveAggregate,
     Avg,
@@ -31,6 +31,7 @@ from penstock.operators.aggregates.totals import (
     Sum,
     Variance,
 )
+from penstock.state.tables.column_groups import Meaning
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +176,14 @@ class First(_OneValue):
                 f"{self.function}: name its timestamp column in Pipeline.read as event_time",
                 column=self.column,
             )
-        return replace(fitted, time=stream.time_column)
+        timed = replace(fitted, time=stream.time_column)
+        return timed.was(*self.former_names) if self.former_names else timed
+
+    @override
+    def meaning(self) -> Meaning:
+        plain = super().meaning()
+        outline = f"{plain.outline} by {self.time}"
+        return Meaning(outline, plain.expressions, plain.dialect)
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:

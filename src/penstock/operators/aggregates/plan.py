@@ -14,16 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from penstock.errors import ErrorCode, PenstockError, UserError
-from penstock.operators.user_functions import to_failure
+from penstock.operators.aggregates.compiled import (
+    AggregateConfig,
+    CompiledAggregate,
+    Kind,
+    Reduction,
+    other_column,
+)
+from penstock.state.tables.column_groups import ColumnGroup
 
-Kind: TypeAlias = Literal["count", "sum", "float_sum", "min", "max"]
 _Array: TypeAlias = "np.typing.NDArray[Any]"
 
 PLACES_PER_ROW = 4
@@ -31,13 +36,6 @@ PLACES_PER_ROW = 4
 _LONGEST = 1 << 63
 _WHOLE = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
 """Whole numbers that fit into 64 bits with a sign."""
-
-
-class Reduction(NamedTuple):
-    """The reduction of a column within a group, or of the rows themselves without a column."""
-
-    kind: Kind
-    column: str | None
 
 
 def reduce_by_place(
@@ -65,9 +63,7 @@ def reduce_by_place(
     found = np.flatnonzero(counts)
     values = {name: column.to_numpy() for name, column in columns.items()}
     reduced = {
-        result: counts
-        if name is None or kind == "count"
-        else _reduce(kind, values[name], places, span)
+        result: _reduce(kind, None if name is None else values[name], places, counts)
         for result, (kind, name) in reductions.items()
     }
     return pl.DataFrame(
@@ -78,8 +74,13 @@ def reduce_by_place(
     )
 
 
-def _reduce(kind: Kind, values: _Array, places: _Array, span: int) -> _Array:
+def _reduce(kind: Kind, values: "_Array | None", places: _Array, counts: _Array) -> _Array:
     """Return the reduction of the values at each place; places without values are undefined."""
+    span = len(counts)
+    if kind == "zero":
+        return np.zeros(span, np.int64)
+    if kind == "count" or values is None:
+        return counts
     if kind in ("min", "max"):
         lowest, highest = -np.inf, np.inf
         if values.dtype.kind != "f":
@@ -92,7 +93,8 @@ def _reduce(kind: Kind, values: _Array, places: _Array, span: int) -> _Array:
     if kind == "sum":
         wide = {"i": np.int64, "u": np.uint64, "f": np.float64}[values.dtype.kind]
     totals: _Array = np.zeros(span, wide)
-    np.add.at(totals, places, values.astype(wide, copy=False))
+    if kind == "float_sum" or values.any():  # carries are mostly all 0
+        np.add.at(totals, places, values.astype(wide, copy=False))
     return totals
 
 
@@ -109,118 +111,8 @@ def _is_plain(column: Any, *, is_summed: bool) -> bool:
 
 _Engine: TypeAlias = Literal["streaming", "in-memory"]
 _PLACE = "_penstock_place"
-_READ_ERRORS = (pl.exceptions.PolarsError, pa.ArrowException, ValueError, TypeError)
-_UNFIT = ("conversion from", "overflow")
-"""How Polars begins its errors about values that do not fit a type."""
 _STREAMING_ROWS = 20_000
 """From so many rows on Polars' streaming engine is up to three times as fast; below, slower."""
-
-
-@dataclass(frozen=True, slots=True)
-class AggregateConfig:
-    """One compiled aggregate in the config of an operator."""
-
-    shown: str
-    reads: tuple[str, ...]
-    fields: bytes
-    """The result, then the partials: an Arrow schema in its IPC form."""
-    from_rows: tuple[bytes, ...]
-    """Each is the result of `Expr.meta.serialize`, as in the fields below."""
-    from_partials: tuple[bytes, ...]
-    finish: bytes
-    from_pair: tuple[bytes, ...] | None = None
-    reductions: tuple[Reduction, ...] | None = None
-    step: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledAggregate:
-    """One aggregate over columns that exist and fit it: the compiler has checked them."""
-
-    result: "pa.Field[pa.DataType]"
-    """The column of the result."""
-    reads: tuple[str, ...]
-    """The columns of the rows that it reads."""
-    partials: tuple["pa.Field[pa.DataType]", ...]
-    """The columns of its partials; each begins with the name of the result."""
-    from_rows: tuple[pl.Expr, ...]
-    """Computes the partials of a group of rows; one expression per column, in that order."""
-    from_partials: tuple[pl.Expr, ...]
-    """Computes the partials of a group of partials."""
-    finish: pl.Expr
-    """Computes the result from the partials of one row."""
-    shown: str = ""
-    """The aggregate as the user writes it: `sum(price)`."""
-    from_pair: tuple[pl.Expr, ...] | None = None
-    """As `from_partials`, for two rows side by side; `other_column` names the second's columns."""
-    reductions: tuple[Reduction, ...] | None = None
-    """The same as `from_rows`, if each of them is a plain reduction of a column."""
-    step: str = ""
-    """The step that computes it, for messages."""
-
-    def failure(self, method: str, error: Exception) -> PenstockError:
-        """Return the error to raise if computing it fails: it names the aggregate and its step."""
-        if isinstance(error, PenstockError):
-            return error
-        shown = f"{self.result.name}={self.shown} of step {self.step!r}"
-        reason = (str(error) or type(error).__name__).split("\n", maxsplit=1)[0]
-        facts: dict[str, Any] = {"step": self.step, "aggregate": self.result.name}
-        if isinstance(error, pl.exceptions.PolarsError) and reason.startswith(_UNFIT):
-            return UserError(
-                f"the aggregate {shown} has a value that does not fit its type: {reason}. Sums "
-                "of whole numbers and durations have 64 bits, those of decimals 38 digits: cast "
-                "the column to a decimal or a float before",
-                code=ErrorCode.VALUE_OUT_OF_RANGE,
-                **facts,
-            )
-        raised = f"raised {type(error).__name__} in {method}"
-        message = f"the aggregate {shown} {raised}: {reason}"
-        return to_failure(error, message, note=f"{shown} {raised}", **facts)
-
-    def to_config(self) -> AggregateConfig:
-        """Return it as plain data, so that workers need neither aggregate nor stream schema."""
-        pair = self.from_pair
-        return AggregateConfig(
-            self.shown,
-            self.reads,
-            pa.schema([self.result, *self.partials]).serialize().to_pybytes(),
-            tuple(e.meta.serialize() for e in self.from_rows),
-            tuple(e.meta.serialize() for e in self.from_partials),
-            self.finish.meta.serialize(),
-            None if pair is None else tuple(e.meta.serialize() for e in pair),
-            self.reductions,
-            self.step,
-        )
-
-    @classmethod
-    def from_config(cls, config: AggregateConfig) -> "CompiledAggregate":
-        """Return the aggregate that went into a config."""
-        read, pair = pl.Expr.deserialize, config.from_pair
-        try:
-            result, *partials = pa.ipc.read_schema(pa.py_buffer(config.fields))
-            return cls(
-                result,
-                config.reads,
-                tuple(partials),
-                tuple(map(read, config.from_rows)),
-                tuple(map(read, config.from_partials)),
-                read(config.finish),
-                config.shown,
-                None if pair is None else tuple(map(read, pair)),
-                config.reductions,
-                config.step,
-            )
-        except _READ_ERRORS as error:
-            raise UserError(
-                f"the aggregate {config.shown} cannot be read ({error}): it must come from the "
-                "same versions of Polars and Arrow on driver and workers",
-                code=ErrorCode.INVALID_CONFIG,
-            ) from error
-
-
-def other_column(name: str) -> str:
-    """Return the name of a column of partials in the second of two rows side by side."""
-    return f"{name}|other"
 
 
 @dataclass(frozen=True)
@@ -244,9 +136,13 @@ class AggregatePlan:
         if self._from_rows is None:
             return None
         return {
-            name: Reduction("sum" if kind == "count" else kind, name)
+            name: Reduction("sum" if kind in ("count", "zero") else kind, name)
             for name, (kind, _) in self._from_rows.items()
         }
+
+    @cached_property
+    def _settled(self) -> tuple[pl.Expr, ...]:
+        return tuple(e for a in self.aggregates for e in a.settled or ())
 
     @classmethod
     def from_config(cls, configs: Sequence[AggregateConfig]) -> "AggregatePlan":
@@ -296,7 +192,13 @@ class AggregatePlan:
         pairs = [a.from_pair for a in self.aggregates if a.from_pair is not None]
         if len(pairs) == len(self.aggregates):
             both = partials.select(names).hstack(renamed)
-            return self._computed("merge", pairs, both.select)
+
+            def compute(
+                made: Sequence[pl.Expr], settled: Sequence[pl.Expr]
+            ) -> pl.DataFrame:
+                return both.select(made).with_columns(settled)
+
+            return self._computed("merge", pairs, compute)
         place = pl.int_range(pl.len(), dtype=pl.UInt32).alias(_PLACE)
         is_there = pl.any_horizontal(pl.col(names).is_not_null())
         known = others.select(*names, place).filter(is_there)
@@ -306,7 +208,14 @@ class AggregatePlan:
     def results_of(self, partials: pl.DataFrame, keep: Sequence[str]) -> pl.DataFrame:
         """Return one row per row: the columns `keep`, then the results."""
         finished = [(a.finish,) for a in self.aggregates]
-        return self._computed("final", finished, lambda made: partials.select(*keep, *made))
+        return self._computed(
+            "final", finished, lambda made, _: partials.select(*keep, *made)
+        )
+
+    @property
+    def groups(self) -> tuple[ColumnGroup, ...]:
+        """The partials of each aggregate as columns of a table that may come and go."""
+        return tuple(aggregate.to_group() for aggregate in self.aggregates)
 
     def display(self) -> str:
         """Return them as the user writes them: `total=sum(price), n=count()`."""
@@ -329,8 +238,8 @@ class AggregatePlan:
         # groups them: a plain select would fit single values, but not lists of them.
         given = frame.lazy() if by else frame.lazy().with_columns(pl.lit(0).alias(_PLACE))
 
-        def compute(made: Sequence[pl.Expr]) -> pl.DataFrame:
-            grouped = given.group_by(*(by or [_PLACE])).agg(*made)
+        def compute(made: Sequence[pl.Expr], settled: Sequence[pl.Expr]) -> pl.DataFrame:
+            grouped = given.group_by(*(by or [_PLACE])).agg(*made).with_columns(*settled)
             return (grouped if by else grouped.drop(_PLACE)).collect(engine=engine)
 
         return self._computed(method, computed, compute)
@@ -339,15 +248,15 @@ class AggregatePlan:
         self,
         method: str,
         expressions: Sequence[Sequence[pl.Expr]],
-        compute: Callable[[Sequence[pl.Expr]], pl.DataFrame],
+        compute: Callable[[Sequence[pl.Expr], Sequence[pl.Expr]], pl.DataFrame],
     ) -> pl.DataFrame:
         """Compute the expressions of all aggregates; if that fails, find the one that fails."""
         try:
-            return compute([e for made in expressions for e in made])
+            return compute([e for made in expressions for e in made], self._settled)
         except Exception:  # the boundary to user code
             for aggregate, made in zip(self.aggregates, expressions, strict=True):
                 try:
-                    compute(made)
+                    compute(made, aggregate.settled or ())
                 except Exception as error:
                     raise aggregate.failure(method, error) from error
             raise

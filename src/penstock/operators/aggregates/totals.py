@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import polars as pl
@@ -10,20 +11,33 @@ from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
 from penstock.operators.aggregates.aggregate import ColumnAggregate, is_number
-from penstock.operators.aggregates.plan import Kind
+from penstock.operators.aggregates.compiled import Kind, Reduction
 
 _LONG = pl.Int64()
-_DECIMAL_LIMIT = 0.999999e38
+_WIDE = pl.Int128()
 _NARROW = (pl.Int8(), pl.Int16(), pl.Int32(), pl.UInt8(), pl.UInt16(), pl.UInt32())
+_LONG_CARRY = 1 << 64
+_DECIMAL_CARRY = 10**19
+_SHORT_DECIMALS = 19
+"""How many digits decimals may have whose sums fit 38 digits, however many rows there are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sum(ColumnAggregate):
-    """The sum of a column. A sum of integers that 64 bits cannot hold is an error."""
+    """The sum of a column. A result that its type cannot hold is an error; a partial never is.
+
+    A sum of whole numbers, durations or long decimals is kept in two columns, of which each sum
+    of partials fits 128 bits, whatever the order:
+
+        total = carry * 2**64 + sum      whole numbers and durations: sum has the result's type
+        total = carry * 10**19 + sum     decimals, in units of their last digit
+
+    So only the rows decide whether a sum fits, not how they fall into epochs and splits. The
+    carry of rows in state that is older than it is 0.
+    """
 
     function: ClassVar[str] = "sum"
     wanted: ClassVar[str] = "numbers or durations; count true with where="
-    reduced: ClassVar[Mapping[str, Kind]] = {"sum": "sum"}
 
     @override
     @staticmethod
@@ -33,25 +47,35 @@ class Sum(ColumnAggregate):
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
         values = self.values()
-        if self.dtype in _NARROW:
-            # 64 bits hold the sum of all such integers that fit into one batch.
-            return {"sum": _null_if_none(values, values.cast(self._wide()).sum())}
-        return self.merge(values)
+        if not self._is_carried():
+            return self.merge(values)
+        if self._is_decimal():
+            return self._added(values, pl.lit(0, _WIDE))
+        # 64 bits hold the sum of all narrow integers that fit into one batch.
+        wide = values.cast(_LONG) if self.dtype in _NARROW else _widen(values)
+        return {"sum": _null_if_none(values, wide.sum()), "carry": pl.lit(0, _LONG)}
 
     @override
-    def merge(self, sum: pl.Expr) -> Mapping[str, pl.Expr]:
-        if self._is_whole():
-            total = self._narrow(_widen(sum).sum())
-        elif self.dtype.is_float():
-            total = sum.cast(pl.Float64).sum()
-        else:
-            scale = getattr(self.dtype, "scale", 0)
-            rough = sum.cast(pl.Float64).sum().abs()
-            # Sums of decimals wrap around, and only a failing cast stops a computation: this
-            # one fails if the sum, estimated in floating point, has more than 38 digits.
-            share = (rough / (_DECIMAL_LIMIT / 10**scale) * 128).cast(pl.Int8)
-            total = pl.when(share >= 0).then(sum.sum())
+    def merge(self, sum: pl.Expr, carry: pl.Expr | None = None) -> Mapping[str, pl.Expr]:
+        if carry is not None:
+            return self._added(sum, carry.cast(_WIDE).sum())
+        total = sum.cast(pl.Float64).sum() if self.dtype.is_float() else sum.sum()
         return {"sum": _null_if_none(sum, total)}
+
+    @override
+    def settle(self, **computed: pl.Expr) -> Mapping[str, pl.Expr] | None:
+        """Carry what is above 64 bits, or 19 digits, of what was added up in 128 bits."""
+        if not self._is_carried():
+            return None
+        total, carry = computed["sum"].cast(_WIDE), computed["carry"].cast(_WIDE)
+        if self._is_decimal():
+            unit = pl.lit(_DECIMAL_CARRY, _WIDE)
+            low = self._to_decimal(total % unit)
+            above = (total // unit).fill_null(0)
+            return {"sum": low, "carry": (carry + above).cast(pl.Decimal(38, 0))}
+        low = total.cast(self._wide(), wrap_numerical=True)
+        above = ((total - low.cast(_WIDE)) // pl.lit(_LONG_CARRY, _WIDE)).fill_null(0)
+        return {"sum": self._own(low), "carry": (carry + above).cast(_LONG)}
 
     @override
     def merge_pair(
@@ -59,11 +83,35 @@ class Sum(ColumnAggregate):
     ) -> Mapping[str, pl.Expr]:
         """Add two sums, or take the one there is."""
         mine, other = partials["sum"], others["sum"]
-        if self._is_whole():
-            both = self._narrow(_widen(mine) + _widen(other))
-        else:
-            both = mine + other  # of decimals it refuses what does not fit
-        return {"sum": pl.coalesce(both, mine, other)}
+        if not self._is_carried():
+            return {"sum": pl.coalesce(mine + other, mine, other)}
+        mine, other = _widen(mine), _widen(other)
+        carry = partials["carry"].cast(_WIDE) + others["carry"].cast(_WIDE).fill_null(0)
+        if self._is_decimal():
+            unit = pl.lit(_DECIMAL_CARRY, _WIDE)
+            carry += (mine // unit).fill_null(0) + (other // unit).fill_null(0)
+            mine, other = mine % unit, other % unit
+        return {"sum": pl.coalesce(mine + other, mine, other), "carry": carry}
+
+    @override
+    def final(self, sum: pl.Expr, carry: pl.Expr | None = None) -> pl.Expr:
+        """Return the total in its own type; one that does not fit is an error."""
+        if carry is None:
+            return sum
+        if not self._is_decimal():
+            total = carry.cast(_WIDE) * pl.lit(_LONG_CARRY, _WIDE) + _widen(sum)
+            return self._own(total.cast(self._wide()))
+        # Beyond these bounds the total does not fit, and must not wrap around either.
+        bound = _DECIMAL_CARRY + _DECIMAL_CARRY // 2
+        high = carry.cast(_WIDE).clip(pl.lit(-bound, _WIDE), pl.lit(bound, _WIDE))
+        return self._to_decimal(high * pl.lit(_DECIMAL_CARRY, _WIDE) + _widen(sum))
+
+    @override
+    def reductions(self) -> Mapping[str, Reduction] | None:
+        if self.where is not None:
+            return None
+        plain = {"sum": Reduction("sum", self.column)}
+        return {**plain, "carry": Reduction("zero", None)} if self._is_carried() else plain
 
     @override
     def result_type(self, stream: StreamSchema) -> pa.DataType | None:
@@ -73,17 +121,33 @@ class Sum(ColumnAggregate):
             return pa.decimal128(38, declared.scale)
         return declared if pa.types.is_duration(declared) else None
 
+    def _added(self, values: pl.Expr, carry: pl.Expr) -> dict[str, pl.Expr]:
+        """Return what is to be settled of values that are added up in 128 bits."""
+        wide = _widen(values)
+        if self._is_decimal():
+            unit = pl.lit(_DECIMAL_CARRY, _WIDE)
+            carry, wide = carry + (wide // unit).sum(), wide % unit
+        return {"sum": _null_if_none(values, wide.sum()), "carry": carry}
+
+    def _is_carried(self) -> bool:
+        if isinstance(self.dtype, pl.Decimal):
+            return (self.dtype.precision or 38) > _SHORT_DECIMALS
+        return self.dtype.is_integer() or isinstance(self.dtype, pl.Duration)
+
+    def _is_decimal(self) -> bool:
+        return isinstance(self.dtype, pl.Decimal)
+
     def _wide(self) -> pl.DataType:
         return pl.UInt64() if self.dtype.is_unsigned_integer() else _LONG
 
-    def _is_whole(self) -> bool:
-        return self.dtype.is_integer() or isinstance(self.dtype, pl.Duration)
+    def _own(self, total: pl.Expr) -> pl.Expr:
+        return total if self.dtype.is_integer() else total.cast(self.dtype)
 
-    def _narrow(self, total: pl.Expr) -> pl.Expr:
-        """Return a sum of 128 bits in its own type; a sum that does not fit is an error."""
-        if self.dtype.is_integer():
-            return total.cast(self._wide())
-        return total.cast(_LONG).cast(self.dtype)
+    def _to_decimal(self, units: pl.Expr) -> pl.Expr:
+        """Return decimals given in units of their last digit; more than 38 digits are an error."""
+        scale = getattr(self.dtype, "scale", 0)
+        digit = pl.lit(Decimal((0, (1,), -scale)), pl.Decimal(38, scale))
+        return units.cast(pl.Decimal(38, 0)) * digit
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,8 +261,8 @@ class Deviation(Variance):
 
 
 def _widen(values: pl.Expr) -> pl.Expr:
-    """Return whole numbers and durations in 128 bits, whose sums cannot wrap."""
-    return values.to_physical().cast(pl.Int128)
+    """Return whole numbers, durations and decimals in 128 bits, whose sums cannot wrap."""
+    return values.to_physical().cast(_WIDE)
 
 
 def _null_if_none(values: pl.Expr, total: pl.Expr) -> pl.Expr:

@@ -29,9 +29,10 @@ from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, Watermark
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.aggregate import Aggregate
+from penstock.operators.aggregates.compiled import AggregateConfig
 from penstock.operators.aggregates.frames import ALL_ROWS, columns_to_frame, to_batch
 from penstock.operators.aggregates.functions import Max
-from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
+from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.expressions import to_array
 from penstock.operators.operator import ArrowOperator
@@ -176,6 +177,7 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
                 self._stored,
                 key_columns=self._keys.names,
                 description=self._plan.display(),
+                groups=self._plan.groups,
             )
         ]
 

@@ -16,6 +16,7 @@ from penstock.core.arrow_types import stored_type
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier, Watermark
 from penstock.graph.logical import MAIN, OperatorSpec
+from penstock.operators.aggregates.compiled import AggregateConfig
 from penstock.operators.aggregates.frames import (
     ALL_ROWS,
     KEY_OF_ALL_ROWS,
@@ -23,7 +24,7 @@ from penstock.operators.aggregates.frames import (
     columns_to_frame,
     to_batch,
 )
-from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
+from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig

@@ -17,8 +17,9 @@ from penstock.core.arrow_types import is_held_by_polars, why_not_in_polars
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, UserError, did_you_mean
+from penstock.operators.aggregates.compiled import AggregateConfig
 from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS, to_table
-from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
+from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.context import OperatorContext
 from penstock.operators.registry import OperatorConfig
 from penstock.operators.windows.assignment import (

@@ -324,6 +324,7 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
                 time_column=PANE,
                 description=f"partials per key and pane of {self.config.window}",
                 meaning=self._grid.meaning,
+                groups=self._aggregation.plan.groups,
             )
         ]
 

@@ -174,6 +174,7 @@ class SessionStore:
 
     def __init__(self, aggregation: WindowAggregation, shown: str) -> None:
         self._keys = aggregation.keys
+        self._groups = aggregation.plan.groups
         self._shown = shown
         keys = list(aggregation.key_fields)
         times = [pa.field(name, MICROS) for name in _TIMES]
@@ -191,6 +192,7 @@ class SessionStore:
                 key_columns=[*self._keys, SLOT],
                 routed_by=self._keys,
                 description=f"open sessions of {self._shown}",
+                groups=self._groups,
             ),
             time_keyed_table(
                 WAKE_UPS,

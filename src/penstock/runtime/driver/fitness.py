@@ -18,6 +18,7 @@ from penstock.operators.operator import SPLITS_TABLE
 from penstock.operators.timers import TIMER_TABLES
 from penstock.state.checkpoints import Metadata
 from penstock.state.protocol.records import CheckpointManifest
+from penstock.state.tables.column_groups import GroupChange, GroupFate
 from penstock.state.tables.fit import TableFate, TablePlan, plan_table_restore
 from penstock.state.tables.specs import TableSpec
 
@@ -43,6 +44,13 @@ _FATES = {
     TableFate.DROPPED: Fate.DROPPED,
     TableFate.INCOMPATIBLE: Fate.REFUSED,
 }
+_GROUP_FATES = {
+    GroupFate.RECORDED: Fate.KEPT,
+    GroupFate.RENAMED: Fate.KEPT,
+    GroupFate.ADDED: Fate.EMPTY,
+    GroupFate.DROPPED: Fate.DROPPED,
+    GroupFate.CHANGED: Fate.REFUSED,
+}
 _OWN_TABLES = {SPLITS_TABLE: "read positions"} | dict.fromkeys(
     TIMER_TABLES.values(), "timers"
 )
@@ -67,6 +75,8 @@ class StepState:
     advice: str = ""
     """What makes the start possible, if it is refused."""
     code: ErrorCode = ErrorCode.NOT_RESTORABLE
+    is_news: bool = False
+    """Whether a start logs a warning about it, because results may be others than expected."""
 
     def __str__(self) -> str:
         named = "" if self.table is None else f", {shown_table(self.table)}"
@@ -97,7 +107,13 @@ def decide_fates(
     fates: list[StepState] = []
     for operator, specs in declared.items():
         plans = plan_table_restore(specs, stored.get(operator, {}))
-        fates += (_of_table(operator, plan, allow_dropped=allow_dropped) for plan in plans)
+        for plan in plans:
+            groups = [
+                _of_group(operator, g, allow_dropped=allow_dropped) for g in plan.groups
+            ]
+            if not any(g.fate is GroupFate.CHANGED for g in plan.groups):
+                fates.append(_of_table(operator, plan, allow_dropped=allow_dropped))
+            fates += (group for group in groups if group is not None)
     for operator in stored:
         if operator not in declared:
             fates.append(_of_missing(operator, allow_dropped=allow_dropped))
@@ -113,6 +129,23 @@ def _of_table(operator: OperatorId, plan: TablePlan, *, allow_dropped: bool) -> 
     detail = "" if fate is Fate.EMPTY else plan.detail
     code = plan.code or ErrorCode.NOT_RESTORABLE
     return StepState(operator, plan.table, fate, detail, advice, code)
+
+
+def _of_group(
+    operator: OperatorId, change: GroupChange, *, allow_dropped: bool
+) -> StepState | None:
+    """Return what a start does to a group of columns, such as an aggregate; None if nothing."""
+    if change.fate is GroupFate.KEPT:
+        return None
+    fate, advice, code = _GROUP_FATES[change.fate], "", ErrorCode.NOT_RESTORABLE
+    if change.fate is GroupFate.DROPPED and not allow_dropped:
+        fate, code = Fate.REFUSED, ErrorCode.NO_REGISTERED_TABLE
+        advice = f"say so if it has another name: was({change.group!r}); or {_LOSES}"
+    elif change.fate is GroupFate.CHANGED:
+        code = ErrorCode.SCHEMA_MISMATCH
+        advice = f"undo the change; or give it another name, to start empty, and {_LOSES}"
+    is_news = change.fate in (GroupFate.ADDED, GroupFate.RECORDED)
+    return StepState(operator, None, fate, change.detail, advice, code, is_news)
 
 
 def _of_missing(operator: OperatorId, *, allow_dropped: bool) -> StepState:

@@ -194,7 +194,8 @@ def take_over_job(
     """
     checkpoints = environment.open_checkpoints()
     ref = find_restored(environment, checkpoints, restore)
-    check_start(environment, checkpoints, ref)
+    check = inspect_start(environment, checkpoints, ref)
+    check.require()
     taken = checkpoints.take_over(restore=ref)
     while isinstance(taken, TakenOver) and isinstance(taken.decision, CommitPermit):
         permit, failure = taken.decision, None
@@ -218,6 +219,9 @@ def take_over_job(
     if request is not None and request.restore is not None:
         plan = checkpoints.plan_restore(Epochs(request.restore.epoch))
         warn_of_output(environment, checkpoints, plan)
+    for state in check.states:
+        if state.is_news:
+            _log.warning("job %s goes on: %s", check.job, state, extra={"job": check.job})
     return taken.claim, taken.decision
 
 

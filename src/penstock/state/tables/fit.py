@@ -11,7 +11,7 @@ rows of either form.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -21,9 +21,10 @@ from penstock.core.arrow_types import have_same_values
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import plan_migration, resolve_chain
 from penstock.state.proto import state_pb2
+from penstock.state.tables.column_groups import ColumnGroups, GroupChange, GroupFate
 from penstock.state.tables.columns import domain_of
 from penstock.state.tables.operator_tables import TABLE_KINDS, tables_by_name
-from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.specs import TableSpec, follow_groups
 from penstock.state.tables.table import checked_proto_decode, files_of, kind_name
 
 
@@ -48,6 +49,8 @@ class TablePlan:
     """The files that would be migrated whenever they are read."""
     code: ErrorCode | None = None
     """The error code if the table is dropped or incompatible, else None."""
+    groups: tuple[GroupChange, ...] = ()
+    """What happens to its column groups, such as the aggregates of a step."""
 
 
 def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> TablePlan | None:
@@ -58,7 +61,8 @@ def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> TablePlan |
             f"{_kind_name(spec.table_type)}"
         )
         return _refused(spec, detail, ErrorCode.TABLE_TYPE_MISMATCH)
-    if stored.state_version > spec.state_version:
+    is_grouped = isinstance(spec.state_type, ColumnGroups)
+    if stored.state_version > spec.state_version and not is_grouped:
         detail = (
             f"it was written with state version {stored.state_version}, newer than the declared "
             f"{spec.state_version}"
@@ -77,7 +81,7 @@ def find_mismatch(spec: TableSpec, stored: state_pb2.TableConfig) -> TablePlan |
     after = kind.config_message.FromString(spec.config)
     problems = (
         *_key_problems(before, after),
-        *_column_problems(spec, stored.state_version, before, after),
+        *_column_problems(spec, stored, before, after),
         *_clock_problems(before, after),
     )
     return _refused(spec, problems[0], ErrorCode.SCHEMA_MISMATCH) if problems else None
@@ -104,10 +108,11 @@ def _key_problems(before: Any, after: Any) -> Iterator[str]:
 
 
 def _column_problems(
-    spec: TableSpec, version: int, before: Any, after: Any
+    spec: TableSpec, stored: state_pb2.TableConfig, before: Any, after: Any
 ) -> Iterator[str]:
     """Compare the stored columns with those that the program declares for their version."""
-    if version == spec.state_version:
+    version = stored.state_version
+    if version == spec.state_version or isinstance(spec.state_type, ColumnGroups):
         declared = _schema_of(after)
         start = "its columns changed without a new state version and a migration"
     else:
@@ -121,9 +126,32 @@ def _column_problems(
             f"{state_type.__name__} is version {version}, but state of that version was written "
             "with other columns"
         )
-    changes = _describe_changes(_schema_of(before), declared)
+    columns = _schema_of(before)
+    if isinstance(spec.state_type, ColumnGroups):
+        columns, declared = _common_columns(spec, stored, columns, declared)
+    changes = _describe_changes(columns, declared)
     if changes:
         yield f"{start}: {changes}"
+
+
+def _common_columns(
+    spec: TableSpec, stored: state_pb2.TableConfig, before: pa.Schema, after: pa.Schema
+) -> tuple[pa.Schema, pa.Schema]:
+    """Leave out columns that came or went with their group; call renamed ones by their new name."""
+    followed: ColumnGroups = follow_groups(spec, stored)[0].state_type
+    was = {
+        column: group.column_in(column, stored.state_version)
+        for group in followed.stored
+        for column in group.columns
+    }
+    kept, declared = [], []
+    for field in after:
+        name = was.get(field.name, field.name)
+        if name in before.names:
+            kept.append(before.field(name).with_name(field.name))
+        if name in before.names or field.name not in was:
+            declared.append(field)
+    return pa.schema(kept), pa.schema(declared)
 
 
 def _describe_changes(before: pa.Schema, after: pa.Schema) -> str:
@@ -206,19 +234,25 @@ def check_restorable(
     operator: str, plans: Iterable[TablePlan], *, allow_dropped: bool = False
 ) -> None:
     """Raise `StateError` if a start cannot work or would lose state; it names every table."""
+    given = tuple(plans)
     refused = [
         plan
-        for plan in plans
+        for plan in given
         if plan.fate is TableFate.INCOMPATIBLE
         or (plan.fate is TableFate.DROPPED and not allow_dropped)
     ]
-    if refused:
-        problems = [f"table {p.table!r} is {p.fate.value}: {p.detail}" for p in refused]
+    problems = [f"table {p.table!r} is {p.fate.value}: {p.detail}" for p in refused]
+    codes = [plan.code for plan in refused]
+    for group in (group for plan in given for group in plan.groups):
+        if group.fate is GroupFate.DROPPED and not allow_dropped:
+            problems.append(group.detail)
+            codes.append(ErrorCode.NO_REGISTERED_TABLE)
+    if problems:
         raise StateError(
             f"operator {operator!r} does not fit its checkpoint: {'; '.join(problems)}. Nothing "
             "was changed; declare the tables as they were, give changed ones a new name, or "
             "allow dropped tables explicitly",
-            code=refused[0].code,
+            code=codes[0],
             operator=operator,
         )
 
@@ -231,6 +265,11 @@ def _plan_stored(
     mismatch = find_mismatch(spec, stored)
     if mismatch is not None:
         return mismatch
+    _, groups = follow_groups(spec, stored)
+    changed = [group.detail for group in groups if group.fate is GroupFate.CHANGED]
+    if changed:
+        refusal = _refused(spec, "; ".join(changed), ErrorCode.SCHEMA_MISMATCH)
+        return replace(refusal, groups=groups)
     versions: dict[str, int] = {}
     for metadata in restored.values():
         part = metadata.table_checkpoint_metadata.get(spec.name)
@@ -239,6 +278,10 @@ def _plan_stored(
             versions.update((file.path, file.state_version) for file in files)
     steps: dict[str, None] = {}
     migrated = []
+    if groups:
+        return TablePlan(
+            spec.name, TableFate.UNCHANGED, f"{len(versions)} files", groups=groups
+        )
     for path, version in sorted(versions.items()):
         try:
             needed = plan_migration(version, spec.migrated_type, table=spec.name)

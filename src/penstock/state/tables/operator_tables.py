@@ -18,10 +18,11 @@ from penstock.state.files.state_file import restrict
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.records import RULES, ProtocolRules
+from penstock.state.tables.column_groups import ColumnGroups
 from penstock.state.tables.compaction import CompactionPlan, cut_runs
 from penstock.state.tables.global_keyed import GlobalKeyedTable
 from penstock.state.tables.keyed import KeyedTable
-from penstock.state.tables.specs import TableSpec
+from penstock.state.tables.specs import TableSpec, follow_groups
 from penstock.state.tables.table import (
     CompactionConfig,
     Files,
@@ -62,7 +63,7 @@ def open_table(
     kind = table_kind_of(spec.table_type, table=spec.name)
     config = kind.config_message.FromString(spec.config)
     state_type, declared = spec.state_type, spec.state_version
-    if state_type is not None:
+    if state_type is not None and not isinstance(state_type, ColumnGroups):
         version = resolve_chain(spec.migrated_type).current_version
         if version != declared:
             raise StateError(
@@ -89,6 +90,14 @@ def tables_by_name(specs: Iterable[TableSpec]) -> dict[str, TableSpec]:
             )
         declared[spec.name] = spec
     return declared
+
+
+def follow_stored(spec: TableSpec, metadata: Iterable[Metadata]) -> TableSpec:
+    """Return a declaration that can read what an operator's checkpoint holds of its table."""
+    for part in metadata:
+        if spec.name in part.table_configs:
+            return follow_groups(spec, part.table_configs[spec.name])[0]
+    return spec
 
 
 def merge_table(spec: TableSpec, task: TaskInfo, metadata: Mapping[int, Metadata]) -> Files:
@@ -121,7 +130,8 @@ def plan_compactions(
 ) -> tuple[TableCompaction, ...]:
     """Plan the merges that are due in one subtask's tables. Subtask 0 merges shared tables."""
     planned = []
-    for spec in specs:
+    for declared in specs:
+        spec = follow_stored(declared, metadata.values())
         kind = table_kind_of(spec.table_type, table=spec.name)
         if kind.is_shared and task.subtask.index != 0:
             continue

@@ -27,6 +27,14 @@ from penstock.core.ids import TableName
 from penstock.errors import ErrorCode, SchemaError, StateError, UserError, did_you_mean
 from penstock.state.files.migration import find_typed_chain_problems, resolve_chain
 from penstock.state.proto import state_pb2
+from penstock.state.tables.column_groups import (
+    ColumnGroup,
+    ColumnGroups,
+    GroupChange,
+    decide_groups,
+    stored_groups,
+    with_groups,
+)
 from penstock.state.tables.columns import KeyedSchema, TimeKeyedSchema
 from penstock.state.tables.expiry import TimeToLive
 
@@ -76,7 +84,8 @@ class TableSpec:
     state_version: int = 0
     """The state version that files are written with."""
     state_type: Any = None
-    """What decodes and migrates the state: a state class, or a global table's types."""
+    """What decodes and migrates the state: a state class, column groups, or a global table's
+    types."""
 
     @property
     def expires_by(self) -> TimeDomain | None:
@@ -136,10 +145,12 @@ def time_keyed_table(
     time_domain: TimeDomain | str = TimeDomain.EVENT_TIME,
     description: str = "",
     meaning: str = "",
+    groups: Sequence[ColumnGroup] = (),
 ) -> TableSpec:
     """Declare rows by time; see `TimeKeyedView`. They expire by the clock of `time_domain`.
 
     `meaning` describes the rows beyond their columns: state with another meaning is refused.
+    Columns in `groups` may come and go; see `penstock.state.tables.column_groups`.
     """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
@@ -148,7 +159,8 @@ def time_keyed_table(
         table, columns, tuple(key_columns), time_column, _DURABLE_DOMAINS[domain]
     )
     config = declared.to_config(description, meaning)
-    return _spec(table, state_pb2.TIME_KEYED_TABLE, config, state_type)
+    spec = _spec(table, state_pb2.TIME_KEYED_TABLE, config, state_type)
+    return spec if not groups else _grouped(spec, config, ColumnGroups.new(groups))
 
 
 def keyed_table(
@@ -161,12 +173,14 @@ def keyed_table(
     time_column: str | None = None,
     routed_by: Sequence[str] = (),
     description: str = "",
+    groups: Sequence[ColumnGroup] = (),
 ) -> TableSpec:
     """Declare key → row state; see `KeyedView`.
 
     `ttl` such as "1h" counts from the row's `time_column` by the watermark, or from the epoch
     that put the row by processing time. `routed_by` names some of the key columns: the
     subtask that owns their hash owns the row, so a key of the stream may have several rows.
+    Columns in `groups` may come and go; see `penstock.state.tables.column_groups`.
     """
     table = TableName(name)
     columns, state_type = _resolve_schema(table, schema, key_columns)
@@ -185,7 +199,37 @@ def keyed_table(
         table, columns, tuple(key_columns), time_to_live, tuple(routed_by)
     )
     config = declared.to_config(description)
-    return _spec(table, state_pb2.KEYED_TABLE, config, state_type)
+    spec = _spec(table, state_pb2.KEYED_TABLE, config, state_type)
+    return spec if not groups else _grouped(spec, config, ColumnGroups.new(groups))
+
+
+def follow_groups(
+    spec: TableSpec, stored: state_pb2.TableConfig
+) -> tuple[TableSpec, tuple[GroupChange, ...]]:
+    """Return a declaration that can read stored state, and what becomes of its column groups.
+
+    A table without groups is returned as it is. Both are of the same kind.
+    """
+    groups = spec.state_type
+    if not isinstance(groups, ColumnGroups):
+        return spec, ()
+    kind: Any = state_pb2.KeyedTableConfig
+    if spec.table_type == state_pb2.TIME_KEYED_TABLE:
+        kind = state_pb2.TimeKeyedTableConfig
+    config, before = kind.FromString(spec.config), kind.FromString(stored.config)
+    declared = pa.ipc.read_schema(pa.py_buffer(config.arrow_schema)).names
+    known = stored_groups(
+        pa.ipc.read_schema(pa.py_buffer(before.arrow_schema)),
+        [name for name in declared if name not in groups.columns],
+    )
+    groups, version, changes = decide_groups(groups, known, stored.state_version)
+    return replace(_grouped(spec, config, groups), state_version=version), changes
+
+
+def _grouped(spec: TableSpec, config: Any, groups: ColumnGroups) -> TableSpec:
+    config.arrow_schema = with_groups(config.arrow_schema, groups)
+    data = config.SerializeToString(deterministic=True)
+    return replace(spec, config=data, state_type=groups)
 
 
 def _spec(

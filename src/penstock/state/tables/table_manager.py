@@ -27,6 +27,7 @@ from penstock.state.tables.global_keyed import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.operator_tables import (
     check_complete,
+    follow_stored,
     merge_table,
     open_table,
     set_list,
@@ -90,7 +91,8 @@ class TableManager:
     ) -> None:
         """Bind each declared table to its part of the checkpoint, which may be empty."""
         task, tables = environment.task, {}
-        for name, spec in self._specs.items():
+        for name, declared in self._specs.items():
+            spec = follow_stored(declared, restored.values())
             whole = merge_table(spec, task, restored)
             table = open_table(spec, environment, whole)
             carried = table.subtask_metadata_from_table(whole, task)

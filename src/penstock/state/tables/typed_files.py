@@ -26,6 +26,7 @@ from penstock.state.files.parquet import KEY_HASH
 from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile
 from penstock.state.files.writer import FileDescription, StateFileWriter, write_state_file
+from penstock.state.tables.column_groups import ColumnGroups
 from penstock.state.tables.columns import EXPIRES_AT, OPERATION, TypedSchema
 from penstock.state.tables.compaction import CompactionPlan, plan_compaction
 from penstock.state.tables.sorted_rows import Positions, hashes_of, take_rows
@@ -146,7 +147,10 @@ class TypedFile:
         self.steps: tuple[MigrationStep, ...] = ()
         """The migration of the rows; empty if the file has the current version."""
         self._schema: TypedSchema = table.schema
-        if file.state_version != table.state_version:
+        groups = table.state_type
+        self._groups = groups if isinstance(groups, ColumnGroups) else None
+        self._is_older = file.state_version != table.state_version
+        if self._is_older and self._groups is None:
             name = table.schema.table_name
             self.steps = plan_migration(file.state_version, table.state_type, table=name)
 
@@ -154,7 +158,8 @@ class TypedFile:
         """Return rows of the file as the current version stores them."""
         stored = self._schema.stored
         if not self.steps:
-            return rows if rows.schema.equals(stored) else self._relaid(rows)
+            is_current = rows.schema.equals(stored) and not self._is_older
+            return rows if is_current else self._relaid(rows)
         own = [field.name for field in self._schema.own_fields]
         values = rows.select([name for name in rows.schema.names if name not in own])
         puts: Positions | None = None
@@ -187,9 +192,13 @@ class TypedFile:
         return pa.RecordBatch.from_arrays(columns, schema=stored)
 
     def _relaid(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Adapt rows whose columns differ from the declared ones in order or layout only."""
+        """Adapt rows whose columns differ in order or layout only, or in their column groups."""
         stored, found = self._schema.stored, rows.schema
-        columns = []
+        columns: list[Any] = []
+        if self._groups is not None:
+            read = self._groups.read(rows, stored, self.file.state_version)
+            if read is not None:
+                return pa.RecordBatch.from_arrays(read, schema=stored)
         for field in stored:
             index = found.get_field_index(field.name)
             if index < 0 or not have_same_values(found.field(index).type, field.type):

@@ -13,7 +13,7 @@ import pytest
 
 import penstock as pen
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.aggregates.aggregate import compile_aggregates
+from penstock.operators.aggregates.compiler import compile_aggregates
 from penstock.operators.aggregates.frames import columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
 
@@ -206,20 +206,22 @@ def test_a_sum_that_its_type_cannot_hold_is_an_error_and_does_not_wrap(
 
 
 @pytest.mark.parametrize("rows", [2, 50_000])
-def test_merging_sums_notices_an_overflow_too(rows: int) -> None:
+def test_results_of_merged_sums_notice_an_overflow_too(rows: int) -> None:
     plan = plan_for(pa.int64(), total=pen.sum("x"))
-    partials = pl.DataFrame({"total.sum": [GREATEST] * rows, "key": [0] * rows})
-    with pytest.raises(UserError, match="does not fit its type"):
-        plan.merge(partials, ["key"])
-    with pytest.raises(UserError, match="does not fit its type"):
-        plan.merge_pairs(partials, partials)
+    columns = {"total.sum": [GREATEST] * rows, "total.carry": [0] * rows, "key": [0] * rows}
+    partials = pl.DataFrame(columns)
+    for merged in (plan.merge(partials, ["key"]), plan.merge_pairs(partials, partials)):
+        with pytest.raises(UserError, match="does not fit its type"):
+            plan.results_of(merged, ())
 
 
-def test_merging_decimals_notices_an_overflow_too() -> None:
+def test_results_of_merged_decimals_notice_an_overflow_too() -> None:
     plan = plan_for(pa.decimal128(38, 0), total=pen.sum("x"))
     huge = pl.Series("total.sum", [Decimal(9) * 10**37], pl.Decimal(38, 0)).to_frame()
+    huge = huge.with_columns(pl.lit(0, pl.Decimal(38, 0)).alias("total.carry"))
+    merged = plan.merge_pairs(huge, huge)
     with pytest.raises(UserError, match="does not fit its type"):
-        plan.merge_pairs(huge, huge)
+        plan.results_of(merged, ())
 
 
 def test_sums_come_to_the_very_ends_of_64_bits() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 import penstock as pen
 from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.operators.aggregates.aggregate import compile_aggregates
-from penstock.operators.aggregates.plan import AggregateConfig, AggregatePlan
+from penstock.operators.aggregates.compiled import AggregateConfig
+from penstock.operators.aggregates.compiler import compile_aggregates
+from penstock.operators.aggregates.plan import AggregatePlan
 
 _COLUMNS: dict[str, Any] = {
     "price": pa.int64(),

@@ -12,11 +12,11 @@ from polars.testing import assert_frame_equal
 import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.errors import UserError
-from penstock.operators.aggregates.aggregate import compile_aggregates
+from penstock.operators.aggregates.compiled import Reduction
+from penstock.operators.aggregates.compiler import compile_aggregates
 from penstock.operators.aggregates.plan import (
     PLACES_PER_ROW,
     AggregatePlan,
-    Reduction,
     reduce_by_place,
 )
 from penstock.operators.registry import read_config

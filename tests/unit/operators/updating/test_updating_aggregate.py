@@ -109,7 +109,13 @@ def test_state_is_readable_and_says_what_it_is() -> None:
         h.push([a_row("a", 1), a_row("a", 3)])
         h.kept.barrier()
         assert h.kept.state("partials").to_pylist() == [
-            {"user": "a", "total.sum": 4, "mean.sum": 4.0, "mean.count": 2}
+            {
+                "user": "a",
+                "total.sum": 4,
+                "total.carry": 0,
+                "mean.sum": 4.0,
+                "mean.count": 2,
+            }
         ]
 
 

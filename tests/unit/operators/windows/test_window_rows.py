@@ -13,7 +13,7 @@ import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.errors import PenstockError
 from penstock.operators import EventTime
-from penstock.operators.aggregates.aggregate import compile_aggregates
+from penstock.operators.aggregates.compiler import compile_aggregates
 from penstock.operators.windows.aggregation import WindowAggregation
 from penstock.operators.windows.assignment import WindowGrid
 from penstock.operators.windows.panes import BUFFERED_ROWS, pane_window_specs
