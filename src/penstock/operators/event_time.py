@@ -89,6 +89,18 @@ def watermark_of_splits(
     return merge(said)
 
 
+def slowest_split(
+    states: Mapping[str, SplitState], spec: WatermarkSpec, now_micros: int
+) -> str | None:
+    """Return the split that holds the watermark back; None if all have ended or are idle."""
+    holding = [
+        (state.max_event_time_micros is not None, state.max_event_time_micros or 0, name)
+        for name, state in states.items()
+        if not state.ended and not _is_idle(state, spec, now_micros)
+    ]
+    return min(holding)[2] if holding else None
+
+
 def watermark_of_ended(
     states: Mapping[str, SplitState], spec: WatermarkSpec
 ) -> EventTime | None:

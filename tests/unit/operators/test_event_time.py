@@ -9,6 +9,7 @@ from penstock.graph.logical import WatermarkSpec
 from penstock.operators.event_time import (
     last_watermark,
     next_idle_micros,
+    slowest_split,
     watermark_of_splits,
 )
 from penstock.operators.splits import SplitState
@@ -155,3 +156,15 @@ def test_splits_that_ended_together_say_how_far_the_latest_came() -> None:
 def test_splits_that_ended_without_a_row_say_nothing() -> None:
     assert last_watermark([SplitState(ended=True)], WatermarkSpec()) == IDLE
     assert last_watermark([], WatermarkSpec()) == IDLE
+
+
+def test_the_slowest_split_is_the_open_one_that_is_furthest_behind() -> None:
+    states = {
+        "ended": seen(1, ended=True),
+        "idle": seen(2, at=0),
+        "slow": seen(-3, at=90),
+        "fast": seen(70, at=90),
+    }
+    assert slowest_split(states, TIMEOUT, 100) == "slow"
+    assert slowest_split({**states, "new": seen(None, at=90)}, TIMEOUT, 100) == "new"
+    assert slowest_split({"ended": seen(1, ended=True)}, TIMEOUT, 100) is None

@@ -182,6 +182,14 @@ def test_event_timers_wait_for_the_first_watermark() -> None:
     assert cluster.run_epoch(5) == [("b", 5)]
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_timer_can_be_set_for_the_first_instant_of_all(warm: bool) -> None:
+    cluster = TimerCluster(TimeDomain.EVENT_TIME)
+    assert cluster.run_epoch(None, lambda t: t.set(("a", -(1 << 63))), warm=warm) == []
+    assert cluster.run_epoch(-MAX, warm=warm) == [("a", -(1 << 63))]
+    assert cluster.run_epoch(0, warm=warm) == []
+
+
 def test_the_end_of_data_fires_every_event_timer() -> None:
     cluster = TimerCluster(TimeDomain.EVENT_TIME)
     cluster.run_epoch(0, lambda t: t.set(("a", 5), ("b", MAX)))

@@ -57,6 +57,8 @@ class OperatorStatus:
     state_files: int = 0
     is_sink: bool = False
     """No operator reads from it: the rows it took have left the job."""
+    slowest_split: str | None = None
+    """For a source with event time: the split that holds its watermark back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from typing import Any
 from penstock.core.ids import OperatorId
 from penstock.core.watermark import event_time_of
 from penstock.errors import ErrorCode, FencedError, PenstockError, StorageError
+from penstock.graph.logical import Node
+from penstock.operators.event_time import slowest_split
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import (
     Action,
@@ -271,7 +273,15 @@ class JobDriver:
                 sum(files.values()),
                 len(files),
                 is_sink=not graph.edges_out_of(node.operator),
+                slowest_split=self._slowest_split(node),
             )
+
+    def _slowest_split(self, node: Node) -> str | None:
+        if node.watermark is None or self._session is None or self._last is None:
+            return None
+        known = self._session.planner.sources[node.operator].known
+        now = self._last.progress.processing_time_micros
+        return slowest_split(known, node.watermark, now)
 
     def _update(self, **changes: Any) -> None:
         """Change some fields of the status and publish it; a time to wake up lasts until then."""
