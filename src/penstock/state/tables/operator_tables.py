@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.ids import Epoch, TaskInfo
+from penstock.core.ids import Epoch, KeyRange, TaskInfo
 from penstock.errors import CorruptStateError, ErrorCode, StateError, UserError
 from penstock.state.files.migration import resolve_chain
-from penstock.state.files.state_file import restrict
+from penstock.state.files.state_file import StateFile, restrict
 from penstock.state.proto import state_pb2
 from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.records import RULES, ProtocolRules
@@ -112,6 +112,35 @@ def merge_table(spec: TableSpec, task: TaskInfo, metadata: Mapping[int, Metadata
         for part in parts
         if name in part.table_checkpoint_metadata
     )
+
+
+def unlisted(
+    spec: TableSpec,
+    known: Iterable[StateFile],
+    wanted: Iterable[StateFile],
+    metadata: Mapping[int, Metadata],
+) -> set[int]:
+    """Return the checksums of a subtask's `known` files that no list holds any more.
+
+    `wanted` is the subtask's list. After a rescale other subtasks hold parts of the same files,
+    and keep them longer. Their lists are read only if such a file is gone.
+    """
+    still = {file.checksum for file in wanted}
+    gone = {file.checksum: file for file in known if file.checksum not in still}
+    if any(not _is_seen_whole(file) for file in gone.values()):
+        for part in metadata.values():
+            held = part.table_checkpoint_metadata.get(spec.name)
+            if held is not None:
+                still.update(file.checksum for file in files_of(held, table=spec.name))
+    return gone.keys() - still
+
+
+def _is_seen_whole(file: StateFile) -> bool:
+    """Tell whether one list sees all rows of a file; then no other list holds the file."""
+    first, last = file.min_key_hash, file.max_key_hash
+    if first is None or last is None:
+        return False
+    return file.visible.covers(KeyRange(first, last + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from penstock.state.tables.operator_tables import (
     open_table,
     set_list,
     tables_by_name,
+    unlisted,
 )
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import (
@@ -153,8 +154,8 @@ class TableManager:
             if is_same_task:
                 missing = derive_missing(view.files, wanted)
                 # Files that expired or were merged into others leave the cache.
-                known = {f.checksum for f in (*before[name].table.files, *view.files)}
-                for checksum in known - {file.checksum for file in wanted}:
+                known = (*before[name].table.files, *view.files)
+                for checksum in unlisted(table.spec, known, wanted, restored):
                     drop_cached(environment.cache, checksum)
             if missing is None:
                 view.release()

@@ -1,9 +1,12 @@
 """Views kept between epochs: caught up, let go, and never showing what is not there."""
 
+from pathlib import Path
+
 import pytest
 
 from penstock.core.ids import Epoch, Subtask
 from penstock.errors import InternalError, PenstockError, StateError
+from penstock.state.files.cache import FileCache
 from penstock.state.proto import state_pb2
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.tables.table import Frontier, View
@@ -12,6 +15,7 @@ from penstock.testing import FaultyStore
 from tests.builders.shop import owner_of_key
 from tests.builders.state_job import StateJob
 from tests.unit.state.tables.manager_builders import (
+    PANES,
     SPECS,
     Restored,
     a_manager,
@@ -217,6 +221,29 @@ def test_catching_up_costs_nothing_for_the_typed_tables_of_other_subtasks() -> N
     manager.begin_epoch(Frontier())
     assert contents(manager) == before
     assert not checkpoint(manager, 2).changed
+
+
+def test_a_file_stays_cached_while_any_list_holds_a_part_of_it(tmp_path: Path) -> None:
+    """After a rescale subtasks share files; one of them merges its part earlier than others."""
+    store, cache = MemoryStore(), FileCache(tmp_path, limit_bytes=1 << 30)
+    keys = [str(number) for number in range(20)]
+    writer = TableManager.load(an_environment(store), [PANES], {})
+    writer.begin_epoch(Frontier())
+    writer.get_time_keyed_state("panes").insert(some_rows(*keys), None)
+    whole = {0: checkpoint(writer, 1).metadata}
+    parts, managers = {}, []
+    for index in range(2):
+        environment = an_environment(store, index=index, parallelism=2, cache=cache)
+        manager = TableManager.load(environment, [PANES], whole)
+        manager.begin_epoch(Frontier())
+        assert manager.get_time_keyed_state("panes").rows().num_rows
+        managers.append(manager)
+        parts[index] = checkpoint(manager, 2).metadata
+    for index, is_left in ((0, True), (1, False)):
+        del parts[index].table_checkpoint_metadata["panes"]
+        managers[index].catch_up(managers[index].environment, parts)
+        managers[index].begin_epoch(Frontier())
+        assert bool([*tmp_path.glob("*.arrow")]) == is_left
 
 
 def test_rows_that_expire_leave_the_list_without_being_read() -> None:
