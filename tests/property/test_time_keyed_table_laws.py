@@ -17,6 +17,8 @@ from hypothesis.stateful import (
 
 from penstock.core.ids import owner_of
 from penstock.core.key_hash import hash_keys
+from penstock.state.files.state_file import StateFile
+from penstock.state.tables.expiry import is_expired
 from penstock.state.tables.specs import TableSpec, time_keyed_table
 from penstock.state.tables.table import Files
 from tests.unit.state.files.file_builders import a_schema
@@ -69,6 +71,8 @@ class TimeKeyedTableMachine(RuleBasedStateMachine):
         self.cluster = TableCluster(self.spec, parallelism)
         self.model: list[tuple[Row, int | None]] = []
         self.running: list[Files] = []
+        self.merged: dict[str, StateFile] = {}
+        """Every file that was ever in a list when a merge was planned."""
         self.opened: tuple[Any, list[Any]] | None = None
 
     @rule(rows=rows_chosen, warm=st.booleans(), step=st.none() | st.integers(0, 15))
@@ -107,12 +111,16 @@ class TimeKeyedTableMachine(RuleBasedStateMachine):
         )
         if compacted is not None:
             self.running.append(compacted)
+            lists = self.cluster.lists().values()
+            self.merged |= {file.identity: file for files in lists for file in files}
 
     @precondition(lambda self: self.running)
     @rule(choice=st.integers(0, 9))
     def swap(self, choice: int) -> None:
-        """Publish a compaction, however old; it is void where its inputs have changed."""
-        self.cluster.swap(self.running.pop(choice % len(self.running)))
+        """Publish a compaction, however old; it is void where its live inputs have changed."""
+        clock = self.cluster.watermark
+        expired = {name for name, file in self.merged.items() if is_expired(file, clock)}
+        self.cluster.swap(self.running.pop(choice % len(self.running)), expired)
 
     @rule(start=st.none() | times, end=st.none() | times)
     def read_a_range(self, start: int | None, end: int | None) -> None:

@@ -1,25 +1,35 @@
 """Compactions: ordered behind an epoch, swapped in by a later one, and never needed for truth."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from penstock.core.ids import OperatorId
 from penstock.core.settings import CompactionSettings
-from penstock.graph.logical import Exchange
+from penstock.graph.logical import Exchange, WatermarkSpec
 from penstock.operators.context import OperatorContext
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
+from penstock.runtime.plan.executor import CompactionOrder
+from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.operator_tables import is_overfull
-from penstock.state.tables.specs import TableSpec, global_table, keyed_table
+from penstock.state.tables.specs import (
+    TableSpec,
+    TimeDomain,
+    global_table,
+    keyed_table,
+    time_keyed_table,
+)
 from penstock.state.tables.table import files_of
-from tests.builders.driven_job import DrivenJob
+from tests.builders.driven_job import SECOND, DrivenJob
 from tests.builders.scripted import BY_USER, SCHEMA, NumberedSource, Scripted, link
 
 NOTES = global_table("notes", str, str)
@@ -124,6 +134,51 @@ def test_no_epoch_waits_for_a_merge_that_nobody_would_make() -> None:
     outcomes = run(session, 8)
     assert len(listed_files(session, "keep")) > 2
     assert not any(ran.progress.waited_for_compaction for ran in outcomes)
+
+
+class OrdersNoted(InProcessExecutor):
+    """Counts the merges of each table that were ordered."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self.merges: Counter[str] = Counter()
+
+    def compact(self, orders: Sequence[CompactionOrder]) -> None:
+        self.merges.update(due.spec.name for order in orders for due in order.tables)
+        super().compact(orders)
+
+
+@pytest.mark.parametrize(
+    ("domain", "lifetime"), [(TimeDomain.EVENT_TIME, 5), (TimeDomain.PROCESSING_TIME, 4)]
+)
+def test_a_merge_whose_inputs_expire_meanwhile_is_made_once(
+    domain: TimeDomain, lifetime: int
+) -> None:
+    """In every epoch a file is added and one expires, as with the panes of small windows."""
+    panes = time_keyed_table("panes", SCHEMA, time_column="at", time_domain=domain)
+
+    def keep(batch: pa.RecordBatch, ctx: OperatorContext, *_: object) -> None:
+        now = ctx.processing_time_micros
+        if domain is TimeDomain.EVENT_TIME:
+            now = 0 if ctx.previous_watermark is None else ctx.previous_watermark.micros
+        ctx.get_time_keyed_state("panes").insert(batch, now + lifetime * step)
+
+    step = SECOND if domain is TimeDomain.PROCESSING_TIME else 2
+    job = a_job(panes, keep, min_files=4, min_expiring_files=4)
+    job.add("read", lambda: NumberedSource({"s": range(99)}), watermark=WatermarkSpec())
+    environment = job.environment()
+    assert isinstance(environment.executor, InProcessExecutor)
+    executor = OrdersNoted(environment.executor.worker)
+    session = JobSession.start(replace(environment, executor=executor))
+    made: set[str] = set()
+    for _ in range(40):
+        job.clock.advance(SECOND)
+        run(session, 1)
+        files = listed_files(session, "keep")
+        made |= {file.path for file in files if file.level}
+        assert len(files) <= 8
+    assert len(made) > 5
+    assert executor.merges["panes"] <= len(made) + 1, "the last one waits for its epoch"
 
 
 def test_what_was_ordered_dies_with_the_session() -> None:

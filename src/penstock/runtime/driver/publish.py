@@ -43,6 +43,7 @@ from penstock.state.protocol.records import (
 )
 from penstock.state.tables.operator_tables import (
     apply_compaction,
+    expired_inputs,
     is_overfull,
     plan_compactions,
 )
@@ -80,6 +81,8 @@ class PendingCompactions:
         self._environment = environment
         self._generation = generation
         self._urgent: list[CompactionResult] = []
+        self._ordered: list[CompactionOrder] = []
+        """What is under way, or done and not swapped in yet; nothing is ordered meanwhile."""
         self.swapped = 0
         """How many results the last published epoch swapped in."""
 
@@ -90,7 +93,7 @@ class PendingCompactions:
             return
         orders = [order for order in self._orders(state) if order.tables]
         if orders:
-            executor.compact(orders)
+            self._order(orders)
 
     def wait_if_needed(self, state: JobState) -> bool:
         """Merge at once where there are too many runs; return whether that was so.
@@ -104,11 +107,17 @@ class PendingCompactions:
             return False
         executor = self._environment.executor
         if not executor.is_compacting:  # what is under way may be what is needed
-            executor.compact(overfull)
+            self._order(overfull)
         self._urgent += executor.compacted(wait=True)
         return True
 
-    def swap(self, metadata: AllMetadata, epoch: Epoch) -> set[tuple[OperatorId, int]]:
+    def _order(self, orders: list[CompactionOrder]) -> None:
+        self._ordered = orders
+        self._environment.executor.compact(orders)
+
+    def swap(
+        self, metadata: AllMetadata, epoch: Epoch, processing_time_micros: int
+    ) -> set[tuple[OperatorId, int]]:
         """Swap finished results into metadata about to be published; return whose changed."""
         rules = self._environment.settings.rules
         changed: set[tuple[OperatorId, int]] = set()
@@ -119,11 +128,30 @@ class PendingCompactions:
             parts = metadata.get(result.operator)
             if parts is None:
                 continue
-            swapped = apply_compaction(parts, result.tables, epoch=epoch, rules=rules)
+            swapped = apply_compaction(
+                parts,
+                result.tables,
+                epoch=epoch,
+                rules=rules,
+                expired=self._expired(result.operator, parts, processing_time_micros),
+            )
             parts.update(swapped)
             changed |= {(result.operator, index) for index in swapped}
             self.swapped += bool(swapped)
         return changed
+
+    def _expired(
+        self, operator: OperatorId, parts: Mapping[int, Metadata], now_micros: int
+    ) -> frozenset[str]:
+        """Return which inputs of an operator's merges its subtasks dropped as expired."""
+        found: frozenset[str] = frozenset()
+        for order in self._ordered:
+            if order.task.operator == operator:
+                written = parts[order.task.subtask.index].operator_metadata
+                known = written.HasField("watermark_micros")
+                watermark = written.watermark_micros if known else None
+                found |= expired_inputs(order.tables, Frontier(watermark, now_micros))
+        return found
 
     def _orders(
         self, state: JobState, *, only_overfull: bool = False
@@ -209,7 +237,8 @@ class EpochPublisher:
             for node in graph.nodes
             if self.environment.tables[node.operator]
         }
-        changed |= self.compactions.swap(metadata, epoch)
+        now_micros = plan.terms.processing_time_micros
+        changed |= self.compactions.swap(metadata, epoch, now_micros)
         ref = CheckpointRef(graph.job, self.claim.generation, epoch)
         refs = self._write(ref, state, metadata, changed)
         manifest = CheckpointManifest(

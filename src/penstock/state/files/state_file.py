@@ -12,7 +12,7 @@ table. Three facts make lists easy to reason about:
   made from, and takes their place in it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import Any
@@ -126,15 +126,23 @@ def merge_lists(lists: Iterable[Sequence[StateFile]]) -> tuple[StateFile, ...]:
 
 
 def apply_swap(
-    files: Sequence[StateFile], outputs: Sequence[StateFile]
+    files: Sequence[StateFile],
+    outputs: Sequence[StateFile],
+    expired: Collection[str] = (),
 ) -> tuple[StateFile, ...] | None:
     """Put one compacted group in the place of what it replaces.
 
     The result is None if those exact entries, with the same visible ranges, are not
     neighbours in `files`: the list has changed during the compaction, which is then void.
+    Entries named in `expired` may have left the list, though not all of them: their rows are
+    hidden in the group as well.
     """
-    wanted = list(outputs[0].replaces)
     present = [file.identity for file in files]
+    wanted = [
+        entry for entry in outputs[0].replaces if entry in present or entry not in expired
+    ]
+    if not wanted:
+        return None
     for start in range(len(present) - len(wanted) + 1):
         if present[start : start + len(wanted)] == wanted:
             return (*files[:start], *outputs, *files[start + len(wanted) :])
@@ -147,7 +155,9 @@ def derive_missing(
     """Return the files that turn a fold of `held` into a fold of `wanted`, or None.
 
     Compacted groups in `wanted` are matched against the files they replace, so that a swap
-    alone costs no read. None means that `held` is not a prefix: the view is folded again.
+    alone costs no read. The oldest of these may be missing in `held`, whoever holds a newer one
+    has let them go because they had expired. None means that `held` is not a prefix: the view
+    is folded again.
     """
     position = start = 0
     # The files of a compacted group have equal `replaces`; any other file is its own group.
@@ -163,9 +173,12 @@ def derive_missing(
             ]:
                 return None
         else:
-            step = len(group[0].replaces)
-            replaced = tuple(file.identity for file in held[position : position + step])
-            if step == 0 or replaced != group[0].replaces:
+            replaces = group[0].replaces
+            if held[position].identity not in replaces:
+                return None
+            still = replaces[replaces.index(held[position].identity) :]
+            step = len(still)
+            if tuple(f.identity for f in held[position : position + step]) != still:
                 return None
         position += step
     return () if position == len(held) else None

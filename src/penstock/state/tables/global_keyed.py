@@ -17,7 +17,7 @@ the same, because a kept view holds its own writes apart until it catches up, an
 them at their place among the others.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
@@ -257,7 +257,10 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
     @classmethod
     @override
     def apply_compacted_checkpoint(
-        cls, compacted: Sequence[StateFile], current: Mapping[int, Files]
+        cls,
+        compacted: Sequence[StateFile],
+        current: Mapping[int, Files],
+        expired: Collection[str] = (),
     ) -> dict[int, Files]:
         """Swap in all subtasks' lists at once, or in none if any input is gone.
 

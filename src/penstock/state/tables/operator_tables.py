@@ -7,7 +7,7 @@ shared tables are merged from the metadata of all subtasks: merging all lists in
 would cost each of them time that grows with the number of subtasks.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,14 @@ from penstock.state.protocol.paths import slot_of
 from penstock.state.protocol.records import RULES, ProtocolRules
 from penstock.state.tables.column_groups import ColumnGroups
 from penstock.state.tables.compaction import CompactionPlan, cut_runs
+from penstock.state.tables.expiry import is_expired
 from penstock.state.tables.global_keyed import GlobalKeyedTable
 from penstock.state.tables.keyed import KeyedTable
-from penstock.state.tables.specs import TableSpec, follow_groups
+from penstock.state.tables.specs import TableSpec, TimeDomain, follow_groups
 from penstock.state.tables.table import (
     CompactionConfig,
     Files,
+    Frontier,
     Table,
     TableEnvironment,
     encode_list,
@@ -201,17 +203,36 @@ def is_overfull(metadata: Metadata, max_runs: int) -> bool:
     )
 
 
+def expired_inputs(
+    planned: Iterable[TableCompaction], frontier: Frontier
+) -> frozenset[str]:
+    """Return which inputs of merges may have left a list that was written at `frontier`."""
+    clocks = {
+        None: None,
+        TimeDomain.EVENT_TIME: frontier.watermark_micros,
+        TimeDomain.PROCESSING_TIME: frontier.processing_time_micros,
+    }
+    return frozenset(
+        file.identity
+        for due in planned
+        for file in due.plan.inputs
+        if is_expired(file, clocks[due.spec.expires_by])
+    )
+
+
 def apply_compaction(
     metadata: Mapping[int, Metadata],
     compacted: Mapping[str, state_pb2.TableCheckpointMetadata],
     *,
     epoch: Epoch,
     rules: ProtocolRules = RULES,
+    expired: Collection[str] = (),
 ) -> dict[int, Metadata]:
     """Swap compacted files into the metadata about to be published as `epoch`.
 
-    A swap needs the exact inputs still in the list, and an epoch that may adopt files from
-    the slot of the outputs: for a later epoch, a collector may already have swept them.
+    A swap needs the exact inputs still in the list, except those that have `expired`, and an
+    epoch that may adopt files from the slot of the outputs: for a later epoch, a collector may
+    already have swept them.
     Subtasks that are not in the result are unchanged. This must not be called after a restore
     of an older epoch.
     """
@@ -236,7 +257,9 @@ def apply_compaction(
             for index, part in current.items()
             if name in part.table_checkpoint_metadata
         }
-        for index, files in kind.apply_compacted_checkpoint(outputs, lists).items():
+        for index, files in kind.apply_compacted_checkpoint(
+            outputs, lists, expired
+        ).items():
             if files != lists.get(index):
                 changed[index] = Metadata()
                 changed[index].CopyFrom(current[index])

@@ -15,7 +15,7 @@ One epoch of one table in one subtask:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar
@@ -390,13 +390,19 @@ class Table(ABC, Generic[ConfigT]):
 
     @classmethod
     def apply_compacted_checkpoint(
-        cls, compacted: Sequence[StateFile], current: Mapping[int, Files]
+        cls,
+        compacted: Sequence[StateFile],
+        current: Mapping[int, Files],
+        expired: Collection[str] = (),
     ) -> dict[int, Files]:
-        """Swap compacted files into every subtask's list that still holds their exact inputs."""
+        """Swap compacted files into every subtask's list that still holds their exact inputs.
+
+        Inputs named in `expired` may be gone.
+        """
         lists = dict(current)
         for group in swap_groups(compacted):
             for index, files in lists.items():
-                lists[index] = apply_swap(files, group) or files
+                lists[index] = apply_swap(files, group, expired) or files
         return lists
 
     def path_for(self, epoch: Epoch, *, compacted: bool = False, part: int = 0) -> str:

@@ -4,8 +4,7 @@ Windows (panes), joins and timers use it. It is append-only and may hold duplica
 expires at its own `expires_at`, the end of the last window that needs it, by event time or
 processing time. Files whose rows have all expired leave the list at the next checkpoint
 without being read; single expired rows are hidden when read and dropped by compaction. A
-compaction whose input expired meanwhile is void, like any other whose inputs have changed:
-only its work is lost.
+compaction of which some inputs expired meanwhile takes the place of the others.
 
 Without key columns a row belongs to the subtask that wrote it: its hash is the start of the
 writer's key range, so that after a rescale exactly one subtask sees it.

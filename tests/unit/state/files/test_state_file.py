@@ -67,6 +67,36 @@ def test_a_swap_is_void_when_an_input_is_gone_narrowed_or_parted() -> None:
     assert apply_swap([files[0], files[2], files[1]], [output]) is None
 
 
+def test_a_swap_bears_the_loss_of_inputs_that_have_expired_but_not_of_all_or_of_others() -> (
+    None
+):
+    files = [a_state_file(name, epoch) for epoch, name in enumerate("abcd", start=1)]
+    ids = [file.identity for file in files]
+    output = a_state_file("abc", 3, level=1, replaces=tuple(ids[:3]))
+    assert apply_swap(files[1:], [output], ids[:1]) == (output, files[3])
+    assert apply_swap([files[0], *files[2:]], [output], ids) == (output, files[3])
+    assert apply_swap(files, [output], ids) == (output, files[3])
+    assert apply_swap(files[1:], [output], ids[1:]) is None, "it left for another reason"
+    assert apply_swap(files[3:], [output], ids) is None
+    parted = [files[1], files[3], files[2]]
+    assert apply_swap(parted, [output], ids[:1]) is None
+
+
+def test_a_fold_without_the_oldest_inputs_of_a_merge_goes_on_and_one_without_newer_does_not() -> (
+    None
+):
+    files = [a_state_file(name, epoch) for epoch, name in enumerate("abcd", start=1)]
+    replaced = tuple(file.identity for file in files[:3])
+    merged = a_state_file("abc", 3, level=1, replaces=replaced)
+    wanted = [merged, files[3]]
+    assert derive_missing(files[1:], wanted) == ()
+    assert derive_missing(files[2:3], wanted) == (files[3],)
+    assert derive_missing(files[:2], wanted) is None, (
+        "what is newer may never have been read"
+    )
+    assert derive_missing([files[0], files[2]], wanted) is None
+
+
 def test_missing_files_are_those_after_what_is_held() -> None:
     files = [a_state_file(name, epoch) for epoch, name in enumerate("abc", start=1)]
     assert derive_missing(files[:1], files) == tuple(files[1:])

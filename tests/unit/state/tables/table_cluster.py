@@ -1,6 +1,6 @@
 """All subtasks of one operator with one table, driven by hand as a driver would drive them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from penstock.core.ids import Epoch
@@ -133,10 +133,10 @@ class TableCluster:
         plan = self.kind.plan_compaction(own, config)
         return None if plan is None else table.compact_data(plan, config)
 
-    def swap(self, compacted: Files) -> bool:
+    def swap(self, compacted: Files, expired: Collection[str] = ()) -> bool:
         """Apply a compaction to all subtasks' lists; tell whether anything changed."""
         before = self.lists()
-        self.parts = self.kind.apply_compacted_checkpoint(compacted, self.parts)
+        self.parts = self.kind.apply_compacted_checkpoint(compacted, self.parts, expired)
         return self.lists() != before
 
     def compact_all(self, **options: Any) -> int:
