@@ -359,6 +359,11 @@ class SourcePlan:
     """
     waiting: tuple[str, ...] = ()
     """Known splits that have rows left but are not read in this epoch: they are not idle."""
+    forgotten: tuple[str, ...] = ()
+    """Ended splits whose states are dropped: they are not known any longer after this epoch.
+
+    A split of such a name that is planned later is a new one and is read from its beginning.
+    """
 
 
 @cache

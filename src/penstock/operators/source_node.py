@@ -96,6 +96,8 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
             self.call("on_close", context)
         self.call("run", function=self._note_activity)
         table = context.get_global_keyed_state(SPLITS_TABLE)
+        for name in assignment.forgotten:
+            table.remove(name)
         for name, state in context.split_states.items():
             if state != before.get(name):
                 table.insert(name, state)

@@ -265,6 +265,8 @@ class SourceAssignment:
     """The watermark of all subtasks, if no split is open; None if it follows from the splits."""
     latest_micros: int | None = None
     """The latest event time of all splits of the source before this epoch; None without any."""
+    forgotten: tuple[str, ...] = ()
+    """The splits whose states this subtask drops, as in `SourcePlan.forgotten`."""
 
 
 def have_ended(known: Mapping[str, SplitState], *, is_complete: bool) -> bool:

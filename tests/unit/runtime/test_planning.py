@@ -142,6 +142,32 @@ def test_plans_that_are_none_are_refused(plan: object) -> None:
     assert raised.value.code is ErrorCode.UNKNOWN_SPLIT
 
 
+def test_a_split_that_is_forgotten_is_dropped_once_the_epoch_counts() -> None:
+    known = {"a": SplitState(ended=True), "b": SplitState()}
+    plan = SourcePlan((SplitPlan("b"),), is_complete=False, forgotten=("a",))
+    planner = a_planner(plan, parallelism=2, known=known)
+
+    reading = planner.plan(0, None)
+
+    assert [part.forgotten for part in dealt(reading)] == [("a",), ()]
+    assert set(planner.sources[READ].known) == {"a", "b"}
+    planner.accept([], reading, 1)
+    assert set(planner.sources[READ].known) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("b", "has not ended"), ("x", "is not known")]
+)
+def test_a_split_that_was_not_read_to_its_end_is_not_forgotten(
+    name: str, reason: str
+) -> None:
+    known = {"a": SplitState(ended=True), "b": SplitState()}
+    plan = SourcePlan((), is_complete=False, forgotten=("a", name))
+
+    with pytest.raises(UserError, match=f"forget the split '{name}', which {reason}"):
+        a_planner(plan, known=known).plan(0, None)
+
+
 class Discovering(NumberedSource):
     """Finds one more split every time it is asked, up to three."""
 

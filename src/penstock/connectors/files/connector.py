@@ -12,7 +12,11 @@ from os import PathLike
 
 import pyarrow as pa
 
-from penstock.connectors.files.discovery import find_moved_root, parse_pattern
+from penstock.connectors.files.discovery import (
+    DEFAULT_REMEMBER_MICROS,
+    find_moved_root,
+    parse_pattern,
+)
 from penstock.connectors.files.formats import FormatName
 from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, FilesSinkConfig
 from penstock.connectors.files.source import FilesSourceConfig, check_types, infer_schema
@@ -42,6 +46,7 @@ def files(
     *,
     schema: StreamSchema | pa.Schema | None = None,
     discover: bool | DurationLike = False,
+    remember: DurationLike = "7d",
     in_time_order: bool = False,
     on_bad: OnBad = "fail",
     moved_from: str | PathLike[str] | None = None,
@@ -65,6 +70,9 @@ def files(
     A job goes on only with the files it began with; if they were moved to another folder,
     `moved_from` is the path that named them before.
 
+    With discovery the name of a file that was read is kept as long as the file is there, and
+    for the time `remember` after it was read; see `docs/connectors.md`.
+
     Writing: `partition_by` names the columns whose values become folders; a file is closed
     at about `target_bytes`.
 
@@ -79,7 +87,7 @@ def files(
         problems.append(
             "compressed text has no offsets to go on from: decompress it, or use Parquet"
         )
-    discover_micros, diverts = None, False
+    discover_micros, remember_micros, diverts = None, DEFAULT_REMEMBER_MICROS, False
     try:
         diverts = diverts_bad(on_bad)
     except UserError as error:
@@ -88,6 +96,7 @@ def files(
         if discover is not False:
             interval = "1s" if discover is True else discover
             discover_micros = to_micros(interval, "discover interval")
+        remember_micros = to_micros(remember, "remember")
     except UserError as error:
         problems.append(error.message)
     if discover_micros is not None and discover_micros < _MIN_DISCOVER_MICROS:
@@ -103,6 +112,7 @@ def files(
         format or next((f for end, f in _ENDINGS.items() if path.endswith(end)), None),
         schema=schema,
         discover_micros=discover_micros,
+        remember_micros=remember_micros,
         in_time_order=in_time_order,
         diverts_bad=diverts,
         moved_from=None if moved_from is None else to_url(moved_from),
@@ -121,6 +131,7 @@ class FilesSpec:
     """None if it is not known, which is an error only if the files are read."""
     schema: StreamSchema | pa.Schema | None = None
     discover_micros: int | None = None
+    remember_micros: int = DEFAULT_REMEMBER_MICROS
     in_time_order: bool = False
     diverts_bad: bool = False
     moved_from: str | None = None
@@ -157,6 +168,7 @@ class FilesSpec:
             stream.to_bytes(),
             ignores_extra=self.schema is not None,
             discover_micros=self.discover_micros,
+            remember_micros=self.remember_micros,
             in_time_order=self.in_time_order,
             diverts_bad=self.diverts_bad,
             moved_root=moved_root,

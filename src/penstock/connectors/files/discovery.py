@@ -16,11 +16,15 @@ The identity of a file is its path below the root. Below another root the same p
 file, which would be skipped as already read; with another root or pattern the same file may
 have another path, and would be read twice. So root and pattern are kept as the offset of a
 split, and must not change, unless the user says that the files have moved.
+
+The names of files that were read stay in the state as long as the files are there, and longer:
+`GoneFiles` has the rule by which they are forgotten.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -209,3 +213,76 @@ def check_origin(
         code=ErrorCode.INVALID_CONFIG,
         path=str(files),
     )
+
+
+DEFAULT_REMEMBER_MICROS = 7 * 86_400_000_000
+"""A week."""
+_GONE_FOR_MICROS = 3_600_000_000
+"""How long a file must be missed before its name is forgotten: an hour."""
+_MAX_ASKED = 100
+"""How many files the store is asked for after a listing."""
+
+
+class GoneFiles:
+    """Decides which names of read files are forgotten. The driver has one per source.
+
+    A name that is forgotten is free: a file that comes under it is read. So no file must be
+    forgotten that is still there, or may come back by itself:
+
+    - A listing may lack files that are there. The store is asked for each file by name.
+    - A folder whose disk is not mounted is empty. Listings without any file do not count.
+    - A file may be moved away and back. It must have been read some days ago (`remember`), and
+      missed by all listings of the last hour. This time begins anew with every driver.
+    - The latest event time of the source is known by its split, which is kept.
+    - A list of the first epoch names its files for good.
+    """
+
+    def __init__(self, remember_micros: int) -> None:
+        self._remember_micros = remember_micros
+        self._missed_since: dict[str, int] = {}
+        self._gone: set[str] = set()
+        """Those of the missed files that the store does not have either."""
+
+    def note(
+        self,
+        known: Mapping[str, SplitState],
+        listed: Collection[str],
+        store: ObjectStore,
+        now_micros: int,
+    ) -> None:
+        """Note which files a listing lacks, and ask the store for those that may be forgotten."""
+        if not listed:
+            return
+        since, kept = self._missed_since, _kept_names(known)
+        missed = {n for n, s in known.items() if s.ended and n not in kept}
+        missed.difference_update(listed)
+        self._missed_since = {name: since.get(name, now_micros) for name in missed}
+        self._gone &= missed
+        ripe = (n for n in missed - self._gone if self._is_ripe(n, known[n], now_micros))
+        for name in islice(sorted(ripe), _MAX_ASKED):
+            if store.size(name) is None:
+                self._gone.add(name)
+            else:
+                self._missed_since[name] = now_micros
+
+    def find_forgotten(self, known: Mapping[str, SplitState]) -> tuple[str, ...]:
+        """Return the names that the next epoch forgets, a few at a time."""
+        return tuple(islice(sorted(self._gone & known.keys()), _MAX_ASKED))
+
+    def _is_ripe(self, name: str, state: SplitState, now_micros: int) -> bool:
+        read_at = state.last_active_micros
+        return (
+            read_at is not None
+            and now_micros - read_at >= self._remember_micros
+            and now_micros - self._missed_since[name] >= _GONE_FOR_MICROS
+        )
+
+
+def _kept_names(known: Mapping[str, SplitState]) -> set[str]:
+    """Return the splits that are never forgotten."""
+    kept = {LISTING, ORIGIN}
+    if LISTING in known:
+        kept.update(path for path, _ in known[LISTING].offset[1])
+    times = ((s.max_event_time_micros, n) for n, s in known.items())
+    kept.add(max(((t, n) for t, n in times if t is not None), default=(0, ORIGIN))[1])
+    return kept

@@ -3,7 +3,8 @@
 How it works: the driver lists the files and decides how far the epoch reads each; see
 `plan_files`. A subtask reads its parts in pieces of a row group or some megabytes. The offset
 of a file holds its size. A file whose size differs later was changed, and is refused, as is
-one that was deleted before its end was read. After that it may be deleted.
+one that was deleted before its end was read. After that it may be deleted, and some days
+later its name is forgotten; see `GoneFiles`.
 
 Without discovery the files are those of the first epoch. Their list is kept in the state, as
 the offset of a split whose name no file can have: so a job that is started again reads the
@@ -22,7 +23,14 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.files.csv import CsvFormat
-from penstock.connectors.files.discovery import LISTING, ORIGIN, FilePattern, check_origin
+from penstock.connectors.files.discovery import (
+    DEFAULT_REMEMBER_MICROS,
+    LISTING,
+    ORIGIN,
+    FilePattern,
+    GoneFiles,
+    check_origin,
+)
 from penstock.connectors.files.folders import infer_folders
 from penstock.connectors.files.formats import (
     Allowance,
@@ -120,6 +128,8 @@ class FilesSourceConfig(OperatorConfig):
     """Skip columns that the schema does not name, instead of refusing them."""
     discover_micros: int | None = None
     """The interval at which new files are looked for; None for never."""
+    remember_micros: int = DEFAULT_REMEMBER_MICROS
+    """How long after it was read the name of a file that is gone is kept; see `GoneFiles`."""
     in_time_order: bool = False
     """Files that wait to be read do not hold the watermark back."""
     diverts_bad: bool = False
@@ -186,6 +196,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         self._opened: ObjectStore | None = None
         self._listed: dict[str, int] = {}
         self._listed_at_micros: int | None = None
+        self._gone = GoneFiles(config.remember_micros)
 
     @override
     def output_schema(self) -> StreamSchema:
@@ -232,7 +243,11 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             plans = (SplitPlan(ORIGIN, None, origin), *plans)
         planned = {split.name for split in plans}
         waiting = tuple(n for n, s in known.items() if not s.ended and n not in planned)
-        return SourcePlan(plans, not discovers, has_more, waiting=waiting)
+        forgotten: tuple[str, ...] = ()
+        # An epoch that reads nothing is not worth its while.
+        if discovers and plans:
+            forgotten = self._gone.find_forgotten(known)
+        return SourcePlan(plans, not discovers, has_more, None, waiting, forgotten)
 
     @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
@@ -348,6 +363,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             return
         self._listed = self._list()
         self._listed_at_micros = now_micros
+        self._gone.note(known, self._listed, self._store, now_micros)
         for path, size_bytes in self._listed.items():
             state = known.get(path)
             before = None if state is None else FileOffset(*state.offset).size_bytes

@@ -285,6 +285,9 @@ class SourcePlanner:
             own = [report for report in reports if report.operator == operator]
             for report in own:
                 planned.known.update(report.splits)
+            for part in reading.assignments.get(operator, ()):
+                for name in part.forgotten:
+                    planned.known.pop(name, None)
             if self._target_micros is not None:
                 pace = Pace(sum(report.rows_taken for report in own), duration_micros)
                 planned.budget = adapt_budget(
@@ -327,6 +330,7 @@ class SourcePlanner:
                 operator=operator,
                 hook="plan_splits",
             )
+        _check_forgotten(planned, plan)
         names = [split.name for split in plan.splits]
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -337,6 +341,20 @@ class SourcePlanner:
                 operator=operator,
             )
         return plan
+
+
+def _check_forgotten(planned: PlannedSource, plan: SourcePlan) -> None:
+    """Refuse to forget splits that have rows left, or that nobody knows."""
+    for name in plan.forgotten:
+        state = planned.known.get(name)
+        if state is None or not state.ended:
+            what = "is not known" if state is None else "has not ended"
+            raise UserError(
+                f"source {planned.node.operator!r} plans to forget the split {name!r}, which "
+                f"{what}: forget only splits that were read to their end",
+                code=ErrorCode.UNKNOWN_SPLIT,
+                operator=planned.node.operator,
+            )
 
 
 def _watermark_to_tell(planned: PlannedSource, told: Sequence[int | None]) -> int | None:
@@ -375,6 +393,7 @@ def _deal(
             tuple(split.name for split in part if split.name in plan.waiting),
             watermark_micros,
             latest,
+            () if index else plan.forgotten,
         )
-        for part in dealt
+        for index, part in enumerate(dealt)
     )
