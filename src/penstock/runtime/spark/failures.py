@@ -25,11 +25,25 @@ from penstock.runtime.plan.physical import PhysicalPlan
 ENGINE_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
 """What calls to Spark raise; the last two when its JVM has ended."""
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[^']+)'")
-_RAISED = re.compile(
-    r"^(?:penstock\.errors\.\w+: (?P<own>.+)|(?P<other>[\w.]*(?:Error|Exception): .+))$",
+_PYTHON = re.compile(
+    r"^Traceback \(most recent call last\).*\n(?:[ \t].*\n)*(?P<raised>\S.*)$", re.MULTILINE
+)
+"""A Python traceback: what was raised is its first line that is not indented."""
+_OURS = re.compile(r"^penstock\.errors\.\w+: ")
+_JAVA = re.compile(
+    r"^(?:Caused by|Exception in thread \S+|): *(?P<kind>[\w.$]+)(?:: (?P<text>.*\S))?$",
     re.MULTILINE,
 )
-"""The last line of a Python traceback, without the class if it is one of Penstock's errors."""
+"""A Java exception of a chain, the one that was raised first last."""
+_LOST_TASK = re.compile(
+    r"most recent failure: Lost task [^\n]*?\): (?P<kind>[\w.$]+)(?:: (?P<text>.*\S))?"
+)
+_WRAPPERS = (
+    "Exception thrown in awaitResult",
+    "Job aborted due to stage failure",
+    "Writing job",
+)
+"""How texts of Java exceptions begin that only say that there was another one."""
 _TEXT_LIMIT = 4_000
 _OF_THE_QUERY = ("22", "42", "P0")
 """How SQL states begin that are about the data or the query itself: a retry would not help."""
@@ -73,13 +87,32 @@ def _is_of_a_frame(error: Exception) -> bool:
 
 
 def _reason_in(text: str) -> str:
-    """Return what a Python task raised, or else the beginning of Spark's long text."""
-    _, traceback, rest = text.partition("Traceback (most recent call last)")
-    raised = _RAISED.search(rest) if traceback else None
-    if raised is not None:
-        return (raised["own"] or raised["other"]).strip().rstrip(".")[:300]
+    """Return the root cause in Spark's long text: what Python raised, else what Java did."""
+    # The first of several tracebacks is the cause of the others.
+    python = _PYTHON.search(text)
+    if python is not None:
+        reason = _OURS.sub("", python["raised"])
+    else:
+        reason = _java_cause(text) or _first_line(text)
+    return reason.strip().rstrip(".")[:300] or "it gave no reason"
+
+
+def _java_cause(text: str) -> str | None:
+    """Return the deepest Java exception that says something; one without a text does not."""
+    for found in (*reversed([*_JAVA.finditer(text)]), *_LOST_TASK.finditer(text)):
+        kind, said = found["kind"].rpartition(".")[2], found["text"]
+        if said and not said.removeprefix("[").startswith(_WRAPPERS):
+            return said if kind == "SparkException" else f"{kind}: {said}"
+    return None
+
+
+def _first_line(text: str) -> str:
+    """Return the first line that is not about the call by which the failure was noticed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "it gave no reason"
+    telling = [
+        line for line in lines if not line.startswith("An error occurred while calling")
+    ]
+    return next(iter(telling or lines), "")
 
 
 def epoch_cancelled(job: PhysicalPlan) -> ExternalError:
