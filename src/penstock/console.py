@@ -3,8 +3,8 @@
     pipeline.run("checkpoints", on_status=pen.Progress())
 
 On a terminal `Progress` redraws one block a few times a second. Elsewhere, as in a log file,
-it writes a line every few seconds and whenever the job starts, ends or has an error. Both go
-to standard error, because standard output is for data.
+it writes a line every few seconds while rows come, and whenever the job starts, ends or has an
+error. Both go to standard error, because standard output is for data.
 
 `main` runs a program: an error becomes a message and an exit code.
 
@@ -30,7 +30,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
@@ -39,13 +38,10 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.core.clock import Clock, DurationLike, SystemClock, to_micros
+from penstock.core.figures import show_bytes, show_elapsed, show_instant, show_seconds
 from penstock.core.spellings import renamed
-from penstock.core.watermark import MAX_MICROS
 from penstock.errors import InternalError, PenstockError
 from penstock.runtime.driver.decide import EpochProgress, JobPhase, JobStatus
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(slots=True)
@@ -71,72 +67,11 @@ class RowRate:
         return (after - before) * 1_000_000 / (end - start) if end > start else 0.0
 
 
-def state_bytes(status: JobStatus) -> int:
-    """Return how large the state of all operators is."""
-    return sum(operator.state_bytes for operator in status.operators)
-
-
-def state_files(status: JobStatus) -> int:
-    """Return how many files hold the state of all operators."""
-    return sum(operator.state_files for operator in status.operators)
-
-
-def rows_written(status: JobStatus) -> int:
-    """Return how many rows the sinks have taken since the driver started."""
-    return sum(operator.rows_taken for operator in status.operators if operator.is_sink)
-
-
-def watermark_micros(status: JobStatus) -> int | None:
-    """Return the lowest watermark of all operators that have one."""
-    known = [
-        operator.watermark_micros
-        for operator in status.operators
-        if operator.watermark_micros is not None
-    ]
-    return min(known, default=None)
-
-
 def show_storage(epoch: EpochProgress) -> str:
     """Return the storage requests, bytes written and cache hits of an epoch as text."""
     shown = f"{epoch.storage_requests} requests, {show_bytes(epoch.bytes_written)} written"
     rate = epoch.cache_hit_rate
     return shown if rate is None else f"{shown}, cache hits {rate:.0%}"
-
-
-def show_instant(micros: int | None) -> str:
-    """Return an instant as text, to the tenth of a second."""
-    if micros is None:
-        return "none yet"
-    if micros >= MAX_MICROS:
-        return "end of data"
-    try:
-        instant = _EPOCH + timedelta(microseconds=micros)
-    except OverflowError:
-        return f"{micros:,} us"
-    return instant.strftime("%Y-%m-%d %H:%M:%S.") + str(instant.microsecond // 100_000)
-
-
-def show_bytes(size_bytes: int) -> str:
-    """Return a size with a unit that keeps it short.
-
-    >>> show_bytes(512), show_bytes(3_500_000)
-    ('512 B', '3.3 MiB')
-    """
-    size, unit = float(size_bytes), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{size_bytes} B"
-
-
-def show_seconds(micros: int) -> str:
-    """Return a duration: with hundredths below ten seconds, else as minutes and seconds."""
-    return f"{micros / 1_000_000:.2f} s" if micros < 10_000_000 else show_elapsed(micros)
-
-
-def show_elapsed(micros: int) -> str:
-    """Return a duration that is still growing, as minutes and seconds."""
-    minutes, seconds = divmod(micros // 1_000_000, 60)
-    return f"{minutes}:{seconds:02}"
 
 
 _LAST = frozenset({JobPhase.STOPPED, JobPhase.FINISHED, JobPhase.FAILED, JobPhase.FENCED})
@@ -192,6 +127,7 @@ class Progress:
         self._clock = clock or SystemClock()
         self._started_micros: int | None = None
         self._last_line_micros = 0
+        self._told: tuple[int, ...] = ()
         self._rate = RowRate()
         self._shown: tuple[JobStatus, float] | None = None
         self._live: Live | None = None
@@ -210,6 +146,7 @@ class Progress:
             self._redraw(status)
         elif self._is_line_due(before, status, now):
             self._last_line_micros = now
+            self._told = (status.rows_read, status.rows_written, status.restarts)
             self._console.print(self.line(), soft_wrap=True)
 
     def _is_line_due(self, before: JobStatus | None, status: JobStatus, now: int) -> bool:
@@ -217,7 +154,8 @@ class Progress:
             return True
         if status.phase is not before.phase and status.phase not in _QUIET:
             return True
-        has_news = status.epochs_run > 0 and before.epochs_run != status.epochs_run
+        # A job that is idle runs epochs too, and has nothing to tell.
+        has_news = self._told != (status.rows_read, status.rows_written, status.restarts)
         return has_news and now - self._last_line_micros >= self._line_every_micros
 
     def _redraw(self, status: JobStatus) -> None:
@@ -245,9 +183,10 @@ class Progress:
         if status.epochs_run:
             parts += [
                 f"{status.rows_read:,} rows read ({rate:,.0f}/s)",
-                f"{rows_written(status):,} written",
-                f"watermark {show_instant(watermark_micros(status))}",
-                f"state {show_bytes(state_bytes(status))}",
+                f"{status.rows_written:,} written",
+                *(f"{count:,} {kind}" for kind, count in status.rows_aside.items()),
+                f"watermark {show_instant(status.watermark_micros)}",
+                f"state {show_bytes(status.state_bytes)}",
             ]
         if status.restarts:
             parts.append(f"{status.restarts} restarts")
@@ -267,10 +206,12 @@ class Progress:
         if status.epochs_run:
             rows = f"{status.rows_read:,}"
             block.add_row("rows read", f"{rows}   [cyan]{rate:,.0f} rows/s[/cyan]")
-            block.add_row("rows written", f"{rows_written(status):,}")
-            block.add_row("watermark", show_instant(watermark_micros(status)))
-            files = f"[dim]in {state_files(status)} files[/dim]"
-            block.add_row("state", f"{show_bytes(state_bytes(status))}   {files}")
+            block.add_row("rows written", f"{status.rows_written:,}")
+            for kind, count in status.rows_aside.items():
+                block.add_row(f"rows {kind}", Text(f"{count:,}", style="yellow"))
+            block.add_row("watermark", show_instant(status.watermark_micros))
+            files = f"[dim]in {status.state_files} files[/dim]"
+            block.add_row("state", f"{show_bytes(status.state_bytes)}   {files}")
         if status.last is not None:
             block.add_row("storage", f"[dim]{show_storage(status.last)}[/dim]")
         if status.error is not None:

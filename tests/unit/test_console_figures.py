@@ -4,17 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.console import (
-    RowRate,
-    rows_written,
-    show_bytes,
-    show_instant,
-    show_seconds,
-    show_storage,
-    state_bytes,
-    state_files,
-    watermark_micros,
-)
+from penstock.console import RowRate, show_storage
+from penstock.core.figures import show_bytes, show_instant, show_seconds
 from penstock.core.watermark import MAX_MICROS, MIN_MICROS
 from penstock.runtime.driver.decide import (
     EpochProgress,
@@ -39,9 +30,9 @@ STATUS = JobStatus(
 
 
 def test_a_job_s_figures_add_up_its_operators() -> None:
-    assert state_bytes(STATUS) == 12
-    assert state_files(STATUS) == 4
-    assert rows_written(STATUS) == 40
+    assert STATUS.state_bytes == 12
+    assert STATUS.state_files == 4
+    assert STATUS.rows_written == 40
 
 
 def test_storage_is_told_with_the_cache_if_that_was_asked() -> None:
@@ -52,8 +43,8 @@ def test_storage_is_told_with_the_cache_if_that_was_asked() -> None:
 
 
 def test_the_watermark_is_what_all_operators_have_reached() -> None:
-    assert watermark_micros(STATUS) == 5 * SECOND
-    assert watermark_micros(JobStatus("job", JobPhase.STARTING)) is None
+    assert STATUS.watermark_micros == 5 * SECOND
+    assert JobStatus("job", JobPhase.STARTING).watermark_micros is None
 
 
 def test_the_rate_looks_back_a_few_seconds_only() -> None:

@@ -1,5 +1,6 @@
 """Progress shows what a job does, in a log and on a terminal, and never gets in its way."""
 
+import datetime as dt
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,15 @@ import pytest
 import penstock as pen
 from penstock.console import Progress
 from penstock.core.clock import ManualClock
+from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import (
     EpochProgress,
     JobPhase,
     JobStatus,
     OperatorStatus,
 )
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.testing import LocalJob
 
 SECOND = 1_000_000
 START = JobStatus("shop", JobPhase.STARTING)
@@ -110,3 +114,74 @@ def test_a_real_job_is_shown_from_start_to_end(tmp_path: Path) -> None:
     assert lines[-1].startswith("shop: finished · epoch")
     assert " · 50 rows read (" in lines[-1]
     assert " · 50 written · " in lines[-1]
+
+
+def with_rows_aside(status: JobStatus, late: int, bad: int) -> JobStatus:
+    aside = OperatorStatus("w", "window", 1, rows_emitted={"late": late, "bad": bad})
+    return replace(status, operators=(*status.operators, aside))
+
+
+def test_late_and_bad_rows_are_shown_where_there_are_any() -> None:
+    line = lines_of(START, with_rows_aside(after_epoch(2), 3, 1_000), seconds_between=3)[-1]
+    assert " · 1,000 written · 3 late · 1,000 bad · watermark" in line
+    assert "late" not in lines_of(START, after_epoch(2), seconds_between=3)[-1]
+    clock, file = ManualClock(), io.StringIO()
+    progress = Progress(file=file, clock=clock, is_live=True)
+    progress(with_rows_aside(after_epoch(4, phase=JobPhase.FINISHED), 7, 0))
+    assert "rows late" in file.getvalue()
+    assert "rows bad" not in file.getvalue()
+
+
+def test_an_idle_job_writes_no_lines() -> None:
+    """Its epochs are run, and even published if time alone changes something."""
+    idle = [replace(after_epoch(1), epochs_run=n, epoch=n) for n in range(1, 9)]
+    lines = lines_of(START, *idle, after_epoch(12), seconds_between=60)
+    assert [line.partition(" · ")[0] for line in lines] == ["shop: starting"] + [
+        "shop: running"
+    ] * 2
+
+
+def test_what_takes_its_time_is_shown_at_once() -> None:
+    starting = replace(START, doing="starting Spark…")
+    assert lines_of(starting, START)[0] == "shop: starting Spark…"
+
+
+def test_a_printed_status_is_read_at_a_glance() -> None:
+    status = with_rows_aside(after_epoch(3), 2, 0)
+    assert str(replace(status, restarts=1, error="the store is gone\nmore")) == (
+        "job shop: running, epoch 3\n"
+        "  rows       3,000 read, 1,500 written, 2 late\n"
+        "  watermark  1970-01-01 00:00:00.0\n"
+        "  state      2.0 KiB in 2 files\n"
+        "  restarts   1\n"
+        "  error      the store is gone\n"
+        "             more"
+    )
+    assert str(START) == "job shop: starting"
+
+
+LATE_ROWS = [
+    {"at": dt.datetime(2026, 1, 1, hour, tzinfo=dt.UTC)} for hour in (1, 5, 2, 9, 3)
+]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_late_rows_that_nothing_reads_are_warned_about_once(
+    is_read: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = pen.Pipeline("shop")
+    source = pen.list_source(LATE_ROWS)
+    rows = pipeline.read("rows", source, event_time="at", watermark_delay="0s")
+    counts = rows.window("hourly", pen.tumbling("1h")).aggregate(n=pen.count())
+    counts.write("out", pen.blackhole())
+    if is_read:
+        counts.side_output(pen.LATE).write("late", pen.blackhole())
+    one_by_one = DriverSettings(budget=SourceBudget(rows=1), adapts_budget=False)
+    status = LocalJob(pipeline, settings=one_by_one).run()
+    assert status.rows_aside == {"late": 2}
+    warned = [text for text in caplog.messages if "dropped" in text]
+    expected = (
+        "step 'hourly' of job 'shop' has dropped 1 row that came late, and nothing reads them: "
+        "read them with side_output(pen.LATE) of its stream. More are only counted"
+    )
+    assert warned == ([] if is_read else [expected])

@@ -192,6 +192,12 @@ class LogicalGraph:
         """Return the edges that start at an operator, in the graph's order."""
         return tuple(edge for edge in self.edges if edge.source == operator)
 
+    def unread_outputs(self, operator: str) -> tuple[str, ...]:
+        """Return an operator's side outputs that no other operator reads."""
+        read = {edge.output for edge in self.edges_out_of(operator)}
+        outputs = self.node(operator).outputs
+        return tuple(name for name in outputs if name not in {MAIN, *read})
+
 
 def topological_order(graph: LogicalGraph) -> tuple[OperatorId, ...]:
     """Return the operators, each after its producers; those after a cycle are left out."""

@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from penstock.core.figures import show_bytes, show_count, show_fields, show_instant
+from penstock.graph.logical import BAD, LATE
+
 
 class JobPhase(StrEnum):
     """Where a driver is in its life."""
@@ -59,6 +62,8 @@ class OperatorStatus:
     """No operator reads from it: the rows it took have left the job."""
     slowest_split: str | None = None
     """For a source with event time: the split that holds its watermark back."""
+    unread: tuple[str, ...] = ()
+    """Its side outputs that nothing reads: their rows are counted and dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,57 @@ class JobStatus:
     next_wake_up_micros: int | None = None
     doing: str | None = None
     """What takes its time right now, such as "starting Spark"."""
+
+    @property
+    def rows_written(self) -> int:
+        """How many rows the sinks have taken since the driver started."""
+        return sum(each.rows_taken for each in self.operators if each.is_sink)
+
+    @property
+    def rows_aside(self) -> dict[str, int]:
+        """How many rows were late or bad since the driver started; without kinds of none."""
+        found = {
+            kind: sum(each.rows_emitted.get(kind, 0) for each in self.operators)
+            for kind in (LATE, BAD)
+        }
+        return {kind: count for kind, count in found.items() if count}
+
+    @property
+    def watermark_micros(self) -> int | None:
+        """The lowest watermark of all operators that have one."""
+        known = [each.watermark_micros for each in self.operators]
+        return min((micros for micros in known if micros is not None), default=None)
+
+    @property
+    def state_bytes(self) -> int:
+        """How large the state of all operators is."""
+        return sum(each.state_bytes for each in self.operators)
+
+    @property
+    def state_files(self) -> int:
+        """How many files hold the state of all operators."""
+        return sum(each.state_files for each in self.operators)
+
+    def __str__(self) -> str:
+        """Return the figures that an operator of the job looks for first, in a few lines."""
+        title = f"job {self.job}: {self.doing or self.phase}"
+        if self.epoch is not None:
+            title += f", epoch {self.epoch}"
+        aside = "".join(f", {count:,} {kind}" for kind, count in self.rows_aside.items())
+        state = f"{show_bytes(self.state_bytes)} in {show_count(self.state_files, 'file')}"
+        ran = self.epochs_run > 0
+        return show_fields(
+            title,
+            {
+                "rows": f"{self.rows_read:,} read, {self.rows_written:,} written{aside}"
+                if ran
+                else "",
+                "watermark": show_instant(self.watermark_micros) if ran else "",
+                "state": state if ran else "",
+                "restarts": str(self.restarts or ""),
+                "error": self.error or "",
+            },
+        )
 
 
 class StopMode(StrEnum):

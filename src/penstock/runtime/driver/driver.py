@@ -18,10 +18,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from penstock.core.figures import show_count
 from penstock.core.ids import OperatorId
 from penstock.core.watermark import event_time_of
 from penstock.errors import ErrorCode, FencedError, PenstockError, StorageError
-from penstock.graph.logical import Node
+from penstock.graph.logical import BAD, LATE, Node
 from penstock.operators.event_time import slowest_split
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import (
@@ -78,6 +79,7 @@ class JobDriver:
         self._rows_taken: Counter[OperatorId] = Counter()
         self._rows_emitted: dict[OperatorId, Counter[str]] = defaultdict(Counter)
         self._counters: dict[OperatorId, Counter[str]] = defaultdict(Counter)
+        self._warned: set[tuple[str, str]] = set()
         self._session: JobSession | None = None
         self._stop: StopMode | None = None
         self._has_stopped = False
@@ -246,6 +248,7 @@ class JobDriver:
             operators=tuple(self._operators(state)),
             error=None,
         )
+        self._warn_of_dropped_rows()
         if self._on_epoch is not None:
             self._on_epoch(ran)
 
@@ -273,6 +276,7 @@ class JobDriver:
                 sum(files.values()),
                 len(files),
                 is_sink=not graph.edges_out_of(node.operator),
+                unread=graph.unread_outputs(node.operator),
                 slowest_split=self._slowest_split(node),
             )
 
@@ -282,6 +286,25 @@ class JobDriver:
         known = self._session.planner.sources[node.operator].known
         now = self._last.progress.processing_time_micros
         return slowest_split(known, node.watermark, now)
+
+    def _warn_of_dropped_rows(self) -> None:
+        """Warn, once for each step, of late and bad rows that nothing reads."""
+        for operator in self.status.operators:
+            for output in (LATE, BAD):
+                count = operator.rows_emitted.get(output, 0)
+                dropped = (operator.operator, output)
+                if count and output in operator.unread and dropped not in self._warned:
+                    self._warned.add(dropped)
+                    _log.warning(
+                        "step %r of job %r has dropped %s that came %s, and nothing reads "
+                        "them: read them with side_output(pen.%s) of its stream. More are "
+                        "only counted",
+                        operator.operator.removesuffix("-combiner"),
+                        self.status.job,
+                        show_count(count, "row"),
+                        "late" if output == LATE else "with bad values",
+                        output.upper(),
+                    )
 
     def _update(self, **changes: Any) -> None:
         """Change some fields of the status and publish it; a time to wake up lasts until then."""
