@@ -59,8 +59,8 @@ except pen.PenstockError as error:
     print(error.code, error)
 """
     printed = run_without_spark(code)
-    assert printed.startswith("engine-missing pyspark is not installed: pip install")
-    assert "'penstock[spark]'" in printed
+    assert printed.startswith("engine-missing py")
+    assert "is not installed: pip install 'penstock[spark]'" in printed
 
 
 def test_a_package_that_came_as_files_without_metadata_can_be_imported() -> None:
