@@ -9,9 +9,11 @@ SHELL := /bin/bash
 
 VENV := .venv
 PROTO_VENV := .venv-proto
+DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
+DOCS_READY := $(DOCS_VENV)/.ready
 PYTEST := bash scripts/in_scratch.sh $(BIN)/python -m pytest
 
 # The JVM that starts Spark's JVM would leave a folder in /tmp.
@@ -43,6 +45,10 @@ $(READY): $(VENV)/.locked pyproject.toml
 
 $(PROTO_READY): requirements/proto.txt
 	bash scripts/make_venv.sh $(PROTO_VENV) requirements/proto.txt
+	touch $@
+
+$(DOCS_READY): requirements/docs.txt
+	bash scripts/make_venv.sh $(DOCS_VENV) requirements/docs.txt
 	touch $@
 
 # Only the Spark layer needs Java, so a machine where it cannot
@@ -111,10 +117,16 @@ faults: $(READY) ## Prove that the tests find planted faults (FAULTS_ARGS='--onl
 proto-check: $(PROTO_READY) ## Prove that the committed code is what `make proto` makes, and loads
 	$(PROTO_VENV)/bin/python scripts/generate_proto.py --check
 
+.PHONY: docs
+docs: $(DOCS_READY) ## Build the documentation as a site into site/; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	@echo "docs: open site/index.html"
+
 .PHONY: check
 check: ## Precisely what CI runs
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory proto-check
+	$(MAKE) --no-print-directory docs
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory test-hash8
 
@@ -143,7 +155,7 @@ house: $(READY) ## Measure the code and the walk of one batch (HOUSE_ARGS='--wal
 
 .PHONY: clean
 clean: ## Remove environments, caches and build results
-	rm -rf $(VENV) $(PROTO_VENV) build dist htmlcov .coverage .hypothesis benchmarks/results
+	rm -rf $(VENV) $(PROTO_VENV) $(DOCS_VENV) build dist site htmlcov .coverage .hypothesis benchmarks/results
 	rm -rf demo-output .scratch
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find src tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,3 +19,4 @@ pin() {
 
 pin requirements/dev.txt pyproject.toml --all-extras --group dev "$@"
 pin requirements/proto.txt requirements/proto.in "$@"
+pin requirements/docs.txt requirements/docs.in "$@"

@@ -21,7 +21,7 @@ DECLARED = [
     )
     if not text.startswith("penstock[")
 ]
-LOCKS = ["dev.txt", "proto.txt"]
+LOCKS = ["dev.txt", "docs.txt", "proto.txt"]
 
 
 def entries_of(lock: str) -> list[str]:

@@ -83,7 +83,9 @@ class Pause:
     micros: int
 
 
-EOF, ABORT, CUT = Mark
+EOF = Mark.EOF
+ABORT = Mark.ABORT
+CUT = Mark.CUT
 
 
 def PAUSE(duration: DurationLike) -> Pause:  # noqa: N802 (reads like the other steps)

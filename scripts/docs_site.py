@@ -1,0 +1,116 @@
+"""Hooks of MkDocs: pages made from other files, and links that leave the docs folder.
+
+    index.md          README.md
+    changelog.md      CHANGELOG.md
+    contributing.md   AGENTS.md
+    reference/*.md    the public names of the three public packages, from their stubs
+
+A link of a page to a file of the checkout leads to that file's page. A file without a page,
+such as a module, is named without a link. A link to a file that does not exist ends the build.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "AGENTS.md": "contributing.md",
+}
+"""Files outside of the docs folder that have a page, by path in the checkout."""
+PACKAGES = {
+    "penstock": "What the author of a pipeline needs: `import penstock as pen`.",
+    "penstock.operators": "What authors of operators, sources and sinks need.",
+    "penstock.testing": "What tests of pipelines and operators need.",
+}
+SECTIONS = {
+    "api": "Pipelines and streams",
+    "connectors": "Sources and sinks",
+    "operators.aggregates": "Aggregates",
+    "operators.udfs": "User-defined functions",
+    "operators": "Operators and sources",
+    "runtime": "Jobs",
+    "state": "State",
+    "console": "Programs",
+    "graph": "Outputs of steps",
+    "core": "Schemas, time and signals",
+    "errors": "Errors",
+    "testing": "Test kit",
+}
+"""What the modules below each package are about, the most special first."""
+_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
+_CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made from other files."""
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text))
+    for package, about in PACKAGES.items():
+        name = f"reference/{package.rpartition('.')[2]}.md"
+        text = "\n".join(describe_package(package, about))
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Let links of a page lead to pages; code is left as it is."""
+    shown = page.file.src_uri
+    source = next((path for path, made in PAGES.items() if made == shown), f"docs/{shown}")
+
+    def replace(link: re.Match[str]) -> str:
+        target = link["target"]
+        if "://" in target or target.startswith("mailto:"):
+            return link[0]
+        path = os.path.normpath(Path(source).parent / target)
+        if path in PAGES or path.startswith("docs/"):
+            meant = PAGES.get(path, path.removeprefix("docs/"))
+            relative = os.path.relpath(meant, Path(shown).parent)
+            return f"[{link['text']}]({relative}{link['anchor'] or ''})"
+        if not (ROOT / path).exists():
+            raise PluginError(f"{source} links to {target}, which does not exist")
+        return f"{link['text']} (`{path}`)"
+
+    parts, end = [], 0
+    for code in _CODE.finditer(markdown):
+        parts += [_LINK.sub(replace, markdown[end : code.start()]), code[0]]
+        end = code.end()
+    return "".join([*parts, _LINK.sub(replace, markdown[end:])])
+
+
+def describe_package(package: str, about: str) -> Iterator[str]:
+    """Yield the lines of a page of reference: its names by section, sorted."""
+    yield from (f"# {package}", "", about, "")
+    sections: dict[str, list[str]] = {}
+    for name, home in sorted(names_of(package).items(), key=lambda item: item[0].lower()):
+        place = home.removeprefix("penstock.") + "."
+        title = next(t for start, t in SECTIONS.items() if place.startswith(f"{start}."))
+        sections.setdefault(title, []).append(f"{home}.{name}")
+    for title in dict.fromkeys(SECTIONS.values()):
+        if title in sections:
+            yield from (f"## {title}", "")
+            for path in sections[title]:
+                yield from (f"::: {path}", "")
+
+
+def names_of(package: str) -> dict[str, str]:
+    """Return the public names of a package and the module of each, as its stub has them."""
+    stub = ROOT / "src" / Path(*package.split(".")) / "__init__.pyi"
+    homes: dict[str, str] = {}
+    for line in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if isinstance(line, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - line.level + 1]
+            home = ".".join([*above, line.module or ""])
+            homes.update((alias.name, home) for alias in line.names)
+    return homes
