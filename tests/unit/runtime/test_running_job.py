@@ -1,6 +1,7 @@
 """A job that was started: watched, stopped and waited for, from any thread."""
 
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -268,3 +269,20 @@ print("the end", flush=True)
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_job_that_the_main_thread_waits_for(
+    number: signal.Signals,
+) -> None:
+    before = signal.getsignal(number)
+    job = start_and_publish(numbers(), MemoryStore())
+
+    def send_when_somebody_waits() -> None:
+        while signal.getsignal(number) is before:
+            threading.Event().wait(0.01)
+        signal.raise_signal(number)
+
+    threading.Thread(target=send_when_somebody_waits).start()
+    assert job.wait(LIMIT_SECONDS).phase is pen.JobPhase.STOPPED
+    assert signal.getsignal(number) is before

@@ -18,9 +18,11 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 from penstock.core.clock import to_micros
@@ -29,12 +31,15 @@ from penstock.errors import ErrorCode, FencedError, UserError
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.options import RunOptions
+from penstock.runtime.driver.signals import StopSignals
 
 _log = logging.getLogger(__name__)
 
 Timeout: TypeAlias = float | str | timedelta
 """A number of seconds, as everywhere in Python, or a duration such as "10s"."""
 
+_LOOK_SECONDS = 0.5
+"""How long it may take until a signal is noticed."""
 _EXIT_SECONDS = 5.0
 """How long the end of the program waits for jobs that it stops."""
 
@@ -94,7 +99,8 @@ class RunningJob:
             _RUNNING.add(self)
         self._thread.start()
         try:
-            self._begun_or_ended.wait()
+            with self._listening():
+                _wait_for(self._begun_or_ended)
         except BaseException:
             self.stop(StopMode.IMMEDIATE)
             raise
@@ -115,7 +121,8 @@ class RunningJob:
         """Wait until the job has ended, and return its last status; raise what it failed of.
 
         After the timeout it raises `TimeoutError`, as all waits in Python do, and the job goes
-        on.
+        on. A signal such as Ctrl-C, while the main thread waits, stops the job after a
+        checkpoint; a second one stops it at once.
         """
         if threading.current_thread() is self._thread:
             raise UserError(
@@ -124,7 +131,8 @@ class RunningJob:
             )
         self._is_awaited = True
         try:
-            has_ended = self._await_end(_to_seconds(timeout))
+            with self._listening():
+                has_ended = self._await_end(_to_seconds(timeout))
         finally:
             self._is_awaited = False
         if not has_ended:
@@ -149,9 +157,17 @@ class RunningJob:
                 raise
             error.add_note(f"The job ended with: {own}")
 
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Let signals stop the job while the body waits for it in the main thread."""
+        signals = StopSignals(self._name)
+        with signals.listening():
+            signals.direct(self.stop, partial(self.stop, StopMode.IMMEDIATE))
+            yield
+
     def _await_end(self, seconds: float | None) -> bool:
         """Wait, and return whether the job has ended."""
-        return self._ended.wait(seconds)
+        return _wait_for(self._ended, seconds)
 
     def _request(self, mode: StopMode) -> None:
         with self._lock:
@@ -207,6 +223,21 @@ class RunningJob:
 
     def _close(self) -> None:
         """Release what else belongs to the job, which has ended."""
+
+
+def _wait_for(event: threading.Event, seconds: float | None = None) -> bool:
+    """Wait for an event, and return whether it came.
+
+    Each wait is short: a signal that another thread received is handled by the main thread
+    only when its wait ends.
+    """
+    ends_at = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = _LOOK_SECONDS if ends_at is None else ends_at - time.monotonic()
+        if event.wait(min(_LOOK_SECONDS, max(0.0, left))):
+            return True
+        if left <= 0:
+            return False
 
 
 def _to_seconds(timeout: Any) -> float | None:

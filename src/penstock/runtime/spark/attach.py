@@ -25,7 +25,6 @@ from penstock.runtime.driver.decide import JobStatus, StopMode
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.outcomes import EpochRan
 from penstock.runtime.driver.running_job import RunningJob, Timeout
-from penstock.runtime.driver.signals import StopSignals
 from penstock.runtime.spark.frame_source import (
     FrameSource,
 )
@@ -40,7 +39,6 @@ QUERY_ID = "sql.streaming.queryId"
 
 _LOOK_SECONDS = 1.0
 """How long it may take until a signal is noticed."""
-_SAYS = "stops after the batches under way; once more stops it at once"
 _SHORTEST_SECONDS = 0.001
 _ABSENT = {"await_termination": "wait does it, with a timeout if you like"}
 
@@ -141,10 +139,7 @@ class AttachedJob(RunningJob):
         The failure of the job is raised, or else that of a query. A signal, such as Ctrl-C,
         stops queries and job after the batches under way, a second one at once.
         """
-        signals = StopSignals(self._name)
-        with signals.listening():
-            signals.direct(self.stop, partial(self.stop, StopMode.IMMEDIATE), _SAYS)
-            status = super().wait(timeout)
+        status = super().wait(timeout)
         if self._failure is not None:
             raise self._failure
         return status
