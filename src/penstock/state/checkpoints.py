@@ -7,6 +7,7 @@ leaves the job as a crash at that point would: calling again, or taking over aga
 and verified on every read.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -18,6 +19,7 @@ from penstock.state.protocol import restoring, retention, takeover
 from penstock.state.protocol.codec import seal, unseal
 from penstock.state.protocol.collection import (
     CollectionOutcome,
+    LeftOff,
     Memory,
     SweepOutcome,
     collect_garbage,
@@ -57,7 +59,7 @@ from penstock.state.protocol.records import (
 )
 from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.retention import Epochs
-from penstock.state.protocol.steps import Steps
+from penstock.state.protocol.steps import Steps, leave_off
 from penstock.state.protocol.takeover import TakeOverOutcome
 from penstock.state.storage.create import create_own, run_steps
 from penstock.state.storage.object_store import ObjectStore
@@ -127,21 +129,26 @@ class JobCheckpoints:
         self._run(takeover.release_honoured_restores(actor, claim))
 
     def collect(
-        self, claim: ClaimRecord, *, keep_epochs: int, keep_micros: int | None = None
+        self,
+        claim: ClaimRecord,
+        *,
+        keep_epochs: int,
+        keep_micros: int | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> CollectionOutcome:
         """Give up epochs and delete what only they needed.
 
         The last `keep_epochs` stay, and with `keep_micros` all that are needed to go back so far.
+        It leaves off as soon as `is_over`.
         """
-        return self._run(
-            collect_garbage(
-                self._actor(claim.job),
-                claim,
-                keep_epochs=keep_epochs,
-                keep_micros=keep_micros,
-                memory=self.memory,
-            )
+        collection = collect_garbage(
+            self._actor(claim.job),
+            claim,
+            keep_epochs=keep_epochs,
+            keep_micros=keep_micros,
+            memory=self.memory,
         )
+        return self._run(leave_off(collection, is_over, LeftOff()))
 
     def newest_claim(self) -> ClaimRecord | None:
         """Read the newest claim; None for a job that does not exist."""
@@ -151,9 +158,12 @@ class JobCheckpoints:
         """Remove a branch's pin on its origin, once `collect` returned `needs_origin=False`."""
         return self._run(restoring.release_origin(self._actor(claim.job), claim))
 
-    def sweep(self, claim: ClaimRecord) -> SweepOutcome:
-        """Delete what failed attempts left behind."""
-        return self._run(sweep_orphans(self._actor(claim.job), claim, memory=self.memory))
+    def sweep(
+        self, claim: ClaimRecord, *, is_over: Callable[[], bool] = lambda: False
+    ) -> SweepOutcome:
+        """Delete what failed attempts left behind; leave off as soon as `is_over`."""
+        swept = sweep_orphans(self._actor(claim.job), claim, memory=self.memory)
+        return self._run(leave_off(swept, is_over, LeftOff()))
 
     def pin(self, name: SavepointName, which: Epochs) -> Pin:
         """Make a savepoint: keep an epoch under a name until it is unpinned."""

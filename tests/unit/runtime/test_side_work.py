@@ -91,3 +91,20 @@ def fail_with(error: Exception) -> Callable[[], int]:
         raise error
 
     return fail
+
+
+@pytest.mark.parametrize("ends", ["settle", "close"])
+def test_a_call_that_is_waited_for_is_told_to_leave_off(ends: str) -> None:
+    work = SideWork(1)
+    begun = threading.Event()
+
+    def collect() -> None:
+        begun.set()
+        while not work.is_settling:
+            threading.Event().wait(0.001)
+
+    work.start(collect)
+    assert begun.wait(60)
+    getattr(work, ends)()
+    assert not work.is_settling
+    work.close()

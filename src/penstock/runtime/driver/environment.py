@@ -53,6 +53,8 @@ class SideWork:
             self._writers = ThreadPoolExecutor(threads, "penstock-writer")
             self._aside = ThreadPoolExecutor(1, "penstock-aside")
         self._started: Future[object] | None = None
+        self.is_settling = False
+        """Whether somebody waits for the call under way, which then leaves off if it can."""
 
     def run_all(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Make all calls; raise the first failure when none of them is under way."""
@@ -76,9 +78,14 @@ class SideWork:
 
     def settle(self) -> None:
         """Wait for the call under way, and raise its failure."""
-        if self._started is not None:
-            done, self._started = self._started, None
+        if self._started is None:
+            return
+        done, self._started = self._started, None
+        self.is_settling = True
+        try:
             done.result()
+        finally:
+            self.is_settling = False
 
     def close(self) -> None:
         """Wait for the call under way, and start no other. Its failure is only logged."""

@@ -42,7 +42,7 @@ from penstock.runtime.driver.publish import (
 from penstock.runtime.driver.restores import has_finished
 from penstock.runtime.driver.start import read_splits, take_over_job
 from penstock.runtime.plan.epoch_plan import EpochPlan, ReadingPlan, SourcePlanner
-from penstock.state.protocol.collection import CollectionDone
+from penstock.state.protocol.collection import CollectionDone, LeftOff
 from penstock.state.protocol.publication import CommitPermit, LostEpoch, ReadyCheckpoint
 from penstock.state.protocol.records import ClaimRecord, Fenced
 from penstock.state.protocol.retention import Epochs
@@ -265,19 +265,28 @@ class JobSession:
 
     def _collect(self) -> None:
         """Delete what no kept epoch needs; a storage failure does not stop the job."""
-        settings = self.environment.settings
+        settings, side_work = self.environment.settings, self.environment.side_work
+
+        def is_over() -> bool:
+            return side_work.is_settling
+
         try:
             outcome = self.checkpoints.collect(
                 self.claim,
                 keep_epochs=settings.keep_epochs,
                 keep_micros=settings.keep_micros,
+                is_over=is_over,
             )
+            if isinstance(outcome, LeftOff):
+                return
             if isinstance(outcome, CollectionDone) and not outcome.needs_origin:
                 self.checkpoints.release_origin(self.claim)
             if isinstance(outcome, Fenced):
                 raise fenced_error(self.claim.job, outcome)
             if self._collections % _COLLECTIONS_PER_SWEEP == 0:
-                swept = self.checkpoints.sweep(self.claim)
+                swept = self.checkpoints.sweep(self.claim, is_over=is_over)
+                if isinstance(swept, LeftOff):
+                    return
                 if isinstance(swept, Fenced):
                     raise fenced_error(self.claim.job, swept)
         except (StorageError, UnknownOutcomeError) as error:

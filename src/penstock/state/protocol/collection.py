@@ -106,7 +106,12 @@ class NothingToCollect:
     """No epoch is published yet."""
 
 
-CollectionOutcome: TypeAlias = CollectionDone | NothingToCollect | Fenced
+@dataclass(frozen=True, slots=True)
+class LeftOff:
+    """The job stops: the rest is left to the next driver, as after a crash."""
+
+
+CollectionOutcome: TypeAlias = CollectionDone | NothingToCollect | LeftOff | Fenced
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class SweepDone:
     deleted_objects: int
 
 
-SweepOutcome: TypeAlias = SweepDone | NothingToCollect | Fenced
+SweepOutcome: TypeAlias = SweepDone | NothingToCollect | LeftOff | Fenced
 
 
 def collect_garbage(

@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from penstock.errors import UnknownOutcomeError
+from penstock.errors import PenstockError, UnknownOutcomeError
 
 CREATE_ATTEMPTS = 3
 """How often a create with an unknown outcome is tried before the error is raised."""
@@ -70,6 +70,30 @@ Request: TypeAlias = Read | Exists | Create | Delete | ListPaths
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[Request, Any, T]
+
+
+S = TypeVar("S")
+
+
+def leave_off(steps: Steps[T], is_over: Callable[[], bool], instead: S) -> Steps[T | S]:
+    """Go through a workflow until it is over, and return `instead` in that case.
+
+    It then makes no further request, as after a crash.
+    """
+    try:
+        request = next(steps)
+        while not is_over():
+            try:
+                answer = yield request
+            except PenstockError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    steps.close()
+    return instead
 
 
 def read(path: str) -> Steps[bytes | None]:

@@ -5,6 +5,7 @@ from penstock.errors import CorruptStateError, ErrorCode, UserError
 from penstock.state.protocol import codec, paths
 from penstock.state.protocol.collection import (
     CollectionDone,
+    LeftOff,
     Memory,
     NothingToCollect,
     collect_garbage,
@@ -383,3 +384,29 @@ def test_the_first_epoch_of_a_job_with_one_manifest_is_never_collected() -> None
     manifest = store.read(paths.manifest_path(a_ref(1)))
     assert manifest is not None
     assert codec.decode(CheckpointManifest, manifest, "").ref == a_ref(1)
+
+
+def test_a_collection_that_leaves_off_anywhere_is_finished_by_the_next_one() -> None:
+    whole = MemoryStore()
+    collected(a_driver(whole, epochs=6, keep_epochs=2))
+    for limit in range(200):
+        store = MemoryStore()
+        driver = a_driver(store, epochs=6, keep_epochs=2)
+        asked = 0
+
+        def is_over(limit: int = limit) -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > limit
+
+        outcome = driver.checkpoints.collect(driver.claim, keep_epochs=2, is_over=is_over)
+        assert_job_is_whole(driver.checkpoints)
+        if isinstance(outcome, CollectionDone):
+            break
+        assert outcome == LeftOff()
+        assert asked == limit + 1, "nothing is asked for afterwards"
+        collected(driver)
+        assert kept(store) == kept(whole) == [6, 5]
+        assert len(in_slots(store, 1, 2, 3)) == len(in_slots(whole, 1, 2, 3))
+    else:
+        raise AssertionError("it never came to its end")
