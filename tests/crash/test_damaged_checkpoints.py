@@ -1,19 +1,33 @@
 """Damaged, missing and foreign objects: a clear error, nothing changed, older epochs restorable."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.core.ids import Epoch
+from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, PenstockError, StateError
+from penstock.state.checkpoints import ParquetBackend
+from penstock.state.files.parquet import EncodedFile, ParquetEncoder, as_batch
+from penstock.state.files.state_file import StateFile
 from penstock.state.proto import state_pb2
+from penstock.state.protocol.codec import seal
 from penstock.state.protocol.paths import epoch_record_path, manifest_path
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
-from tests.builders.kept_epochs import files_of, load_epoch
+from penstock.state.tables.table_manager import TableManager
+from tests.builders.kept_epochs import (
+    an_attempt,
+    files_of,
+    frontier_of,
+    load_epoch,
+    manifest_of,
+    read_metadata,
+)
 from tests.builders.protocol import JOB
 from tests.builders.shop import SHOP, ShopEpoch, ShopModel, check_contents, shop_specs
 from tests.builders.state_job import StateJob
@@ -121,6 +135,96 @@ def test_a_damaged_state_file_is_named_and_older_epochs_stay_restorable(
     assert permit is None
     history[LAST + 1] = epoch.finished(None)
     read_everything(job, history, LAST + 1)
+
+
+LISTS: dict[str, Any] = {
+    "counts": state_pb2.GlobalKeyedTableSubtaskCheckpointMetadata,
+    "totals": state_pb2.KeyedTableSubtaskCheckpointMetadata,
+    "panes": state_pb2.TimeKeyedTableSubtaskCheckpointMetadata,
+}
+
+
+def with_renamed_column(file: StateFile, data: bytes, column: int) -> EncodedFile:
+    """Return a file as if a column had always had another name."""
+    rows = pq.ParquetFile(pa.BufferReader(data)).read().replace_schema_metadata(None)
+    names = rows.column_names
+    names[column] = "renamed"
+    rows = rows.rename_columns(names)
+    encoder = ParquetEncoder(rows.schema, file.state_version, rows)
+    encoder.write(as_batch(rows))
+    return encoder.finish()
+
+
+COLUMNS = {"counts": 2, "totals": 6, "panes": 5}
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [(table, column) for table in TABLES for column in range(COLUMNS[table])],
+)
+def test_a_state_file_with_a_renamed_column_is_named_though_its_checksum_fits(
+    table: str, column: int
+) -> None:
+    job, history = a_job()
+    manifest = manifest_of(job.checkpoints, LAST)
+    restored = read_metadata(job.store, manifest)[SHOP]
+    stored = restored[1].table_checkpoint_metadata[table]
+    files = LISTS[table].FromString(stored.data)
+    entry = files.files[-1]
+    data = contents(job)[entry.path]
+    assert len(pq.ParquetFile(pa.BufferReader(data)).schema_arrow) == COLUMNS[table]
+    changed = with_renamed_column(StateFile.from_proto(entry), data, column)
+    job.store.put(entry.path, changed.data)
+    entry.size_bytes, entry.checksum = len(changed.data), changed.checksum
+    entry.footer_bytes = changed.footer_bytes
+    entry.footer_checksum = changed.footer_checksum
+    stored.data = files.SerializeToString()
+    before = contents(job)
+
+    def read(parallelism: int) -> None:
+        managers = []
+        for index in range(parallelism):
+            task = TaskInfo(JOB, OperatorId(SHOP), Subtask(index, parallelism))
+            environment = an_attempt(job.store, task)
+            managers.append(TableManager.load(environment, job.specs[SHOP], restored))
+            managers[-1].begin_epoch(frontier_of(manifest))
+        check_contents(managers, history[LAST], 1)
+
+    for parallelism in (2, 3):
+        with pytest.raises(CorruptStateError) as raised:
+            read(parallelism)
+        assert entry.path in str(raised.value)
+    assert contents(job) == before
+
+
+@pytest.mark.parametrize("schema", [b"", b"no schema", None])
+@pytest.mark.parametrize("table", ["totals", "panes"])
+def test_metadata_without_the_columns_of_a_table_is_named(
+    table: str, schema: bytes | None
+) -> None:
+    job, _ = a_job()
+    assert job.manifest is not None
+    ref = job.manifest.operators[0].subtasks[1]
+    metadata = ParquetBackend(job.store).read_operator_checkpoint_metadata(ref)
+    stored = metadata.table_configs[table]
+    kind: Any = (
+        state_pb2.KeyedTableConfig if table == "totals" else state_pb2.TimeKeyedTableConfig
+    )
+    config = kind.FromString(stored.config)
+    if schema is None:
+        stored.config = b"no message"
+    else:
+        config.arrow_schema = schema
+        stored.config = config.SerializeToString()
+    data = seal(metadata)
+    job.store.put(ref.path, data)
+    forged = replace(ref, size_bytes=len(data), checksum=checksum_of(data))
+    with pytest.raises(
+        CorruptStateError, match=f"declares table '{table}' without"
+    ) as raised:
+        ParquetBackend(job.store).read_operator_checkpoint_metadata(forged)
+    assert raised.value.code is ErrorCode.UNDECODABLE
+    assert ref.path in str(raised.value)
 
 
 def a_newer_envelope(data: bytes) -> bytes:

@@ -7,14 +7,24 @@ leaves the job as a crash at that point would: calling again, or taking over aga
 and verified on every read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol, TypeAlias, TypeVar
+
+import pyarrow as pa
+from google.protobuf.message import DecodeError
 
 from penstock.core.clock import Clock, SystemClock, new_token
 from penstock.core.ids import JobId, OperatorId, SavepointName, Token, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, InternalError
-from penstock.state.proto.state_pb2 import OperatorCheckpointMetadata
+from penstock.state.proto.state_pb2 import (
+    KEYED_TABLE,
+    TIME_KEYED_TABLE,
+    KeyedTableConfig,
+    OperatorCheckpointMetadata,
+    TimeKeyedTableConfig,
+)
 from penstock.state.protocol import restoring, retention, takeover
 from penstock.state.protocol.codec import seal, unseal
 from penstock.state.protocol.collection import (
@@ -343,7 +353,32 @@ class ParquetBackend:
             raise _damaged(ref, what, ErrorCode.CHECKSUM_MISMATCH)
         if checksum_of(data) != ref.checksum:
             raise _damaged(ref, "does not match its checksum", ErrorCode.CHECKSUM_MISMATCH)
-        return unseal(OperatorCheckpointMetadata, data, ref.path)
+        metadata = unseal(OperatorCheckpointMetadata, data, ref.path)
+        for name, config in sorted(metadata.table_configs.items()):
+            problem = _find_problem(config.table_type, config.config)
+            if problem is not None:
+                what = f"declares table {name!r} without readable columns ({problem})"
+                raise _damaged(ref, what, ErrorCode.UNDECODABLE)
+        return metadata
+
+
+_WITH_COLUMNS: Mapping[int, type[TimeKeyedTableConfig | KeyedTableConfig]] = {
+    TIME_KEYED_TABLE: TimeKeyedTableConfig,
+    KEYED_TABLE: KeyedTableConfig,
+}
+
+
+@lru_cache(maxsize=256)
+def _find_problem(table_type: int, config: bytes) -> str | None:
+    """Return why the declaration of a stored table cannot be read. Cached: most are the same."""
+    message_type = _WITH_COLUMNS.get(table_type)
+    if message_type is None:
+        return None
+    try:
+        pa.ipc.read_schema(pa.py_buffer(message_type.FromString(config).arrow_schema))
+    except (DecodeError, pa.ArrowException, OSError, ValueError) as error:
+        return str(error) or type(error).__name__
+    return None
 
 
 def _damaged(ref: ObjectRef, what: str, code: ErrorCode) -> CorruptStateError:

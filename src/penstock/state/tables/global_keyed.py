@@ -27,7 +27,7 @@ from google.protobuf.message import Message
 from typing_extensions import override
 
 from penstock.core.ids import TaskInfo
-from penstock.errors import ErrorCode, StateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.files.migration import MigrationStep, migrate_value, plan_migration
 from penstock.state.files.reader import StateFileReader
 from penstock.state.files.state_file import StateFile, apply_swap, merge_lists
@@ -176,9 +176,10 @@ class GlobalKeyedTable(Table[state_pb2.GlobalKeyedTableConfig]):
         name = self.config.table_name
         rows = StateFileReader(self.environment.store, self.environment.cache, file).read()
         if not rows.schema.equals(GLOBAL_KEY_VALUE_SCHEMA):
-            raise StateError(
+            raise CorruptStateError(
                 f"{file.path} does not hold the state of a global table: its columns are "
-                f"{rows.schema.names}. Table {name!r} cannot be read from it",
+                f"{rows.schema.names}. Table {name!r} cannot be read from it: put the original "
+                "back or restore an older epoch. Nothing was changed",
                 code=ErrorCode.WRONG_TABLE_KIND,
                 table=name,
                 path=file.path,

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from penstock.core.arrow_types import have_same_values, relay
 from penstock.core.ids import Epoch
-from penstock.errors import ErrorCode, SchemaError, StateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.files.migration import (
     MigrationStep,
     as_declared,
@@ -157,6 +157,8 @@ class TypedFile:
     def current(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of the file as the current version stores them."""
         stored = self._schema.stored
+        if not rows.schema.equals(stored):
+            self._check_own_columns(rows.schema)
         if not self.steps:
             is_current = rows.schema.equals(stored) and not self._is_older
             return rows if is_current else self._relaid(rows)
@@ -191,6 +193,21 @@ class TypedFile:
         columns += [rows.column(name) for name in own]
         return pa.RecordBatch.from_arrays(columns, schema=stored)
 
+    def _check_own_columns(self, found: pa.Schema) -> None:
+        """Refuse a file that lacks a column which the table itself puts into every file."""
+        names = set(found.names)
+        missing = [f.name for f in self._schema.own_fields if f.name not in names]
+        if missing:
+            raise CorruptStateError(
+                f"state file {self.file.path} (epoch {self.file.epoch}) has the right checksum "
+                f"and lacks the columns {missing}, which every file of table "
+                f"{self._schema.table_name!r} has: something else was put in its place. Nothing "
+                "was changed; epochs that do not use this file stay restorable",
+                code=ErrorCode.UNDECODABLE,
+                table=self._schema.table_name,
+                path=self.file.path,
+            )
+
     def _relaid(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Adapt rows whose columns differ in order or layout only, or in their column groups."""
         stored, found = self._schema.stored, rows.schema
@@ -213,11 +230,13 @@ class TypedFile:
             ", ".join(f"{f.name}: {f.type}" for f in schema if f.name not in own)
             for schema in (stored, found)
         )
-        raise SchemaError(
+        raise CorruptStateError(
             f"table {self._schema.table_name!r} is declared with the columns "
             f"({declared_columns}), but {self.file.path} holds ({found_columns}) in "
-            f"the same state version {self.file.state_version}: give the new columns a state "
-            "class of the next version with a migration, or restore the old declaration",
+            f"the same state version {self.file.state_version}. If the declaration is the one "
+            "that state was written with, something else was put in the file's place: put the "
+            "original back or restore an older epoch. If not, restore the declaration, or give "
+            "the new columns a state class of the next version with a migration",
             code=ErrorCode.SCHEMA_MISMATCH,
             table=self._schema.table_name,
             path=self.file.path,

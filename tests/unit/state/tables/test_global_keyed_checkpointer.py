@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.ids import Epoch
-from penstock.errors import ErrorCode, StateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.files.writer import FileDescription, write_state_file
 from penstock.state.tables.global_keyed import GlobalKeyedTable
 from penstock.state.tables.specs import global_table
@@ -66,5 +66,7 @@ def test_files_of_another_kind_are_not_taken_for_values() -> None:
     )
     table = cluster.table(0)
     assert isinstance(table, GlobalKeyedTable)
-    with pytest.raises(StateError, match="does not hold the state of a global table"):
+    with pytest.raises(
+        CorruptStateError, match="does not hold the state of a global table"
+    ):
         table.fold([written])

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.ids import Subtask, checksum_of
 from penstock.core.key_hash import hash_keys
-from penstock.errors import CorruptStateError, ErrorCode, SchemaError, StateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.files.migration import MigratableState
 from penstock.state.files.parquet import ROW_GROUP_ROWS, CheckpointParquetMetadata
 from penstock.state.files.reader import StateFileReader
@@ -344,7 +344,7 @@ def test_other_columns_in_the_same_version_are_refused(tmp_path: Path) -> None:
     ):
         harness.schema = a_schema(declared, "key")
         harness.restore(1)
-        with pytest.raises(SchemaError, match="in the same state version 0"):
+        with pytest.raises(CorruptStateError, match="in the same state version 0"):
             harness.get(keys(1))
 
 

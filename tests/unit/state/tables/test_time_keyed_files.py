@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.ids import Epoch
-from penstock.errors import ErrorCode, SchemaError, StateError
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.state.files.cache import FileCache
 from penstock.state.files.migration import MigratableState
 from penstock.state.files.parquet import ROW_GROUP_ROWS
@@ -228,7 +228,9 @@ def test_columns_that_changed_without_a_version_are_reported() -> None:
     cluster.run_epoch(inserting(("a", 1, 1)))
     other = a_schema(user=pa.string(), at=pa.timestamp("us"), n=pa.string())
     cluster.spec = time_keyed_table("panes", other, key_columns=["user"], time_column="at")
-    with pytest.raises(SchemaError, match="state class of the next version") as raised:
+    with pytest.raises(
+        CorruptStateError, match="state class of the next version"
+    ) as raised:
         cluster.view()
     assert raised.value.context["table"] == "panes"
 
