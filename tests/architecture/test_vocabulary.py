@@ -8,6 +8,7 @@ import pytest
 from tests.architecture.project import (
     ROOT,
     SOURCE,
+    markdown_files,
     name_of,
     python_files,
     resolve,
@@ -52,3 +53,22 @@ def test_no_name_uses_a_word_the_glossary_replaces() -> None:
         and re.search("|".join(NEVER), node.name, re.IGNORECASE)
     ]
     assert found == []
+
+
+def test_the_package_has_one_short_name_in_all_examples() -> None:
+    # `ps` is pyspark.pandas for those who use Spark.
+    found = [
+        f"{name_of(path)}: {alias}"
+        for path in [*python_files(), *markdown_files()]
+        for alias in re.findall(r"\bpenstock as (\w+)", path.read_text(encoding="utf-8"))
+        if alias != "pen"
+    ]
+    assert found == []
+
+
+def test_the_readme_is_short_and_says_first_why_someone_on_spark_wants_this() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    start = "\n".join(lines[:10])
+    for needed in ("Spark", "transformWithState", "rows/s", "docs/performance.md"):
+        assert needed in start
