@@ -114,6 +114,47 @@ def test_rows_whose_text_is_no_utf8_can_be_diverted(tmp_path: Path) -> None:
     assert bad[2]["error"] == "column 't' holds text that is no UTF-8"
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str
+)
+@pytest.mark.parametrize(
+    ("values", "bad"),
+    [
+        (["é", None, "", "日本", "a"], []),
+        ([b"\xc3", b"\xa9"], [1, 2]),  # together they are one character
+        ([b"ok", b"\xed\xa0\x80", None], [2]),  # half of a surrogate pair
+        ([None, None], []),
+        ([b"", b"\xa9"], [2]),
+    ],
+)
+def test_each_text_is_checked_by_itself_in_every_layout(
+    tmp_path: Path, kind: pa.DataType, values: list[Any], bad: list[int]
+) -> None:
+    path = tmp_path / "a.parquet"
+    text: Any = pa.array(values, pa.binary()).view(pa.string())
+    nested = pa.StructArray.from_arrays([text], names=["x"])
+    pq.write_table(pa.table({"s": text, "n": nested}), path)
+
+    for field in (pa.field("s", kind), pa.field("n", nested.type)):
+        options = {"schema": pa.schema([field]), "on_bad": "divert"}
+        with a_harness(path, **options) as harness:
+            harness.read_all()
+            assert [row["line"] for row in harness.rows(BAD)] == bad
+            assert len(harness.rows()) == len(values) - len(bad)
+
+
+def test_a_dictionary_of_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), text_of(b"ok", b"\xff"))
+    pq.write_table(pa.table({"s": words}), path)
+
+    with (
+        a_harness(path) as harness,
+        pytest.raises(UserError, match=r"a\.parquet.*UTF-?8"),
+    ):
+        harness.read_all()
+
+
 def test_times_with_and_without_a_zone_do_not_mix(tmp_path: Path) -> None:
     for name, zone in (("a", "UTC"), ("b", None)):
         times = pa.array([0], pa.timestamp("us", zone))
