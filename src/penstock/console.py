@@ -137,6 +137,9 @@ class Progress:
         now = self._clock.now_micros()
         if self._started_micros is None:
             self._started_micros = now
+        if status.epochs_run == 0:
+            # The start of Spark and of the job does not count: no row can come meanwhile.
+            self._rate = RowRate()
             self._rate.note(now, 0)
         before = None if self._shown is None else self._shown[0]
         if before is None or before.epochs_run != status.epochs_run:

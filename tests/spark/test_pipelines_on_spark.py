@@ -1,5 +1,6 @@
 """Whole pipelines on an embedded Spark: run, stop, go on, rescale, restore, fail."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def test_an_epoch_is_one_job_whatever_the_shape_of_the_graph(tmp_path: Path) -> 
     assert last_job() - before == status.epochs_run
 
 
-class StopNowError(Exception):
+class StopNowError(BaseException):
     """Stands for a driver that dies between two epochs."""
 
 
@@ -204,3 +205,21 @@ def test_checkpoints_in_memory_are_refused() -> None:
                 session=shared_session(),
             ),
         )
+
+
+def speak(batch: pa.RecordBatch) -> pa.RecordBatch:
+    print("a batch of", batch.num_rows)  # noqa: T201 (as users look at what they do)
+    logging.getLogger("shop.speech").warning("careful")
+    return batch
+
+
+def test_what_workers_print_and_log_reaches_the_driver_with_its_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = pen.Pipeline("spark-speaks")
+    numbers = pipeline.read("numbers", pen.impulse(count=50))
+    numbers.map_batches(speak).write("out", pen.blackhole())
+    start(pipeline, tmp_path)
+    assert capsys.readouterr().err.count("[map_batches-1 0] a batch of 50\n") == 1
+    (logged,) = [found for found in caplog.records if found.name == "shop.speech"]
+    assert (logged.levelname, logged.message) == ("WARNING", "[map_batches-1 0] careful")

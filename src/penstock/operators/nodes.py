@@ -44,6 +44,7 @@ from penstock.operators.operator import (
 from penstock.operators.splits import SplitState
 from penstock.operators.timers import Timers, timer_tables
 from penstock.operators.user_functions import describe_failure
+from penstock.operators.worker_output import speaking_for
 from penstock.state.tables.specs import TableSpec, TimeDomain
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
@@ -172,7 +173,8 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         """
         called = function or getattr(self.instance, hook)
         try:
-            result = called(*arguments)
+            with speaking_for(self.task.operator):
+                result = called(*arguments)
         except Exception as error:  # noqa: BLE001 (the boundary to user code)
             failure = self.fail(error, hook, batch)
             raise failure from failure.__cause__
@@ -263,9 +265,10 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             raise self.fail(error, "process_batch", batch)
         self.rows_taken += batch.num_rows
         try:
-            self.instance.process_batch_index(
-                index, self._total_inputs, batch, self.context, self.collector
-            )
+            with speaking_for(self.task.operator):
+                self.instance.process_batch_index(
+                    index, self._total_inputs, batch, self.context, self.collector
+                )
         except Exception as error:  # noqa: BLE001 (the boundary to user code)
             failure = self.fail(error, "process_batch", batch)
             raise failure from failure.__cause__

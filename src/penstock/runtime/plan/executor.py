@@ -19,6 +19,7 @@ from penstock.core.clock import new_token
 from penstock.core.ids import Generation, OperatorId, TaskInfo
 from penstock.errors import ErrorCode, InternalError, PenstockError
 from penstock.operators.nodes import OperatorReport
+from penstock.operators.worker_output import OutputLine
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.physical import PhysicalPlan
 from penstock.state.checkpoints import Metadata
@@ -69,6 +70,8 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
     is_skipped: bool = False
     """A producer failed, so the task did nothing."""
     usage: StoreUsage = NO_USAGE
+    output: tuple[OutputLine, ...] = ()
+    """What user code printed and logged, where this is not the driver's process."""
 
     @property
     def is_whole(self) -> bool:

@@ -34,6 +34,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from penstock.core.ids import OperatorId
 from penstock.errors import ErrorCode, ExternalError, PenstockError
 from penstock.graph.codec import encode_graph
+from penstock.operators.worker_output import tell_output
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.executor import (
     CompactionOrder,
@@ -234,9 +235,10 @@ class SparkExecutor:
             if is_gone(self._session):
                 raise engine_ended(name, last_words(self._session)) from error
             raise describe_job_failure(error, name) from error
-        return [
-            decode_report(record.payload) for record in from_batches(table.to_batches())
-        ]
+        records = from_batches(table.to_batches())
+        reports = [decode_report(record.payload) for record in records]
+        tell_output(line for report in reports for line in report.output)
+        return reports
 
     def compact(self, orders: Sequence[CompactionOrder]) -> None:
         """Start a job with a task per order, without waiting for it.

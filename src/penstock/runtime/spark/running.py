@@ -7,6 +7,7 @@ If the JVM of a Spark that Penstock has started ends, another one is started whe
 tries the epoch again. A session of the user's is not Penstock's to start: the job ends.
 """
 
+import logging
 import shutil
 import tempfile
 import threading
@@ -72,7 +73,12 @@ def run_on_spark(graph: LogicalGraph, registry: Registry, options: RunOptions) -
             return options.tell(JobStatus(str(graph.job), JobPhase.STOPPED))
         cache_root = ending.enter_context(_cache_root(settings, engine.session))
         spec = WorkerSpec(
-            new_token(), store, cache_root, settings, pickle_function(registry, "registry")
+            new_token(),
+            store,
+            cache_root,
+            settings,
+            pickle_function(registry, "registry"),
+            logging.getLogger().level,
         )
         environment = JobEnvironment(
             graph,

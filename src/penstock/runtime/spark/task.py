@@ -20,6 +20,7 @@ tasks; Spark Connect has no local properties.
 import base64
 import cProfile
 import gc
+import logging
 import os
 import signal
 import threading
@@ -43,6 +44,7 @@ from penstock.graph.codec import decode_graph
 from penstock.graph.logical import UserFunction
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import pickle_function, unpickle_function
+from penstock.operators.worker_output import OutputCapture
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
 from penstock.runtime.spark.session import context_of
@@ -164,6 +166,8 @@ class WorkerSpec:
     settings: Settings
     registry: UserFunction
     """The registry of the pipeline, pickled."""
+    log_level: int = logging.WARNING
+    """The level of the driver's root logger, by which its workers log too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +190,19 @@ class SuperstepTask:
             # The rows of `range` only make Spark start the tasks; they carry nothing.
             for _ in batches:
                 pass
-        with profiled(f"level-{self.level}"):
+        job, task = _job_of(self.graph), partition_number()
+        _, subtask = job.task(self.level, task)
+        output = OutputCapture(subtask.index, self.worker.log_level)
+        worker.take_output = output.take
+        with profiled(f"level-{self.level}"), output:
             yield from to_batches(
                 run_task(
-                    _job_of(self.graph),
+                    job,
                     self.epoch or plan_beside(),
                     from_batches(() if self.is_fed else batches),
                     worker,
                     level=self.level,
-                    task=partition_number(),
+                    task=task,
                     fed=batches if self.is_fed else None,
                 )
             )

@@ -34,6 +34,7 @@ from penstock.errors import PenstockError, StorageError, UnknownOutcomeError
 from penstock.operators.chain import AssembledChain, ChainSetting, chain_processing
 from penstock.operators.nodes import OperatorReport
 from penstock.operators.registry import Registry
+from penstock.operators.worker_output import OutputLine
 from penstock.runtime.plan.epoch_plan import EpochPlan, known_inputs
 from penstock.runtime.plan.executor import (
     Receipt,
@@ -94,6 +95,8 @@ class Worker:
     memory_budget_bytes: int = 256 << 20
     on_failure: Callable[[PenstockError], None] = field(default=lambda _: None)
     """Called with the error of a task before it is reported: a report drops its cause."""
+    take_output: Callable[[], tuple[OutputLine, ...]] = field(default=lambda: ())
+    """Returns what user code wrote since the last call, if that is captured."""
     chains: dict[ChainKey, KeptChain] = field(default_factory=dict)
     manifests: Recent[CheckpointRef, CheckpointManifest] = field(
         default_factory=lambda: Recent(8)
@@ -200,7 +203,7 @@ def run_task(
         for outputs in outlets.values():
             for outlet in itertools.chain(*outputs.values()):
                 outlet.abort()
-    mailbox.report(encode_report(report))
+    mailbox.report(encode_report(replace(report, output=worker.take_output())))
     yield from mailbox.drain()
 
 
