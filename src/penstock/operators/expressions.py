@@ -7,6 +7,7 @@ change are passed on without a copy and in their own Arrow layout. Only the colu
 read go to Polars, without a copy where layouts allow it.
 """
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -89,7 +90,7 @@ def derive_types(
         raise SchemaError(
             f"{shown} does not fit its input: {reason}", columns=tuple(unknown) or None
         ) from error
-    problems = [p for e in expressions for p in _find_row_problems(e)]
+    problems = [p for e in expressions for p in _find_row_problems(_with_formats(e))]
     if problems:
         raise UserError(
             f"{shown} cannot be computed row by row: {'; '.join(problems)}. "
@@ -183,6 +184,23 @@ def _find_row_problems(expression: pl.Expr) -> Iterator[str]:
                 yield f"{part} does not give one value per row"
         except pl.exceptions.PolarsError:
             continue  # for selectors and Python functions Polars needs the data
+
+
+def _with_formats(expression: pl.Expr) -> pl.Expr:
+    """Return an expression to be checked, in which a guessed format of times counts as given.
+
+    `str.to_datetime()` guesses by the first text of a batch which kind of format all have. If it
+    is strict, a row has the same value whichever rows it comes with, or fails the job.
+    """
+    guessed = '"format":null,"strict":true'
+    try:
+        written = expression.meta.serialize(format="json")
+        if guessed not in written:
+            return expression
+        given = written.replace(guessed, guessed.replace("null", '"%+"'))
+        return pl.Expr.deserialize(io.StringIO(given), format="json")
+    except pl.exceptions.PolarsError:
+        return expression  # not all can be written as JSON
 
 
 def _parts_of(expression: pl.Expr) -> Iterator[pl.Expr]:

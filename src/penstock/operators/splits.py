@@ -179,6 +179,8 @@ class SplitTimes:
             for micros in (state.filtered_micros, self._ahead.get(given))
             if micros is not None
         ]
+        if not found:
+            return state
         limit = self._limit_micros
         passed = [micros for micros in found if limit is not None and micros <= limit]
         latest = state.max_event_time_micros
