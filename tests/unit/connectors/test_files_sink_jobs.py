@@ -174,7 +174,7 @@ def test_read_committed_returns_the_types_that_were_written(
 
 READ = """
 import os, sys
-import pyarrow.parquet, penstock as ps
+import pyarrow.parquet, penstock as pen
 from penstock.connectors.files.committed import read_committed
 before = len(os.listdir("/proc/self/task"))
 assert read_committed(sys.argv[1]).num_rows == 1000
