@@ -36,7 +36,7 @@ def attach(
         stream,
         checkpoint=str(folder / "checkpoints"),
         query_checkpoint=str(folder / "query"),
-        trigger={"availableNow": True} if ends else None,
+        query_trigger={"availableNow": True} if ends else None,
     )
     return job.wait()
 

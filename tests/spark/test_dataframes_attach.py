@@ -70,7 +70,7 @@ def test_a_query_that_is_started_again_goes_on_with_its_next_batch(tmp_path: Pat
             a_stream(incoming),
             checkpoint=str(tmp_path / "checkpoints"),
             query_checkpoint=str(tmp_path / "query"),
-            trigger={"availableNow": True},
+            query_trigger={"availableNow": True},
         )
         status = job.wait()
         assert status.phase is pen.JobPhase.STOPPED

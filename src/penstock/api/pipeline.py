@@ -260,13 +260,14 @@ class Pipeline:
         )
         return RunningJob(self.name, run, chosen).start()
 
+    @renamed(trigger="query_trigger")
     def attach(
         self,
         streams: "DataFrame | Mapping[str, DataFrame]",
         *,
         checkpoint: StorePlace,
         query_checkpoint: str,
-        trigger: Mapping[str, Any] | None = None,
+        query_trigger: Mapping[str, Any] | None = None,
         **options: Unpack[JobOptions],
     ) -> "AttachedJob":
         """Feed the `attached` source from a streaming DataFrame, one epoch per micro-batch.
@@ -275,7 +276,7 @@ class Pipeline:
         query ends, which `wait` of the returned job waits for, or until its `stop`.
         `checkpoint` is the job's; the query keeps its own below `query_checkpoint`, in a
         folder named after the source.
-        `trigger` is as in `DataStreamWriter.trigger`, such as `{"availableNow": True}`.
+        `query_trigger` is that of `DataStreamWriter.trigger`, such as `{"availableNow": True}`.
         If there are several sources, `streams` is a dictionary by the sources' names.
         `options` are those of `run`, without a trigger.
         """
@@ -293,7 +294,10 @@ class Pipeline:
             if_one_fails.push(job)
             for source, stream in by_source.items():
                 job.attach(
-                    source, stream, query_checkpoint=query_checkpoint, trigger=trigger
+                    source,
+                    stream,
+                    query_checkpoint=query_checkpoint,
+                    query_trigger=query_trigger,
                 )
             if_one_fails.pop_all()
         return job

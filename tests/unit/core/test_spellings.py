@@ -33,6 +33,11 @@ def _run(**options: Any) -> None:
     pen.Pipeline("p").run("memory:", **options)
 
 
+def _attach(**options: Any) -> None:
+    checkpoints: Any = {"checkpoint": "c", "query_checkpoint": "q"}
+    pen.Pipeline("p").attach({}, **checkpoints, **options)
+
+
 def _udf(**options: Any) -> None:
     pen.udf(abs, returns=pa.int64(), inputs=["n"], **options)
 
@@ -47,6 +52,7 @@ def _async_udf(**options: Any) -> None:
         (_read, "lateness", "5s", "watermark_delay"),
         (_window, "bad_times", "divert", "on_bad"),
         (_run, "shows_logs", True, "show_logs"),
+        (_attach, "trigger", {"availableNow": True}, "query_trigger"),
         (_udf, "on_error", "bad", "on_bad"),
         (_async_udf, "on_error", "bad", "on_bad"),
         (_async_udf, "timeout_seconds", 1.0, "timeout"),

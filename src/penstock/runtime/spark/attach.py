@@ -118,13 +118,13 @@ class AttachedJob(RunningJob):
         stream: DataFrame,
         *,
         query_checkpoint: str,
-        trigger: Mapping[str, Any] | None = None,
+        query_trigger: Mapping[str, Any] | None = None,
     ) -> StreamingQuery:
         """Start a query that feeds a source. The job must be running."""
         writer = stream.writeStream.foreachBatch(self.feed(source))
         writer = writer.option("checkpointLocation", f"{query_checkpoint}/{source}")
-        if trigger:
-            writer = writer.trigger(**trigger)
+        if query_trigger:
+            writer = writer.trigger(**query_trigger)
         self.queries[source] = query = writer.start()
         if self._error is not None:
             # The job has failed meanwhile, and may not have stopped this query.
