@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.core import settings
 from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, UserError
+from penstock.state.files.cache import find_folder_problem
 from penstock.state.storage.urls import expand_home, open_store
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -84,11 +85,11 @@ def _folder_in(cache_root: Path | None) -> Path:
     if cache_root is None:
         # Other users may write to the temporary folder too: this folder must be this user's.
         folder = Path(tempfile.gettempdir()) / f"penstock-{_FOLDER}-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        problem = find_folder_problem(folder)
+        if problem is not None:
             raise UserError(
-                f"libraries cannot be kept in {folder}: it belongs to somebody else. Set "
-                "PENSTOCK_CACHE_ROOT to a folder of your own",
+                f"libraries cannot be kept in {folder}: {problem}. Set PENSTOCK_CACHE_ROOT to "
+                "a folder of your own",
                 code=ErrorCode.INVALID_SETTING,
             )
         return folder

@@ -210,7 +210,8 @@ def _cache_root(settings: Settings, session: SparkSession) -> Iterator[str]:
     local = named.split(",")[0].strip() or tempfile.gettempdir()
     context = context_of(session)
     if context is None or not str(context.master).startswith("local"):
-        yield str(Path(local) / "penstock-cache")
+        # Others may write to such a folder too: each user has a cache of their own.
+        yield str(Path(local) / "penstock-cache-{uid}")
         return
     folder = tempfile.mkdtemp(prefix="penstock-cache-", dir=local)
     try:

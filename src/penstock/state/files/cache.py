@@ -10,6 +10,10 @@ always fine, and returning a wrong one never is. How it works:
   before it is mapped. The trailer also holds the machine's boot id: bytes that were renamed but
   not yet on disk when the machine died come back as zeros, so another boot's entries are
   misses. On a system without a boot id, entries are flushed to disk before the rename.
+- The trailer holds checksums of the entry's name and of its content. The content is checked when
+  a process first maps an entry: a damaged or exchanged one is a miss.
+- If `{uid}` is in the folder's name, it stands for the number of this process's user, and the
+  folder is used only if it is this user's own: others may write to the folder around it.
 - A reader that finds no file has a miss. Removing an entry that a reader has mapped is
   harmless: the mapping keeps the bytes.
 - The lock file `lock` orders writers. It holds the bytes in use: raised before an entry appears
@@ -30,6 +34,7 @@ import fcntl
 import logging
 import mmap
 import os
+import stat
 import struct
 import threading
 import time
@@ -45,8 +50,11 @@ from penstock.core.ids import checksum_of
 from penstock.state.storage.local_disk import remove_leftover
 
 _LOGGER = logging.getLogger(__name__)
-_MAGIC = b"PNSTKC01"
-_TRAILER = struct.Struct("<8sQQ")
+_MAGIC = b"PNSTKC02"
+_TRAILER = struct.Struct("<8sQQQQ")
+"""The magic, the length of the file, the boot, and the checksums of name and content."""
+_UID = "{uid}"
+_VERIFIED_ENTRIES = 4_096
 _USAGE = struct.Struct("<Q")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ENTRY_SUFFIX = ".arrow"
@@ -94,8 +102,11 @@ class FileCache:
     def __init__(
         self, root: Path, limit_bytes: int, *, boot_id_path: Path = _BOOT_ID
     ) -> None:
-        self.root = root
+        self.root = Path(str(root).replace(_UID, str(os.getuid())))
         self.limit_bytes = limit_bytes
+        self._must_be_own = _UID in str(root)
+        self._verified: Recent[str, tuple[int, int]] = Recent(_VERIFIED_ENTRIES)
+        """Number and length of the files whose content was checked in this process."""
         self._guard = threading.Lock()
         self._counts = dict.fromkeys(CacheStatistics.__dataclass_fields__, 0)
         self._warned = False
@@ -119,24 +130,10 @@ class FileCache:
     def peek(self, key: CacheKey) -> pa.RecordBatch | None:
         """Map an entry without counting it as a lookup."""
         path = self.root / key.file_name
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        mapping = self._map(path) if self._is_usable() else None
+        if mapping is None:
             return None
-        try:
-            size = os.fstat(descriptor).st_size
-            end = size - _TRAILER.size
-            # Only a complete entry of this boot ends in exactly this trailer.
-            trailer = os.pread(descriptor, _TRAILER.size, end) if end > 0 else b""
-            if trailer != _TRAILER.pack(_MAGIC, size, self._boot):
-                _remove(path)
-                return None
-            mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-            _touch(descriptor)
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
+        end = len(mapping) - _TRAILER.size
         try:
             with pa.ipc.open_file(pa.py_buffer(mapping), footer_offset=end) as reader:
                 return reader.get_batch(0)
@@ -145,9 +142,38 @@ class FileCache:
             _remove(path)
             return None
 
+    def _map(self, path: Path) -> mmap.mmap | None:
+        """Map a file if it is an entry of this boot and name, whole and as it was written."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(descriptor)
+            size, end = found.st_size, found.st_size - _TRAILER.size
+            trailer = os.pread(descriptor, _TRAILER.size, end) if end > 0 else b""
+            # Only a complete entry of this boot and name ends in a trailer that begins so.
+            if trailer[:-8] != self._trailer(path.name, size, content=0)[:-8]:
+                _remove(path)
+                return None
+            mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+            identity = (found.st_ino, size)
+            if self._verified.get(path.name) != identity:
+                if _checksum_of(mapping, end).to_bytes(8, "little") != trailer[-8:]:
+                    _LOGGER.warning("dropped the damaged cache entry %s", path)
+                    _remove(path)
+                    return None
+                self._verified.put(path.name, identity)
+            _touch(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return mapping
+
     def holds(self, key: CacheKey) -> bool:
         """Tell whether the entry's file exists, without counting it as a lookup."""
-        return os.access(self.root / key.file_name, os.F_OK)
+        return self._is_usable() and os.access(self.root / key.file_name, os.F_OK)
 
     def put(self, key: CacheKey, batch: pa.RecordBatch) -> None:
         """Store a batch under `key`. An existing entry stays, because it holds the same rows."""
@@ -157,37 +183,64 @@ class FileCache:
                 return
         target = self.root / key.file_name
         size = pa.ipc.get_record_batch_size(batch)
-        if size > self.limit_bytes or os.access(target, os.F_OK):
+        if size > self.limit_bytes or not self._is_usable() or os.access(target, os.F_OK):
             return
         try:
             self._write(target, batch)
         except OSError as error:
             with self._guard:
                 self._puts_to_skip = _RETRY_AFTER_PUTS
-                warned, self._warned = self._warned, True
-            if not warned:
-                _LOGGER.warning(
-                    "the state cache at %s cannot be written (%s); going on without caching. "
-                    "Free space there or set another cache folder to get its speed back",
-                    self.root,
-                    error,
-                )
+            self._warn(
+                "the state cache at %s cannot be written (%s); going on without caching. Free "
+                "space there or set another cache folder to get its speed back",
+                error,
+            )
 
     def remove(self, key: CacheKey) -> bool:
         """Remove an entry that will hardly be needed again; tell whether there was one."""
         return self.holds(key) and _remove(self.root / key.file_name)
 
+    def _is_usable(self) -> bool:
+        """Return whether entries in the folder can be trusted; the folder is looked at once."""
+        if not self._must_be_own:
+            return True
+        problem = find_folder_problem(self.root)
+        if problem is None:
+            # From here on nobody else can put a file there, nor another folder in its place.
+            self._must_be_own = False
+            return True
+        self._warn(
+            "the state cache at %s is not used, because %s; going on without caching. Remove it, "
+            "or set PENSTOCK_CACHE_ROOT to a folder of your own",
+            problem,
+        )
+        return False
+
+    def _warn(self, text: str, reason: object) -> None:
+        """Log a warning about the folder, once."""
+        with self._guard:
+            warned, self._warned = self._warned, True
+        if not warned:
+            _LOGGER.warning(text, self.root, reason)
+
+    def _trailer(self, name: str, size: int, content: int) -> bytes:
+        return _TRAILER.pack(_MAGIC, size, self._boot, checksum_of(name.encode()), content)
+
     def _write(self, target: Path, batch: pa.RecordBatch) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         temporary = self.root / f"{new_token()}{_TEMPORARY_SUFFIX}"
-        with temporary.open("xb") as file:
+        with temporary.open("x+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 _reserve(file.fileno(), pa.ipc.get_record_batch_size(batch))
                 with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
                     writer.write_batch(batch)
-                size = file.tell() + _TRAILER.size
-                file.write(_TRAILER.pack(_MAGIC, size, self._boot))
+                end = file.tell()
+                size = end + _TRAILER.size
+                file.flush()
+                with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as written:
+                    content = _checksum_of(written, end)
+                file.write(self._trailer(target.name, size, content))
                 # More may have been reserved than was written: the trailer must be the end.
                 file.truncate()
                 file.flush()
@@ -244,6 +297,31 @@ class FileCache:
         with self._guard:
             for name, amount in amounts.items():
                 self._counts[name] += amount
+
+
+def find_folder_problem(folder: Path) -> str | None:
+    """Make a folder that only this user can write to; return why it is not one, or None.
+
+    For folders in places where others may write too, such as the temporary folder.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is a link or a file, which perhaps belongs to somebody else"
+    if found.st_uid != os.getuid():
+        return "it belongs to somebody else"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others may write to it"
+    return None
+
+
+def _checksum_of(mapping: mmap.mmap, end: int) -> int:
+    # A view that outlives this call would keep the mapping from being closed.
+    with memoryview(mapping) as whole, whole[:end] as content:
+        return checksum_of(content)
 
 
 def _read_boot(path: Path) -> int:
