@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suites import Row
+from benchmarks.suites import Row, end_with_parent
 
 _SECONDS_PER_SAMPLE = 1.0
 """A sample takes some 40 ms of a core and holds up those who allocate."""
@@ -25,7 +25,7 @@ def run_side(function: Callable[..., Row], *arguments: Any, **options: Any) -> R
     spawn = multiprocessing.get_context("spawn")
     peak = 0
     started = time.perf_counter()
-    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(1, spawn, end_with_parent) as pool:
         side = pool.submit(_plain_errors, function, *arguments, **options)
         while wait([side], timeout=_SECONDS_PER_SAMPLE).not_done:
             below = [pid for pid in tree_of(os.getpid()) if pid != os.getpid()]

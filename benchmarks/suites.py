@@ -3,6 +3,8 @@
 import ast
 import importlib
 import multiprocessing
+import os
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -43,11 +45,26 @@ def run_suite(name: str, *, quick: bool) -> list[Row]:
     ]
 
 
+def end_with_parent() -> None:
+    """Have this process end when the one that started it does, however that ended.
+
+    Killed or timed out, a benchmark would leave its sides behind, each with a JVM at work.
+    """
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)  # a JVM notices that its standard input has ended
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
 def run_all(names: list[str], *, quick: bool) -> Iterator[Row]:
     """Yield the rows of the suites, each run in a fresh process."""
     spawn = multiprocessing.get_context("spawn")
     for name in names:
-        with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+        with ProcessPoolExecutor(1, spawn, end_with_parent) as pool:
             try:
                 yield from pool.submit(run_suite, name, quick=quick).result()
             except BrokenProcessPool as error:

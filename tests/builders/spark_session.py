@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -196,7 +196,6 @@ class SparkProgram:
         *arguments: str,
         conf: Mapping[str, str] | None = None,
     ) -> None:
-        self.scratch = scratch
         self.errors = scratch / f"errors-{new_token()}"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -238,7 +237,7 @@ class SparkProgram:
         return [
             int(folder.name)
             for folder in Path("/proc").glob("[0-9]*")
-            if _is_jvm_of(folder, str(self.scratch))
+            if _is_jvm_of(folder, self.process.pid)
         ]
 
     def wait(self) -> int:
@@ -248,8 +247,12 @@ class SparkProgram:
         return code
 
     def kill(self) -> None:
-        """kill -9 the driver; its JVM and workers notice by themselves."""
+        """kill -9 the driver and its JVM; workers notice by themselves."""
+        jvms = self.jvms()
         self.signal(signal.SIGKILL)
+        for jvm in jvms:
+            with suppress(ProcessLookupError):
+                os.kill(jvm, signal.SIGKILL)
         self.process.wait()
         self._close()
 
@@ -259,13 +262,14 @@ class SparkProgram:
                 stream.close()
 
 
-def _is_jvm_of(process: Path, scratch: str) -> bool:
-    """Return whether a process is a JVM whose temporary files are in the folder."""
+def _is_jvm_of(process: Path, parent: int) -> bool:
+    """Return whether a process is a JVM that another process has started."""
     try:
-        program, *arguments = (process / "cmdline").read_text().split("\0")
-    except (OSError, ValueError):
-        return False
-    return program.endswith("java") and any(scratch in given for given in arguments)
+        state = (process / "stat").read_text().rpartition(")")[2].split()
+        program = (process / "cmdline").read_text().partition("\0")[0]
+    except OSError:
+        return False  # it has ended meanwhile
+    return int(state[1]) == parent and program.endswith("java")
 
 
 def _environment(scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:
