@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.runtime.driver.decide import (
     Action,
+    AskSources,
     Facts,
     Finish,
     JobPhase,
@@ -35,6 +36,26 @@ CASES: list[tuple[str, Facts, Action]] = [
         "distance is no alarm",
         Facts(NOW, has_work=False, next_epoch_micros=90),
         Wait(None),
+    ),
+    (
+        "ask whether enough waits",
+        Facts(NOW, has_work=False, wake_up_micros=7, next_epoch_micros=130, ask_micros=90),
+        AskSources(),
+    ),
+    (
+        "ask later",
+        Facts(NOW, has_work=False, wake_up_micros=7, next_epoch_micros=130, ask_micros=110),
+        Wait(110),
+    ),
+    (
+        "do not ask when it is time",
+        Facts(NOW, has_work=False, wake_up_micros=7, next_epoch_micros=90, ask_micros=90),
+        RunEpoch(),
+    ),
+    (
+        "do not ask when told to stop",
+        Facts(NOW, stop=StopMode.CHECKPOINT, has_work=False, ask_micros=90),
+        RunEpoch(StopMode.CHECKPOINT),
     ),
     ("work does not wait", Facts(NOW, next_epoch_micros=130), RunEpoch()),
     ("finished", Facts(NOW, is_finished=True), FINISHED),
@@ -76,6 +97,7 @@ all_facts = st.builds(
     has_work=st.booleans(),
     wake_up_micros=st.none() | moments,
     next_epoch_micros=moments,
+    ask_micros=st.none() | moments,
 )
 
 
@@ -108,7 +130,7 @@ def test_a_wait_always_lies_ahead_and_sleeps_through_nothing(facts: Facts) -> No
     else:
         assert action.until_micros > facts.now_micros
         known = [facts.wake_up_micros, facts.retry_at_micros, facts.next_epoch_micros]
-        assert action.until_micros in known
+        assert action.until_micros in [*known, facts.ask_micros]
 
 
 @given(all_facts)
@@ -128,5 +150,6 @@ def test_waiting_until_told_leads_to_something_else(facts: Facts) -> None:
             has_work=facts.has_work,
             wake_up_micros=facts.wake_up_micros,
             next_epoch_micros=facts.next_epoch_micros,
+            ask_micros=facts.ask_micros,
         )
-        assert isinstance(next_action(later), RunEpoch | Restart)
+        assert isinstance(next_action(later), RunEpoch | AskSources | Restart)
