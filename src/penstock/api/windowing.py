@@ -30,13 +30,10 @@ from penstock.operators.aggregates.compiler import compile_aggregates
 from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.expressions import with_columns_spec
-from penstock.operators.updating.aggregate import (
-    LAST_SEEN,
-    Expiry,
-    updating_aggregate_spec,
-)
+from penstock.operators.updating.aggregate import updating_aggregate_spec
 from penstock.operators.updating.changelog import AFTER, BEFORE, OP
 from penstock.operators.updating.combine import combine_spec, partial_schema
+from penstock.operators.updating.lifetimes import LAST_SEEN, Expiry
 from penstock.operators.windows.aggregation import (
     OWN_COLUMNS,
     WindowAggregation,
@@ -291,7 +288,9 @@ def add_updating_aggregate(
     if rows.exchange in (Exchange.BY_KEY, Exchange.BROADCAST):
         whole = replace(rows, exchange=Exchange.FORWARD, schema=stream.keyed_by())
     combined = builder.add_step(
-        builder.name_for("combine"), combine_spec(plan, keys), [whole]
+        builder.name_for("combine"),
+        combine_spec(plan, keys, expiry, stream.time_column),
+        [whole],
     )
     partials = builder.port(combined).sent_by(
         partial_schema(plan, keys, stream).key_columns

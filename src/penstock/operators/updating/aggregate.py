@@ -4,12 +4,10 @@ The partials of an epoch are gathered; then the state of all their keys is looke
 with them and put back, each once. The operator emits one change per key and epoch, and none
 if the results are as before.
 
-With a time to live, a key expires that long after its last row. By event time the last row is
-the one with the latest event time, kept as a partial like any aggregate; by processing time it
-is the time of the last epoch that brought rows. A timer is set when a key is new. When it
-fires, the key is deleted or, if rows came meanwhile, the timer is set again. By event time the
-rows of an epoch come before its watermark and may keep a key; by processing time they come at
-the epoch's instant, when the key is deleted already, and insert the key again.
+With a time to live, keys expire: see `penstock.operators.updating.lifetimes`. A timer is set when
+a key is new. When it fires, the key is deleted or, if rows came meanwhile, the timer is set
+again. Both happen when the epoch's rows are merged, so that they and the end of a key make
+one change. A life that has ended when its first rows come is not shown at all.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,21 +15,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.arrow_types import to_micros_within_reach
 from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import MAX_MICROS, CheckpointBarrier, Watermark
-from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.logical import MAIN, OperatorSpec
-from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.compiled import AggregateConfig
 from penstock.operators.aggregates.frames import ALL_ROWS, columns_to_frame, to_batch
-from penstock.operators.aggregates.functions import Max
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.expressions import to_array
@@ -39,73 +32,20 @@ from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.timers import DueTimers, Timers
 from penstock.operators.updating.changelog import changelog_schema, to_changes
+from penstock.operators.updating.lifetimes import (
+    EARLIER,
+    LAST_SEEN,
+    RESULT,
+    EarlierLives,
+    Expiry,
+    find_split,
+    with_first_rows,
+)
 from penstock.state.tables.sorted_rows import Flags, stable_order
 from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table
 
-RESULT = "ttl"
-"""The aggregate that keeps the latest event time; no result of a user can have this name."""
-LAST_SEEN = f"{RESULT}.value"
-"""The column of the state with the time of a key's last row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expiry:
-    """The time after which a key without rows is deleted, and the clock that measures it."""
-
-    micros: int
-    domain: TimeDomain
-
-    def __post_init__(self) -> None:
-        if not 0 < self.micros <= MAX_MICROS:
-            raise UserError(
-                f"a ttl of {self.micros} microseconds is not possible: it must be positive. "
-                "Leave it out for results that are kept forever",
-                code=ErrorCode.INVALID_NUMBER,
-            )
-
-    @classmethod
-    def of(cls, micros: int, domain: TimeDomain | None, stream: StreamSchema) -> "Expiry":
-        """Choose event time for a stream that has it, unless a time domain is given."""
-        has_time = stream.time_column is not None
-        if domain is None:
-            domain = TimeDomain.EVENT_TIME if has_time else TimeDomain.PROCESSING_TIME
-        if domain is TimeDomain.EVENT_TIME and not has_time:
-            raise SchemaError(
-                "ttl by event time needs a stream with event times: name its timestamp column in "
-                "Pipeline.read as event_time, or take TimeDomain.PROCESSING_TIME"
-            )
-        return cls(micros, domain)
-
-    def hidden_aggregates(self, stream: StreamSchema) -> dict[str, Aggregate]:
-        """Return the aggregates that must be kept besides the user's own."""
-        if self.domain is TimeDomain.PROCESSING_TIME or stream.time_column is None:
-            return {}
-        return {RESULT: Max(stream.time_column)}
-
-    def now_micros(self, ctx: OperatorContext) -> int | None:
-        """Return the time by the clock; None while nothing can expire.
-
-        The end of data does not count as time that passes: keys that are there then stay.
-        """
-        if self.domain is TimeDomain.PROCESSING_TIME:
-            return ctx.processing_time_micros
-        watermark = ctx.watermark
-        if watermark is None or watermark.micros >= MAX_MICROS:
-            return None
-        return watermark.micros
-
-    def due_micros(self, last_seen: Any) -> npt.NDArray[np.int64]:
-        """Return when keys last seen at some instants expire; null is never."""
-        if isinstance(last_seen, pa.ChunkedArray):
-            last_seen = last_seen.combine_chunks()
-        # Sums of arrays wrap around, unlike integers of Python: this keeps them in range.
-        micros = to_micros_within_reach(last_seen)
-        due = np.minimum(micros, MAX_MICROS - self.micros) + self.micros
-        due[last_seen.is_null().to_numpy(zero_copy_only=False)] = MAX_MICROS
-        return np.asarray(due, np.int64)
-
-
 TABLE = "partials"
+_PLACE = "ttl.place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +95,17 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         super().__init__(config)
         partials = StreamSchema.from_bytes(config.partials)
         self._plan = plan = AggregatePlan.from_config(config.aggregates)
-        self._expiry = config.expiry()
+        self._expiry = expiry = config.expiry()
         self._keys = pa.schema([partials.arrow.field(n) for n in partials.key_columns])
         self._partials = pa.schema(list(plan.partials))
-        self._stored = pa.schema([*self._keys, *self._partials])
-        if self._expiry is not None and LAST_SEEN not in self._partials.names:
-            self._stored = self._stored.append(pa.field(LAST_SEEN, pa.timestamp("us")))
+        own = [] if expiry is None else expiry.stored_fields(plan)
+        more = [field for field in own if field.name not in self._partials.names]
+        self._kept = pa.schema([*self._partials, *more])
+        """The columns of the state beside the key."""
+        self._earlier = EarlierLives(self._keys, plan)
         self._results = list(plan.without(RESULT).results)
         self._taken: list[pa.RecordBatch] = []
+        self._fired: list[pa.RecordBatch] = []
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -171,15 +114,20 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
 
     @override
     def tables(self) -> Sequence[TableSpec]:
-        return [
-            keyed_table(
-                TABLE,
-                self._stored,
-                key_columns=self._keys.names,
-                description=self._plan.display(),
-                groups=self._plan.groups,
-            )
-        ]
+        plan, expiry = self._plan, self._expiry
+        groups = list(plan.without(RESULT).groups)
+        if expiry is not None:
+            groups.append(expiry.stored_group(plan))
+        kept = keyed_table(
+            TABLE,
+            pa.schema([*self._keys, *self._kept]),
+            key_columns=self._keys.names,
+            description=plan.display(),
+            groups=groups,
+        )
+        if expiry is None or not expiry.by_event_time:
+            return [kept]
+        return [kept, self._earlier.table()]
 
     @override
     def timers(self) -> Collection[TimeDomain]:
@@ -192,95 +140,169 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         self._taken.append(batch)
 
     @override
-    def handle_watermark(
-        self, watermark: Watermark, ctx: OperatorContext, collector: ArrowCollector
-    ) -> Watermark:
-        """Merge the rows so far if keys expire by event time, so that rows keep their keys."""
-        if self._expiry is not None and self._expiry.domain is TimeDomain.EVENT_TIME:
-            self._update(ctx, collector)
-        return watermark
-
-    @override
     def handle_timers(
         self, due: DueTimers, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Delete the keys without rows for long enough; set another timer for the others."""
-        if self._expiry is None or (now := self._expiry.now_micros(ctx)) is None:
-            return
-        table = ctx.get_keyed_state(TABLE)
-        keys = to_batch(columns_to_frame([due.keys], self._keys.names).unique(), self._keys)
-        known = table.get(keys)
-        alive_until = self._expiry.due_micros(known.rows.column(LAST_SEEN))
-        is_due = known.found & (alive_until <= now)
-        is_later = known.found & ~is_due
-        self._timers_in(ctx).set(keys.filter(pa.array(is_later)), alive_until[is_later])
-        expired = keys.filter(pa.array(is_due))
-        if expired.num_rows == 0:
-            return
-        rows = columns_to_frame([known.rows.filter(pa.array(is_due))], self._partials.names)
-        before = self._struct(self._plan.results_of(rows, ()), None)
-        after = pa.nulls(expired.num_rows, before.type)
-        collector.collect(to_changes(ctx.outputs[MAIN].arrow, expired, before, after))
-        table.delete(expired)
-        ctx.count("expired_keys", expired.num_rows)
+        """Note the keys that may have expired: rows of this epoch may keep them."""
+        self._fired.append(due.keys)
 
     @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Merge the epoch's partials into the state."""
-        self._update(ctx, collector)
+        """Merge the epoch's partials into the state, and delete the keys that have expired."""
+        names = self._keys.names
+        taken, fired = self._taken, self._fired
+        self._taken, self._fired = [], []
+        rest = pl.DataFrame()
+        if fired:
+            rest = columns_to_frame(fired, names).unique()
+        if taken:
+            rows = columns_to_frame(taken, [*names, *self._partials.names])
+            news = self._plan.merge(rows, names)
+            has_fired = np.zeros(news.height, np.bool_)
+            if rest.height:
+                every = pl.concat([news.select(names), rest]).with_row_index(_PLACE)
+                first = every.select(pl.col(_PLACE).first().over(names)).to_series()
+                known = first[news.height :].to_numpy()
+                has_fired[known[known < news.height]] = True
+                rest = rest.filter(pl.Series(known >= news.height))
+            self._update(rows, news, has_fired, ctx, collector)
+        if rest.height:
+            self._expire(to_batch(rest, self._keys), ctx, collector)
 
-    def _update(self, ctx: OperatorContext, collector: ArrowCollector) -> None:
-        if not self._taken:
+    def _expire(
+        self, keys: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Delete the keys without rows for long enough; set another timer for the others."""
+        if self._expiry is None or (now := self._expiry.now_micros(ctx)) is None:
             return
-        names = [*self._keys.names, *self._partials.names]
-        taken, self._taken = columns_to_frame(self._taken, names), []
-        news = self._plan.merge(taken, self._keys.names)
+        known = ctx.get_keyed_state(TABLE).get(keys)
+        alive_until = self._expiry.due_micros(known.rows.column(LAST_SEEN))
+        is_due = known.found & (alive_until <= now)
+        is_later = known.found & ~is_due
+        self._timers_in(ctx).set(keys.filter(pa.array(is_later)), alive_until[is_later])
+        if is_due.any():
+            state = columns_to_frame(
+                [known.rows.filter(pa.array(is_due))], self._kept.names
+            )
+            gone = keys.filter(pa.array(is_due))
+            self._delete(gone, state, ctx)
+            before = self._struct(self._plan.results_of(state, ()), None)
+            after = pa.nulls(gone.num_rows, before.type)
+            collector.collect(to_changes(ctx.outputs[MAIN].arrow, gone, before, after))
+
+    def _delete(
+        self, keys: pa.RecordBatch, state: pl.DataFrame, ctx: OperatorContext
+    ) -> None:
+        ctx.get_keyed_state(TABLE).delete(keys)
+        ctx.count("expired_keys", keys.num_rows)
+        if EARLIER in state.columns:
+            columns = [*columns_to_frame([keys], keys.schema.names), state[EARLIER]]
+            self._earlier.drop(ctx, pl.DataFrame(columns))
+
+    def _update(
+        self,
+        rows: pl.DataFrame,
+        news: pl.DataFrame,
+        has_fired: Flags,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        """Merge partials: `rows` as they came, `news` merged to one row per key."""
         # Sorted by key hash once, so that neither the lookup nor the write has to sort.
         hashed = [to_array(news.get_column(f.name), f.type) for f in self._keys]
-        news = news.select(pl.all().gather(stable_order(hash_keys(hashed))))
+        order = stable_order(hash_keys(hashed))
+        news = news.select(pl.all().gather(order))
         keys = to_batch(news, self._keys)
         table = ctx.get_keyed_state(TABLE)
-        known = table.get(keys, columns=self._partials.names)
-        state = columns_to_frame([known.rows], self._partials.names)
-        merged = self._plan.merge_pairs(news, state)
-        columns: list[Any] = [*keys.columns, *to_batch(merged, self._partials).columns]
-        if len(columns) < len(self._stored):
-            now = np.full(keys.num_rows, ctx.processing_time_micros, np.int64)
-            columns.append(pa.array(now).view(pa.timestamp("us")))
-        stored = pa.RecordBatch.from_arrays(columns, schema=self._stored)
-        table.put(stored)
+        known = table.get(keys, columns=self._kept.names)
+        state = with_first_rows(columns_to_frame([known.rows], self._kept.names))
+        merged = self._merged(rows, news, state, ctx)
+        lives = np.ones(keys.num_rows, np.bool_)
+        stored = pa.RecordBatch.from_arrays(
+            [*keys.columns, *to_batch(merged, self._kept).columns],
+            schema=pa.schema([*self._keys, *self._kept]),
+        )
         if self._expiry is not None:
-            is_unarmed = ~known.found
-            if LAST_SEEN in state.columns:
-                # A key without an event time so far has a timer that never fires.
-                is_unarmed |= state.get_column(LAST_SEEN).is_null().to_numpy()
-            if is_unarmed.any():
-                unarmed = stored.filter(pa.array(is_unarmed))
-                due = self._expiry.due_micros(unarmed.column(LAST_SEEN))
-                self._timers_in(ctx).set(unarmed.select(self._keys.names), due)
-        self._emit(keys, (state, merged), known.found, ctx, collector)
+            ends, now = (
+                self._expiry.due_micros(stored.column(LAST_SEEN)),
+                self._expiry.now_micros(ctx),
+            )
+            if now is not None:
+                lives = ends > now
+            was_armed = known.found & state.get_column(LAST_SEEN).is_not_null().to_numpy()
+            is_unarmed = lives & (~was_armed | has_fired[order])
+            unarmed = keys.filter(pa.array(is_unarmed))
+            self._timers_in(ctx).set(unarmed, ends[is_unarmed])
+        if lives.all():
+            table.put(stored)
+        else:
+            table.put(stored.filter(pa.array(lives)))
+            gone = known.found & ~lives
+            ctx.count("late_keys", int((~known.found & ~lives).sum()))
+            if gone.any():
+                self._delete(
+                    keys.filter(pa.array(gone)), state.filter(pl.Series(gone)), ctx
+                )
+        self._emit(keys, (state, merged), (known.found, lives), ctx, collector)
+
+    def _merged(
+        self,
+        rows: pl.DataFrame,
+        news: pl.DataFrame,
+        state: pl.DataFrame,
+        ctx: OperatorContext,
+    ) -> pl.DataFrame:
+        """Return what becomes of the state of each key: the columns of the state, in order."""
+        expiry, names = self._expiry, self._keys.names
+        if expiry is None:
+            return self._plan.merge_pairs(news, state)
+        if not expiry.by_event_time:
+            # Rows that come when their key has expired begin its next life.
+            now = ctx.processing_time_micros
+            ends = expiry.due_micros(to_array(state[LAST_SEEN], pa.timestamp("us")))
+            begins = pl.Series(ends <= now)
+            others = state.select(
+                pl.when(~begins).then(pl.col(name)).alias(name) for name in state.columns
+            )
+            seen = pl.lit(now, pl.Int64).cast(pl.Datetime("us")).alias(LAST_SEEN)
+            return self._plan.merge_pairs(news, others).with_columns(seen)
+        merged = self._plan.merge_pairs(news, state)
+        merged = merged.with_columns(pl.lit(0, pl.Int32).alias(EARLIER))
+        is_split = find_split(news, state, expiry)
+        if not is_split.any():
+            return merged
+        split = pl.Series(is_split)
+        some = news.filter(split).select(names), state.filter(split)
+        latest = self._earlier.merge(ctx, *some, rows, expiry)
+        both = pl.concat([merged.filter(~split), latest.select(merged.columns)])
+        # Positions before the split keys were put behind the others.
+        order = np.argsort(np.argsort(is_split, kind="stable"))
+        return both.select(pl.all().gather(order))
 
     def _emit(
         self,
         keys: pa.RecordBatch,
         states: tuple[pl.DataFrame, pl.DataFrame],
-        found: Flags,
+        there: tuple[Flags, Flags],
         ctx: OperatorContext,
         collector: ArrowCollector,
     ) -> None:
-        """Emit the changes of results between two states; new keys have no first state."""
+        """Emit the changes of results between two states; `there` says which keys are in each."""
         before, after = (self._plan.results_of(state, ()) for state in states)
-        changed = ~found
+        found, lives = there
+        changed = found != lives
         for field in self._results:
             was, now = before.get_column(field.name), after.get_column(field.name)
             changed |= was.ne_missing(now).to_numpy()
+        changed &= found | lives
         if not changed.all():
             picked = pl.Series(changed)
             before, after = before.filter(picked), after.filter(picked)
-            keys, found = keys.filter(picked.to_arrow()), found[changed]
-        rows = self._struct(before, found), self._struct(after, None)
+            keys = keys.filter(picked.to_arrow())
+            found, lives = found[changed], lives[changed]
+        rows = self._struct(before, found), self._struct(after, lives)
         collector.collect(to_changes(ctx.outputs[MAIN].arrow, keys, *rows))
 
     def _struct(self, results: pl.DataFrame, found: Any) -> "pa.StructArray":

@@ -5,7 +5,7 @@ state: it emits the partials of an epoch's rows in the same epoch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import polars as pl
@@ -28,6 +28,8 @@ from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.updating.lifetimes import Expiry, partials_of_lives
+from penstock.state.tables.specs import TimeDomain
 
 _MAX_ROWS = 1_000_000
 _MAX_BYTES = 256 * 1024 * 1024
@@ -42,6 +44,10 @@ class CombineConfig(OperatorConfig):
     keys: tuple[str, ...]
     """The columns that partials are made by; none for one row of partials of all rows."""
     aggregates: tuple[AggregateConfig, ...]
+    ttl_micros: int | None = None
+    """With it, rows of a key that are so far apart by event time have partials of their own."""
+    time: str = ""
+    """The column of event times, if there is a time to live by it."""
 
     @override
     def shown(self) -> Mapping[str, str]:
@@ -50,9 +56,17 @@ class CombineConfig(OperatorConfig):
         return {**by, "aggregates": plan.display()}
 
 
-def combine_spec(plan: AggregatePlan, keys: Sequence[str]) -> OperatorSpec:
+def combine_spec(
+    plan: AggregatePlan,
+    keys: Sequence[str],
+    expiry: Expiry | None = None,
+    time: str | None = None,
+) -> OperatorSpec:
     """Turn rows into partials by key, one per key and epoch if the rows fit into memory."""
-    return CombineConfig(tuple(keys), plan.to_config()).to_operator_spec()
+    config = CombineConfig(tuple(keys), plan.to_config())
+    if expiry is not None and expiry.by_event_time and time is not None:
+        config = replace(config, ttl_micros=expiry.micros, time=time)
+    return config.to_operator_spec()
 
 
 def partial_schema(
@@ -77,6 +91,9 @@ class Combine(Configured[CombineConfig], ArrowOperator):
         super().__init__(config)
         self._keys = config.keys
         self._plan = AggregatePlan.from_config(config.aggregates)
+        self._expiry: Expiry | None = None
+        if config.ttl_micros is not None:
+            self._expiry = Expiry(config.ttl_micros, TimeDomain.EVENT_TIME)
         self._columns = tuple(dict.fromkeys((*self._keys, *self._plan.reads)))
         self._taken: list[pa.RecordBatch] = []
         self._row_count = 0
@@ -119,7 +136,11 @@ class Combine(Configured[CombineConfig], ArrowOperator):
             return
         rows = columns_to_frame(self._taken, self._columns)
         self._taken, self._row_count, self._size_bytes = [], 0, 0
-        partials = self._plan.partials_of(rows, self._keys)
+        if self._expiry is None:
+            partials = self._plan.partials_of(rows, self._keys)
+        else:
+            time = self.config.time
+            partials = partials_of_lives(self._plan, rows, self._keys, time, self._expiry)
         if not self._keys:
             only = pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS)
             partials = partials.with_columns(only)

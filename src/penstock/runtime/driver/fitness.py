@@ -113,7 +113,8 @@ def decide_fates(
             ]
             if not any(g.fate is GroupFate.CHANGED for g in plan.groups):
                 fates.append(_of_table(operator, plan, allow_dropped=allow_dropped))
-            fates += (group for group in groups if group is not None)
+            # A step may keep the same aggregates in several tables.
+            fates += (g for g in groups if g is not None and g not in fates)
     for operator in stored:
         if operator not in declared:
             fates.append(_of_missing(operator, allow_dropped=allow_dropped))

@@ -240,6 +240,24 @@ def test_an_aggregate_that_is_renamed_goes_on_and_its_old_name_is_free(
     assert found["b"] == {"spent": 4, "total": 20}
 
 
+def test_a_time_to_live_can_be_added_and_counts_from_the_next_row_of_a_key() -> None:
+    job = Job("kept")
+    job.run("ab", total=pen.sum("x"))
+    found = job.run("a", total=pen.sum("x"), ttl="1h")
+    assert found["a"] == {"total": 4}
+    assert job.run("b", total=pen.sum("x"), ttl="2h")["b"] == {"total": 4}
+    error = problem_of(job, total=pen.sum("x"))
+    assert "'ttl' (max(at)) is in the state and not declared" in error.message
+
+
+def test_what_is_kept_in_two_tables_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    job = Job("kept")
+    job.run("ab", total=pen.sum("x"), ttl="1h")
+    with caplog.at_level(logging.WARNING):
+        job.run("a", total=pen.sum("x"), n=pen.count(), ttl="1h")
+    assert len([r for r in caplog.records if "is new" in r.getMessage()]) == 1
+
+
 def test_what_is_said_to_be_renamed_must_mean_the_same() -> None:
     job = Job("kept")
     job.run(total=pen.sum("x"))

@@ -143,17 +143,7 @@ def test_rows_behind_the_end_of_their_key_start_anew() -> None:
         h.kept.barrier()
         h.kept.advance("10m")
         h.push([a_row("a", 1), a_row("a", 1)])
-        first, again = h.kept.barrier().rows()
-        assert (first["op"], first["before"], first["after"]) == (
-            "delete",
-            {"rows": 1},
-            None,
-        )
-        assert (again["op"], again["before"], again["after"]) == (
-            "insert",
-            None,
-            {"rows": 2},
-        )
+        assert h.changes() == [("a", "update", {"rows": 1}, {"rows": 2})]
 
 
 def test_by_event_time_the_watermark_ends_a_key_and_rows_before_it_keep_it() -> None:
@@ -183,15 +173,47 @@ def test_a_key_whose_first_row_has_no_time_ends_by_its_later_ones() -> None:
         assert h.changes() == [("a", "delete", {"rows": 2}, None)]
 
 
-def test_a_row_that_is_older_than_the_time_to_live_comes_and_goes_in_one_epoch() -> None:
+def test_a_row_that_is_older_than_the_time_to_live_is_not_shown_but_counted() -> None:
     with totals(TIMED, ttl="10m", rows=pen.count()) as h:
         h.kept.watermark(60 * MINUTE)
         h.kept.barrier()
         h.push([a_row("a", 1, 0)])
         h.kept.watermark(61 * MINUTE)
-        came, went = h.kept.barrier().rows()
-        assert (came["op"], went["op"]) == ("insert", "delete")
-        assert fold([came, went], ["user"]) == {}
+        assert h.changes() == []
+        assert h.kept.counters["late_keys"] == 1
+        assert h.kept.state("partials").num_rows == 0
+
+
+def test_a_row_a_time_to_live_after_the_others_begins_another_life() -> None:
+    with totals(TIMED, ttl="10m", rows=pen.count()) as h:
+        h.push([a_row("a", 1, 0), a_row("a", 1, 9), a_row("a", 1, 19)])
+        assert h.changes() == [("a", "insert", None, {"rows": 1})]
+        h.push([a_row("a", 1, 40), a_row("a", 1, 41)])
+        assert h.changes() == [("a", "update", {"rows": 1}, {"rows": 2})]
+
+
+def test_rows_join_an_earlier_life_to_a_later_one() -> None:
+    with totals(TIMED, ttl="10m", rows=pen.count()) as h:
+        h.push([a_row("a", 1, 0), a_row("a", 1, 18)])
+        assert h.changes() == [("a", "insert", None, {"rows": 1})]
+        assert h.kept.state("earlier-lives").num_rows == 1
+        h.push([a_row("a", 1, 9)])
+        assert h.changes() == [("a", "update", {"rows": 1}, {"rows": 3})]
+        assert h.kept.state("earlier-lives").num_rows == 0
+
+
+def test_earlier_lives_are_kept_only_while_rows_may_join_them() -> None:
+    with totals(TIMED, ttl="10m", rows=pen.count()) as h:
+        h.push([a_row("a", 1, 0), a_row("a", 1, 30), a_row("b", 1, 0), a_row("b", 1, 60)])
+        h.kept.barrier()
+        assert h.kept.state("earlier-lives").num_rows == 2
+        h.push([a_row("a", 1, 31)])
+        h.kept.watermark(10 * MINUTE)
+        assert h.changes() == [("a", "update", {"rows": 1}, {"rows": 2})]
+        assert h.kept.state("earlier-lives").to_pylist()[0]["user"] == "b"
+        h.kept.watermark(70 * MINUTE)
+        assert [change[:2] for change in h.changes()] == [("a", "delete"), ("b", "delete")]
+        assert h.kept.state("earlier-lives").num_rows == 0
 
 
 def test_the_end_of_data_is_no_time_that_passes() -> None:
