@@ -233,6 +233,13 @@ def test_an_exception_in_the_block_is_told_how_the_job_ended() -> None:
     assert "no such number" in caught.value.__notes__[0]
 
 
+def test_a_job_is_not_started_twice() -> None:
+    with running(numbers()) as job:
+        with pytest.raises(UserError, match="'numbers' was started already"):
+            job.start()
+        assert job.is_running
+
+
 def test_a_job_shows_itself_in_a_line() -> None:
     job = numbers(count=10, rate=None).start_in_process("memory:")
     job.wait(LIMIT_SECONDS)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, Self, TypeAlias
 
 from penstock.core.clock import to_micros
@@ -92,10 +92,14 @@ class RunningJob:
         return not self._ended.is_set()
 
     def start(self) -> Self:
-        """Start the job, and return when it is claimed; raise what prevents that."""
+        """Start the job, once, and return when it is claimed; raise what prevents that."""
+        if self._thread.ident is not None:
+            raise UserError(
+                f"job {self._name!r} was started already: ask the pipeline for another one",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        _stop_at_exit()
         with _RUNNING_LOCK:
-            if not _RUNNING:
-                _stop_at_exit()
             _RUNNING.add(self)
         self._thread.start()
         try:
@@ -258,8 +262,9 @@ _RUNNING: set[RunningJob] = set()
 _RUNNING_LOCK = threading.Lock()
 
 
+@cache
 def _stop_at_exit() -> None:
-    """Have running jobs stopped when the program ends."""
+    """Have running jobs stopped when the program ends; once is enough."""
     # The public hook, `atexit`, comes only after the pools have waited for their threads.
     register: Callable[[Callable[[], None]], object] = getattr(
         threading, "_register_atexit", atexit.register
