@@ -9,6 +9,7 @@ expressions (Polars expressions, names of columns, or values) into Polars expres
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, TypeAlias
 
 import polars as pl
@@ -369,3 +370,37 @@ def to_expressions(
     """Return expressions, those with a name behind the others."""
     aliased = [to_expression(value).alias(name) for name, value in named.items()]
     return [*map(to_expression, values), *aliased]
+
+
+def to_keys(
+    columns: Sequence[Any], named: Mapping[str, ExpressionLike], known: Sequence[str]
+) -> tuple[list[Any], list[pl.Expr]]:
+    """Return the columns that make up a key, and the expressions that compute some of them.
+
+    A computed key gets its keyword or alias as name. Without one it would have the name of a
+    column that it is computed from, and replace it: then it is called "key", or "key_2" and so
+    on if there is such a column.
+    """
+    keys: list[Any] = []
+    computed: list[pl.Expr] = []
+    taken = {*known, *named}
+    flat = [o for one in columns for o in (one if isinstance(one, list | tuple) else [one])]
+    for one in flat:
+        if not isinstance(one, pl.Expr) or one.meta.is_column_selection():
+            keys.append(one)
+            continue
+        name = None if one.meta.has_multiple_outputs() else one.meta.output_name()
+        if name is None or name in known:
+            name = next(n for n in _key_names() if n not in taken)
+        taken.add(name)
+        keys.append(name)
+        computed.append(one.alias(name))
+    for name, value in named.items():
+        keys.append(name)
+        computed.append(to_expression(value).alias(name))
+    return keys, computed
+
+
+def _key_names() -> Iterator[str]:
+    yield "key"
+    yield from (f"key_{number}" for number in count(2))

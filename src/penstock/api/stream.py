@@ -6,10 +6,10 @@ get automatic names; operators, sources and sinks are named by the user, because
 identity of state. Mistakes are gathered and raised all at once; see `penstock.api.gathering`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-import pyarrow as pa
+import polars as pl
 
 from penstock.api.event_time import EventTimeSteps
 from penstock.api.gathering import step
@@ -18,20 +18,20 @@ from penstock.api.graph_builder import (
     ExpressionLike,
     GraphBuilder,
     Port,
-    to_expression,
-    to_expressions,
+    to_keys,
 )
+from penstock.api.other_words import KEYED_HINTS, STREAM_HINTS, WINDOWED_HINTS
+from penstock.api.row_steps import RowSteps
 from penstock.api.windowing import Window, WindowStep, add_updating_aggregate
 from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
-from penstock.core.spellings import OnBad, renamed
+from penstock.core.spellings import OnBad, absent, renamed
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import MAIN, Exchange, OperatorSpec, Writable
 from penstock.operators.aggregates.aggregate import Aggregate
-from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
+from penstock.operators.expressions import with_columns_spec
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.stateless import UnionConfig, flat_map_spec, map_batches_spec
-from penstock.operators.udfs.specs import ResultSpec
+from penstock.operators.stateless import UnionConfig
 from penstock.operators.updating.changelog import (
     check_keys,
     check_plain_rows,
@@ -178,6 +178,11 @@ class WindowedStream:
         self._windows = windows
         """None for windows without a name: that mistake was noted."""
 
+    if not TYPE_CHECKING:  # A checker would take any name for an attribute.
+
+        def __getattr__(self, name):
+            raise absent("WindowedStream", name, WINDOWED_HINTS)
+
     @step(_broken)
     def aggregate(self, **aggregates: Aggregate) -> "Stream":
         """Compute results per key and window; each is named by its keyword.
@@ -200,7 +205,7 @@ class WindowedStream:
         return Stream(self.builder, *self._windows.add(aggregates))
 
 
-class Stream(AnyStream, EventTimeSteps):
+class Stream(AnyStream, RowSteps, EventTimeSteps):
     """The rows between two steps. Made by `Pipeline.read` and by steps."""
 
     def __init__(
@@ -210,79 +215,10 @@ class Stream(AnyStream, EventTimeSteps):
         self._sides = dict(sides or {})
         """The step's side outputs that another operator of the same step emits."""
 
-    @step(lambda stream: stream)
-    def filter(self, predicate: ExpressionLike) -> "Stream":
-        """Keep the rows for which a Polars expression is true.
+    if not TYPE_CHECKING:  # A checker would take any name for an attribute.
 
-        >>> import penstock as pen, polars as pl
-        >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1}]))
-        >>> first_pages = pages.filter(pl.col("page") < 10)
-        """
-        check_plain_rows("filter", self.builder.changelog_keys(self.port))
-        return self._then(filter_spec(to_expression(predicate)))
-
-    @step(_broken)
-    def select(self, *expressions: ExpressionLike, **named: ExpressionLike) -> "Stream":
-        """Replace the columns by computed ones, one row per row; text names a column.
-
-        >>> import penstock as pen, polars as pl
-        >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1, "ms": 5}]))
-        >>> pages.select("page", seconds=pl.col("ms") / 1000).schema.arrow.names
-        ['page', 'seconds']
-        """
-        return self._then(select_spec(*to_expressions(expressions, named)))
-
-    @step(_broken)
-    def with_columns(
-        self, *expressions: ExpressionLike, **named: ExpressionLike
-    ) -> "Stream":
-        """Add columns, or replace those of the same name.
-
-        >>> import penstock as pen, polars as pl
-        >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1, "ms": 5}]))
-        >>> pages.with_columns(seconds=pl.col("ms") / 1000).schema.arrow.names
-        ['page', 'ms', 'seconds']
-        """
-        return self._then(with_columns_spec(*to_expressions(expressions, named)))
-
-    @step(_broken)
-    def map_batches(
-        self,
-        function: Callable[..., Any],
-        *,
-        schema: StreamSchema | pa.Schema | None = None,
-    ) -> "Stream":
-        """Pass every batch through a function; give `schema` if it returns other columns.
-
-        The cuts between batches have no meaning: the result for a row must not depend on the
-        other rows of its batch. The function gets the type that its parameter is annotated
-        with.
-
-        >>> import penstock as pen, polars as pl
-        >>> def without_nulls(rows: pl.DataFrame) -> pl.DataFrame:
-        ...     return rows.drop_nulls()
-        >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1}]))
-        >>> whole = pages.map_batches(without_nulls)
-        """
-        return self._then(map_batches_spec(function, self._to_stream_schema(schema)))
-
-    @step(_broken)
-    def flat_map(
-        self,
-        function: Callable[..., Any],
-        *,
-        schema: StreamSchema | pa.Schema | None = None,
-    ) -> "Stream":
-        """Pass every batch through a function that returns or yields any number of them."""
-        return self._then(flat_map_spec(function, self._to_stream_schema(schema)))
-
-    @step(_broken, is_named=True)
-    def udf(self, name: str, declared: ResultSpec) -> "Stream":
-        """Add a column that a user-defined function computes: see `udf`, `async_udf`, `native_udf`.
-
-        The step needs a name because calls without an answer are kept in state under it.
-        """
-        return self._then(declared.to_operator_spec(), name=name)
+        def __getattr__(self, name):
+            raise absent("Stream", name, STREAM_HINTS)
 
     @step(_broken, is_named=True)
     def aggregate(
@@ -348,19 +284,31 @@ class Stream(AnyStream, EventTimeSteps):
         return Stream(self.builder, self.port.sent(Exchange.BROADCAST))
 
     @step(lambda stream: KeyedStream(stream.builder, BrokenPort()))
-    def key_by(self, *columns: str) -> "KeyedStream":
+    def key_by(
+        self, *columns: str | pl.Expr | Sequence[str], **named: ExpressionLike
+    ) -> "KeyedStream":
         """Send rows to the subtask that owns their key, for the stateful step that follows.
 
-        >>> import penstock as pen
-        >>> clicks = pen.Pipeline("p").read("clicks", pen.list_source([{"user": "ada"}]))
+        A key that is computed becomes a column of its keyword or alias, else of the name "key".
+
+        >>> import penstock as pen, polars as pl
+        >>> rows = pen.list_source([{"user": "ada", "n": 1}])
+        >>> clicks = pen.Pipeline("p").read("clicks", rows)
         >>> clicks.key_by("user").schema.key_columns
         ('user',)
+        >>> clicks.key_by("user", parity=pl.col("n") % 2).schema.key_columns
+        ('user', 'parity')
         """
-        if not columns:
+        if not columns and not named:
             raise UserError(
                 "key_by needs at least one column: name those that make up the key"
             )
-        return KeyedStream(self.builder, self.port.sent_by(columns))
+        known = self.port.schema.arrow.names
+        keys, computed = to_keys(columns, named, known)
+        stream: Stream = self._then(with_columns_spec(*computed)) if computed else self
+        return KeyedStream(
+            self.builder, stream.port.sent_by(stream._columns_named("key_by", keys))
+        )
 
     @step(_broken)
     def side_output(self, name: str) -> "Stream":
@@ -405,18 +353,14 @@ class Stream(AnyStream, EventTimeSteps):
             name, spec, [self.port], parallelism=parallelism, is_sink=True
         )
 
-    def _to_stream_schema(
-        self, schema: StreamSchema | pa.Schema | None
-    ) -> StreamSchema | None:
-        """Return a stream schema; rows keep their event time if the schema has its column."""
-        if schema is None or isinstance(schema, StreamSchema):
-            return schema
-        time_column = self.port.schema.time_column
-        return StreamSchema(schema, time_column if time_column in schema.names else None)
-
 
 class KeyedStream(AnyStream):
     """Rows that are sent by key: the input of a step with state per key. Made by `key_by`."""
+
+    if not TYPE_CHECKING:  # A checker would take any name for an attribute.
+
+        def __getattr__(self, name):
+            raise absent("KeyedStream", name, KEYED_HINTS)
 
     @step(_broken, is_named=True)
     def aggregate(

@@ -1,6 +1,5 @@
-"""Operators without state and without expressions: map_batches, flat_map, key_by, union."""
+"""Operators without state and without expressions: map_batches, map, rename, key_by, union."""
 
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -10,16 +9,56 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.batch import find_differences
-from penstock.core.rows import RowsLike
+from penstock.core.rows import is_pandas
 from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.graph.logical import OperatorSpec, UserFunction
+from penstock.core.spellings import OnBad, diverts_bad
+from penstock.errors import ErrorCode, PenstockError, SchemaError, UserError, did_you_mean
+from penstock.graph.logical import BAD, MAIN, OperatorSpec, UserFunction
 from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.frames import cast_back, check_convertible, conversion_for
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig, OperatorConfigT
 from penstock.operators.user_functions import pickle_function, unpickle_function
 
 BatchFunction: TypeAlias = Callable[[Any], Any]
+ERROR_COLUMN = "error"
+"""The column of the `BAD` side output besides the input's: why the call failed."""
+
+
+def bad_rows_of(stream: StreamSchema) -> dict[str, StreamSchema]:
+    """Return the side output of rows on which a function failed, with the reason."""
+    if ERROR_COLUMN in stream.arrow.names:
+        raise SchemaError(
+            f"the input has a column {ERROR_COLUMN!r}, which the {BAD!r} output adds: rename "
+            "the input's",
+            column=ERROR_COLUMN,
+        )
+    added = stream.arrow.append(pa.field(ERROR_COLUMN, pa.string()))
+    return {BAD: StreamSchema(added, stream.time_column, stream.key_columns)}
+
+
+def divert(
+    bad: pa.RecordBatch,
+    reasons: Sequence[str],
+    ctx: OperatorContext,
+    collector: ArrowCollector,
+) -> None:
+    """Emit rows to the `BAD` output with the reason of each, and count them."""
+    ctx.count("bad_rows", bad.num_rows)
+    columns: list[Any] = [*bad.columns, pa.array(reasons, pa.string())]
+    schema = ctx.outputs[BAD].arrow
+    collector.collect(pa.RecordBatch.from_arrays(columns, schema=schema), BAD)
+
+
+def check_columns(named: Iterable[str], known: Sequence[str], step: str) -> None:
+    """Refuse names that are no columns of a stream; all of them are told at once."""
+    unknown = [
+        f"there is no column {name!r}{did_you_mean(str(name), known)}"
+        for name in named
+        if name not in known
+    ]
+    if unknown:
+        raise SchemaError(f"{step} does not fit its input: {'; '.join(unknown)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +70,8 @@ class MapBatchesConfig(OperatorConfig):
     function: UserFunction
     schema: bytes | None = None
     """The result of `StreamSchema.to_bytes`; None if the output has the input's schema."""
+    on_bad: OnBad = "fail"
+    """Whether rows on which the function raises fail the epoch, or go to the `BAD` output."""
 
     @override
     def shown(self) -> Mapping[str, str]:
@@ -38,10 +79,31 @@ class MapBatchesConfig(OperatorConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class MapRowsConfig(MapBatchesConfig):
+    """The config of operators that call a function for every row."""
+
+    kind: ClassVar[str] = "map"
+
+
+@dataclass(frozen=True, slots=True)
 class FlatMapConfig(MapBatchesConfig):
     """The config of operators whose function gives any number of results per batch."""
 
     kind: ClassVar[str] = "flat_map"
+
+
+@dataclass(frozen=True, slots=True)
+class RenameConfig(OperatorConfig):
+    """The config of operators that give columns other names."""
+
+    kind: ClassVar[str] = "rename"
+
+    names: Mapping[str, str]
+    """The new name of each column that gets one."""
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return dict(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +126,37 @@ class UnionConfig(OperatorConfig):
     kind: ClassVar[str] = "union"
 
 
-def map_batches_spec(
-    function: BatchFunction, schema: StreamSchema | None = None
+def function_spec(
+    config: type[MapBatchesConfig],
+    function: BatchFunction,
+    schema: StreamSchema | None = None,
+    on_bad: OnBad = "fail",
 ) -> OperatorSpec:
-    """Compute one result per batch; `schema` if it has other columns than the input."""
+    """Call a function; `schema` if its results have other columns than the input."""
+    diverts_bad(on_bad, where=f"{config.kind}: ")
     stored = None if schema is None else schema.to_bytes()
-    return MapBatchesConfig(pickle_function(function), stored).to_operator_spec()
+    return config(pickle_function(function), stored, on_bad).to_operator_spec()
+
+
+def map_batches_spec(
+    function: BatchFunction, schema: StreamSchema | None = None, on_bad: OnBad = "fail"
+) -> OperatorSpec:
+    """Compute one result per batch."""
+    return function_spec(MapBatchesConfig, function, schema, on_bad)
 
 
 def flat_map_spec(
     function: BatchFunction, schema: StreamSchema | None = None
 ) -> OperatorSpec:
     """Compute any number of results per batch: the function returns or yields them."""
-    stored = None if schema is None else schema.to_bytes()
-    return FlatMapConfig(pickle_function(function), stored).to_operator_spec()
+    return function_spec(FlatMapConfig, function, schema)
 
 
 class MapBatches(Configured[MapBatchesConfig], ArrowOperator):
     """Calls a function for every batch.
 
-    The function gets a `pyarrow.RecordBatch`, or a `pyarrow.Table` or `polars.DataFrame` if its
-    first parameter is annotated so, and may return any of the three.
+    The function gets a `pyarrow.RecordBatch`, or what its first parameter is annotated with: a
+    `pyarrow.Table`, a Polars or a pandas `DataFrame`. It may return rows in any form.
     """
 
     def __init__(self, config: MapBatchesConfig) -> None:
@@ -95,25 +167,49 @@ class MapBatches(Configured[MapBatchesConfig], ArrowOperator):
                 f"{config.function.name!r} is a {type(function).__name__}, not a function",
                 code=ErrorCode.UDF_INVALID,
             )
-        self._function = function
-        self._convert = _conversion_for(function)
+        self.function: Callable[..., Any] = function
+        self._convert = conversion_for(function)
         declared = config.schema
         self._schema = None if declared is None else StreamSchema.from_bytes(declared)
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return what was declared, else the input's."""
+        check_convertible(self._convert, inputs[0].arrow, self.config.function.name)
         return self._schema or inputs[0]
+
+    @override
+    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
+        """Return the stream of rows on which the function failed, if they are diverted."""
+        return bad_rows_of(inputs[0]) if self.config.on_bad == "divert" else {}
 
     @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        collector.collect(self.call(batch))
+        """Emit the function's result; halve a batch on which it fails to find the bad rows.
+
+        That is correct because the cuts between batches have no meaning. It takes about
+        log2(rows) more calls per bad row.
+        """
+        try:
+            result = self.call(batch)
+        except Exception as error:
+            if self.config.on_bad == "fail" or isinstance(error, PenstockError):
+                raise
+            if batch.num_rows == 1:
+                divert(batch, [f"{type(error).__name__}: {error}"], ctx, collector)
+                return
+        else:
+            collector.collect(cast_back(result, ctx.outputs[MAIN].arrow))
+            return
+        middle = batch.num_rows // 2
+        self.process_batch(batch.slice(0, middle), ctx, collector)
+        self.process_batch(batch.slice(middle), ctx, collector)
 
     def call(self, batch: pa.RecordBatch) -> Any:
         """Return what the function makes of some rows."""
-        return self._function(self._convert(batch))
+        return self.function(self._convert(batch))
 
 
 class FlatMap(MapBatches):
@@ -126,15 +222,53 @@ class FlatMap(MapBatches):
         """Emit the function's results as they come."""
         results = self.call(batch)
         # Batches and frames are iterable too, column by column: they are one result.
-        is_single = isinstance(results, pa.RecordBatch | pa.Table | pl.DataFrame)
-        if is_single or not isinstance(results, Iterable):
+        is_single = isinstance(results, pa.RecordBatch | pa.Table | pl.DataFrame | Mapping)
+        if is_single or is_pandas(results) or not isinstance(results, Iterable):
             raise UserError(
                 f"{self.display()} returned a {type(results).__name__}: return a list of "
                 "batches or yield them, or use map_batches for exactly one",
                 code=ErrorCode.UDF_INVALID,
             )
         for rows in results:
-            collector.collect(rows)
+            collector.collect(cast_back(rows, ctx.outputs[MAIN].arrow))
+
+
+class MapRows(MapBatches):
+    """Calls a function for every row, a dictionary, which returns another one."""
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit the function's results; a row without its columns is the function's mistake."""
+        names = set(ctx.outputs[MAIN].arrow.names)
+        good: list[Mapping[str, Any]] = []
+        bad: dict[int, str] = {}
+        for index, row in enumerate(batch.to_pylist()):
+            try:
+                result = self.function(row)
+            except Exception as error:
+                if self.config.on_bad == "fail" or isinstance(error, PenstockError):
+                    raise
+                bad[index] = f"{type(error).__name__}: {error}"
+                continue
+            if not isinstance(result, Mapping) or result.keys() != names:
+                self._refuse(result, sorted(names))
+            good.append(result)
+        if good:
+            collector.collect(good)
+        if bad:
+            divert(batch.take(pa.array(list(bad))), list(bad.values()), ctx, collector)
+
+    def _refuse(self, result: Any, names: list[str]) -> None:
+        found = f"a {type(result).__name__}"
+        if isinstance(result, Mapping):
+            found = f"a dictionary of ({', '.join(map(str, result))})"
+        raise UserError(
+            f"{self.display()} returned {found}: return a dictionary of exactly the columns "
+            f"({', '.join(names)}), or give the columns as schema={{…}}; filter drops rows",
+            code=ErrorCode.UDF_INVALID,
+        )
 
 
 class _PassOn(Configured[OperatorConfigT], ArrowOperator):
@@ -163,6 +297,32 @@ class KeyBy(_PassOn[KeyByConfig]):
         return inputs[0].keyed_by(*self.config.columns)
 
 
+class Rename(Configured[RenameConfig], ArrowOperator):
+    """Gives columns other names; their roles go with them."""
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the input under the new names; unknown columns are refused."""
+        stream, names = inputs[0], self.config.names
+        check_columns(names, stream.arrow.names, "rename")
+        fields = [
+            field.with_name(names.get(field.name, field.name)) for field in stream.arrow
+        ]
+        time = stream.time_column
+        return StreamSchema(
+            pa.schema(fields).with_metadata(stream.arrow.metadata or {}),
+            None if time is None else names.get(time, time),
+            tuple(names.get(key, key) for key in stream.key_columns),
+        )
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        schema = ctx.outputs[MAIN].arrow
+        collector.collect(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+
+
 class Union(_PassOn[UnionConfig]):
     """Passes on the rows of all inputs; their order among each other is arbitrary."""
 
@@ -189,21 +349,3 @@ class Union(_PassOn[UnionConfig]):
             )
         has_one_key = all(other.key_columns == first.key_columns for other in inputs)
         return first if has_one_key else first.keyed_by()
-
-
-def _conversion_for(function: BatchFunction) -> Callable[[pa.RecordBatch], RowsLike]:
-    """Return the function that converts a batch into the annotated type of rows."""
-    target: Any = function
-    if not hasattr(function, "__annotations__"):
-        target = type(function).__call__
-    try:
-        hints = typing.get_type_hints(target)
-    except (NameError, TypeError, AttributeError):
-        hints = getattr(target, "__annotations__", {})
-    first = next((hint for name, hint in hints.items() if name != "return"), None)
-    wanted = str(first).strip("'<>")
-    if wanted.endswith("DataFrame"):
-        return pl.DataFrame
-    if wanted.endswith("Table"):
-        return lambda batch: pa.Table.from_batches([batch])
-    return lambda batch: batch

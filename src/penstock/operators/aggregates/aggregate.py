@@ -33,7 +33,7 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.operators.aggregates.compiled import Kind, Reduction
 from penstock.operators.aggregates.frames import decoded, frame_schema
-from penstock.operators.expressions import derive_types
+from penstock.operators.expression_checks import derive_types
 from penstock.state.tables.column_groups import Meaning
 
 DIALECT = f"polars {pl.__version__}"

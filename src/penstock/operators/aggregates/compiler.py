@@ -17,7 +17,7 @@ from penstock.operators.aggregates.aggregate import DIALECT, Aggregate
 from penstock.operators.aggregates.compiled import CompiledAggregate, other_column
 from penstock.operators.aggregates.frames import frame_schema, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
-from penstock.operators.expressions import (
+from penstock.operators.expression_checks import (
     find_unknown_columns,
     show_types,
     to_arrow_field,

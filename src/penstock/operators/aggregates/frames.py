@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from penstock.core.arrow_types import relay, stored_type, why_not_in_polars
 from penstock.errors import SchemaError
-from penstock.operators.expressions import derive_types, to_array
+from penstock.operators.expression_checks import derive_types
+from penstock.operators.expressions import to_array
 
 ALL_ROWS = "all_rows"
 """The key column that a stream without a key gets: every row has the same value."""

@@ -24,6 +24,7 @@ from penstock.graph.logical import BAD, MAIN
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
+from penstock.operators.stateless import ERROR_COLUMN, bad_rows_of, divert
 from penstock.operators.udfs.specs import AsyncUdfSpec, ResultSpec, UdfSpec
 from penstock.operators.user_functions import to_failure, unpickle_function
 
@@ -31,9 +32,6 @@ ResultArray: TypeAlias = "pa.Array[Any]"
 ResultSpecT = TypeVar("ResultSpecT", bound=ResultSpec)
 
 _SHOWN_CHARACTERS = 200
-
-ERROR_COLUMN = "error"
-"""The column of the `BAD` side output besides the input's: why the call failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +121,10 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
             for name in spec.inputs
             if name not in schema.names
         ]
-        if spec.output in schema.names:
+        if spec.output in schema.names and not spec.replaces:
             problems.append(
-                f"its input has a column {spec.output!r} already: name another output"
+                f"its input has a column {spec.output!r} already: name another output, or name "
+                f"this one, output={spec.output!r}, to replace it"
             )
         if spec.on_bad == "divert" and ERROR_COLUMN in schema.names:
             problems.append(
@@ -137,17 +136,27 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
                 f"UDF {spec.name!r} does not fit its input:\n  " + "\n  ".join(problems),
                 udf=spec.name,
             )
-        added = schema.append(pa.field(spec.output, spec.return_type))
-        return StreamSchema(added, stream.time_column, stream.key_columns)
+        added = pa.field(spec.output, spec.return_type)
+        at = schema.get_field_index(spec.output)
+        if at < 0:
+            return StreamSchema(
+                schema.append(added), stream.time_column, stream.key_columns
+            )
+        # As with an expression: rows came to their subtask by the old value of a key column.
+        time, keys = stream.time_column, stream.key_columns
+        is_no_time = time == spec.output and not pa.types.is_timestamp(added.type)
+        return StreamSchema(
+            schema.set(at, added),
+            None if is_no_time else time,
+            () if spec.output in keys else keys,
+        )
 
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
         """Return the stream of rows whose call failed, if they do not fail the epoch."""
         if self.config.on_bad == "fail":
             return {}
-        stream = inputs[0]
-        added = stream.arrow.append(pa.field(ERROR_COLUMN, pa.string()))
-        return {BAD: StreamSchema(added, stream.time_column, stream.key_columns)}
+        return bad_rows_of(inputs[0])
 
     def is_row_fault(self, error: BaseException) -> bool:
         """Return whether a failed call only sends its row to the side output.
@@ -188,17 +197,23 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
             is_good[list(errors)] = False
             good = batch.filter(pa.array(is_good))
             bad = batch.filter(pa.array(~is_good))
-            reasons = pa.array([errors[index] for index in sorted(errors)], pa.string())
-            ctx.count("bad_rows", len(errors))
-            collector.collect(_with_column(bad, ctx.outputs[BAD], reasons), BAD)
+            divert(bad, [errors[index] for index in sorted(errors)], ctx, collector)
         if good.num_rows:
-            collector.collect(_with_column(good, ctx.outputs[MAIN], evaluation.values))
+            output = self.config.output
+            rows = _with_column(good, ctx.outputs[MAIN], output, evaluation.values)
+            collector.collect(rows)
 
 
 def _with_column(
-    batch: pa.RecordBatch, stream: StreamSchema, column: ResultArray
+    batch: pa.RecordBatch, stream: StreamSchema, name: str, column: ResultArray
 ) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=stream.arrow)
+    columns: list[Any] = [*batch.columns]
+    at = batch.schema.get_field_index(name)
+    if at < 0:
+        columns.append(column)
+    else:
+        columns[at] = column
+    return pa.RecordBatch.from_arrays(columns, schema=stream.arrow)
 
 
 class RowUdf(ColumnOperator[UdfSpec]):

@@ -107,5 +107,7 @@ def build_call_udf(
             udf=config.udf,
         )
     inputs = declared.inputs if config.inputs is None else config.inputs
-    spec = replace(declared, inputs=inputs, output=config.output or declared.output)
+    output = config.output or declared.output
+    replaces = declared.replaces or config.output is not None
+    spec = replace(declared, inputs=inputs, output=output, replaces=replaces)
     return registry.construct(spec.to_operator_spec()).operator

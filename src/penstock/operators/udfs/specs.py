@@ -42,6 +42,8 @@ class ResultSpec(OperatorConfig):
     """The type of that column, as an Arrow schema of one field."""
     on_bad: OnBad = "fail"
     """Whether a call that raises fails the epoch, or sends its row to the `BAD` output."""
+    replaces: bool = False
+    """Whether a column of the name `output` is replaced: only if the user named it."""
 
     def __post_init__(self) -> None:
         problems = self.find_problems()
@@ -284,6 +286,7 @@ def _column(
         "name": name,
         "inputs": _names(inputs),
         "output": output or name,
+        "replaces": output is not None,
         "returns": pa.schema([pa.field("result", returns)]).serialize().to_pybytes(),
     }
 

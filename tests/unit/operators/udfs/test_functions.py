@@ -259,7 +259,7 @@ def test_all_problems_with_the_input_are_reported_at_once() -> None:
         _by_row,
         returns=pa.int64(),
         inputs=["width", "height"],
-        output="error",
+        name="error",
         on_bad="divert",
     )
     with pytest.raises(SchemaError) as caught:

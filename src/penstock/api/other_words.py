@@ -1,0 +1,142 @@
+"""Words that other libraries have for steps: what a stream answers to each of them.
+
+A name that does not exist is still no attribute, so `hasattr` is false and tools that look for
+optional methods are not misled. The error says what there is instead. Written for people who
+come from Spark, Polars, pandas or Flink.
+"""
+
+_BY_KEY = (
+    "key_by(…) sends rows by key; behind it come aggregate(…) for results that are updated, "
+    "window(…).aggregate(…) for results per window, or process(…)"
+)
+_TOTAL = (
+    'results over rows are aggregates: key_by(…).aggregate("a-name", n=pen.count(), '
+    's=pen.sum("column")), or behind window(…)'
+)
+_NO_JOIN = (
+    "there is no join yet: process(name, operator, other) gives the rows of two streams, keyed "
+    "alike, to an operator of your own; docs/operators.md shows one"
+)
+_NO_UNIQUE = (
+    "there is no such step yet: an operator of your own keeps the keys that it has seen in a "
+    'keyed table; docs/operators.md shows one. Or take key_by(…).aggregate("a-name", n=pen.count())'
+)
+_LOOK = (
+    "preview(n) runs the pipeline up to here over a few rows; write(name, pen.list_sink(…)) "
+    "collects all of them"
+)
+_NO_ORDER = (
+    "a stream has no end and no order: windows close in order of time, and pen.first, pen.last, "
+    "pen.min and pen.max choose rows"
+)
+_WRITE = (
+    'write("a-name", sink) ends a stream, with a sink such as pen.files(folder, "parquet")'
+)
+
+_BY_HINT: dict[str, tuple[str, ...]] = {
+    _BY_KEY: ("group_by", "groupBy", "groupby", "keyBy", "partition_by", "partitionBy"),
+    _TOTAL: ("agg", "count", "sum", "min", "max", "mean", "avg", "reduce", "fold"),
+    _NO_JOIN: ("join", "merge", "crossJoin", "join_asof", "connect", "coGroup", "lookup"),
+    _NO_UNIQUE: (
+        *("unique", "distinct", "n_unique", "dedup", "deduplicate", "drop_duplicates"),
+        *("dropDuplicates", "dropDuplicatesWithinWatermark"),
+    ),
+    _LOOK: (
+        *("show", "head", "limit", "take", "tail", "collect", "fetch", "first", "sample"),
+        *("to_pandas", "toPandas", "to_polars", "to_arrow", "toArrow", "describe"),
+    ),
+    _NO_ORDER: ("sort", "sort_values", "order_by", "orderBy", "rank", "shift", "diff"),
+    _WRITE: (
+        *("sink", "sink_parquet", "sink_csv", "write_parquet", "write_csv", "to_parquet"),
+        *("to_csv", "writeStream", "addSink", "add_sink", "insert_into", "sink_to", "save"),
+    ),
+    'write("a-name", pen.stdout()) prints rows': ("print", "pprint"),
+    "filter(…) keeps rows": ("where", "query", "drop_nulls", "dropna"),
+    "with_columns(…) adds or replaces columns": (
+        *(
+            "withColumn",
+            "withColumns",
+            "with_column",
+            "assign",
+            "fill_null",
+            "fillna",
+            "cast",
+        ),
+        *("astype", "selectExpr", "eval"),
+    ),
+    'rename({"old": "new"}) renames columns': ("withColumnRenamed", "withColumnsRenamed"),
+    "map(…) takes a function of one row, map_batches(…) of many, which is much faster": (
+        *(
+            "apply",
+            "map_rows",
+            "mapInPandas",
+            "mapInArrow",
+            "mapPartitions",
+            "map_partitions",
+        ),
+        *("transform", "pipe", "for_each", "map_elements"),
+    ),
+    "flat_map(…) turns batches into any number of batches": (
+        "explode",
+        "flatMap",
+        "unnest",
+    ),
+    "write(name, pen.for_each_epoch(…)) calls a function with every epoch's rows": (
+        *("foreach", "foreachBatch", "foreach_batch"),
+    ),
+    "window(name, pen.tumbling(…)) cuts rows into windows": (
+        *("rolling", "resample", "group_by_dynamic", "tumble", "tumbling", "sliding"),
+        *("windowAll", "timeWindow"),
+    ),
+    "watermark(name, column, delay=…) sets event time": (
+        *("withWatermark", "with_watermark", "assign_timestamps_and_watermarks"),
+        *("assignTimestampsAndWatermarks",),
+    ),
+    "union(…) merges streams of the same columns": (
+        "concat",
+        "append",
+        "unionAll",
+        "vstack",
+    ),
+    "rebalance(parallelism=…) spreads rows over subtasks": (
+        *("repartition", "coalesce", "shuffle", "rescale"),
+    ),
+    "schema.arrow has the columns and their types": (
+        *("columns", "dtypes", "printSchema", "collect_schema", "names"),
+    ),
+}
+STREAM_HINTS = {name: hint for hint, names in _BY_HINT.items() for name in names}
+"""What to use instead of a name that `Stream` does not have."""
+
+_BEFORE = "put it before key_by: rows are sent by key only to the step behind it"
+_STATELESS = (
+    *(
+        "filter",
+        "select",
+        "with_columns",
+        "rename",
+        "drop",
+        "map",
+        "map_batches",
+        "flat_map",
+    ),
+    *("udf", "union", "rebalance", "broadcast", "watermark", "side_output", "to_debezium"),
+)
+KEYED_HINTS = {
+    **STREAM_HINTS,
+    **dict.fromkeys(_STATELESS, _BEFORE),
+    "write": (
+        "key_by only says where rows go: put aggregate(…), window(…) or process(…) behind it and "
+        "write what that returns, or write before key_by"
+    ),
+    "key_by": "name all columns of the key in one key_by(…)",
+}
+"""The same for `KeyedStream`."""
+
+WINDOWED_HINTS = {
+    **dict.fromkeys(
+        (*STREAM_HINTS, *_STATELESS, "write", "process", "preview", "key_by", "schema"),
+        "say what to compute first, with aggregate(n=pen.count(), …), which returns a stream",
+    ),
+}
+"""The same for `WindowedStream`."""
