@@ -114,6 +114,12 @@ def release_origin(attempt: Attempt) -> object:
     return driver.checkpoints.release_origin(driver.claim)
 
 
+def leave(attempt: Attempt) -> object:
+    driver = attempt.driver()
+    driver.checkpoints.leave(driver.claim)
+    return driver.claim
+
+
 def release_restore(attempt: Attempt) -> object:
     driver = attempt.driver()
     driver.checkpoints.release_honoured_restores(driver.claim)

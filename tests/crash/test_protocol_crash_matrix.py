@@ -56,6 +56,7 @@ from tests.crash.protocol_workflows import (
     branch,
     collect,
     four_epochs,
+    leave,
     nothing,
     pin,
     publish_and_commit,
@@ -90,6 +91,7 @@ MATRIX: list[tuple[Workflow, Callable[[], Past]]] = [
     (branch, four_epochs),
     (release_origin, an_outgrown_branch),
     (release_restore, an_honoured_restore),
+    (leave, four_epochs),
 ]
 
 
@@ -190,6 +192,8 @@ def check_outcome(workflow: Workflow, trial: Trial, attempt: Attempt) -> None:
         assert SAVEPOINT in {pin.name for pin in checkpoints_in(store).pins()}
     elif workflow is unpin:
         assert SAVEPOINT not in {pin.name for pin in checkpoints_in(store).pins()}
+    elif workflow is leave:
+        assert checkpoints_in(store).running() is None
     elif workflow is branch:
         assert a_driver(MemoryStore(stored_objects(store)), job=BRANCH).next_epoch == 3
     elif workflow in (publish_and_commit, restore_and_publish):

@@ -1,8 +1,7 @@
 """`checkpoints`: a job's epochs, for people to look at, keep, branch, read and tidy up.
 
-Looking claims nothing and disturbs nobody. What changes something goes through the ledger of the
-protocol, so all of it is safe beside a driver that runs: a driver that has claimed the job keeps
-it, whatever is pinned, branched or collected here.
+Looking claims nothing and disturbs nobody. What is pinned, branched and collected goes through the
+ledger of the protocol, so it is safe beside a driver that runs. Only `restore` claims the job.
 """
 
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import pyarrow as pa
 from penstock.api.epoch_list import (
     Collected,
     EpochList,
+    Restored,
     Savepoint,
     StoredEpoch,
 )
@@ -70,7 +70,7 @@ def checkpoints(url: StorePlace, job: str, **store_options: Any) -> "Checkpoints
 
 
 class Checkpoints:
-    """The epochs of one job. It holds no claim: every method reads what is there at that moment.
+    """The epochs of one job. It keeps no claim: every method reads what is there at that moment.
 
     An `epoch` argument is a number, the name of a savepoint, or None for the newest.
     """
@@ -152,6 +152,35 @@ class Checkpoints:
         branch = JobId(job)
         self._job.branch(branch, self._named(epoch))
         return Checkpoints(JobCheckpoints(self._job.store, branch, self._job.clock))
+
+    def restore(self, epoch: int | str, *, force: bool = False) -> Restored:
+        """Have the next start of the job go on from an epoch, whatever was restored before.
+
+        This claims the job: a driver that runs would stop. So it is refused if one may run,
+        unless `force` is given. `restore=` of `run` does the same, but once.
+        """
+        plan = self._job.plan_restore(self._named(epoch))
+        running = self._job.running()
+        if running is not None and not force:
+            raise StateError(
+                f"a driver of job {self._job.job!r} (generation {running.generation}) has not "
+                "said that it ended: it has died, or it still runs, and a restore would stop "
+                "it. Nothing was changed; stop it first, or pass force=True",
+                code=ErrorCode.NOT_RESTORABLE,
+                job=str(self._job.job),
+            )
+        taken = self._job.take_over(restore=plan.ref)
+        if isinstance(taken, Fenced):
+            raise StateError(
+                f"a driver has claimed job {self._job.job!r} while epoch {plan.ref.epoch} was "
+                "being restored, and may have gone on without it: stop it and try again",
+                code=ErrorCode.NOT_RESTORABLE,
+                job=str(self._job.job),
+            )
+        self._job.leave(taken.claim)
+        return Restored(
+            int(plan.ref.epoch), tuple(int(ref.epoch) for ref in plan.abandoned)
+        )
 
     def collect(self, keep: RetentionLike | None = None) -> Collected:
         """Give up all epochs but those to keep, and delete what only they needed.

@@ -155,3 +155,19 @@ class Collected:
     def __str__(self) -> str:
         given_up = ", ".join(map(str, self.epochs)) or "none"
         return f"epochs given up: {given_up}; objects deleted: {self.deleted_objects}"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore will do at the job's next start."""
+
+    epoch: int
+    """The epoch that the job goes on from."""
+    abandoned: tuple[int, ...]
+    """The epochs that do not count from then on, newest first."""
+
+    def __str__(self) -> str:
+        abandoned = ", ".join(map(str, self.abandoned)) or "none"
+        return (
+            f"the next start goes on from epoch {self.epoch}; abandoned epochs: {abandoned}"
+        )

@@ -164,6 +164,19 @@ class JobCheckpoints:
         """Read the newest claim; None for a job that does not exist."""
         return self._run(read_newest_claim(self.job))
 
+    def leave(self, claim: ClaimRecord) -> None:
+        """Note that the driver of a claim has ended."""
+        self._run(takeover.leave(claim))
+
+    def last_restore(self) -> CheckpointRef | None:
+        """Return what the job was last asked to restore, whether or not that is done."""
+        claim = self.newest_claim()
+        return None if claim is None else claim.last_restore
+
+    def running(self) -> ClaimRecord | None:
+        """Return the newest claim if its driver may still run; it may also have died."""
+        return self._run(takeover.find_running(self.job))
+
     def release_origin(self, claim: ClaimRecord) -> bool:
         """Remove a branch's pin on its origin, once `collect` returned `needs_origin=False`."""
         return self._run(restoring.release_origin(self._actor(claim.job), claim))

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as pen
 from penstock.api.epoch_list import EpochList
-from penstock.core.ids import SavepointName
+from penstock.core.ids import JobId, SavepointName
 from penstock.errors import CorruptStateError, ErrorCode, StateError, UserError
 from penstock.operators import (
     ArrowOperator,
@@ -208,6 +208,33 @@ def test_what_a_restore_needs_is_unpinned_only_by_force() -> None:
     with pytest.raises(StateError, match="for a restore under way"):
         job.unpin("restore-x")
     job.unpin("restore-x", force=True)
+
+
+def test_a_restore_by_hand_goes_back_though_it_was_done_before() -> None:
+    store, job = a_shop()
+    shop().run_in_process(store, restore=1)
+    made = job.restore(1)
+    assert made.epoch == 1
+    assert str(made).startswith("the next start goes on from epoch 1; abandoned epochs: ")
+    before = job.list()
+    assert shop().check(store).epoch == 1
+    shop().run_in_process(store, restore=1)
+    assert len(job.list()) > len(before)
+    assert {e.epoch for e in job.list() if e.is_abandoned} >= set(made.abandoned)
+    assert totals(job.read("spent", "partials")) == {"ada": 8, "bob": 5, "zoë": 9}
+
+
+def test_a_restore_by_hand_does_not_stop_a_driver_that_may_run_unless_forced() -> None:
+    store, job = a_shop()
+    inner = JobCheckpoints(store, JobId("shop"))
+    inner.take_over()
+    before = stored_objects(store)
+    with pytest.raises(StateError, match="stop it first, or pass force=True"):
+        job.restore(1)
+    assert_nothing_was_changed(before, store)
+    assert job.restore(1, force=True).epoch == 1
+    with pytest.raises(StateError, match="epoch 99 of shop does not exist"):
+        job.restore(99)
 
 
 def test_a_collection_tells_what_it_gave_up_and_takes_any_rule_of_retention() -> None:

@@ -50,7 +50,11 @@ from penstock.runtime.driver.policies import decide_restart, is_transient
 from penstock.runtime.driver.publish import JobState
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.driver.signals import StoppedNow
-from penstock.runtime.driver.start import find_finished
+from penstock.runtime.driver.start import (
+    find_finished,
+    prepare_restore,
+    warn_of_running,
+)
 from penstock.runtime.plan.epoch_plan import known_inputs
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.protocol.retention import Epochs
@@ -92,6 +96,8 @@ class JobDriver:
         self._last_started_micros = 0
         self._restore: Epochs | None = None
         self._finished: CheckpointManifest | None = None
+        self._has_looked = False
+        """Whether it was looked for other drivers, before the first claim."""
 
     def request_stop(self, mode: StopMode = StopMode.CHECKPOINT) -> None:
         """Request a stop; a later, more urgent request replaces an earlier one."""
@@ -134,6 +140,8 @@ class JobDriver:
         environment = self._environment
         with ExitStack() as closing:
             closing.callback(environment.executor.close)
+            if self._session is not None:
+                closing.callback(self._session.leave)  # when nothing of it works any more
             closing.callback(environment.side_work.close)
             if self._session is not None:
                 closing.callback(self._session.close)
@@ -157,6 +165,7 @@ class JobDriver:
         self._attempt(self._start)
 
     def _start(self) -> None:
+        self._restore = prepare_restore(self._environment, self._restore)
         if self._restore is None:
             self._finished = find_finished(self._environment)
         if self._finished is not None:
@@ -168,6 +177,9 @@ class JobDriver:
             self._session.check_ownership()
             self._session.close()
         self._environment.executor.recover()
+        if not self._has_looked:
+            warn_of_running(self._environment)
+            self._has_looked = True
         limit = self._environment.settings.restarts.max_restarts
         session = JobSession.start(
             self._environment,

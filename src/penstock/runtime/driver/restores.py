@@ -1,5 +1,8 @@
 """Restores: which epoch a start goes back to, and what it tells about output that has left.
 
+A program may name the epoch to restore, and be started again and again. So a restore is done
+once: if the job was last restored to that very epoch, it goes on instead.
+
 A restore cannot take back the output of the epochs that it abandons; a warning names them.
 """
 
@@ -18,6 +21,29 @@ from penstock.state.protocol.restoring import RestorePlan
 from penstock.state.protocol.retention import Epochs
 
 _log = logging.getLogger(__name__)
+
+
+def is_done(checkpoints: JobCheckpoints, restore: Epochs) -> bool:
+    """Return whether the job was last restored to this very epoch, or was asked to be."""
+    last = checkpoints.last_restore()
+    if last is None:
+        return False
+    if restore.number is not None:  # known by its number, even if it is not kept any more
+        return last.epoch == restore.number
+    return checkpoints.plan_restore(restore).ref == last
+
+
+def tell_done(checkpoints: JobCheckpoints, restore: Epochs) -> str | None:
+    """Return why a restore is not done again; None if it is still in force, and so will be."""
+    last = checkpoints.last_restore()
+    if last is None or checkpoints.base() == last:
+        return None
+    named = repr(str(restore.savepoint)) if restore.savepoint else str(last.epoch)
+    return (
+        f"restore={named} is not done again: job {str(last.job)!r} was restored to epoch "
+        f"{last.epoch} before, and goes on from its newest epoch. To go back once more, call "
+        f"restore({named}) of pen.checkpoints(…)"
+    )
 
 
 def find_restored(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import CheckpointBarrier
-from penstock.errors import StorageError, UnknownOutcomeError
+from penstock.errors import PenstockError, StorageError, UnknownOutcomeError
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress, StopMode
@@ -141,6 +141,13 @@ class JobSession:
         """Release the driver's own instances of sinks and sources."""
         self._sinks.release()
         self.planner.release()
+
+    def leave(self) -> None:
+        """Note that this driver has ended. It may fail: a successor is then warned for nothing."""
+        try:
+            self.checkpoints.leave(self.claim)
+        except PenstockError as error:
+            _log.debug("that the driver has ended could not be noted: %s", error)
 
     def check_ownership(self) -> None:
         """Raise `FencedError` if a newer driver has claimed the job."""

@@ -25,11 +25,23 @@ from penstock.operators.operator import (
 from penstock.operators.splits import SplitState
 from penstock.operators.user_functions import to_failure
 from penstock.runtime.driver.environment import JobEnvironment
-from penstock.runtime.driver.fitness import Fate, StartCheck, decide_fates, misfit_error
+from penstock.runtime.driver.fitness import (
+    Fate,
+    StartCheck,
+    decide_fates,
+    misfit_error,
+    shown_time,
+)
 from penstock.runtime.driver.outcomes import fenced_error
 from penstock.runtime.driver.policies import is_transient
 from penstock.runtime.driver.publish import CommittingSinks
-from penstock.runtime.driver.restores import find_restored, has_finished, warn_of_output
+from penstock.runtime.driver.restores import (
+    find_restored,
+    has_finished,
+    is_done,
+    tell_done,
+    warn_of_output,
+)
 from penstock.state.checkpoints import JobCheckpoints, Metadata
 from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import (
@@ -57,18 +69,58 @@ def check_start(
 def preview_start(environment: JobEnvironment, restore: Epochs | None) -> StartCheck:
     """Return what a start would do, as a value: it claims and changes nothing."""
     checkpoints = environment.open_checkpoints()
+    notes = []
     try:
+        if restore is not None and is_done(checkpoints, restore):
+            notes = [tell_done(checkpoints, restore) or ""]
+            restore = None
         ref = find_restored(environment, checkpoints, restore)
     except StateError as error:
         return StartCheck(str(environment.graph.job), None, problems=(error,))
     check = inspect_start(environment, checkpoints, ref)
-    return replace(check, notes=tuple(_notes(environment, checkpoints, ref)))
+    notes += _notes(environment, checkpoints, ref)
+    return replace(check, notes=tuple(filter(None, notes)))
+
+
+def prepare_restore(environment: JobEnvironment, restore: Epochs | None) -> Epochs | None:
+    """Return what is still to be restored: a restore that was done before is left out."""
+    checkpoints = environment.open_checkpoints()
+    if restore is None or not is_done(checkpoints, restore):
+        return restore
+    if (told := tell_done(checkpoints, restore)) is not None:
+        _log.warning("%s", told, extra={"job": str(environment.graph.job)})
+    return None
+
+
+def warn_of_running(environment: JobEnvironment) -> None:
+    """Warn, before the claim, of a driver that may still run. It is no proof, so no decision."""
+    told = _tell_running(environment, environment.open_checkpoints())
+    if told is not None:
+        _log.warning("%s", told, extra={"job": str(environment.graph.job)})
+
+
+def _tell_running(environment: JobEnvironment, checkpoints: JobCheckpoints) -> str | None:
+    claim = checkpoints.running()
+    if claim is None:
+        return None
+    newest = checkpoints.newest()
+    last = max(claim.created_at_micros, 0 if newest is None else newest.created_at_micros)
+    seconds = max(0, environment.clock.now_micros() - last) // 1_000_000
+    return (
+        f"another driver of job {str(claim.job)!r} (generation {claim.generation}, claimed "
+        f"{shown_time(claim.created_at_micros)}) has not said that it ended; its last sign is "
+        f"{seconds} s old. It has died, or it still runs: then a start takes the job over, and "
+        "it stops"
+    )
 
 
 def _notes(
     environment: JobEnvironment, checkpoints: JobCheckpoints, restore: CheckpointRef | None
 ) -> Iterator[str]:
     """Yield what else somebody should know before a start."""
+    running = _tell_running(environment, checkpoints)
+    if running is not None:
+        yield running
     base, newest = checkpoints.base(restore=restore), checkpoints.newest()
     if newest is None:
         return

@@ -73,7 +73,7 @@ class Envelope(_message.Message):
     def __init__(self, magic: _Optional[str] = ..., protocol_version: _Optional[int] = ..., kind: _Optional[str] = ..., body: _Optional[bytes] = ..., body_checksum: _Optional[int] = ...) -> None: ...
 
 class ClaimRecord(_message.Message):
-    __slots__ = ("job_id", "generation", "owner_token", "created_at_micros", "first_epoch", "origin", "restore")
+    __slots__ = ("job_id", "generation", "owner_token", "created_at_micros", "first_epoch", "origin", "restore", "restored")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     OWNER_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class ClaimRecord(_message.Message):
     FIRST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     generation: int
     owner_token: str
@@ -88,7 +89,8 @@ class ClaimRecord(_message.Message):
     first_epoch: int
     origin: CheckpointRef
     restore: CheckpointRef
-    def __init__(self, job_id: _Optional[str] = ..., generation: _Optional[int] = ..., owner_token: _Optional[str] = ..., created_at_micros: _Optional[int] = ..., first_epoch: _Optional[int] = ..., origin: _Optional[_Union[CheckpointRef, _Mapping]] = ..., restore: _Optional[_Union[CheckpointRef, _Mapping]] = ...) -> None: ...
+    restored: CheckpointRef
+    def __init__(self, job_id: _Optional[str] = ..., generation: _Optional[int] = ..., owner_token: _Optional[str] = ..., created_at_micros: _Optional[int] = ..., first_epoch: _Optional[int] = ..., origin: _Optional[_Union[CheckpointRef, _Mapping]] = ..., restore: _Optional[_Union[CheckpointRef, _Mapping]] = ..., restored: _Optional[_Union[CheckpointRef, _Mapping]] = ...) -> None: ...
 
 class CheckpointManifest(_message.Message):
     __slots__ = ("ref", "parent", "created_at_micros", "processing_time_micros", "needs_commit", "operators")

@@ -1,6 +1,7 @@
 """Every object name of the checkpoint namespace; the only place that formats or parses one.
 
     {job}/generations/{g}/claim
+    {job}/generations/{g}/left
     {job}/generations/{g}/checkpoints/{epoch:010}/manifest.pb
     {job}/generations/{g}/checkpoints/{epoch:010}/committed
     {job}/generations/{g}/checkpoints/{epoch:010}/operator-{operator}-{subtask}.metadata
@@ -35,6 +36,11 @@ _NUMBERED = re.compile(r"[^/]+/(?:epochs|retention)/([0-9]{10})\.record")
 def claim_path(job: JobId, generation: int) -> str:
     """Name the claim of a generation."""
     return f"{job}/generations/{generation}/claim"
+
+
+def left_path(job: JobId, generation: int) -> str:
+    """Name the note that the driver of a generation has ended."""
+    return f"{job}/generations/{generation}/left"
 
 
 def generations_folder(job: JobId) -> str:

@@ -54,6 +54,13 @@ class ClaimRecord:
     """For a branch: the other job's checkpoint it starts from. Same in every claim."""
     restore: CheckpointRef | None = None
     """The checkpoint that the next epoch of this or a later generation must start from."""
+    restored: CheckpointRef | None = None
+    """What an earlier claim was the last to restore; claims of older versions do not say."""
+
+    @property
+    def last_restore(self) -> CheckpointRef | None:
+        """What the job was last asked to restore, by this claim or an earlier one."""
+        return self.restore or self.restored
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ abandons that epoch anyway: older epochs stay restorable even if newer ones are 
 from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
-from penstock.core.ids import Epoch, Generation, SavepointName, Token
+from penstock.core.ids import Epoch, Generation, JobId, SavepointName, Token
 from penstock.errors import CorruptStateError, ErrorCode, StateError
-from penstock.state.protocol import reading
+from penstock.state.protocol import paths, reading
 from penstock.state.protocol.publication import CommitPermit, ReadyCheckpoint
 from penstock.state.protocol.records import (
     FIRST_EPOCH,
@@ -42,7 +42,7 @@ from penstock.state.protocol.records import (
 )
 from penstock.state.protocol.restoring import require_restorable
 from penstock.state.protocol.retention import find_pin, pin_epoch, read_retention, unpin
-from penstock.state.protocol.steps import Steps
+from penstock.state.protocol.steps import Steps, create_once, exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,7 @@ def plan_claim(actor: Actor, *, restore: CheckpointRef | None = None) -> Steps[C
         first_epoch=FIRST_EPOCH if known is None else known.first_epoch,
         origin=None if known is None else known.origin,
         restore=restore,
+        restored=None if known is None else known.last_restore,
     )
 
 
@@ -160,7 +161,27 @@ def claim_generation(claim: ClaimRecord) -> Steps[ClaimRecord]:
             generation=claim.generation.next(),
             first_epoch=other.first_epoch,
             origin=other.origin,
+            restored=other.last_restore,
         )
+
+
+def leave(claim: ClaimRecord) -> Steps[None]:
+    """Note that the driver of a claim has ended, so that its successor is not warned of it."""
+    path = paths.left_path(claim.job, claim.generation)
+    yield from create_once(path, claim.owner.encode())
+
+
+def find_running(job: JobId) -> Steps[ClaimRecord | None]:
+    """Return the newest claim if its driver has not said that it ended. A hint, never a proof.
+
+    It may have died; only a claim that fences it makes that certain. The first claim of a
+    branch belongs to no driver.
+    """
+    claim = yield from reading.read_newest_claim(job)
+    if claim is None or (claim.generation == FIRST_GENERATION and claim.origin is not None):
+        return None
+    has_left = yield from exists(paths.left_path(job, claim.generation))
+    return None if has_left else claim
 
 
 def recover(

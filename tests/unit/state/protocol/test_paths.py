@@ -12,6 +12,7 @@ def test_every_object_of_a_job_has_the_documented_name() -> None:
     token = a_token()
     file = paths.table_checkpoint_path(REF, OPERATOR, TABLE, 7, token)
     assert paths.claim_path(JOB, 3) == "job/generations/3/claim"
+    assert paths.left_path(JOB, 3) == "job/generations/3/left"
     assert paths.checkpoint_folder(REF) == SLOT
     assert paths.manifest_path(REF) == f"{SLOT}/manifest.pb"
     assert paths.marker_path(REF) == f"{SLOT}/committed"
@@ -44,6 +45,7 @@ def test_an_object_in_a_slot_is_recognised() -> None:
     "path",
     [
         "job/generations/3/claim",
+        "job/generations/3/left",
         "job/epochs/0000000042.record",
         "job/generations/3/checkpoints/42/manifest.pb",
         "job/generations/03/checkpoints/0000000042/manifest.pb",
