@@ -116,6 +116,7 @@ def release_origin(attempt: Attempt) -> object:
 
 def leave(attempt: Attempt) -> object:
     driver = attempt.driver()
+    driver.collect()
     driver.checkpoints.leave(driver.claim)
     return driver.claim
 

@@ -154,8 +154,10 @@ def advice_for(change: str, **options: Any) -> tuple[MemoryStore, str]:
 def test_a_step_that_is_gone_may_be_put_back_or_given_up_as_advised() -> None:
     store, advice = advice_for("a step is gone")
     assert advice == (
-        "put the step back under this name, or pass allow_dropped_state=True to give it up"
+        "put the step back under this name, pass renamed={'counting': \"…\"} if it has another "
+        "name, or pass allow_dropped_state=True to give it up"
     )
+    assert a_pipeline("other").check(store, renamed={"counting": "other"}).is_possible
     assert a_pipeline().check(store).is_possible
     given_up = a_pipeline("other").check(store, allow_dropped_state=True)
     assert given_up.is_possible

@@ -10,7 +10,7 @@ A `Pacer` waits between epochs until an instant, or until another thread interru
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -197,6 +197,8 @@ class DriverSettings:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     allow_dropped_state: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """The steps whose state goes on under another name, by the name it is stored under."""
     rules: ProtocolRules = RULES
 
 

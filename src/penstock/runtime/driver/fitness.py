@@ -8,7 +8,7 @@ decision: a start obeys it, and `Pipeline.check` shows it.
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
@@ -99,25 +99,29 @@ def decide_fates(
     stored: Mapping[OperatorId, Mapping[int, Metadata]],
     *,
     allow_dropped: bool = False,
+    renamed: Mapping[OperatorId, OperatorId] | None = None,
 ) -> tuple[StepState, ...]:
     """Return what a start does to all state that is declared or stored, step by step.
 
-    `stored` is the metadata of the checkpoint that the start goes on from, by subtask.
+    `stored` is the metadata of the checkpoint that the start goes on from, by subtask. It is
+    under the steps' new names; `renamed` has the old ones.
     """
     fates: list[StepState] = []
     for operator, specs in declared.items():
         plans = plan_table_restore(specs, stored.get(operator, {}))
+        old = None if renamed is None else renamed.get(operator)
         for plan in plans:
             groups = [
                 _of_group(operator, g, allow_dropped=allow_dropped) for g in plan.groups
             ]
             if not any(g.fate is GroupFate.CHANGED for g in plan.groups):
-                fates.append(_of_table(operator, plan, allow_dropped=allow_dropped))
+                state = _of_table(operator, plan, allow_dropped=allow_dropped)
+                was = "" if old is None else f", of step {str(old)!r}"
+                fates.append(replace(state, detail=f"{state.detail}{was}"))
             # A step may keep the same aggregates in several tables.
             fates += (g for g in groups if g is not None and g not in fates)
-    for operator in stored:
-        if operator not in declared:
-            fates.append(_of_missing(operator, allow_dropped=allow_dropped))
+    gone = [operator for operator in stored if operator not in declared]
+    fates += (_of_missing(operator, allow_dropped=allow_dropped) for operator in gone)
     return tuple(fates)
 
 
@@ -158,7 +162,8 @@ def _of_missing(operator: OperatorId, *, allow_dropped: bool) -> StepState:
         None,
         Fate.REFUSED,
         detail,
-        f"put the step back under this name, or {_LOSES}",
+        f'put the step back under this name, pass renamed={{{str(operator)!r}: "…"}} if it has '
+        f"another name, or {_LOSES}",
         ErrorCode.NO_REGISTERED_TABLE,
     )
 

@@ -49,6 +49,8 @@ class JobOptions(TypedDict, total=False):
     """The epoch number or savepoint name to go back to before the run."""
     allow_dropped_state: bool
     """Go on although state that the pipeline has no use for is left behind."""
+    renamed: Mapping[str, str] | None
+    """The steps that have another name than before: `{"old": "new"}`. Their state goes on."""
     on_status: Callable[[JobStatus], None] | None
     """Called with the job's status whenever something changes."""
     retention: RetentionLike | None
@@ -72,6 +74,7 @@ class RunOptions:
     """A URL, a path, or an open store."""
     restore: int | str | None = None
     allow_dropped_state: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
     on_status: Callable[[JobStatus], None] | None = None
     retention: Retention | None = None
     restarts: RestartPolicy | None = None
@@ -139,6 +142,7 @@ class RunOptions:
             compaction=chosen.compaction,
             restarts=self.restarts or RestartPolicy(),
             allow_dropped_state=self.allow_dropped_state,
+            renamed=self.renamed,
         )
 
     def driver(self, environment: JobEnvironment) -> JobDriver:
@@ -158,8 +162,22 @@ class RunOptions:
         return Epochs(number=Epoch(self.restore))
 
 
+def _to_names(value: Any) -> dict[str, str]:
+    """Return the names that an option means; each new name may stand for one step only."""
+    is_valid = isinstance(value, Mapping) and all(
+        isinstance(name, str) for pair in value.items() for name in pair
+    )
+    if is_valid and len(set(value.values())) == len(value):
+        return dict(value)
+    raise UserError(
+        f"{value!r} does not say how steps were renamed: write {{'old': 'new'}}, each name once",
+        code=ErrorCode.INVALID_CONFIG,
+    )
+
+
 _FED_METHODS = ("attach", "start_attached")
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "renamed": _to_names,
     "retention": to_retention,
     "restarts": to_restarts,
     "trigger": to_trigger,

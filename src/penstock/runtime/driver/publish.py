@@ -370,8 +370,9 @@ class CommittingSinks:
             raise failure from failure.__cause__
 
     def _build(self, operator: OperatorId, permit: CommitPermit) -> ArrowOperator:
+        name = self._environment.settings.renamed.get(operator, operator)
         for node in self._environment.graph.nodes:
-            if node.operator == operator:
+            if node.operator == name:
                 made = self._environment.registry.construct(node.spec).operator
                 if isinstance(made, ArrowOperator):
                     return made

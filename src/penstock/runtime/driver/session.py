@@ -39,6 +39,7 @@ from penstock.runtime.driver.publish import (
     PendingCompactions,
     frontier_of,
 )
+from penstock.runtime.driver.renames import rename_base
 from penstock.runtime.driver.restores import has_finished
 from penstock.runtime.driver.start import read_splits, take_over_job
 from penstock.runtime.plan.epoch_plan import EpochPlan, ReadingPlan, SourcePlanner
@@ -119,7 +120,9 @@ class JobSession:
             claim, decision = take_over_job(
                 environment, restore, sinks, is_last_attempt=is_last_attempt
             )
-            with damage_while_owned(environment.open_checkpoints(), claim):
+            checkpoints = environment.open_checkpoints()
+            with damage_while_owned(checkpoints, claim):
+                decision = rename_base(environment, checkpoints, claim, decision)
                 return cls(environment, claim, decision, sinks)
         except BaseException:
             sinks.release()

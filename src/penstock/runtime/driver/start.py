@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from penstock.core.clock import new_token
 from penstock.core.ids import OperatorId, Subtask, TaskInfo
-from penstock.errors import CorruptStateError, PenstockError, StateError
+from penstock.errors import CorruptStateError, PenstockError, StateError, UserError
 from penstock.graph.logical import Node
 from penstock.operators.context import StartContext
 from penstock.operators.operator import (
@@ -35,6 +35,11 @@ from penstock.runtime.driver.fitness import (
 from penstock.runtime.driver.outcomes import fenced_error
 from penstock.runtime.driver.policies import is_transient
 from penstock.runtime.driver.publish import CommittingSinks
+from penstock.runtime.driver.renames import (
+    find_renames,
+    rename_metadata,
+    restored_and_renamed,
+)
 from penstock.runtime.driver.restores import (
     find_restored,
     has_finished,
@@ -141,7 +146,10 @@ def inspect_start(
     while True:
         try:
             manifest = None if ref is None else checkpoints.manifest(ref)
-            return _inspect(environment, checkpoints, manifest)
+            is_restored = ref is not None and (
+                ref == restore or ref.epoch != checkpoints.last_epoch()
+            )
+            return _inspect(environment, checkpoints, manifest, is_restored=is_restored)
         except CorruptStateError:
             # A driver that still runs may have collected the epoch that was the newest.
             before, ref = ref, checkpoints.base(restore=restore)
@@ -153,15 +161,32 @@ def _inspect(
     environment: JobEnvironment,
     checkpoints: JobCheckpoints,
     manifest: CheckpointManifest | None,
+    *,
+    is_restored: bool,
 ) -> StartCheck:
+    settings, problems = environment.settings, list[PenstockError]()
     entries = () if manifest is None else manifest.operators
-    stored = {e.operator: environment.read_metadata(e) for e in entries if e.subtasks}
+    renames: dict[OperatorId, OperatorId] = {}
+    try:
+        names = [str(entry.operator) for entry in entries]
+        renames = find_renames(settings.renamed, environment.graph, names)
+        if renames and manifest is not None and is_restored:
+            raise restored_and_renamed(manifest.ref, renames)
+    except UserError as error:
+        problems.append(error)
+    stored = {}
+    for entry in entries:
+        if entry.subtasks:
+            parts, name = environment.read_metadata(entry), renames.get(entry.operator)
+            stored[name or entry.operator] = rename_metadata(parts, name) if name else parts
     states = decide_fates(
-        environment.tables, stored, allow_dropped=environment.settings.allow_dropped_state
+        environment.tables,
+        stored,
+        allow_dropped=settings.allow_dropped_state,
+        renamed={new: old for old, new in renames.items()},
     )
-    problems: list[PenstockError] = []
     if manifest is not None and (misfit := misfit_error(manifest, states)) is not None:
-        problems.append(misfit)
+        problems.insert(0, misfit)
     unfit = {state.step for state in states if state.fate is Fate.REFUSED}
     for node in environment.graph.nodes:
         if node.operator not in unfit:
