@@ -1,5 +1,6 @@
 """Parquet files: what is damaged or no text is named, and what lies where is fetched at once."""
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,21 @@ def test_a_file_whose_rows_are_not_as_many_as_its_footer_says_is_refused(
     assert all(found in refused or found == some_rows(0, 7) for found in outcomes)
     assert len(refused) >= 2
     assert all(".parquet cannot be read as Parquet" in str(error) for error in refused)
+
+
+def test_a_footer_that_says_more_rows_than_there_are_is_refused(tmp_path: Path) -> None:
+    whole = to_bytes("parquet", some_rows(0, 7))
+    counts = [n for n in range(len(whole) - 800, len(whole) - 8) if whole[n] == 14]
+    messages = set()
+    for first, second in combinations(counts, 2):
+        # One of the pairs is the count of the row group and that of the file: 7 becomes 8.
+        data = bytearray(whole)
+        data[first] = data[second] = 16
+        path = tmp_path / f"{first}-{second}.parquet"
+        path.write_bytes(data)
+        messages.add(str(rows_or_error(path)).partition("Parquet: ")[2].partition(".")[0])
+
+    assert "row group 0 has 7 rows, and 8 by the footer" in messages
 
 
 def test_a_page_that_differs_from_its_checksum_is_refused(tmp_path: Path) -> None:
@@ -146,11 +162,11 @@ def test_each_text_is_checked_by_itself_in_every_layout(
 def test_a_dictionary_of_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     words = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), text_of(b"ok", b"\xff"))
-    pq.write_table(pa.table({"s": words}), path)
+    pq.write_table(pa.table({"n": [1, 2, 3], "s": words}), path)
 
     with (
         a_harness(path) as harness,
-        pytest.raises(UserError, match=r"a\.parquet.*UTF-?8"),
+        pytest.raises(UserError, match=r"a\.parquet.*column 's': .*UTF-?8"),
     ):
         harness.read_all()
 

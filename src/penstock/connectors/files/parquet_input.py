@@ -56,9 +56,14 @@ class ParquetInput:
         """Read these columns of a row group, which is fetched at once, in batches."""
         self._fetch_columns(index, names)
         rows = 0
-        for batch in _read(self._reader, index, names):
-            rows += batch.num_rows
-            yield batch
+        try:
+            for batch in _read(self._reader, index, names):
+                rows += batch.num_rows
+                yield batch
+        except _DAMAGE as error:
+            column = self._find_damaged(index, names)
+            where = f"row group {index}" + (f", column {column!r}" if column else "")
+            raise unreadable(self._file, f"{where}: {error}") from error
         if rows != self.groups[index].rows:
             raise unreadable(
                 self._file,
@@ -81,6 +86,16 @@ class ParquetInput:
                 f"its footer says {metadata.num_rows} rows, and {rows} by row group",
             )
         return groups
+
+    def _find_damaged(self, index: int, names: Sequence[str]) -> str | None:
+        """Return the first column of a row group that cannot be read by itself."""
+        for name in names:
+            try:
+                for _ in _read(self._reader, index, [name]):
+                    pass
+            except _DAMAGE:
+                return name
+        return None
 
     def _fetch_columns(self, index: int, names: Sequence[str]) -> None:
         """Fetch the bytes from the first of these columns of a row group to the last."""
