@@ -122,6 +122,18 @@ def test_a_job_whose_jvm_is_killed_goes_on_with_another_one(
     finish(driver, job)
 
 
+def test_an_epoch_whose_function_lost_its_jvm_is_handed_over_again(
+    driver: SparkProgram, job: CountingJob
+) -> None:
+    run(driver, job, frames=True)
+    taken: dict[int, int] = {}
+    while (said := driver.hear())["event"] != "ended":
+        if said["event"] == "taken":
+            taken[said["epoch"]] = said["rows"]
+    assert (said["phase"], said["restarts"]) == ("finished", 1)
+    assert sum(taken.values()) == ROWS
+
+
 def test_a_jvm_that_is_killed_during_the_start_is_no_missing_engine(
     driver: SparkProgram, job: CountingJob
 ) -> None:

@@ -46,12 +46,12 @@ from penstock.runtime.plan.physical import Chain, PhysicalPlan
 from penstock.runtime.spark.failures import (
     ENGINE_ERRORS,
     describe_job_failure,
-    engine_ended,
     epoch_cancelled,
+    noticing_its_end,
     source_overran,
 )
 from penstock.runtime.spark.frame_source import fed_frame
-from penstock.runtime.spark.jvm import call_within, is_gone, last_words
+from penstock.runtime.spark.jvm import call_within, is_gone
 from penstock.runtime.spark.session import COMPACTIONS, EPOCHS, cancel_jobs, job_thread
 from penstock.runtime.spark.task import (
     SPARK_SCHEMA,
@@ -228,12 +228,11 @@ class SparkExecutor:
         _log.warning("Spark does not end its jobs after %d requests to cancel", _CANCELS)
 
     def _run_epoch(self, job: PhysicalPlan, epoch: EpochPlan) -> Sequence[TaskReport]:
+        name = str(job.graph.job)
         try:
-            table = self._frame(job, epoch).toArrow()
+            with noticing_its_end(self._session, f"an epoch of job {name!r}"):
+                table = self._frame(job, epoch).toArrow()
         except ENGINE_ERRORS as error:
-            name = str(job.graph.job)
-            if is_gone(self._session):
-                raise engine_ended(name, last_words(self._session)) from error
             raise describe_job_failure(error, name) from error
         records = from_batches(table.to_batches())
         reports = [decode_report(record.payload) for record in records]

@@ -8,9 +8,12 @@ them.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, PythonException
+from pyspark.sql import SparkSession
 
 from penstock.errors import (
     ErrorCode,
@@ -21,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.physical import PhysicalPlan
+from penstock.runtime.spark.jvm import is_gone, last_words
 
 ENGINE_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
 """What calls to Spark raise; the last two when its JVM has ended."""
@@ -124,17 +128,28 @@ def epoch_cancelled(job: PhysicalPlan) -> ExternalError:
     )
 
 
-def engine_ended(job: str, said: str) -> ExternalError:
-    """Return the error of an epoch whose JVM has ended; it may be started again."""
+def engine_ended(session: SparkSession, what: str) -> ExternalError:
+    """Return the error of what a JVM did when it ended; it may be started again."""
     failure = ExternalError(
-        f"Spark ended while it ran an epoch of job {job!r}: its JVM was killed or ran out of "
-        "memory, or its session was stopped. Nothing of the epoch was published",
+        f"Spark ended while it ran {what}: its JVM was killed or ran out of memory, or its "
+        "session was stopped. Whatever was not published is done again",
         code=ErrorCode.ENGINE_FAILED,
-        job=job,
     )
+    said = last_words(session)
     if said:
         failure.add_note(f"Spark said:\n{said}")
     return failure
+
+
+@contextmanager
+def noticing_its_end(session: SparkSession, what: str) -> Iterator[None]:
+    """Let the body call Spark; if its JVM ends meanwhile, that is the error."""
+    try:
+        yield
+    except ENGINE_ERRORS as error:
+        if is_gone(session):
+            raise engine_ended(session, what) from error
+        raise
 
 
 def source_overran(job: PhysicalPlan, epoch: EpochPlan) -> UserCodeError:

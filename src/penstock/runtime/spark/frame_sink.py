@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from penstock.connectors.files.commit import StagedFile, decode_staged, tidy_staging
@@ -31,6 +31,7 @@ from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
 from penstock.operators.context import ArrowCollector, CommitContext, OperatorContext
 from penstock.operators.operator import ArrowOperator, DisplayableOperator
 from penstock.operators.user_functions import name_of
+from penstock.runtime.spark.failures import noticing_its_end
 from penstock.runtime.spark.row_schemas import spark_form_of
 from penstock.runtime.spark.session import driving_session
 from penstock.state.storage.object_store import ObjectStore
@@ -143,7 +144,9 @@ class ForEachEpoch(ArrowOperator):
                     code=ErrorCode.INVALID_CONFIG,
                 )
             reader = _StagedRows(ctx.store, files, schema_of(parts[0].schema))
-            function(reader.frame(), int(epoch))
+            session = driving_session("for_each_epoch")
+            with noticing_its_end(session, f"{self._function_name!r} of for_each_epoch"):
+                function(reader.frame(session), int(epoch))
             tidy_staging(ctx.store, ctx.task, int(epoch) - 1)
 
     @override
@@ -160,11 +163,10 @@ class _StagedRows:
     files: tuple[StagedFile, ...]
     schema: pa.Schema
 
-    def frame(self) -> DataFrame:
+    def frame(self, session: SparkSession) -> DataFrame:
         """Return the rows as a DataFrame; every action on it reads the files again."""
         count = len(self.files)
         _, spark_schema = spark_form_of(self.schema)
-        session = driving_session("for_each_epoch")
         return session.range(0, count, 1, count).mapInArrow(self, spark_schema)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

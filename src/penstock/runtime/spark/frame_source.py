@@ -33,6 +33,7 @@ from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.operator import DisplayableOperator, SourceOperator, SourcePlan
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.operators.user_functions import name_of, source_spec
+from penstock.runtime.spark.failures import noticing_its_end
 from penstock.runtime.spark.row_schemas import (
     SchemaLike,
     find_frame_problems,
@@ -324,7 +325,9 @@ class _FrameFunction:
     def next_step(self, offset: Any) -> FrameStep:
         """Call the function for the frame that follows."""
         name = name_of(self.function)
-        answer = self.function(driving_session("dataframes"), offset)
+        session = driving_session("dataframes")
+        with noticing_its_end(session, f"{name!r}, the function of dataframes"):
+            answer = self.function(session, offset)
         if answer is None or isinstance(answer, EndOfData):
             return answer
         if answer is EndOfData:
