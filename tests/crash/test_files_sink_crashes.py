@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 
+import polars as pl
 import pytest
 from hypothesis import settings as hypothesis_settings
 
 import penstock as pen
-from penstock.connectors.files.committed import committed_files
+from penstock.connectors.files.committed import committed_files, read_committed
 from penstock.errors import FencedError, PenstockError
+from penstock.state.storage.memory import MemoryStore
 from penstock.testing import (
     STORAGE_FAULTS,
     Call,
@@ -24,9 +26,10 @@ from penstock.testing import (
     FaultMode,
     FaultyStore,
     Lands,
+    LocalJob,
     assert_job_is_whole,
 )
-from tests.builders.files_job import FilesJob
+from tests.builders.files_job import FilesJob, sink_on
 
 CASES = {"default": 30, "ci": 60, "nightly": 1_000_000}
 """How many cases of a sweep are run, by profile: another part each time, the same in CI."""
@@ -164,6 +167,38 @@ def test_a_dead_process_may_still_write_while_its_successor_commits() -> None:
         dying.deliver_late()
         job.check()
     assert died > 3
+
+
+@pytest.mark.slow
+def test_whatever_call_fails_a_job_without_rows_ends_with_one_list_that_tells_its_columns() -> (
+    None
+):
+    died = 0
+    for at in range(1, 12):
+        for fault in STORAGE_FAULTS:
+            store = MemoryStore()
+            outputs = [FaultyStore(store, replace(fault, at=at))]
+            spec, registry = sink_on(partial(_last_of, outputs))
+            pipeline = pen.Pipeline("empty", registry=registry)
+            rows = pipeline.read("rows", pen.list_source([{"n": 1}], splits=2))
+            rows.filter(pl.col("n") > 1).write("out", spec)
+            job = LocalJob(pipeline, registry=registry)
+            try:
+                job.run(parallelism=2)
+            except CrashError:
+                died += 1
+            outputs[0].deliver_late()
+            outputs.append(FaultyStore(store))
+            status = job.run(parallelism=1 + at % 3)
+            assert status.phase is pen.JobPhase.FINISHED
+            assert read_committed(store).schema.names == ["n"]
+            assert [info.path[:11] for info in store.list("")] == ["_committed/"]
+    assert died > 3
+
+
+def _last_of(outputs: list[FaultyStore], url: str) -> FaultyStore:
+    del url
+    return outputs[-1]
 
 
 def test_an_output_that_is_away_for_good_stops_the_job_and_loses_nothing() -> None:

@@ -13,6 +13,7 @@ two rows.
 
 import csv
 import io
+from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -106,8 +107,8 @@ class CsvFormat(TextFormat):
         columns = _read_columns(file, line)
         problems = [
             f"column {name!r} occurs more than once"
-            for name in dict.fromkeys(columns)
-            if columns.count(name) > 1
+            for name, count in Counter(columns).items()
+            if count > 1
         ]
         if problems:
             raise SchemaError(

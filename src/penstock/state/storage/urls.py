@@ -12,6 +12,7 @@
 """
 
 import re
+from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,7 +55,9 @@ def to_url(place: str | PathLike[str]) -> str:
     >>> to_url("s3://bucket"), to_url(Path("a/b")), to_url(Path("s3:odd"))
     ('s3://bucket', 'a/b', './s3:odd')
     """
-    text = fspath(place)
+    text: object = place
+    with suppress(TypeError):  # for callers without types
+        text = fspath(place)
     if isinstance(text, str):
         is_path = not isinstance(place, str)
         return f"./{text}" if is_path and _SCHEME.fullmatch(text) else text

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,9 +77,11 @@ def test_a_path_object_opens_its_folder_even_if_it_looks_like_a_url(
     given = MemoryStore()
     assert urls.to_store(given) is given
     assert urls.to_store(tmp_path / "b").url == f"file://{tmp_path}/b"
-    for wrong in (None, 5, b"bytes"):
-        with pytest.raises(UserError, match="names no store"):
-            urls.to_store(wrong)  # type: ignore[arg-type]
+    anything: list[Any] = [None, 5, b"bytes"]
+    for wrong in anything:
+        for use in (urls.to_store, urls.to_url, open_store):
+            with pytest.raises(UserError, match="names no store"):
+                use(wrong)
 
 
 def test_escapes_count_in_a_url_and_not_in_a_path(tmp_path: Path) -> None:
