@@ -3,11 +3,12 @@
 import os
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.project import ROOT, name_of, tracked_files
+from tests.architecture.project import ROOT, SOURCE, name_of, tracked_files
 
 PROGRAMS = ["bash", "cmp", "head", "id", "sed", "touch"]
 SCRIPTS = [
@@ -134,3 +135,19 @@ def test_an_environment_of_the_same_lock_is_left_alone(
     done = system.run("scripts/make_venv.sh", str(venv), "requirements/dev.txt")
     assert done.returncode == 0, done.stderr
     assert [path.name for path in venv.iterdir()] == [".locked"]
+
+
+def test_every_planted_fault_has_exactly_one_place_in_the_code() -> None:
+    faults = tomllib.loads(
+        (ROOT / "scripts" / "planted_faults.toml").read_text(encoding="utf-8")
+    )
+    code = [path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")]
+    places = {
+        fault["name"]: sum(
+            text.count(old) for text in code for old, _ in fault["spellings"]
+        )
+        for fault in faults["fault"]
+    }
+    assert {name: count for name, count in places.items() if count != 1} == {}, (
+        "give scripts/planted_faults.toml the spelling that the code has"
+    )
