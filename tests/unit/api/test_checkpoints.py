@@ -31,6 +31,7 @@ from penstock.testing import (
     assert_nothing_was_changed,
     stored_objects,
 )
+from tests.builders.small_driver import a_driver
 
 DAYS = [
     [{"user": "ada", "paid": 7}, {"user": "bob", "paid": 5}],
@@ -248,6 +249,16 @@ def test_a_collection_tells_what_it_gave_up_and_takes_any_rule_of_retention() ->
     assert done.deleted_objects > 0
     with pytest.raises(UserError):
         job.collect(0)
+
+
+def test_an_epoch_that_is_not_committed_yet_is_neither_pinned_nor_kept_alone() -> None:
+    driver = a_driver(MemoryStore(), epochs=4)
+    driver.publish(driver.write_epoch())
+    job = pen.Checkpoints(driver.checkpoints)
+    assert job.pin("newest").epoch == 4
+    job.unpin("newest")
+    assert job.collect(1).epochs == (1, 2, 3)
+    assert [each.record.ref.epoch for each in driver.checkpoints.epochs()] == [5, 4]
 
 
 def test_the_state_is_read_as_of_any_epoch_each_key_once() -> None:
