@@ -26,6 +26,7 @@ import penstock as pen
 from examples.demo.job import SLIDE, WIDTH, read_output, recompute, rows_of
 from examples.demo.proof import Comparison, compare
 from examples.demo.run_job import INTERRUPTED
+from penstock.state.storage.urls import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "demo-output"
@@ -156,7 +157,8 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _tell_of_death(console: Console, folder: Path) -> None:
-    files = pen.committed_files(str(folder / "parquet"))
+    # An open store, because death may come before the first file.
+    files = pen.committed_files(open_store(folder / "parquet"))
     rows = sum(file.row_count for file in files)
     staged = [
         path for path in (folder / "parquet" / "_staging").rglob("*") if path.is_file()
