@@ -30,6 +30,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
@@ -220,6 +221,12 @@ class Progress:
         if status.error is not None:
             block.add_row("trouble", Text(status.error.splitlines()[0], style="yellow"))
         return block
+
+    def _repr_html_(self) -> str:
+        """Return the newest status as a table, for notebooks."""
+        shown = Console(record=True, file=StringIO(), width=100)
+        shown.print(self.block())
+        return shown.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     def _headline(self, status: JobStatus) -> Text:
         headline = Text()

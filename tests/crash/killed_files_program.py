@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 import penstock as pen
-from penstock.api.pipeline import run_in_process
+from penstock.api.in_process import run_in_process
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions

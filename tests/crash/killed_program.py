@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 import penstock as pen
-from penstock.api.pipeline import run_in_process
+from penstock.api.in_process import run_in_process
 from penstock.operators import ArrowOperator, global_table, keyed_table
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings

@@ -3,41 +3,32 @@
 A job runs on Spark or in this process, with the same supersteps, state and protocol.
 """
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import polars as pl
 
 from penstock.api.event_time import to_event_time, to_watermark_spec
+from penstock.api.explaining import Explanation, Format, explain, explain_as_html
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder
+from penstock.api.in_process import in_process, run_in_process
 from penstock.api.stream import Stream
 from penstock.core.clock import DurationLike
 from penstock.core.ids import JobId
-from penstock.core.settings import current
 from penstock.core.spellings import absent, renamed
-from penstock.errors import ErrorCode, UserError, did_you_mean, naming_missing_extras
-from penstock.graph.logical import LogicalGraph, OperatorSpec, Readable
-from penstock.graph.render import render, to_json, to_mermaid
+from penstock.errors import ErrorCode, UserError, naming_missing_extras
+from penstock.graph.logical import MAIN, LogicalGraph, OperatorSpec, Readable
 from penstock.operators.operator import SourceOperator
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import source_spec
-from penstock.runtime.driver.decide import JobStatus, StopMode
-from penstock.runtime.driver.environment import JobEnvironment
+from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.driver.fitness import StartCheck
 from penstock.runtime.driver.options import JobOptions, PacedOptions, RunOptions
 from penstock.runtime.driver.running_job import RunningJob
-from penstock.runtime.driver.signals import StopSignals
 from penstock.runtime.driver.start import preview_start
-from penstock.runtime.in_process import InProcessExecutor
-from penstock.runtime.plan.physical import compile_graph, describe_plan
-from penstock.runtime.task.task import Worker
-from penstock.state.files.cache import FileCache
-from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import StorePlace, to_store
 
 if TYPE_CHECKING:
@@ -46,49 +37,6 @@ if TYPE_CHECKING:
     from penstock.runtime.spark.attach import AttachedJob
 
 
-def run_in_process(
-    graph: LogicalGraph, registry: Registry, options: RunOptions
-) -> JobStatus:
-    """Run a job until its data ends; one that ran before goes on from its last epoch.
-
-    The tasks run one after the other in this process. A failure that does not pass is raised.
-    A signal stops it after a checkpoint; a second one ends whatever runs at that moment.
-    """
-    store, epochs = options.open_store(graph.job), options.epochs
-    with _in_process(graph, registry, options, store) as environment:
-        driver = options.driver(environment)
-        signals = StopSignals(str(graph.job), raises_at=2)
-        with signals.listening():
-            signals.direct(
-                partial(driver.request_stop, StopMode.CHECKPOINT),
-                partial(driver.request_stop, StopMode.IMMEDIATE),
-            )
-            return driver.run(restore=epochs)
-
-
-@contextmanager
-def _in_process(
-    graph: LogicalGraph, registry: Registry, options: RunOptions, store: ObjectStore
-) -> Iterator[JobEnvironment]:
-    """Yield what a driver in this process works with."""
-    settings = current()
-    with tempfile.TemporaryDirectory(prefix="penstock-cache-") as folder:
-        root = Path(settings.cache_root or folder)
-        cache = FileCache(root, limit_bytes=settings.cache_limit_bytes)
-        budget = settings.memory_budget_bytes
-        worker = Worker(store, cache, registry, options.clock, memory_budget_bytes=budget)
-        yield JobEnvironment(
-            graph,
-            store,
-            cache,
-            InProcessExecutor(worker),
-            registry,
-            options.clock,
-            options.driver_settings(),
-        )
-
-
-_FORMATS = ("text", "mermaid", "json")
 _ABSENT = {"foreach_batch": "start_attached starts a job that a query of your own feeds"}
 
 
@@ -228,7 +176,7 @@ class Pipeline:
 
     def _run_on_spark(self) -> Callable[[RunOptions], JobStatus]:
         """Return what runs the job on Spark, or raise what is wrong with the pipeline."""
-        graph = self.graph()
+        graph = self._graph_to_run()
         # Late: a run in process needs neither Spark nor the seconds it takes to load.
         with naming_missing_extras():
             from penstock.runtime.spark.running import run_on_spark
@@ -287,7 +235,7 @@ class Pipeline:
         check_streams(named)
         session = next(iter(named.values())).sparkSession
         chosen = RunOptions.of("attach", options, checkpoint=checkpoint, session=session)
-        job = AttachedJob(self.graph(), self.registry, chosen)
+        job = AttachedJob(self._graph_to_run(), self.registry, chosen)
         by_source = {job.which_source(name or None): named[name] for name in named}
         job.start()
         with ExitStack() as if_one_fails:
@@ -320,7 +268,7 @@ class Pipeline:
         chosen = RunOptions.of(
             "start_attached", options, checkpoint=checkpoint, session=session
         )
-        return AttachedJob(self.graph(), self.registry, chosen).start()
+        return AttachedJob(self._graph_to_run(), self.registry, chosen).start()
 
     def run_in_process(
         self, checkpoint: StorePlace, **options: Unpack[PacedOptions]
@@ -330,7 +278,7 @@ class Pipeline:
         This is for tests, notebooks and small jobs. `options` are those of `run`.
         """
         chosen = RunOptions.of("run_in_process", options, checkpoint=checkpoint)
-        return run_in_process(self.graph(), self.registry, chosen)
+        return run_in_process(self._graph_to_run(), self.registry, chosen)
 
     def check(self, checkpoint: StorePlace, **options: Unpack[PacedOptions]) -> StartCheck:
         """Say what `run` with the same arguments would do to the job's state, and do nothing.
@@ -347,8 +295,8 @@ class Pipeline:
         The job would start. Nothing was changed.
         """
         chosen = RunOptions.of("check", options, checkpoint=checkpoint)
-        graph, store = self.graph(), to_store(checkpoint)
-        with _in_process(graph, self.registry, chosen, store) as environment:
+        graph, store = self._graph_to_run(), to_store(checkpoint)
+        with in_process(graph, self.registry, chosen, store) as environment:
             return preview_start(environment, chosen.epochs)
 
     def start_in_process(
@@ -366,11 +314,13 @@ class Pipeline:
         <JobPhase.STOPPED: 'stopped'>
         """
         chosen = RunOptions.of("start_in_process", options, checkpoint=checkpoint)
-        run = partial(run_in_process, self.graph(), self.registry)
+        run = partial(run_in_process, self._graph_to_run(), self.registry)
         return RunningJob(self.name, run, chosen).start()
 
-    def explain(self, format: Literal["text", "mermaid", "json"] = "text") -> str:  # noqa: A002
+    def explain(self, format: Format = "text") -> Explanation:  # noqa: A002
         """Show how the pipeline will run: supersteps as text, or the graph as a drawing.
+
+        Notebooks show what this returns, and the pipeline itself, as a table.
 
         >>> import penstock as pen
         >>> p = pen.Pipeline("p")
@@ -383,21 +333,22 @@ class Pipeline:
           numbers: list_source(rows=1, splits=1)
           out: blackhole()
         """
-        if format not in _FORMATS:
-            raise UserError(
-                f"a pipeline cannot be explained as {format!r}"
-                f"{did_you_mean(format, _FORMATS)}",
-                code=ErrorCode.INVALID_CONFIG,
-            )
+        return explain(self.builder, format)
+
+    def _repr_html_(self) -> str:
+        return explain_as_html(self.builder)
+
+    def _graph_to_run(self) -> LogicalGraph:
+        """Return the graph, which must have a sink: without one a run would be in vain."""
         graph = self.graph()
-        displays = self.builder.displays
-        if format == "text":
-            shown = "".join(f"  {name}: {shown}\n" for name, shown in displays.items())
-            return (
-                f"job {self.name}\n{describe_plan(compile_graph(graph))}operators\n{shown}"
+        if all(MAIN in node.outputs for node in graph.nodes):
+            raise UserError(
+                f"pipeline {self.name!r} has no sink, so its rows would go nowhere: end a stream "
+                'with write("a-name", …), such as pen.stdout(). preview(n) of a stream shows rows '
+                "without one",
+                code=ErrorCode.INVALID_GRAPH,
             )
-        rendered = render(graph, {name: shown.fields for name, shown in displays.items()})
-        return to_mermaid(rendered) if format == "mermaid" else to_json(rendered)
+        return graph
 
 
 def _to_spec(source: SourceOperator | OperatorSpec | Readable) -> OperatorSpec:

@@ -20,6 +20,7 @@ from penstock.api.graph_builder import (
 )
 from penstock.core.spellings import OnBad
 from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import OperatorSpec
 from penstock.operators.expression_checks import derive_types
 from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
 from penstock.operators.frames import SchemaLike, to_stream_schema
@@ -197,13 +198,22 @@ class RowSteps:
         return self._with_function(FlatMapConfig, function, schema, "fail")
 
     @step(_broken, is_named=True)
-    def udf(self, name: str, declared: ResultSpec) -> "Stream":
+    def udf(self, name: str, declared: ResultSpec | OperatorSpec) -> "Stream":
         """Add a column that a user-defined function computes: see `udf`, `async_udf`, `native_udf`.
 
         The step needs a name because calls without an answer are kept in state under it. A
         column that the declaration names as its `output` is replaced.
         """
-        return self._then(declared.to_operator_spec(), name=name)
+        given: Any = declared
+        if not isinstance(given, ResultSpec | OperatorSpec):
+            raise UserError(
+                f"udf {name!r} takes a declared function, not {given!r:.80}: declare it, such as "
+                "pen.udf(function, returns=pa.int64(), inputs=['column'])",
+                code=ErrorCode.UDF_INVALID,
+                operator=name,
+            )
+        spec = given if isinstance(given, OperatorSpec) else given.to_operator_spec()
+        return self._then(spec, name=name)
 
     def _with_function(
         self,

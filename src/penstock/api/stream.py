@@ -20,6 +20,7 @@ from penstock.api.graph_builder import (
     Port,
     to_keys,
 )
+from penstock.api.in_process import Preview, preview
 from penstock.api.other_words import KEYED_HINTS, STREAM_HINTS, WINDOWED_HINTS
 from penstock.api.row_steps import RowSteps
 from penstock.api.windowing import Window, WindowStep, add_updating_aggregate
@@ -61,6 +62,30 @@ class AnyStream:
     def schema(self) -> StreamSchema:
         """The columns of its rows, which one is their event time, and which are their key."""
         return self.builder.schema_of(self.port)
+
+    def preview(
+        self, n: int = 10, *, max_rows: int = 10_000, timeout: DurationLike = "5s"
+    ) -> Preview:
+        """Run the pipeline up to here over a few rows, and return the first ones.
+
+        It runs in this process at parallelism 1, without sinks, and leaves no checkpoint. It
+        ends when it has `n` rows, when sources gave `max_rows`, or after `timeout` if they go
+        on for ever; so a window shows only if it closes within these rows.
+
+        >>> import penstock as pen, polars as pl
+        >>> rows = pen.Pipeline("p").read("numbers", pen.impulse(count=1_000_000))
+        >>> rows.select("counter").filter(pl.col("counter") % 2 == 1).preview(2)
+        shape: (2, 1)
+        ┌─────────┐
+        │ counter │
+        │ ---     │
+        │ i64     │
+        ╞═════════╡
+        │ 1       │
+        │ 3       │
+        └─────────┘
+        """
+        return preview(self, n, max_rows, timeout)
 
     @step(lambda stream: WindowedStream(stream.builder, None), is_named=True)
     @renamed(bad_times="on_bad")
@@ -158,6 +183,14 @@ class AnyStream:
         builder, spec = self.builder, _to_spec(step)
         name = builder.name_for(spec.kind) if name is None else name
         for stream in others:
+            other: object = stream
+            if not isinstance(other, AnyStream):
+                raise UserError(
+                    f"operator {name!r} cannot read from {other!r:.80}: give streams, which "
+                    "read and steps return",
+                    code=ErrorCode.INVALID_CONFIG,
+                    operator=name,
+                )
             if stream.builder is not builder:
                 raise UserError(
                     f"operator {name!r} of pipeline {builder.job!r} cannot read from a stream "
@@ -329,7 +362,7 @@ class Stream(AnyStream, RowSteps, EventTimeSteps):
         if name not in sides:
             raise UserError(
                 f"operator {operator!r} has no side output {name!r}"
-                f"{did_you_mean(name, sides)}. An operator declares them in side_outputs",
+                f"{did_you_mean(str(name), sides)}. An operator declares them in side_outputs",
                 code=ErrorCode.UNKNOWN_OUTPUT,
                 operator=operator,
                 output=name,

@@ -38,6 +38,7 @@ from penstock.operators.context import (
     SourceCollector,
     SourceContext,
 )
+from penstock.operators.frames import SchemaLike, as_schema
 from penstock.operators.operator import ArrowOperator, SourceOperator, SourcePlan
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
@@ -96,7 +97,7 @@ _LOCK = Lock()
 
 def list_source(
     rows: Any,
-    schema: StreamSchema | pa.Schema | None = None,
+    schema: SchemaLike = None,
     *,
     splits: int = 1,
     time_column: str | None = None,
@@ -119,6 +120,7 @@ def list_source(
             "both are at least 1",
             code=ErrorCode.INVALID_NUMBER,
         )
+    schema = as_schema(schema)
     given = schema.arrow if isinstance(schema, StreamSchema) else schema
     table = _without_views(_to_table(rows, given))
     if isinstance(schema, StreamSchema):

@@ -42,6 +42,19 @@ _PYTHON_TYPES: dict[Any, pa.DataType] = {
 }
 
 
+def column_name(given: Any) -> str | None:
+    """Return the name of the one column that a text or `pl.col(…)` names; None for anything else.
+
+    >>> column_name("n"), column_name(pl.col("n")), column_name(pl.col("n") + 1)
+    ('n', 'n', None)
+    """
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, pl.Expr) or not given.meta.is_column_selection():
+        return None
+    return None if given.meta.has_multiple_outputs() else given.meta.output_name()
+
+
 def to_arrow_schema(given: Any) -> pa.Schema:
     """Return a schema of Arrow, of Polars, or types by name, as an Arrow schema.
 
@@ -57,6 +70,13 @@ def to_arrow_schema(given: Any) -> pa.Schema:
             code=ErrorCode.INVALID_CONFIG,
         )
     return pa.schema([pa.field(str(n), _to_arrow_type(n, k)) for n, k in given.items()])
+
+
+def as_schema(given: SchemaLike) -> StreamSchema | pa.Schema | None:
+    """Return a schema that users gave: that of a stream as it is, others as Arrow's."""
+    if given is None or isinstance(given, StreamSchema):
+        return given
+    return to_arrow_schema(given)
 
 
 def to_stream_schema(given: SchemaLike, time_column: str | None) -> StreamSchema | None:

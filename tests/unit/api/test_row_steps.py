@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]  # it has no stubs here
@@ -311,3 +312,57 @@ def test_an_event_time_that_a_udf_replaces_by_something_else_is_none() -> None:
         output="at",
     )
     assert a_stream(rows, event_time="at").udf("m", moved).schema.time_column == "at"
+
+
+@pytest.mark.parametrize(
+    ("build", "hint"),
+    [
+        (lambda s: s.union("other"), "cannot read from 'other': give streams"),
+        (
+            lambda s: s.process("p", pen.call_udf("f"), 5),
+            "cannot read from 5: give streams",
+        ),
+        (lambda s: s.udf("u", None), "udf 'u' takes a declared function, not None"),
+        (lambda s: s.udf("u", len), "declare it, such as pen.udf(function, returns="),
+        (lambda s: s.side_output(None), "has no side output None"),
+    ],
+)
+def test_what_is_no_stream_function_or_output_is_refused_with_what_to_give(
+    build: Any, hint: str
+) -> None:
+    assert hint in str(mistake(build))
+
+
+def test_the_inputs_of_a_udf_are_names_or_plain_columns() -> None:
+    for inputs in ("n", ["n"], pl.col("n"), [pl.col("n")], ("n",)):
+        given: Any = inputs
+        double = pen.udf(lambda n: n * 2, returns=pa.int64(), inputs=given, output="m")
+        assert [row["m"] for row in run(a_stream().udf("double", double))] == [2, 4, 6]
+    for wrong in (cs.numeric(), [pl.col("n") + 1], 5, [None]):
+        given = wrong
+        with pytest.raises(UserError, match="are no columns: name them"):
+            pen.udf(len, returns=pa.int64(), inputs=given)
+
+
+@pytest.mark.parametrize(
+    "schema", [pl.Schema({"n": pl.Int64}), {"n": int}, {"n": pl.Int64}]
+)
+def test_sources_take_schemas_of_any_library(schema: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"n": 1, "m": 2}\n')
+    for source in (
+        pen.list_source([{"n": 1}], schema),
+        pen.files(tmp_path / "*.jsonl", schema=schema),
+    ):
+        stream = pen.Pipeline("p").read("rows", source)
+        assert stream.schema.arrow == schema_of(n=pa.int64())
+        assert stream.preview().rows() == [{"n": 1}]
+
+
+def test_folders_of_a_sink_are_named_by_columns(tmp_path: Path) -> None:
+    for columns in ("user", ["user"], pl.col("user")):
+        given: Any = columns
+        spec = pen.files(tmp_path, "parquet", partition_by=given)
+        assert tuple(spec.partition_by) == ("user",)
+    wrong: Any = cs.string()
+    with pytest.raises(UserError, match=r"partition_by=.* are no columns: name them"):
+        pen.files(tmp_path, "parquet", partition_by=wrong)

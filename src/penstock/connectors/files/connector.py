@@ -25,6 +25,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError, did_you_mean, hide_secrets
 from penstock.graph.logical import OperatorSpec, Plain
+from penstock.operators.frames import SchemaLike, as_schema, column_name
 from penstock.state.storage.urls import absolute_url, to_url
 
 _ENDINGS: Mapping[str, FormatName] = {
@@ -44,13 +45,13 @@ def files(
     path: str | PathLike[str],
     format: FormatName | None = None,  # noqa: A002 (what users call it everywhere)
     *,
-    schema: StreamSchema | pa.Schema | None = None,
+    schema: SchemaLike = None,
     discover: bool | DurationLike = False,
     remember: DurationLike = "7d",
     in_time_order: bool = False,
     on_bad: OnBad = "fail",
     moved_from: str | PathLike[str] | None = None,
-    partition_by: Sequence[str] = (),
+    partition_by: str | Sequence[str] = (),
     target_bytes: int | None = None,
     store_options: Mapping[str, Plain] | None = None,
 ) -> "FilesSpec":
@@ -59,7 +60,7 @@ def files(
     `format` is "parquet", "jsonl" (JSON lines) or "csv" (with a header, read only); unless it
     is given, it follows from the ending of the path. `store_options` are those of `open_store`.
 
-    Reading: without `schema` the columns are those of the first file by name, and all files
+    Reading: `schema` is Arrow's, Polars' or types by name. Without it the columns are those of the first file by name, and all files
     must have exactly these. With it, other columns are skipped. Folders named `column=value`
     behind the first wildcard are columns, too. `discover=True` looks for new
     files for ever, every second; a duration such as "10s" sets another interval. Otherwise the
@@ -101,6 +102,10 @@ def files(
         problems.append(error.message)
     if discover_micros is not None and discover_micros < _MIN_DISCOVER_MICROS:
         problems.append(f"discover is {discover!r}: it must be at least 1ms")
+    listed = partition_by if isinstance(partition_by, list | tuple) else [partition_by]
+    names = [column_name(one) for one in listed]
+    if None in names:
+        problems.append(f"partition_by={partition_by!r:.80} are no columns: name them")
     if problems:
         raise UserError(
             f"files {path!r} cannot be named so: {'; '.join(problems)}",
@@ -110,13 +115,13 @@ def files(
     return FilesSpec(
         path,
         format or next((f for end, f in _ENDINGS.items() if path.endswith(end)), None),
-        schema=schema,
+        schema=as_schema(schema),
         discover_micros=discover_micros,
         remember_micros=remember_micros,
         in_time_order=in_time_order,
         diverts_bad=diverts,
         moved_from=None if moved_from is None else to_url(moved_from),
-        partition_by=partition_by,
+        partition_by=tuple(name for name in names if name is not None),
         target_bytes=target_bytes,
         store_options=store_options or {},
     )

@@ -7,6 +7,7 @@
 | the rest | as Spark itself maps it to Arrow |
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -17,9 +18,10 @@ from pyspark.sql.types import StructType
 from penstock.core.batch import find_differences
 from penstock.core.schema import StreamSchema
 from penstock.errors import SchemaError, did_you_mean
+from penstock.operators.frames import to_arrow_schema as arrow_schema_given
 
-SchemaLike: TypeAlias = StreamSchema | pa.Schema | StructType
-"""What users give: a stream's schema, an Arrow schema, or that of a DataFrame."""
+SchemaLike: TypeAlias = StreamSchema | pa.Schema | Mapping[str, Any] | StructType
+"""What users give: the schema of a stream, of Arrow, of Polars, types by name, or a DataFrame's."""
 
 _PLAIN = (
     *(pa.bool_(), pa.string(), pa.binary(), pa.date32()),
@@ -42,7 +44,9 @@ def to_stream_schema(schema: SchemaLike) -> StreamSchema:
     """Return what users gave as the schema of a stream."""
     if isinstance(schema, StructType):
         schema = arrow_schema_of(schema)
-    return schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
+    if isinstance(schema, StreamSchema):
+        return schema
+    return StreamSchema(arrow_schema_given(schema))
 
 
 def arrow_schema_of(schema: StructType) -> pa.Schema:
