@@ -51,10 +51,9 @@ def shared_session() -> SparkSession:
     return session
 
 
-def last_job() -> int:
-    """Return the number of the last Spark job of the shared session; they are counted one by one."""
-    tracker = shared_session().sparkContext.statusTracker()
-    return max(tracker.getJobIdsForGroup(None), default=-1)
+def job_ids() -> set[int]:
+    """Return the Spark jobs of the shared session that it remembers and that are in no group."""
+    return set(shared_session().sparkContext.statusTracker().getJobIdsForGroup(None))
 
 
 def run_module(

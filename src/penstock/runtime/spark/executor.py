@@ -52,9 +52,16 @@ from penstock.runtime.spark.failures import (
 )
 from penstock.runtime.spark.frame_source import fed_frame
 from penstock.runtime.spark.jvm import call_within, is_gone
-from penstock.runtime.spark.session import COMPACTIONS, EPOCHS, cancel_jobs, job_thread
+from penstock.runtime.spark.session import (
+    COMPACTIONS,
+    EPOCHS,
+    cancel_jobs,
+    context_of,
+    job_thread,
+)
 from penstock.runtime.spark.task import (
     SPARK_SCHEMA,
+    Farewell,
     SuperstepTask,
     WorkerSpec,
     from_batches,
@@ -164,6 +171,7 @@ _EPOCH = "epoch"
 _FEW_ORDERS, _SMALL_BYTES = 16, 4 << 20
 _CANCEL_SECONDS = 1.0
 _CANCELS = 10
+_FAREWELL_SECONDS = 5.0
 _COMPACTION_SECONDS = 10.0
 """How long a compaction may go on when the executor is closed: what it did is used by nobody."""
 
@@ -182,11 +190,15 @@ class SparkExecutor:
         *,
         restart: Callable[[], SparkSession] | None = None,
     ) -> None:
-        """Run on a session; `restart` returns another one when this has ended, or raises."""
+        """Run on a session; `restart` starts another one when it has ended.
+
+        Without `restart` the session is the user's, and goes on after the job.
+        """
         self._worker = worker
         self._restart = restart
         self.tag = f"penstock-{worker.name}"
         """The tag of all its Spark jobs, by which they can be cancelled."""
+        self._has_run = False
         self._compacting: list[Future[Sequence[CompactionResult]]] = []
         self._cancelled: Future[None] = Future()
         """Done when no epoch is to be run any more."""
@@ -204,6 +216,7 @@ class SparkExecutor:
     ) -> Sequence[TaskReport]:
         """Run all supersteps as one job and return every report that came back."""
         del parent  # workers read it: in every closure its size would grow as tasks squared
+        self._has_run = True
         running = self._epochs.submit(self._run_epoch, job, epoch)
         limit = epoch.deadline_micros
         awaited: list[Future[Any]] = [running, self._cancelled]
@@ -280,8 +293,9 @@ class SparkExecutor:
             return
         if self._restart is None:
             raise ExternalError(
-                "the Spark session that the job runs on has ended. Start Spark and the job "
-                "again: it goes on after its last epoch",
+                "the Spark session that the job was given has ended: its JVM was killed, or the "
+                "session was stopped. Start Spark and the job again: it goes on after its last "
+                "epoch",
                 code=ErrorCode.ENGINE_GONE,
             )
         self.forget_compactions()
@@ -297,8 +311,22 @@ class SparkExecutor:
         last = self._epochs.submit(_nothing)
         if late or futures.wait([last], _CANCEL_SECONDS).not_done:
             self._cancel_until_done([*late, last])
+        if self._restart is None and self._has_run:
+            futures.wait([self._epochs.submit(self._say_farewell)], _FAREWELL_SECONDS)
         self._epochs.close()
         self._compactions.close()
+
+    def _say_farewell(self) -> None:
+        """Release operators in Python processes that Spark keeps; best effort, as all of this.
+
+        Which processes there are nobody knows: as many tasks as run at a time reach most.
+        """
+        context = context_of(self._session)
+        if context is None:
+            return
+        context.setJobGroup(f"{self.tag}-farewell", "release operators")
+        rows = _numbered(self._session, context.defaultParallelism)
+        rows.mapInArrow(Farewell(self._worker.name), RESULT_SCHEMA).toArrow()
 
     def _frame(self, job: PhysicalPlan, epoch: EpochPlan) -> DataFrame:
         """Return the DataFrame that runs an epoch: the standing one, or one for this epoch."""

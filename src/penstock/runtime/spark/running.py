@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from penstock.core.clock import new_token
 from penstock.core.ids import JobId
 from penstock.core.settings import Settings, current, variable
-from penstock.errors import ErrorCode, ExternalError, PenstockError, UserError
+from penstock.errors import ErrorCode, PenstockError, UserError
 from penstock.graph.logical import LogicalGraph
 from penstock.operators.registry import Registry
 from penstock.operators.user_functions import pickle_function
@@ -84,7 +84,9 @@ def run_on_spark(graph: LogicalGraph, registry: Registry, options: RunOptions) -
             graph,
             store,
             FileCache(Path(cache_root), limit_bytes=settings.cache_limit_bytes),
-            SparkExecutor(engine.session, spec, restart=engine.restart),
+            SparkExecutor(
+                engine.session, spec, restart=engine.restart if engine.is_ours else None
+            ),
             registry,
             settings=options.driver_settings(),
             side_work=SideWork(_WRITERS),
@@ -106,17 +108,11 @@ class _Engine:
     """The session that was given, found or started: what users see."""
     session: SparkSession
     """The one beside it that epochs run on."""
-    replace: Callable[[SparkSession], SparkSession] | None
+    is_ours: bool
+    replace: Callable[[SparkSession], SparkSession]
 
     def restart(self) -> SparkSession:
         """Start Spark again after its JVM has ended; return the session for epochs."""
-        if self.replace is None:
-            raise ExternalError(
-                "the Spark session that the job was given has ended: its JVM was killed, or the "
-                "session was stopped. Start Spark and the job again: it goes on after its last "
-                "epoch",
-                code=ErrorCode.ENGINE_GONE,
-            )
         self.theirs = self.replace(self.theirs)
         self.session = adopt_session(self.theirs)
         return self.session
@@ -158,7 +154,7 @@ class _OwnSpark:
             else:
                 _check_master(theirs, options.master)
             self._users += is_ours
-        engine = _Engine(theirs, theirs, partial(self._replace, start) if is_ours else None)
+        engine = _Engine(theirs, theirs, is_ours, partial(self._replace, start))
         try:
             engine.session = adopt_session(theirs)
             yield engine

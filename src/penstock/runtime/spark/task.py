@@ -24,6 +24,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -272,6 +273,28 @@ def worker_of(spec: WorkerSpec) -> Worker:
     while len(_workers) > _MOST_WORKERS:
         _workers.pop(next(iter(_workers))).forget()
     return worker
+
+
+_SIDE_BY_SIDE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """Releases what a job has left in a Python process that Spark keeps, for `mapInArrow`."""
+
+    name: str
+    """The name of the job's `WorkerSpec`."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Release the job's worker, if this process has one."""
+        for _ in batches:
+            pass
+        worker = _workers.pop(self.name, None)
+        if worker is not None:
+            worker.forget()
+        # So long that the tasks run side by side, each in another process.
+        time.sleep(_SIDE_BY_SIDE_SECONDS)
+        yield from ()
 
 
 _RELEASE_SECONDS = 10
