@@ -119,7 +119,7 @@ proto-check: $(PROTO_READY) ## Prove that the committed code is what `make proto
 
 .PHONY: docs
 docs: $(DOCS_READY) ## Build the documentation as a site into site/; fails on a broken link
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 	@echo "docs: open site/index.html"
 
 .PHONY: check

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages made from other files, and links that leave the docs folder.
+"""Hooks of MkDocs: pages made from other files, links that leave the docs folder, examples.
 
     index.md          README.md
     changelog.md      CHANGELOG.md
@@ -7,6 +7,7 @@
 
 A link of a page to a file of the checkout leads to that file's page. A file without a page,
 such as a module, is named without a link. A link to a file that does not exist ends the build.
+Examples of docstrings, which begin with `>>>`, are shown as code.
 """
 
 import ast
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from griffe import Extension, Object
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -48,8 +50,11 @@ SECTIONS = {
     "testing": "Test kit",
 }
 """What the modules below each package are about, the most special first."""
-_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
-_CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+_LINK = r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)]*)?\)"
+_CODE = r"^```.*?^```|`[^`\n]+`"
+_LINK_OR_CODE = re.compile(f"{_LINK}|{_CODE}", re.DOTALL | re.MULTILINE)
+"""Whichever comes first: a link's text may have code in it, and code what looks like a link."""
+_EXAMPLE = re.compile(r"^>>> .*\n?(?:.+\n?)*", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -71,7 +76,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
     def replace(link: re.Match[str]) -> str:
         target = link["target"]
-        if "://" in target or target.startswith("mailto:"):
+        if target is None or "://" in target or target.startswith("mailto:"):
             return link[0]
         path = os.path.normpath(Path(source).parent / target)
         if path in PAGES or path.startswith("docs/"):
@@ -82,21 +87,33 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             raise PluginError(f"{source} links to {target}, which does not exist")
         return f"{link['text']} (`{path}`)"
 
-    parts, end = [], 0
-    for code in _CODE.finditer(markdown):
-        parts += [_LINK.sub(replace, markdown[end : code.start()]), code[0]]
-        end = code.end()
-    return "".join([*parts, _LINK.sub(replace, markdown[end:])])
+    return _LINK_OR_CODE.sub(replace, markdown)
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> None:
+    """End the build if an example is shown as a quotation of a quotation of a quotation."""
+    if re.search(r"(<blockquote>\s*){3}", html):
+        raise PluginError(f"{page.file.src_uri} has an example that is not shown as code")
 
 
 def describe_package(package: str, about: str) -> Iterator[str]:
-    """Yield the lines of a page of reference: its names by section, sorted."""
+    """Yield the lines of a page of reference: its names by section, sorted.
+
+    What the page of another package has already is named with a link to it.
+    """
     yield from (f"# {package}", "", about, "")
+    elsewhere = names_of("penstock") if package != "penstock" else {}
     sections: dict[str, list[str]] = {}
+    also: list[str] = []
     for name, home in sorted(names_of(package).items(), key=lambda item: item[0].lower()):
+        if elsewhere.get(name) == home:
+            also.append(f"[`{name}`][{home}.{name}]")
+            continue
         place = home.removeprefix("penstock.") + "."
         title = next(t for start, t in SECTIONS.items() if place.startswith(f"{start}."))
         sections.setdefault(title, []).append(f"{home}.{name}")
+    if also:
+        yield from (f"It also has {', '.join(also)}.", "")
     for title in dict.fromkeys(SECTIONS.values()):
         if title in sections:
             yield from (f"## {title}", "")
@@ -114,3 +131,17 @@ def names_of(package: str) -> dict[str, str]:
             home = ".".join([*above, line.module or ""])
             homes.update((alias.name, home) for alias in line.names)
     return homes
+
+
+class Examples(Extension):  # type: ignore[misc]  # griffe is not there when types are checked
+    """Marks examples in docstrings as code, which Markdown takes for quotations of quotations."""
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        """Put the examples of an object's docstring into fences."""
+        if obj.docstring is not None:
+            obj.docstring.value = fence_examples(obj.docstring.value)
+
+
+def fence_examples(docstring: str) -> str:
+    """Return a docstring with fences around its examples: from `>>>` to the next blank line."""
+    return _EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", docstring)

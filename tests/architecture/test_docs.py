@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.project import (
+    ROOT,
     SOURCE,
     Block,
     blocks_of,
@@ -117,6 +118,20 @@ def test_the_examples_in_docstrings_are_true(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_site_has_every_page_in_its_navigation() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    shown = set(re.findall(r": ([\w/]+\.md)$", site, re.MULTILINE))
+    docs = ROOT / "docs"
+    assert {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - shown == set()
+
+
+def test_warnings_end_the_build_of_the_site() -> None:
+    """What MkDocs is told not to say it does not count either: `--quiet` undoes `--strict`."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (build,) = re.findall(r"mkdocs build(.*)", makefile)
+    assert build.split() == ["--strict"]
 
 
 def test_relative_links_lead_to_files_that_exist() -> None:
