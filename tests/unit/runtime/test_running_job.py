@@ -7,12 +7,24 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from typing_extensions import override
 
 import penstock as pen
+from penstock.api.pipeline import run_in_process
 from penstock.errors import StateError, UserCodeError, UserError
+from penstock.operators import (
+    ArrowCollector,
+    ArrowOperator,
+    EndOfData,
+    OperatorContext,
+    Stop,
+)
+from penstock.runtime.driver.options import RunOptions
 from penstock.state.storage.memory import MemoryStore
 
 LIMIT_SECONDS = 60
@@ -97,7 +109,7 @@ def test_a_wait_ends_after_its_timeout_and_the_job_goes_on() -> None:
         assert job.is_running
 
 
-@pytest.mark.parametrize("timeout", [-1, "soon", True, [1]])
+@pytest.mark.parametrize("timeout", [-1, "soon", True, [1], float("nan")])
 def test_a_timeout_that_is_none_is_refused(timeout: object) -> None:
     with running(numbers()) as job, pytest.raises(UserError, match="not a valid timeout"):
         job.wait(timeout)  # type: ignore[arg-type]
@@ -293,3 +305,106 @@ def test_a_signal_stops_the_job_that_the_main_thread_waits_for(
     threading.Thread(target=send_when_somebody_waits).start()
     assert job.wait(LIMIT_SECONDS).phase is pen.JobPhase.STOPPED
     assert signal.getsignal(number) is before
+
+
+class HeldUntilItWaits(pen.RunningJob):
+    """A job that goes on after its first epoch only when somebody waits for its end."""
+
+    def __init__(self, pipeline: pen.Pipeline) -> None:
+        self._go = threading.Event()
+        run = partial(run_in_process, pipeline.graph(), pipeline.registry)
+        options = RunOptions(checkpoint=MemoryStore(), on_status=self._hold)
+        super().__init__(pipeline.name, run, options)
+
+    def _hold(self, status: pen.JobStatus) -> None:
+        if status.epochs_run:
+            self._go.wait(LIMIT_SECONDS)
+
+    @override
+    def wait(self, timeout: Any = None) -> pen.JobStatus:
+        self._go.set()
+        return super().wait(timeout)
+
+
+_CLOSED = threading.Event()
+
+
+class NotesClose(ArrowOperator):
+    @override
+    def name(self) -> str:
+        return "notes_close"
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        collector.collect(batch)
+
+    @override
+    def on_close(
+        self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        _CLOSED.set()
+
+
+def test_leaving_the_block_keeps_the_mode_of_a_stop_that_was_asked_for_inside() -> None:
+    _CLOSED.clear()
+    pipeline = pen.Pipeline("closing")
+    read = pipeline.read("numbers", pen.impulse(rate=1_000))
+    read.process("notes", NotesClose()).write("out", pen.blackhole())
+    with HeldUntilItWaits(pipeline).start() as job:
+        job.stop(pen.StopMode.GRACEFUL)
+    assert job.status.phase is pen.JobPhase.STOPPED
+    assert _CLOSED.is_set()
+
+
+def test_signals_count_over_all_waits_of_a_program_that_waits_for_a_while_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = threading.Event()
+
+    def hold(status: pen.JobStatus) -> None:
+        if status.epochs_run:
+            held.wait(LIMIT_SECONDS)
+
+    before = signal.getsignal(signal.SIGINT)
+    job = numbers().start_in_process(MemoryStore(), on_status=hold)
+
+    def send_when_somebody_waits() -> None:
+        while signal.getsignal(signal.SIGINT) is before:
+            threading.Event().wait(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    try:
+        for _ in range(2):
+            sender = threading.Thread(target=send_when_somebody_waits)
+            sender.start()
+            with pytest.raises(TimeoutError):
+                job.wait("1s")
+            sender.join()
+    finally:
+        held.set()
+    assert job.wait(LIMIT_SECONDS).phase is pen.JobPhase.STOPPED
+    said = [record.getMessage() for record in caplog.records]
+    assert "SIGINT: job 'numbers' stops at once" in said
+
+
+def test_a_failure_is_not_logged_as_unseen_while_another_thread_still_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with running(failing()) as job:
+        waits = threading.Event()
+
+        def wait() -> None:
+            waits.set()
+            with pytest.raises(UserCodeError):
+                job.wait(LIMIT_SECONDS)
+
+        other = threading.Thread(target=wait)
+        other.start()
+        assert waits.wait(LIMIT_SECONDS)
+        with pytest.raises(TimeoutError):
+            job.wait("100ms")
+        _FAILS.set()
+        other.join(LIMIT_SECONDS)
+    assert not any("nobody waits" in record.getMessage() for record in caplog.records)

@@ -18,8 +18,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
@@ -63,7 +62,11 @@ class RunningJob:
         self._wanted: StopMode | None = None
         self._error: BaseException | None = None
         self._has_begun = False
-        self._is_awaited = False
+        self._signals = StopSignals(name)
+        """They count over all waits: a program may wait for a second again and again."""
+        self._signals.direct(self.stop, partial(self.stop, StopMode.IMMEDIATE))
+        self._waiting = 0
+        """How many threads wait for its end."""
         self._begun_or_ended = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(
@@ -103,7 +106,7 @@ class RunningJob:
             _RUNNING.add(self)
         self._thread.start()
         try:
-            with self._listening():
+            with self._signals.listening():
                 _wait_for(self._begun_or_ended)
         except BaseException:
             self.stop(StopMode.IMMEDIATE)
@@ -133,12 +136,13 @@ class RunningJob:
                 f"job {self._name!r} cannot wait for itself: wait for it in another thread",
                 code=ErrorCode.INVALID_CONFIG,
             )
-        self._is_awaited = True
+        seconds = _to_seconds(timeout)
+        self._count_waiting(1)
         try:
-            with self._listening():
-                has_ended = self._await_end(_to_seconds(timeout))
+            with self._signals.listening():
+                has_ended = self._await_end(seconds)
         finally:
-            self._is_awaited = False
+            self._count_waiting(-1)
         if not has_ended:
             raise TimeoutError(
                 f"job {self._name!r} has not ended within {timeout!r}, it is "
@@ -154,32 +158,33 @@ class RunningJob:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         del kind, trace
         try:
-            self.stop()
+            # A stop that was asked for before stays as it is.
+            self.stop(self._wanted or StopMode.CHECKPOINT)
             self.wait()
         except Exception as own:
             if error is None:
                 raise
             error.add_note(f"The job ended with: {own}")
 
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Let signals stop the job while the body waits for it in the main thread."""
-        signals = StopSignals(self._name)
-        with signals.listening():
-            signals.direct(self.stop, partial(self.stop, StopMode.IMMEDIATE))
-            yield
+    def _count_waiting(self, change: int) -> None:
+        with self._lock:
+            self._waiting += change
 
     def _await_end(self, seconds: float | None) -> bool:
         """Wait, and return whether the job has ended."""
         return _wait_for(self._ended, seconds)
 
     def _request(self, mode: StopMode) -> None:
+        driver = self._want(mode)
+        if driver is not None and self.is_running:
+            driver.request_stop(mode)
+
+    def _want(self, mode: StopMode) -> JobDriver | None:
+        """Note a request to stop; return the driver to pass it on to, if there is one."""
         with self._lock:
             if self._wanted is not StopMode.IMMEDIATE:
                 self._wanted = mode
-            driver = self._driver
-        if driver is not None and self.is_running:
-            driver.request_stop(mode)
+            return self._driver
 
     def _take(self, driver: JobDriver) -> None:
         """Take the driver over that runs the job; a stop may have been requested before."""
@@ -222,7 +227,7 @@ class RunningJob:
         is_fenced = isinstance(error, FencedError)
         phase = JobPhase.FENCED if is_fenced else JobPhase.FAILED
         self._status = replace(self._status, phase=phase, error=str(error))
-        if self._has_begun and not self._is_awaited:
+        if self._has_begun and not self._waiting:
             _log.error("job %r failed, and nobody waits for it: %s", self._name, error)
 
     def _close(self) -> None:
@@ -250,7 +255,7 @@ def _to_seconds(timeout: Any) -> float | None:
         return None
     if isinstance(timeout, str | timedelta):
         return to_micros(timeout, "timeout") / 1_000_000
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
         raise UserError(
             f"{timeout!r} is not a valid timeout: give seconds, or a text such as '10s'",
             code=ErrorCode.INVALID_NUMBER,
@@ -279,4 +284,4 @@ def _stop_all() -> None:
     for job in left:
         job.stop(StopMode.IMMEDIATE)
     for job in left:
-        job._thread.join(max(0.0, ends_at - time.monotonic()))  # noqa: SLF001 (of this file)
+        job._ended.wait(max(0.0, ends_at - time.monotonic()))  # noqa: SLF001 (of this file)

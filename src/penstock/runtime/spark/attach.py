@@ -152,7 +152,8 @@ class AttachedJob(RunningJob):
                 if ends_at is not None and time.monotonic() >= ends_at:
                     return False
         if self.queries:
-            super()._request(StopMode.CHECKPOINT)
+            # The queries may have ended by a stop in a mode that is not passed on yet.
+            super()._request(self._wanted or StopMode.CHECKPOINT)
         left = None if ends_at is None else max(0.0, ends_at - time.monotonic())
         return super()._await_end(left)
 
@@ -180,6 +181,7 @@ class AttachedJob(RunningJob):
         if not self.queries:
             super()._request(mode)
             return
+        self._want(mode)
         if mode is StopMode.IMMEDIATE:
             self._is_hasty = True
             super()._request(mode)
