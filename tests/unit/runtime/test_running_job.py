@@ -15,7 +15,7 @@ import pytest
 from typing_extensions import override
 
 import penstock as pen
-from penstock.api.pipeline import run_in_process
+from penstock.api.in_process import run_in_process
 from penstock.errors import StateError, UserCodeError, UserError
 from penstock.operators import (
     ArrowCollector,

@@ -95,7 +95,7 @@ def fail_with(error: Exception) -> Callable[[], int]:
 
 @pytest.mark.parametrize("ends", ["settle", "close"])
 def test_a_call_that_is_waited_for_is_told_to_leave_off(ends: str) -> None:
-    work = SideWork(1)
+    work = SideWork(1, patience_seconds=0.01)
     begun = threading.Event()
 
     def collect() -> None:
@@ -108,3 +108,22 @@ def test_a_call_that_is_waited_for_is_told_to_leave_off(ends: str) -> None:
     getattr(work, ends)()
     assert not work.is_settling
     work.close()
+
+
+def test_a_call_that_is_soon_done_is_not_told_to_leave_off() -> None:
+    work, told = SideWork(1, patience_seconds=60), list[bool]()
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def collect() -> None:
+        begun.set()
+        assert goes_on.wait(60)
+        told.append(work.is_settling)
+
+    work.start(collect)
+    assert begun.wait(60)
+    waiting = threading.Thread(target=work.close)
+    waiting.start()
+    waiting.join(0.05)
+    goes_on.set()
+    waiting.join(60)
+    assert told == [False]

@@ -43,10 +43,17 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+_PATIENCE_SECONDS = 2.0
+"""How long a call may go on that is waited for: most are done by then."""
+
+
 class SideWork:
     """Some threads of one driver, or none."""
 
-    def __init__(self, threads: int = 0) -> None:
+    def __init__(
+        self, threads: int = 0, *, patience_seconds: float = _PATIENCE_SECONDS
+    ) -> None:
+        self._patience_seconds = patience_seconds
         self._writers: ThreadPoolExecutor | None = None
         self._aside: ThreadPoolExecutor | None = None
         if threads:
@@ -54,7 +61,7 @@ class SideWork:
             self._aside = ThreadPoolExecutor(1, "penstock-aside")
         self._started: Future[object] | None = None
         self.is_settling = False
-        """Whether somebody waits for the call under way, which then leaves off if it can."""
+        """Whether the call under way is waited for too long, and so leaves off if it can."""
 
     def run_all(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Make all calls; raise the first failure when none of them is under way."""
@@ -77,10 +84,14 @@ class SideWork:
             self.settle()
 
     def settle(self) -> None:
-        """Wait for the call under way, and raise its failure."""
+        """Wait for the call under way, and raise its failure.
+
+        A job that only ever runs for a few epochs would otherwise never end one.
+        """
         if self._started is None:
             return
         done, self._started = self._started, None
+        wait([done], self._patience_seconds)
         self.is_settling = True
         try:
             done.result()

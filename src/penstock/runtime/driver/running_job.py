@@ -255,7 +255,11 @@ def _to_seconds(timeout: Any) -> float | None:
         return None
     if isinstance(timeout, str | timedelta):
         return to_micros(timeout, "timeout") / 1_000_000
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+    if (
+        isinstance(timeout, bool)
+        or not isinstance(timeout, int | float)
+        or not timeout >= 0
+    ):
         raise UserError(
             f"{timeout!r} is not a valid timeout: give seconds, or a text such as '10s'",
             code=ErrorCode.INVALID_NUMBER,

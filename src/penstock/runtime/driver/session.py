@@ -96,7 +96,10 @@ class JobSession:
         self._previous_micros = (
             None if manifest is None else manifest.processing_time_micros
         )
-        self._published_since_collection = 0
+        # By the epoch's number: else a job that runs for a few epochs each would never collect.
+        self._published_since_collection = (
+            decision.next_epoch - 1
+        ) % settings.collect_every
         self._collections = 0
         self._warn_of_loss()
         for operator, planned in self.planner.sources.items():
