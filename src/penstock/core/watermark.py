@@ -17,6 +17,7 @@ These rules say how far the event time of an operator with several inputs has co
 |---|---|
 | an input without a watermark yet keeps the result unknown | its rows may have any time |
 | an idle input is left out | it must not hold the others back |
+| so is one without event time that has sent none, beside inputs with event time | it may never have one |
 | if all inputs are idle, the result is idle | an input that wakes may still fill open windows |
 | an ended input is left out, too | the result is the end only when all inputs have ended |
 | the result never goes back | what was closed stays closed |

@@ -223,6 +223,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         super().__init__(parts, context, collector)
         self._tick_micros = _tick_micros(parts.instance, task)
         self._total_inputs = len(node.inputs)
+        self._is_timed = [stream.time_column is not None for stream in node.inputs]
         self._last_output: EventTime | None = None
         self._previous: tuple[InputWatermark, ...] = ()
         self._advance = Advance((), None)
@@ -278,6 +279,12 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
 
         No hook of an operator that was closed for good is called.
         """
+        if any(self._is_timed):
+            # An input whose rows have no event time may never get a watermark.
+            watermarks = [
+                IDLE if said is None and not is_timed else said
+                for said, is_timed in zip(watermarks, self._is_timed, strict=True)
+            ]
         self._advance = advance(self._previous, watermarks)
         watermark = self._advance.watermark
         self.context.watermark = self._advance.event_time
