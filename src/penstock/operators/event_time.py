@@ -114,13 +114,20 @@ def watermark_of_ended(
     return reached if isinstance(reached, EventTime) else None
 
 
-def last_watermark(ended: Iterable[SplitState], spec: WatermarkSpec) -> Watermark:
+def last_watermark(
+    ended: Iterable[SplitState], spec: WatermarkSpec, before_micros: int | None = None
+) -> Watermark:
     """Return the highest watermark of splits that have ended, for the epoch in which all have.
 
     Without it event time would not advance in a source that reads each split in one epoch.
+    `before_micros` is the latest event time of splits that had ended in earlier epochs.
     """
     latest = [s.max_event_time_micros for s in ended if s.max_event_time_micros is not None]
-    return _to_event_time(max(latest), spec) if latest else IDLE
+    if not latest:
+        return IDLE
+    if before_micros is not None:
+        latest.append(before_micros)
+    return _to_event_time(max(latest), spec)
 
 
 def next_idle_micros(
@@ -251,16 +258,23 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Note the latest event time of every partition, and pass the rows on."""
-        times = self._timed(ctx.inputs[0]).event_times_of(batch)
-        column = self.config.partition_column
-        found: dict[str | None, int] = (
-            {_own_name(ctx): int(times.max())}
-            if column is None
-            else _latest_by(batch.column(column), times)
-        )
-        for name, micros in found.items():
+        for name, micros in self._latest_of(batch, ctx).items():
             self._latest[name] = max(micros, self._latest.get(name, micros))
         collector.collect(batch)
+
+    def _latest_of(
+        self, batch: pa.RecordBatch, ctx: OperatorContext
+    ) -> dict[str | None, int]:
+        stream, column = self._timed(ctx.inputs[0]), self.config.partition_column
+        is_timed = batch.column(str(stream.time_column)).is_valid()
+        # Operators that need event times decide what happens to rows without one.
+        timed = batch.filter(is_timed) if is_timed.false_count else batch
+        if not timed.num_rows:
+            return {}
+        times = stream.event_times_of(timed)
+        if column is None:
+            return {_own_name(ctx): int(times.max())}
+        return _latest_by(timed.column(column), times)
 
     @override
     def handle_watermark(

@@ -112,7 +112,8 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         states, spec = self.context.split_states, self.node.watermark
         if all(state.ended for state in states.values()):
             ended_now = (state for state in self._changed.values() if state.ended)
-            return IDLE if spec is None else last_watermark(ended_now, spec)
+            before = self._assignment.ended_micros
+            return IDLE if spec is None else last_watermark(ended_now, spec, before)
         if spec is None:
             return None
         return watermark_of_splits(states, spec, self.context.processing_time_micros)

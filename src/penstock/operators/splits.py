@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.core.arrow_types import Micros
+from penstock.core.arrow_types import to_micros_within_reach
 from penstock.core.clock import Clock
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MIN_MICROS
@@ -157,9 +157,11 @@ class SplitTimes:
 
     def note_read(self, batch: pa.RecordBatch) -> None:
         """Note rows that may be filtered later."""
-        times = self._times_of(batch)
-        if times is None:
+        timed = self._timed(batch)
+        if timed is None:
             return
+        # A row that is too far away to count may be dropped by the filters.
+        times = to_micros_within_reach(timed.column(0))
         limit = MIN_MICROS if self._limit_micros is None else self._limit_micros
         is_ahead = times > limit
         if is_ahead.any():
@@ -193,15 +195,25 @@ class SplitTimes:
 
     def note_passed(self, batch: pa.RecordBatch) -> None:
         """Note rows that count."""
-        times = self._times_of(batch)
-        if times is not None:
-            self._note(int(times.max()))
+        timed = self._timed(batch)
+        if timed is None:
+            return
+        try:
+            times = self._stream.event_times_of(timed)
+        except SchemaError as error:
+            raise SchemaError(
+                f"source {self._source!r} emitted rows whose event time cannot be told: "
+                f"{error.message}",
+                operator=self._source,
+                split=self.split,
+            ) from error
+        self._note(int(times.max()))
 
     def _note(self, micros: int) -> None:
         known = self.latest.get(self.split)
         self.latest[self.split] = micros if known is None else max(known, micros)
 
-    def _times_of(self, batch: pa.RecordBatch) -> Micros | None:
+    def _timed(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Return the event times of rows that have one; None without any."""
         name = self._stream.time_column
         if name is None:
@@ -210,17 +222,7 @@ class SplitTimes:
         if timed.column(0).null_count:
             # Operators that need event times decide what happens to rows without one.
             timed = timed.filter(timed.column(0).is_valid())
-        if not timed.num_rows:
-            return None
-        try:
-            return self._stream.event_times_of(timed)
-        except SchemaError as error:
-            raise SchemaError(
-                f"source {self._source!r} emitted rows whose event time cannot be told: "
-                f"{error.message}",
-                operator=self._source,
-                split=self.split,
-            ) from error
+        return timed if timed.num_rows else None
 
 
 def deal_splits(
@@ -267,6 +269,8 @@ class SourceAssignment:
     """The watermark of all subtasks, if no split is open; None if it follows from the splits."""
     latest_micros: int | None = None
     """The latest event time of all splits of the source before this epoch; None without any."""
+    ended_micros: int | None = None
+    """The latest event time of those that had ended by then; None without any."""
     forgotten: tuple[str, ...] = ()
     """The splits whose states this subtask drops, as in `SourcePlan.forgotten`."""
 

@@ -1,6 +1,6 @@
 """Event time as users declare it: by column or expression, and by a step of its own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,12 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from typing_extensions import override
 
 import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.errors import PenstockError
+from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext
 from penstock.testing import CUT, PAUSE, LocalJob, ScriptedSource, run_pipeline
 from tests.builders.pipelines import a_list
 
@@ -240,6 +242,23 @@ def test_a_filtered_row_of_the_future_does_not_let_its_split_catch_up(
     assert (late.rows(), sum(n for *_, n in found(out))) == ([], 40)
 
 
+@pytest.mark.parametrize("seconds", [2**62, -(2**62)])
+def test_an_instant_too_far_away_to_count_fails_nothing_if_it_is_filtered_behind_the_source(
+    seconds: int,
+) -> None:
+    kind = pa.timestamp("s")
+    columns: dict[str, Any] = {
+        "user": ["ada", "bad", "ada"],
+        "at": pa.array([0, seconds, 30], kind),
+    }
+    p = pen.Pipeline("p")
+    source = ScriptedSource([pa.table(columns)], TIMED.set(1, pa.field("at", kind)))
+    stream = p.read("r", source, event_time="at").filter(pl.col("user") != "bad")
+    out, _ = per_minute(stream)
+    run_pipeline(p)
+    assert [n for *_, n in found(out)] == [2]
+
+
 # ---- the step `watermark`
 
 
@@ -262,6 +281,23 @@ def test_a_watermark_step_refines_the_event_time_of_a_source() -> None:
     out, _ = per_minute(stream.watermark("sent", "sent"))
     run_pipeline(p)
     assert found(out) == [("ada", at(600), 3)]
+
+
+@pytest.mark.parametrize("partition_column", [None, "user"])
+def test_rows_without_a_time_move_no_watermark_of_a_step_and_can_be_diverted_behind_it(
+    partition_column: str | None,
+) -> None:
+    times = [at(0), None, at(90)]
+    batches: list[Any] = [[{"user": "ada", "at": time}] for time in times]
+    p, out, bad = pen.Pipeline("p"), a_list(), a_list()
+    rows = p.read("r", ScriptedSource([*epochs(batches), PAUSE("900d")], TIMED))
+    timed = rows.watermark("time", "at", partition_column=partition_column)
+    counts = timed.window("w", pen.tumbling("1m"), on_bad="divert").aggregate(n=pen.count())
+    counts.write("out", out)
+    counts.side_output(pen.BAD).write("bad", bad)
+    LocalJob(p).run(epochs=3)
+    assert [row["window_start"] for row in out.rows()] == [at(0)]
+    assert bad.rows() == [{"user": "ada", "at": None}]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int8(), pa.string())])
@@ -329,3 +365,48 @@ def test_a_time_column_that_a_function_declares_can_get_a_watermark_behind_it() 
     out, _ = per_minute(timed.watermark("time", "at"))
     run_pipeline(p)
     assert found(out) == [("ada", at(0), 3)]
+
+
+class FirstOfTwo(ArrowOperator):
+    """Passes on the rows of its first input."""
+
+    @override
+    def name(self) -> str:
+        return "first of two"
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        return inputs[0]
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        collector.collect(batch)
+
+    @override
+    def process_batch_index(
+        self,
+        index: int,
+        total_inputs: int,
+        batch: pa.RecordBatch,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        if index == 0:
+            self.process_batch(batch, ctx, collector)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_an_input_without_event_time_does_not_hold_the_other_back(parallelism: int) -> None:
+    batches = [[{"user": "ada", "at": at(40 * n)}] for n in range(6)]
+    rules = [[{"rule": n}] for n in range(6)]
+    p = pen.Pipeline("p", parallelism=parallelism)
+    rows = p.read(
+        "r", ScriptedSource([*epochs(batches), PAUSE("900d")], TIMED), event_time="at"
+    )
+    side = p.read("rules", ScriptedSource([*epochs(rules), PAUSE("900d")]))
+    out, late = per_minute(rows.process("two", FirstOfTwo(), side.broadcast()))
+    LocalJob(p).run(epochs=6)
+    assert [start for _, start, _ in found(out)] == [at(0), at(60), at(120)]
+    assert late.rows() == []

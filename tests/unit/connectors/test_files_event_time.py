@@ -77,6 +77,24 @@ def test_a_file_of_later_hours_that_ended_first_counts_when_all_are_read(
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_old_files_that_are_read_in_every_epoch_do_not_hold_event_time_back(
+    tmp_path: Path, parallelism: int
+) -> None:
+    reached: list[Any] = []
+    with a_folder(tmp_path, parallelism) as harness:
+        for epoch in range(5):
+            write_hour(tmp_path, 10 + epoch, f"new-{epoch}")
+            write_hour(tmp_path, epoch % 2, f"old-{epoch}")
+            harness.advance("2s")
+            reached.append(harness.read().watermark)
+            if epoch == 2:
+                harness.rescale(parallelism % 3 + 1)
+        assert len(harness.rows()) == 10 * 60
+    # What ended in an epoch counts at the latest in the next one.
+    assert all(w >= last_minute_of(9 + n) for n, w in enumerate(reached) if n)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_a_job_that_is_restored_at_another_parallelism_comes_as_far(
     tmp_path: Path, parallelism: int
 ) -> None:

@@ -19,7 +19,9 @@ at the start; then they come from the tasks' reports.
 
 **When all known splits have ended**, the watermark is the highest of all of them. No subtask
 can know that: others may read on in the same epoch. So the driver says it, in the next epoch
-that reads nothing, unless everybody who reads the source has come as far already.
+that reads nothing, unless everybody who reads the source has come as far already. Until there
+is such an epoch, a subtask that ends all its splits says what those that had ended before
+reached, if that is more: old files in every epoch would hold the watermark back otherwise.
 """
 
 import logging
@@ -381,8 +383,13 @@ def _deal(
         if name not in reads and not state.ended
     ]
     dealt = deal_splits([*plan.splits, *resting], planned.node.parallelism)
-    times = [state.max_event_time_micros for state in planned.known.values()]
-    latest = max((micros for micros in times if micros is not None), default=None)
+    timed = [
+        (micros, state.ended)
+        for state in planned.known.values()
+        if (micros := state.max_event_time_micros) is not None
+    ]
+    latest = max((micros for micros, _ in timed), default=None)
+    latest_ended = max((micros for micros, has_ended in timed if has_ended), default=None)
     return tuple(
         SourceAssignment(
             phase,
@@ -393,6 +400,7 @@ def _deal(
             tuple(split.name for split in part if split.name in plan.waiting),
             watermark_micros,
             latest,
+            latest_ended,
             () if index else plan.forgotten,
         )
         for index, part in enumerate(dealt)
