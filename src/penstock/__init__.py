@@ -12,7 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from penstock.core import spellings
 
 __getattr__, __dir__, __all__ = spellings.attach(
-    __name__, __file__, others=("penstock.operators", "penstock.testing")
+    __name__,
+    __file__,
+    others=("penstock.operators", "penstock.testing", "penstock.errors"),
 )
 try:
     __version__ = version("penstock")

@@ -36,6 +36,23 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, ClassVar
 
+__all__ = [
+    "CorruptStateError",
+    "ErrorCode",
+    "ExternalError",
+    "FencedError",
+    "GraphError",
+    "InternalError",
+    "PenstockError",
+    "SchemaError",
+    "SettingsError",
+    "StateError",
+    "StorageError",
+    "UnknownOutcomeError",
+    "UserCodeError",
+    "UserError",
+]
+
 
 class ErrorCode(StrEnum):
     """What precisely went wrong. Append-only: programs match on these."""

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Protocol, TypeAlias
 
 from penstock.core.ids import Token
+from penstock.core.spellings import renamed
 from penstock.core.watermark import MAX_MICROS
 from penstock.errors import ErrorCode, UserError
 
@@ -44,6 +45,7 @@ class ManualClock:
         """Return the instant it was last set to."""
         return self.micros
 
+    @renamed(micros="duration")
     def advance(self, duration: "DurationLike") -> None:
         """Move forward. Moving back is refused: earlier decisions rely on the time they saw."""
         if isinstance(duration, int) and duration < 0:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.core.arrow_types import Micros, is_text, to_micros
 from penstock.core.hash_kernels import Hashes
 from penstock.core.key_hash import Column, check_key_type, hash_keys
-from penstock.core.spellings import absent
+from penstock.core.spellings import absent, renamed
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, did_you_mean
 
 RESERVED_PREFIX = "_penstock"
@@ -39,6 +39,13 @@ class StreamSchema:
     """The columns that make up the key, in the order they are hashed; () if not keyed."""
 
     def __post_init__(self) -> None:
+        given: object = self.arrow
+        if not isinstance(given, pa.Schema):
+            raise SchemaError(
+                f"{given!r:.80} is no pyarrow.Schema, which a StreamSchema is made of: write "
+                "pa.schema([('user', pa.string()), …])",
+                code=ErrorCode.INVALID_CONFIG,
+            )
         problems = list(_problems(self))
         if problems:
             codes = {code for code, _ in problems}
@@ -118,6 +125,9 @@ class StreamSchema:
         bare = schema.with_metadata(metadata) if metadata else schema.remove_metadata()
         return cls(bare, time_column, key_columns)
 
+
+if not TYPE_CHECKING:  # A checker knows the names of the fields.
+    StreamSchema.__init__ = renamed(schema="arrow")(StreamSchema.__init__)
 
 _Problem: TypeAlias = tuple[ErrorCode, str]
 

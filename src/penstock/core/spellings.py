@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from importlib.util import resolve_name
+from inspect import currentframe
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 from penstock.errors import ErrorCode, UserError, naming_missing_extras
@@ -135,6 +137,10 @@ def attach(package: str, file: str, *, others: Sequence[str] = ()) -> Attached:
         if name not in homes:
             places = [other for other in others if name in import_module(other).__all__]
             hints = {name: f"import it from {places[0]}"} if places else {}
+            if places and _asks_for_import(currentframe()):
+                raise ImportError(
+                    f"cannot import name {name!r} from {package!r}: {hints[name]}"
+                )
             raise absent(package, name, hints)
         with naming_missing_extras():
             found = getattr(import_module(homes[name]), name)
@@ -144,6 +150,12 @@ def attach(package: str, file: str, *, others: Sequence[str] = ()) -> Attached:
         return found
 
     return get, lambda: list(names), list(names)
+
+
+def _asks_for_import(frame: FrameType | None) -> bool:
+    """Tell whether a `from … import` called: it replaces any AttributeError by one of its own."""
+    caller = frame.f_back if frame is not None else None
+    return caller is not None and caller.f_code.co_name == "_handle_fromlist"
 
 
 def read_stub(package: str, stub: str) -> dict[str, str]:

@@ -31,6 +31,7 @@ import pyarrow as pa
 from penstock.core.clock import DurationLike, ManualClock, new_token, to_micros
 from penstock.core.ids import Epoch, JobId, OperatorId
 from penstock.core.schema import StreamSchema
+from penstock.core.spellings import renamed
 from penstock.core.watermark import MAX_EVENT_TIME, Watermark
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import (
@@ -333,6 +334,7 @@ class OperatorHarness(SteppedJob):
 class SourceHarness(SteppedJob):
     """A source under test. Not thread-safe; close it, or use it as a context manager."""
 
+    @renamed(lateness="watermark_delay")
     def __init__(
         self,
         source: SourceOperator | OperatorSpec,

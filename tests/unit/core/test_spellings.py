@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 import penstock as pen
 from penstock.core.spellings import check_choice, diverts_bad
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.testing import ManualClock, SourceHarness
 
 ROWS = [{"n": 1, "at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC)}]
 
@@ -58,6 +60,9 @@ def _async_udf(**options: Any) -> None:
         (_async_udf, "timeout_seconds", 1.0, "timeout"),
         (_async_udf, "retry_delay_seconds", 1.0, "retry_delay"),
         (_async_udf, "drain_seconds", 1.0, "drain"),
+        (pen.StreamSchema, "schema", pa.schema([("n", pa.int64())]), "arrow"),
+        (partial(SourceHarness, pen.impulse(count=1)), "lateness", "5s", "watermark_delay"),
+        (ManualClock().advance, "micros", 5, "duration"),
     ],
 )
 def test_an_old_keyword_raises_an_error_that_names_the_new_one(
@@ -112,6 +117,30 @@ def test_a_name_that_is_elsewhere_is_answered_with_its_place(name: str, place: s
     with pytest.raises(AttributeError, match=f"'{name}': import it from {place}"):
         getattr(pen, name)
     assert not hasattr(pen, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("keyed_table", "penstock.operators"),
+        ("OperatorHarness", "penstock.testing"),
+        ("FencedError", "penstock.errors"),
+    ],
+)
+def test_an_import_of_a_name_that_is_elsewhere_is_answered_with_its_place(
+    name: str, place: str
+) -> None:
+    with pytest.raises(
+        ImportError, match=f"'{name}' from 'penstock': import it from {place}"
+    ):
+        exec(f"from penstock import {name}", {})  # noqa: S102
+    assert not hasattr(pen, name)
+
+
+def test_a_schema_of_another_library_is_refused_with_what_to_give() -> None:
+    other: Any = {"n": int}
+    with pytest.raises(SchemaError, match=r"\{'n': <class 'int'>\} is no pyarrow.Schema"):
+        pen.StreamSchema(other)
 
 
 def test_a_name_that_exists_nowhere_is_no_attribute() -> None:

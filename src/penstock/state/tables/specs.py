@@ -251,7 +251,9 @@ def _resolve_schema(
     problems = find_typed_chain_problems(schema, key_columns)
     if problems:
         raise SchemaError(
-            f"table {table!r} cannot be declared so: {'; '.join(problems)}", table=table
+            f"table {table!r} cannot be declared so: {'; '.join(problems)}. Its columns are a "
+            "pyarrow.Schema, or a state class that has one as its SCHEMA",
+            table=table,
         )
     return schema.SCHEMA, schema
 
