@@ -55,6 +55,7 @@ def test_csv_cannot_be_written() -> None:
         ({"discover": "1s"}, "discover says"),
         ({"in_time_order": True, "moved_from": "x"}, "in_time_order, moved_from says"),
         ({"on_bad": "divert"}, 'on_bad="divert" says'),
+        ({"remember": "1d"}, "remember says"),
     ],
 )
 def test_options_of_reading_are_refused_on_a_sink(

@@ -172,6 +172,30 @@ def test_read_committed_returns_the_types_that_were_written(
     assert found.equals(rows)
 
 
+DICTIONARIES: Mapping[str, Any] = {
+    "whole numbers": pa.array([7, None, 7]),
+    "floats": pa.array([0.5, None, 0.5]),
+    "bytes": pa.array([b"a", None, b"a"]),
+    "text": pa.array(["a", None, "a"]),
+    "large text": pa.array(["a", None, "a"], pa.large_string()),
+}
+
+
+@pytest.mark.parametrize("name", DICTIONARIES)
+def test_read_committed_returns_dictionaries_of_all_values(
+    tmp_path: Path, name: str
+) -> None:
+    rows = pa.table({"value": DICTIONARIES[name].dictionary_encode()})
+    pipeline = pen.Pipeline("dictionaries")
+    pipeline.read("rows", pen.list_source(rows)).write("out", pen.files(tmp_path / "out"))
+    pipeline.run_in_process("memory:")
+
+    found = pen.read_committed(tmp_path / "out")
+
+    assert found.schema == rows.schema
+    assert found.to_pylist() == rows.to_pylist()
+
+
 READ = """
 import os, sys
 import pyarrow.parquet, penstock as pen

@@ -32,11 +32,13 @@ from penstock.connectors.files.formats import OutputFormat
 from penstock.connectors.files.jsonl import from_json_lines
 from penstock.connectors.files.names import (
     COMMITTED,
+    STAGING,
     Partition,
     add_partition,
     is_part_of,
     read_record_name,
 )
+from penstock.core.arrow_types import relay
 from penstock.core.ids import checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, StateError, UserError
 from penstock.state.storage.object_store import ObjectStore
@@ -268,7 +270,7 @@ def read_committed(
     """Return the rows of all committed epochs from `since_epoch` on, in order of epoch.
 
     Partition columns are back in their places, and all columns have the types that were
-    written. Every file is checked against its checksum. A URL below which nothing was ever
+    written. Every file is checked against its checksum. A folder to which no sink has ever
     written is an error, and nothing is made there. Without a committed epoch the table has no
     columns.
     """
@@ -297,11 +299,11 @@ def _read_lists(
     store = to_store(place, **(options or {}))
     names = {info.path: read_record_name(info.path) for info in store.list(COMMITTED)}
     is_named = isinstance(place, str | PathLike)
-    if is_named and not names and next(iter(store.list("")), None) is None:
+    if is_named and not names and next(iter(store.list(STAGING)), None) is None:
         raise UserError(
-            f"there is no output of a files sink at {store.url}: nothing was ever written "
-            "there. Correct the path; or wait: a job leaves nothing before its first rows or "
-            "its end",
+            f"there is no output of a files sink at {store.url}: no sink has ever written to "
+            "that folder. Correct the path; or wait: a job leaves nothing before its first "
+            "rows or its end",
             code=ErrorCode.OBJECT_MISSING,
             url=store.url,
         )
@@ -341,8 +343,9 @@ def _read(
                 use_threads=False
             )
             # Parquet has neither seconds nor 64-bit dates: such columns come in other units.
+            # Dictionaries come as plain values, unless they are of text.
             if not rows.schema.equals(kept):
-                rows = rows.select(kept.names).cast(kept)
+                rows = _to_types(rows.select(kept.names), kept)
         else:
             rows = from_json_lines(data, kept)
         table = add_partition(rows, record.partition_by, file.partition, schema)
@@ -353,3 +356,12 @@ def _read(
         what = f"has {table.num_rows} rows and not the listed {file.rows}"
         raise damaged(what, ErrorCode.UNDECODABLE)
     return table
+
+
+def _to_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return columns in the types that were written; Arrow casts into few dictionaries."""
+    columns = [
+        pa.chunked_array([relay(chunk, field.type) for chunk in column.chunks], field.type)
+        for field, column in zip(schema, rows.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)

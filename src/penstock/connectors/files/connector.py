@@ -191,6 +191,7 @@ class FilesSpec:
             )
         reading = {
             "discover": self.discover_micros is not None,
+            "remember": self.remember_micros != DEFAULT_REMEMBER_MICROS,
             "in_time_order": self.in_time_order,
             'on_bad="divert"': self.diverts_bad,
             "moved_from": self.moved_from is not None,
