@@ -364,6 +364,9 @@ class SourcePlan:
 
     A split of such a name that is planned later is a new one and is read from its beginning.
     """
+    holds_watermark: bool = False
+    """True if splits wait that were not begun: their rows may be of any time, so event time
+    stays where it is in this epoch."""
 
 
 @cache

@@ -107,6 +107,8 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
         """Return the watermark of the splits of this subtask."""
         if self._assignment.phase is not SourcePhase.READING:
             return MAX_EVENT_TIME
+        if self._assignment.holds_watermark:
+            return None
         if self._assignment.watermark_micros is not None:
             return EventTime(self._assignment.watermark_micros)
         states, spec = self.context.split_states, self.node.watermark

@@ -273,6 +273,8 @@ class SourceAssignment:
     """The latest event time of those that had ended by then; None without any."""
     forgotten: tuple[str, ...] = ()
     """The splits whose states this subtask drops, as in `SourcePlan.forgotten`."""
+    holds_watermark: bool = False
+    """No subtask sends a watermark, as in `SourcePlan.holds_watermark`."""
 
 
 def have_ended(known: Mapping[str, SplitState], *, is_complete: bool) -> bool:

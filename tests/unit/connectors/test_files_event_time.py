@@ -161,6 +161,65 @@ def test_no_row_of_a_file_being_read_is_late_through_another_file(
             harness.rescale(data.draw(st.integers(1, 3)))
 
 
+@given(
+    starts=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    rows=st.integers(20, 150),
+    data=st.data(),
+)
+def test_no_row_of_a_file_that_was_found_is_late_because_it_had_to_wait(
+    tmp_path_factory: pytest.TempPathFactory,
+    starts: list[int],
+    rows: int,
+    data: st.DataObject,
+) -> None:
+    folder = tmp_path_factory.mktemp("hours")
+    for index, hour in enumerate(starts):
+        write_hour(folder, hour, f"{index}-{hour}")
+    known: EventTime | None = None
+    with a_folder(folder, data.draw(st.integers(1, 3))) as harness:
+        while len(harness.rows()) < 60 * len(starts):
+            is_stop = data.draw(st.booleans())
+            output = harness.read(rows=rows, is_stop=is_stop)
+            times = [to_instant(row["ts"]) for row in output.rows()]
+            if known is not None:
+                assert all(known.micros <= micros for micros in times)
+            if isinstance(output.watermark, EventTime):
+                known = max(known or output.watermark, output.watermark)
+            if is_stop:
+                harness.rescale(data.draw(st.integers(1, 3)))
+        last = read_until_idle(harness) or known
+    assert last == last_minute_of(max(starts))
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_event_time_goes_on_in_a_folder_that_gets_more_files_than_can_be_read(
+    tmp_path: Path, parallelism: int
+) -> None:
+    reached: list[EventTime] = []
+    with a_folder(tmp_path, parallelism) as harness:
+        for hour in range(40):
+            write_hour(tmp_path, hour)
+            write_hour(tmp_path, hour, f"{hour:02}-more")
+            harness.advance("2s")
+            watermark = harness.read(rows=50).watermark
+            if isinstance(watermark, EventTime):
+                reached.append(watermark)
+        assert sum(not state.ended for state in harness.splits.values()) <= parallelism
+    assert len(set(reached)) > 3
+    assert reached == sorted(reached)
+
+
+def test_files_in_order_of_time_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    for hour in range(3):
+        write_hour(tmp_path, hour)
+    given_order = files(
+        f"{tmp_path}/*.jsonl", schema=SCHEMA, discover=True, in_time_order=True
+    )
+    with SourceHarness(given_order.source_spec(), watermark_delay="5m") as harness:
+        watermarks = [harness.read(rows=60).watermark for _ in range(3)]
+    assert watermarks == [last_minute_of(hour) for hour in range(3)]
+
+
 def test_splits_that_never_had_an_event_time_say_nothing_when_they_have_ended() -> None:
     ended = SplitState(ended=True)
     assert watermark_of_ended({"a": ended}, WatermarkSpec()) is None

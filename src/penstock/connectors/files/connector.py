@@ -64,9 +64,9 @@ def files(
     must have exactly these. With it, other columns are skipped. Folders named `column=value`
     behind the first wildcard are columns, too. `discover=True` looks for new
     files for ever, every second; a duration such as "10s" sets another interval. Otherwise the
-    files are those there at the first epoch, and the job ends with them. The watermark then
-    waits until the last of them is begun, unless `in_time_order` promises that files sorted by
-    name are in order of time. A row that cannot be read fails the job, or with
+    files are those there at the first epoch, and the job ends with them. The watermark waits
+    until the files that were found are begun, unless `in_time_order` promises that files sorted
+    by name are in order of time. A row that cannot be read fails the job, or with
     `on_bad="divert"` goes to the side output `BAD`, with the columns path, line, text and error.
     A job goes on only with the files it began with; if they were moved to another folder,
     `moved_from` is the path that named them before.

@@ -12,6 +12,10 @@ same files and ends, whatever files were added since. Until the last of them is 
 split holds the watermark back, because a file that waits may have the oldest rows, unless the
 user says that the files are in order of time. Root and pattern are kept in the same manner,
 with discovery too; see `discovery`.
+
+With discovery the files that one listing found are read before those of later ones. The
+watermark waits until all of them are begun, and moves at the latest then: in a folder that
+gets more files than can be read it would stand still otherwise.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -197,6 +201,8 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         self._listed: dict[str, int] = {}
         self._listed_at_micros: int | None = None
         self._gone = GoneFiles(config.remember_micros)
+        self._awaited: Set[str] = frozenset()
+        """With discovery: the files of the listing whose files are being begun."""
 
     @override
     def output_schema(self) -> StreamSchema:
@@ -234,6 +240,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             if not self._listed:
                 raise _no_files(self._files)
         plans, has_more = plan_files(self._candidates(known), budget, self._format)
+        is_held = bool(self._awaited - known.keys() - {split.name for split in plans})
         if not known.get(LISTING, SplitState(ended=discovers)).ended:
             begun = known.keys() | {split.name for split in plans}
             plans = (self._plan_listing(known, begun), *plans)
@@ -247,7 +254,14 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         # An epoch that reads nothing is not worth its while.
         if discovers and plans:
             forgotten = self._gone.find_forgotten(known)
-        return SourcePlan(plans, not discovers, has_more, None, waiting, forgotten)
+        return SourcePlan(
+            plans,
+            not discovers,
+            has_more,
+            waiting=waiting,
+            forgotten=forgotten,
+            holds_watermark=is_held and not self.config.in_time_order,
+        )
 
     @override
     def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
@@ -359,8 +373,14 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         """List the files again if it is time to, and refuse those that were changed."""
         interval = self.config.discover_micros or 0
         last = self._listed_at_micros
-        if last is not None and last <= now_micros < last + interval:
-            return
+        if last is None or not last <= now_micros < last + interval:
+            self._list_again(known, now_micros)
+        # A file that is gone is not waited for.
+        self._awaited &= self._listed.keys()
+        if self._awaited <= known.keys():
+            self._awaited = self._listed.keys() - known.keys()
+
+    def _list_again(self, known: Mapping[str, SplitState], now_micros: int) -> None:
         self._listed = self._list()
         self._listed_at_micros = now_micros
         self._gone.note(known, self._listed, self._store, now_micros)
@@ -378,7 +398,8 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             if path not in (LISTING, ORIGIN) and not known[path].ended:
                 start = FileOffset(*known[path].offset)
                 yield SourceFile(self._store, path, start.size_bytes), start
-        for path in sorted(self._listed.keys() - known.keys()):
+        new = self._listed.keys() - known.keys()
+        for path in (*sorted(new & self._awaited), *sorted(new - self._awaited)):
             size_bytes = self._listed[path]
             yield SourceFile(self._store, path, size_bytes), FileOffset(size_bytes)
 

@@ -237,7 +237,13 @@ class SourcePlanner:
             budget = replace(planned.budget, subtasks=planned.node.parallelism)
             plan = self._ask(planned, budget, now_micros)
             if is_last:
-                plan = SourcePlan((), is_complete=plan.is_complete and not plan.splits)
+                plan = SourcePlan(
+                    (),
+                    is_complete=plan.is_complete and not plan.splits,
+                    # Splits that this epoch would have begun wait for the next run.
+                    holds_watermark=plan.holds_watermark
+                    or any(split.name not in planned.known for split in plan.splits),
+                )
             readers = self._graph.edges_out_of(operator)
             told = [inputs[e.target][e.input_index].event_time_micros for e in readers]
             # Whether the end of the source has reached every operator that reads it.
@@ -402,6 +408,7 @@ def _deal(
             latest,
             latest_ended,
             () if index else plan.forgotten,
+            plan.holds_watermark,
         )
         for index, part in enumerate(dealt)
     )
