@@ -164,9 +164,7 @@ def test_a_users_session_that_has_died_ends_the_job_with_a_sentence(
     finish(driver, job)
 
 
-@pytest.mark.parametrize(
-    "given", [False, True], ids=["own", "given"]
-)
+@pytest.mark.parametrize("given", [False, True], ids=["own", "given"])
 @pytest.mark.parametrize("presses", [1, 2])
 def test_operators_on_workers_are_released_when_the_job_has_stopped(
     driver: SparkProgram, job: CountingJob, presses: int, given: bool
