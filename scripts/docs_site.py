@@ -3,7 +3,7 @@
     index.md          README.md
     changelog.md      CHANGELOG.md
     contributing.md   AGENTS.md
-    reference/*.md    the public names of the three public packages, from their stubs
+    reference/*.md    the public names of the public packages, from their stubs
 
 A link of a page to a file of the checkout leads to that file's page. A file without a page,
 such as a module, is named without a link. A link to a file that does not exist ends the build.
@@ -34,6 +34,7 @@ PACKAGES = {
     "penstock": "What the author of a pipeline needs: `import penstock as pen`.",
     "penstock.operators": "What authors of operators, sources and sinks need.",
     "penstock.testing": "What tests of pipelines and operators need.",
+    "penstock.errors": "All errors, by what is to be done about them.",
 }
 SECTIONS = {
     "api": "Pipelines and streams",
@@ -118,13 +119,22 @@ def describe_package(package: str, about: str) -> Iterator[str]:
         if title in sections:
             yield from (f"## {title}", "")
             for path in sections[title]:
-                yield from (f"::: {path}", "")
+                yield f"::: {path}"
+                if path == "penstock.errors.ErrorCode":  # codes speak for themselves
+                    yield from ("    options:", "      show_if_no_docstring: true")
+                yield ""
 
 
 def names_of(package: str) -> dict[str, str]:
-    """Return the public names of a package and the module of each, as its stub has them."""
-    stub = ROOT / "src" / Path(*package.split(".")) / "__init__.pyi"
+    """Return the public names of a package and the module of each: its stub's, else its own."""
+    place = ROOT / "src" / Path(*package.split("."))
+    stub = place / "__init__.pyi"
     homes: dict[str, str] = {}
+    if not stub.exists():
+        for line in ast.parse(place.with_suffix(".py").read_text(encoding="utf-8")).body:
+            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "__all__":
+                homes.update(dict.fromkeys(ast.literal_eval(line.value), package))
+        return homes
     for line in ast.parse(stub.read_text(encoding="utf-8")).body:
         if isinstance(line, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - line.level + 1]

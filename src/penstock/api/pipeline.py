@@ -161,7 +161,8 @@ class Pipeline:
         Spark is embedded in this process (`local[*]`, with retries) unless `master` names a
         cluster or `session` is the user's own. Ctrl-C stops after a checkpoint, a second one
         at once. `options` are those of every job: `restore`, `trigger`, `retention`,
-        `restarts`, `on_status` and `allow_dropped_state`; docs/running.md describes them.
+        `restarts`, `renamed`, `on_status` and `allow_dropped_state`; docs/running.md
+        describes them.
         """
         run = self._run_on_spark()
         chosen = RunOptions.of(

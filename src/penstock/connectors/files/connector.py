@@ -58,16 +58,18 @@ def files(
     """Name files: for `Pipeline.read` by a path or glob, for `Stream.write` by a folder.
 
     `format` is "parquet", "jsonl" (JSON lines) or "csv" (with a header, read only); unless it
-    is given, it follows from the ending of the path. `store_options` are those of `open_store`.
+    is given, it follows from the ending of the path. `store_options` are those of the store,
+    such as `endpoint`; docs/connectors.md lists them.
 
-    Reading: `schema` is Arrow's, Polars' or types by name. Without it the columns are those of the first file by name, and all files
-    must have exactly these. With it, other columns are skipped. Folders named `column=value`
-    behind the first wildcard are columns, too. `discover=True` looks for new
-    files for ever, every second; a duration such as "10s" sets another interval. Otherwise the
-    files are those there at the first epoch, and the job ends with them. The watermark waits
-    until the files that were found are begun, unless `in_time_order` promises that files sorted
-    by name are in order of time. A row that cannot be read fails the job, or with
-    `on_bad="divert"` goes to the side output `BAD`, with the columns path, line, text and error.
+    Reading: `schema` is Arrow's, Polars' or types by name. Without it the columns are those of
+    the first file by name, and all files must have exactly these. With it, other columns are
+    skipped. Folders named `column=value` behind the first wildcard are columns, too.
+    `discover=True` looks for new files for ever, every second; a duration such as "10s" sets
+    another interval. Otherwise the files are those there at the first epoch, and the job ends
+    with them. The watermark waits until the files that were found are begun, unless
+    `in_time_order` promises that files sorted by name are in order of time. A row that cannot
+    be read fails the job, or with `on_bad="divert"` goes to the side output `BAD`, with the
+    columns path, line, text and error.
     A job goes on only with the files it began with; if they were moved to another folder,
     `moved_from` is the path that named them before.
 
