@@ -66,10 +66,19 @@ def rows_of(script: dict[str, list[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-@given(script=scripts(), parallelism=st.integers(1, 3), is_computed=st.booleans())
+@given(
+    script=scripts(),
+    runs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), max_size=4),
+    parallelism=st.integers(1, 3),
+    is_computed=st.booleans(),
+)
 def test_rows_in_order_are_never_late_through_rows_that_are_filtered(
-    script: dict[str, list[Any]], parallelism: int, is_computed: bool
+    script: dict[str, list[Any]],
+    runs: list[tuple[int, int]],
+    parallelism: int,
+    is_computed: bool,
 ) -> None:
+    """Each of the `runs` is stopped after some epochs, at its own parallelism."""
     pipeline, out, late = pen.Pipeline("p", parallelism=parallelism), a_list(), a_list()
     event_time: Any = pl.col("at").dt.offset_by("0s").alias("at") if is_computed else "at"
     stream = pipeline.read("rows", ScriptedSource(script, SCHEMA), event_time=event_time)
@@ -79,7 +88,12 @@ def test_rows_in_order_are_never_late_through_rows_that_are_filtered(
     results.write("out", out)
     results.side_output(pen.LATE).write("late", late)
 
-    LocalJob(pipeline).run()
+    job, status = LocalJob(pipeline), None
+    for epochs, subtasks in runs:
+        if status is None or status.phase is not pen.JobPhase.FINISHED:
+            status = job.run(epochs=epochs, parallelism=subtasks)
+    if status is None or status.phase is not pen.JobPhase.FINISHED:
+        job.run()
 
     expected: Counter[tuple[str, int]] = Counter(
         (row["split"], row["at"] // WINDOW * WINDOW)

@@ -48,7 +48,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from penstock.core.arrow_types import relay, stored_type
+from penstock.core.arrow_types import is_bytes, relay, stored_type
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import (
     IDLE,
@@ -243,11 +243,28 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         ]
         if self.config.time_column is None and stream.time_column is None:
             problems.append("its input has no event time: name the time column")
+        if not problems:
+            problems = self._partition_problems(stream)
         if problems:
             raise SchemaError(
                 f"{self.display()} does not fit its input: " + "; ".join(problems)
             )
         return self._timed(stream)
+
+    def _partition_problems(self, stream: StreamSchema) -> list[str]:
+        column = self.config.partition_column
+        if column is None:
+            return []
+        kind = stream.arrow.field(column).type
+        try:
+            _latest_by(pa.nulls(0, kind), np.array([], np.int64))
+        except pa.ArrowException:
+            problem = (
+                f"its partition column {column!r} has the type {kind}, whose values have no "
+                "names: take one of text, bytes, numbers or times"
+            )
+            return [problem]
+        return []
 
     @override
     def tables(self) -> Sequence[TableSpec]:
@@ -341,7 +358,27 @@ def _latest_by(column: Any, times: Any) -> dict[str | None, int]:
     # A dictionary may hold values that no row has, twice the same, and null in two ways.
     plain = relay(column, stored_type(column.type))
     encoded = pc.dictionary_encode(plain, null_encoding="encode")
-    names = encoded.dictionary.cast(pa.string()).to_pylist()
+    names = _names_of(encoded.dictionary)
     latest = np.full(len(names), np.iinfo(np.int64).min)
     np.maximum.at(latest, encoded.indices.to_numpy(), times)
     return dict(zip(names, latest.tolist(), strict=True))
+
+
+_NOT_TEXT = "\0"
+"""Begins the name of a partition whose value is bytes that are no text, followed by these."""
+
+
+def _names_of(values: Any) -> list[str | None]:
+    """Return values as text, each value as another one."""
+    if not (is_bytes(values.type) or pa.types.is_fixed_size_binary(values.type)):
+        named: list[str | None] = values.cast(pa.string()).to_pylist()
+        return named
+    return [None if value is None else _name_of(value) for value in values.to_pylist()]
+
+
+def _name_of(value: bytes) -> str:
+    try:
+        name = value.decode()
+    except UnicodeDecodeError:
+        name = _NOT_TEXT
+    return _NOT_TEXT + value.hex() if name.startswith(_NOT_TEXT) else name

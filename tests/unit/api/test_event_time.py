@@ -324,6 +324,7 @@ def test_each_partition_of_a_watermark_step_has_its_own_order(kind: Any) -> None
         (["time", "user"], {}, "time column 'user' has the type string"),
         (["time", pl.col("at")], {}, "takes the name of a column"),
         (["time", "at"], {"partition_column": "usr"}, "did you mean 'user'"),
+        (["time", "at"], {"partition_column": "tags"}, "has the type list<item: string>"),
         (["time", "at"], {"delay": "soon"}, "'soon' is not a valid delay"),
         (["time", "at"], {"idle_timeout": "0s"}, "'idle_timeout' must be positive"),
     ],
@@ -332,7 +333,8 @@ def test_a_watermark_step_that_cannot_work_is_refused(
     arguments: list[Any], options: dict[str, Any], message: str
 ) -> None:
     p = pen.Pipeline("p")
-    p.read("r", pen.list_source([], TIMED)).watermark(*arguments, **options)
+    schema = TIMED.append(pa.field("tags", pa.list_(pa.string())))
+    p.read("r", pen.list_source([], schema)).watermark(*arguments, **options)
     with pytest.raises(PenstockError, match=message):
         p.graph()
 

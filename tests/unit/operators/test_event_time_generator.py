@@ -269,3 +269,11 @@ def test_values_of_a_dictionary_that_no_row_has_are_no_partitions() -> None:
         ("b", 200),
         (None, 300),
     }
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.binary(2), pa.large_binary()])
+def test_bytes_name_partitions_whether_they_are_text_or_not(kind: Any) -> None:
+    values = [b"\xff\x00", b"ab", None, b"\x00a", b"\xff\x01", b"ab"]
+    times = pa.array(range(6), pa.int64()).to_numpy()
+    latest = _latest_by(pa.array(values, kind), times)
+    assert latest == {"\0ff00": 0, "ab": 5, None: 2, "\0" + "0061": 3, "\0ff01": 4}
