@@ -12,11 +12,13 @@ from penstock.connectors.files.connector import files
 from penstock.connectors.files.csv import CsvFormat
 from penstock.connectors.files.formats import FileOffset, SourceFile
 from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import BAD
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import SourceHarness
 
 ZONED, LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
+NANOS = pa.timestamp("ns", "UTC")
 
 
 def write(path: Path, values: list[str]) -> str:
@@ -42,6 +44,8 @@ def inferred(path: str) -> Any:
         (["2024-01-01T00:00:00+02:00"], ZONED),
         (["2024-01-01T00:00:00"], LOCAL),
         (["2024-01-01 00:00:00.5", "2024-01-01 00:00:00"], LOCAL),
+        (["2024-01-01T00:00:00.123456789Z", "2024-01-01T00:00:00Z"], NANOS),
+        (["2024-01-01 00:00:00.123456789"], pa.timestamp("ns")),
         (["2024-01-01T00:00:00Z", "2024-01-01T00:00:00"], pa.string()),
         (["2024-01-01T00:00:00Z", "yesterday"], pa.string()),
     ],
@@ -121,3 +125,25 @@ def test_a_file_that_ends_with_json_is_read_as_json_lines(tmp_path: Path) -> Non
         harness.read_all()
 
         assert harness.rows() == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("text", "begins"),
+    [
+        ('[{"n": 1}, {"n": 2}]\n', "an array"),
+        ('\n[\n{"n": 1}\n]', "an array"),
+        ('{\n "n": 1\n}\n', "an object of several lines"),
+    ],
+)
+def test_json_that_is_no_json_lines_is_refused_with_how_to_convert_it(
+    tmp_path: Path, text: str, begins: str
+) -> None:
+    (tmp_path / "a.json").write_text(text)
+
+    with pytest.raises(
+        UserError, match=rf"a\.json.* begins with {begins}.*jq -c"
+    ) as caught:
+        files(tmp_path / "a.json").source_spec()
+
+    assert caught.value.code is ErrorCode.UNREADABLE_INPUT
+    assert "schema=" not in str(caught.value)

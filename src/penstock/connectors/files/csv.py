@@ -14,6 +14,7 @@ two rows.
 import csv
 import io
 from collections import Counter
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -95,7 +96,15 @@ class CsvFormat(TextFormat):
 
     @override
     def parse_sample(self, text: bytes, heading: Heading) -> pa.Table:
-        return _read(text, heading.columns, None)
+        found = _read(text, heading.columns, None)
+        for index, column in enumerate(found.columns):
+            # Arrow takes nanoseconds for any fraction, and their years end in 2262.
+            kind: Any = column.type
+            if pa.types.is_timestamp(kind) and kind.unit == "ns":
+                with suppress(pa.ArrowInvalid):
+                    micros = column.cast(pa.timestamp("us", kind.tz))
+                    found = found.set_column(index, found.column_names[index], micros)
+        return found
 
     @override
     def read_heading(self, file: SourceFile) -> Heading:

@@ -79,6 +79,7 @@ def tell_times(texts: Any) -> Any:
 
     Text is a timestamp if all of it is: in UTC if all of it has a zone, and without a zone if
     none has. If some has, it stays text, because then it is not known which instants are meant.
+    Only times with more than six digits behind the second get nanoseconds.
     """
     kind = texts.type
     if pa.types.is_list(kind):
@@ -88,12 +89,13 @@ def tell_times(texts: Any) -> Any:
         return pa.struct([(part.name, tell_times(values)) for part, values in parts])
     if not pa.types.is_string(kind) or texts.null_count == len(texts):
         return kind
-    for told in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
-        try:
-            texts.cast(told)
-        except pa.ArrowInvalid:
-            continue
-        return told
+    for unit in ("us", "ns"):
+        for told in (pa.timestamp(unit, "UTC"), pa.timestamp(unit)):
+            try:
+                texts.cast(told)
+            except pa.ArrowInvalid:
+                continue
+            return told
     return kind
 
 

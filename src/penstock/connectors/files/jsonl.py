@@ -82,6 +82,7 @@ class JsonLinesFormat(TextFormat):
 
     @override
     def parse_sample(self, text: bytes, heading: Heading) -> pa.Table:
+        _refuse_document(text)
         found = _read(text, None, "infer")
         fields = [(field.name, to_text_times(field.type)) for field in found.schema]
         if not fields:
@@ -142,6 +143,17 @@ def to_json_lines(rows: pa.Table) -> bytes:
 def from_json_lines(data: bytes, schema: pa.Schema) -> pa.Table:
     """Return rows that `to_json_lines` wrote."""
     return _read_as(data, schema, "error") if data else schema.empty_table()
+
+
+def _refuse_document(text: bytes) -> None:
+    """Raise ValueError for an array, or an object over several lines: both are no JSON lines."""
+    line = text.strip().partition(b"\n")[0].rstrip()
+    if line.startswith(b"[") or (line.startswith(b"{") and not line.endswith(b"}")):
+        begun = "an array" if line.startswith(b"[") else "an object of several lines"
+        raise ValueError(
+            f"it begins with {begun}, and JSON lines hold one object per line. Convert it, for "
+            "instance with `jq -c '.[]'` for an array, or `jq -c .` for objects"
+        )
 
 
 def _read_as(text: bytes, schema: pa.Schema, unexpected: str) -> pa.Table:

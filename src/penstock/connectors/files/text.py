@@ -12,7 +12,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -78,8 +78,8 @@ class TextFormat(FileFormat):
     def infer(cls, file: SourceFile) -> pa.Schema:
         """Return the columns that the first rows suggest, in types wide enough for others.
 
-        Timestamps get microseconds, whatever the sample has. A column of nulls has no known
-        type.
+        Timestamps get microseconds, or nanoseconds if the sample has them. A column of nulls
+        has no known type.
         """
         reader = cls(pa.schema([]), ignores_extra=True, max_row_bytes=SAMPLE_BYTES)
         heading = reader.read_heading(file)
@@ -95,6 +95,12 @@ class TextFormat(FileFormat):
                 f"the columns of {file} cannot be told from its first rows: {error}. Pass "
                 "schema=",
                 code=ErrorCode.INVALID_CONFIG,
+                path=file.path,
+            ) from error
+        except ValueError as error:
+            raise UserError(
+                f"{file} cannot be read: {error}",
+                code=ErrorCode.UNREADABLE_INPUT,
                 path=file.path,
             ) from error
         unknown = [each.name for each in found if pa.types.is_null(each.type)]
@@ -142,7 +148,10 @@ class TextFormat(FileFormat):
 
     @abstractmethod
     def parse_sample(self, text: bytes, heading: Heading) -> pa.Table:
-        """Return the rows of a text in the columns and types that Arrow finds in it."""
+        """Return the rows of a text in the columns and types that Arrow finds in it.
+
+        Raises ValueError for text that no schema could make readable.
+        """
 
     @abstractmethod
     def read_heading(self, file: SourceFile) -> Heading:
@@ -283,5 +292,6 @@ def mark_length(text: bytes) -> int:
     return len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
 
 
-def _widened(kind: pa.DataType) -> pa.DataType:
-    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind
+def _widened(kind: Any) -> pa.DataType:
+    is_coarse = pa.types.is_timestamp(kind) and kind.unit in ("s", "ms")
+    return pa.timestamp("us", kind.tz) if is_coarse else kind
