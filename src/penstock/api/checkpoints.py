@@ -156,6 +156,8 @@ class Checkpoints:
     def restore(self, epoch: int | str, *, force: bool = False) -> Restored:
         """Have the next start of the job go on from an epoch, whatever was restored before.
 
+        That start may still name the epoch which it restored before: this one counts.
+
         This claims the job: a driver that runs would stop. So it is refused if one may run,
         unless `force` is given. `restore=` of `run` does the same, but once.
         """
@@ -169,7 +171,7 @@ class Checkpoints:
                 code=ErrorCode.NOT_RESTORABLE,
                 job=str(self._job.job),
             )
-        taken = self._job.take_over(restore=plan.ref)
+        taken = self._job.take_over(restore=plan.ref, is_by_hand=True)
         if isinstance(taken, Fenced):
             raise StateError(
                 f"a driver has claimed job {self._job.job!r} while epoch {plan.ref.epoch} was "

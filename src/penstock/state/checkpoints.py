@@ -101,9 +101,12 @@ class JobCheckpoints:
     rules: ProtocolRules = RULES
     memory: Memory = field(default_factory=Memory)
 
-    def take_over(self, *, restore: CheckpointRef | None = None) -> TakeOverOutcome:
+    def take_over(
+        self, *, restore: CheckpointRef | None = None, is_by_hand: bool = False
+    ) -> TakeOverOutcome:
         """Claim the job and find where to go on; `restore` comes from `plan_restore`."""
-        return self._run(takeover.take_over(self._actor(), restore=restore))
+        actor = self._actor()
+        return self._run(takeover.take_over(actor, restore=restore, is_by_hand=is_by_hand))
 
     def resume(
         self, claim: ClaimRecord, *, unreplayable: CheckpointRef | None = None
@@ -169,7 +172,7 @@ class JobCheckpoints:
         self._run(takeover.leave(claim))
 
     def last_restore(self) -> CheckpointRef | None:
-        """Return what the job was last asked to restore, whether or not that is done."""
+        """Return what a program was the last to restore, whether or not that is done."""
         claim = self.newest_claim()
         return None if claim is None else claim.last_restore
 

@@ -225,6 +225,26 @@ def test_a_restore_by_hand_goes_back_though_it_was_done_before() -> None:
     assert totals(job.read("spent", "partials")) == {"ada": 8, "bob": 5, "zoë": 9}
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_a_restore_by_hand_counts_though_the_program_names_one_that_it_has_done(
+    between: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, job = a_shop()
+    shop().run_in_process(store, restore=1)
+    by_hand = job.list()[1].epoch
+    job.restore(by_hand)
+    if between:
+        shop().run_in_process(store)
+    newest = job.list()[0].epoch
+    check = shop().check(store, restore=1)
+    assert check.epoch == (newest if between else by_hand)
+    assert f"and goes on from epoch {check.epoch}" in str(check)
+    shop().run_in_process(store, restore=1)
+    canonical = {each.epoch for each in job.list() if not each.is_abandoned}
+    assert by_hand in canonical
+    assert totals(job.read("spent", "partials")) == {"ada": 8, "bob": 5, "zoë": 9}
+
+
 def test_a_restore_by_hand_does_not_stop_a_driver_that_may_run_unless_forced() -> None:
     store, job = a_shop()
     inner = JobCheckpoints(store, JobId("shop"))

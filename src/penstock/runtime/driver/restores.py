@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_done(checkpoints: JobCheckpoints, restore: Epochs) -> bool:
-    """Return whether the job was last restored to this very epoch, or was asked to be."""
+    """Return whether a program was the last to restore this very epoch, or to ask for it."""
     last = checkpoints.last_restore()
     if last is None:
         return False
@@ -36,12 +36,13 @@ def is_done(checkpoints: JobCheckpoints, restore: Epochs) -> bool:
 def tell_done(checkpoints: JobCheckpoints, restore: Epochs) -> str | None:
     """Return why a restore is not done again; None if it is still in force, and so will be."""
     last = checkpoints.last_restore()
-    if last is None or checkpoints.base() == last:
+    base = checkpoints.base()
+    if last is None or base is None or base == last:
         return None
     named = repr(str(restore.savepoint)) if restore.savepoint else str(last.epoch)
     return (
         f"restore={named} is not done again: job {str(last.job)!r} was restored to epoch "
-        f"{last.epoch} before, and goes on from its newest epoch. To go back once more, call "
+        f"{last.epoch} before, and goes on from epoch {base.epoch}. To go back once more, call "
         f"restore({named}) of pen.checkpoints(…)"
     )
 

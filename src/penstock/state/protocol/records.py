@@ -55,12 +55,15 @@ class ClaimRecord:
     restore: CheckpointRef | None = None
     """The checkpoint that the next epoch of this or a later generation must start from."""
     restored: CheckpointRef | None = None
-    """What an earlier claim was the last to restore; claims of older versions do not say."""
+    """What a program was the last to restore, by this claim or an earlier one.
+
+    A restore by hand leaves it as it is. Claims of older versions do not say it.
+    """
 
     @property
     def last_restore(self) -> CheckpointRef | None:
-        """What the job was last asked to restore, by this claim or an earlier one."""
-        return self.restore or self.restored
+        """What a program was the last to restore, as far as it is known."""
+        return self.restored or self.restore
 
 
 @dataclass(frozen=True, slots=True)

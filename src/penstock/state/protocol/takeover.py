@@ -125,7 +125,9 @@ def _require_ready(ref: CheckpointRef, status: CheckpointStatus | None) -> Ready
     )
 
 
-def plan_claim(actor: Actor, *, restore: CheckpointRef | None = None) -> Steps[ClaimRecord]:
+def plan_claim(
+    actor: Actor, *, restore: CheckpointRef | None = None, is_by_hand: bool = False
+) -> Steps[ClaimRecord]:
     """Return the claim that would take the job over. This only reads."""
     newest = yield from reading.find_newest_claim(actor.job)
     known = None
@@ -135,6 +137,7 @@ def plan_claim(actor: Actor, *, restore: CheckpointRef | None = None) -> Steps[C
         except CorruptStateError:
             # The number of a damaged claim still counts; another claim has the shared fields.
             known = yield from reading.read_identity(actor.job)
+    before = None if known is None else known.last_restore
     return ClaimRecord(
         job=actor.job,
         generation=FIRST_GENERATION if newest is None else Generation(newest).next(),
@@ -143,7 +146,7 @@ def plan_claim(actor: Actor, *, restore: CheckpointRef | None = None) -> Steps[C
         first_epoch=FIRST_EPOCH if known is None else known.first_epoch,
         origin=None if known is None else known.origin,
         restore=restore,
-        restored=None if known is None else known.last_restore,
+        restored=before if restore is None or is_by_hand else restore,
     )
 
 
@@ -156,12 +159,13 @@ def claim_generation(claim: ClaimRecord) -> Steps[ClaimRecord]:
         other = yield from reading.create_record(claim)
         if other is None:
             return claim
+        is_own = claim.restore is not None and claim.restored == claim.restore
         claim = replace(
             claim,
             generation=claim.generation.next(),
             first_epoch=other.first_epoch,
             origin=other.origin,
-            restored=other.last_restore,
+            restored=claim.restored if is_own else other.last_restore,
         )
 
 
@@ -295,12 +299,15 @@ def restore_pin_name(requester: Token) -> SavepointName:
 
 
 def take_over(
-    actor: Actor, *, restore: CheckpointRef | None = None
+    actor: Actor, *, restore: CheckpointRef | None = None, is_by_hand: bool = False
 ) -> Steps[TakeOverOutcome]:
-    """Claim a job and find where to go on, honouring this restore or an earlier request."""
+    """Claim a job and find where to go on, honouring this restore or an earlier request.
+
+    A restore by hand does not count as one that a program has asked for.
+    """
     if restore is not None:
         yield from require_restorable(actor.job, restore)
-    planned = yield from plan_claim(actor, restore=restore)
+    planned = yield from plan_claim(actor, restore=restore, is_by_hand=is_by_hand)
     if planned.generation > FIRST_GENERATION:
         yield from _rehearse(actor, planned)
     if restore is not None:
