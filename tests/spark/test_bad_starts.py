@@ -4,6 +4,7 @@ import importlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from time import monotonic
 
@@ -102,3 +103,27 @@ def test_a_module_that_workers_lack_is_named(
     assert pen.exit_code(raised.value) == 2
     records = list((tmp_path / "checkpoints").rglob("*.record"))
     assert records == []
+
+
+_TWO_STARTS = """
+import gc, warnings
+from penstock.runtime.spark.session import open_session
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always", ResourceWarning)
+    for _ in range(2):
+        open_session("local[1]").stop()
+    gc.collect()
+print([str(each.message) for each in seen if "unclosed file" in str(each.message)])
+"""
+
+
+def test_a_second_start_of_spark_in_a_program_leaves_no_file_open(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _TWO_STARTS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

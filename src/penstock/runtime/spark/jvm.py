@@ -117,8 +117,9 @@ class SparkStart:
 
     def __init__(self, settings: Mapping[str, str], *, show_logs: bool) -> None:
         self._settings = settings
-        # A file without a name, which the JVM keeps open: its messages are for errors only.
-        self._log: IO[str] | None = None if show_logs else tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._show_logs = show_logs
+        self._log: IO[str] | None = None
+        """A file without a name: the messages of a JVM, which has it to its end, are for errors."""
         self._gateway: Future[Any] = Future()
         self._context: Future[SparkContext] = Future()
 
@@ -154,6 +155,12 @@ class SparkStart:
         """The last lines that the JVM wrote."""
         return "" if self._log is None else last_lines(self._log)
 
+    def close(self) -> None:
+        """Close the file of messages after a start that failed without a JVM."""
+        has_no_jvm = self._gateway.done() and self._gateway.exception() is not None
+        if self._log is not None and has_no_jvm:
+            self._log.close()
+
     def _start(self) -> None:
         try:
             gateway: Any = SparkContext._gateway  # noqa: SLF001 (of an earlier start)
@@ -164,10 +171,11 @@ class SparkStart:
             if gateway is None:
                 launch: Any = launch_gateway
                 process: dict[str, Any] = {"process_group": 0}
-                if self._log is not None:
-                    process["stderr"] = self._log
+                if not self._show_logs:
+                    process["stderr"] = self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
                 gateway = launch(conf, process)
                 gateway.penstock_log = self._log
+            self._log = getattr(gateway, "penstock_log", None)
             self._gateway.set_result(gateway)
             context = SparkContext(conf=conf, gateway=gateway)
             server: Any = getattr(context, "_accumulatorServer", None)
@@ -185,6 +193,8 @@ class SparkStart:
 
 def last_lines(log: IO[str]) -> str:
     """Return the end of a file that the JVM writes, whose position both share."""
+    if log.closed:
+        return ""  # it was ended on purpose
     size = os.fstat(log.fileno()).st_size
     read = os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16)))
     lines = [line for line in read.decode(errors="replace").splitlines() if line.strip()]
@@ -236,6 +246,9 @@ def end_jvm(gateway: Any) -> None:
             process.wait(_KILL_SECONDS)
             process.stdin.close()
     call_within(_KILL_SECONDS, gateway.close if gateway is not None else lambda: None)
+    log: IO[str] | None = getattr(gateway, "penstock_log", None)
+    if log is not None:
+        log.close()
     context = SparkContext._active_spark_context  # noqa: SLF001 (no public way, as below)
     server = getattr(context, "_accumulatorServer", None)
     if server is not None:

@@ -308,7 +308,9 @@ def open_session(
             start.run()
         session: SparkSession = builder.getOrCreate()
     except Exception as error:
-        raise _not_started(error, master, start) from error
+        failure = _not_started(error, master, start)
+        start.close()
+        raise failure from error
     if master.startswith("local"):
         # Workers are children of this process: they need its environment, not the system's.
         session.sparkContext.pythonExec = sys.executable
