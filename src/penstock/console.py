@@ -151,7 +151,8 @@ class Progress:
         elif self._is_line_due(before, status, now):
             self._last_line_micros = now
             self._told = (status.rows_read, status.rows_written, status.restarts)
-            self._console.print(self.line(), soft_wrap=True)
+            # Errors may quote text in brackets, which is no markup.
+            self._console.print(self.line(), soft_wrap=True, markup=False)
 
     def _is_line_due(self, before: JobStatus | None, status: JobStatus, now: int) -> bool:
         if before is None or status.phase in _LAST:
@@ -195,7 +196,7 @@ class Progress:
         if status.restarts:
             parts.append(f"{status.restarts} restarts")
         if status.error is not None:
-            parts.append(status.error.splitlines()[0])
+            parts.append(_first_line(status.error))
         return " · ".join(parts)
 
     def block(self) -> Table:
@@ -219,7 +220,7 @@ class Progress:
         if status.last is not None:
             block.add_row("storage", f"[dim]{show_storage(status.last)}[/dim]")
         if status.error is not None:
-            block.add_row("trouble", Text(status.error.splitlines()[0], style="yellow"))
+            block.add_row("trouble", Text(_first_line(status.error), style="yellow"))
         return block
 
     def _repr_html_(self) -> str:
@@ -240,6 +241,11 @@ class Progress:
             elapsed = self._clock.now_micros() - self._started_micros
             headline.append(f"   {show_elapsed(elapsed)} elapsed", "dim")
         return headline
+
+
+def _first_line(error: str) -> str:
+    """Return the first line of an error, whose text may be empty."""
+    return next(iter(error.splitlines()), "")
 
 
 _INTERRUPTED = 130

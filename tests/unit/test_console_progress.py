@@ -73,6 +73,17 @@ def test_trouble_is_shown_at_once() -> None:
     assert lines[-1].endswith("· 3 restarts · the store is gone")
 
 
+@pytest.mark.parametrize("text", ["no [column] in [/data/x]", "", "[red]"])
+@pytest.mark.parametrize("is_live", [False, True])
+def test_an_error_is_shown_as_it_is_whatever_its_text(text: str, is_live: bool) -> None:
+    shown = io.StringIO()
+    progress = Progress(file=shown, is_live=is_live)
+    progress(JobStatus("shop", JobPhase.STARTING))
+    progress(JobStatus("shop", JobPhase.FAILED, error=text))
+    assert "failed" in shown.getvalue()
+    assert text in shown.getvalue()
+
+
 def test_a_terminal_gets_a_block_that_is_redrawn_and_stays_at_the_end() -> None:
     clock, file = ManualClock(), io.StringIO()
     progress = Progress(file=file, clock=clock, is_live=True)

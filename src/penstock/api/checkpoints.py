@@ -91,7 +91,7 @@ class Checkpoints:
             stored = self._read_stored(status.record.ref, cache)
             if stored is not None:
                 found.append((status, stored))
-        older = [stored.files for _, stored in found[1:]] + [{}]
+        older = [*(stored.files for _, stored in found[1:]), {}][: len(found)]
         return EpochList(
             str(self._job.job),
             [

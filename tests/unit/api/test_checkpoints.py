@@ -225,6 +225,16 @@ def test_a_restore_by_hand_goes_back_though_it_was_done_before() -> None:
     assert totals(job.read("spent", "partials")) == {"ada": 8, "bob": 5, "zoë": 9}
 
 
+def test_a_job_without_an_epoch_of_its_own_has_an_empty_list() -> None:
+    _, job = a_shop()
+    branch = job.branch("tried")
+    assert numbers(branch.list()) == []
+    assert "tried" in str(branch.list())
+    claimed = JobCheckpoints(MemoryStore(), JobId("claimed"))
+    claimed.take_over()
+    assert numbers(pen.checkpoints(claimed.store, "claimed").list()) == []
+
+
 @pytest.mark.parametrize("between", [False, True])
 def test_a_restore_by_hand_counts_though_the_program_names_one_that_it_has_done(
     between: bool, caplog: pytest.LogCaptureFixture
