@@ -120,7 +120,11 @@ class Progress:
         line_every: DurationLike = "2s",
         clock: Clock | None = None,
     ) -> None:
-        """Choose where to show; `is_live` overrides the check whether that is a terminal."""
+        """Choose where to show: standard error, or `file`.
+
+        `is_live` overrides the check whether that is a terminal; on others there is a line
+        every `line_every`.
+        """
         shown_on: Any = _Forgiving(file or sys.stderr)
         self._console = Console(file=shown_on, highlight=False, force_terminal=is_live)
         self._is_live = self._console.is_terminal if is_live is None else is_live

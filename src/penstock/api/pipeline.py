@@ -48,6 +48,7 @@ class Pipeline:
     """A job as it is being written. Mutable: its streams add their steps to it.
 
     Writing it runs nothing. Mistakes are raised all at once when it is to run or to be shown.
+    `parallelism` is how many subtasks each step has; it may differ from start to start.
 
     >>> import penstock as pen, polars as pl
     >>> p = pen.Pipeline("clicks")

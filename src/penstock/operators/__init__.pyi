@@ -12,10 +12,15 @@ from ..graph.logical import LATE as LATE
 from ..graph.logical import MAIN as MAIN
 from ..graph.logical import OperatorSpec as OperatorSpec
 from ..state.files.migration import MigratableState as MigratableState
+from ..state.tables.global_keyed import GlobalKeyedView as GlobalKeyedView
+from ..state.tables.keyed_view import KeyedRows as KeyedRows
+from ..state.tables.keyed_view import KeyedView as KeyedView
 from ..state.tables.specs import TimeDomain as TimeDomain
 from ..state.tables.specs import global_table as global_table
 from ..state.tables.specs import keyed_table as keyed_table
 from ..state.tables.specs import time_keyed_table as time_keyed_table
+from ..state.tables.time_keyed_view import KeyTimeView as KeyTimeView
+from ..state.tables.time_keyed_view import TimeKeyedView as TimeKeyedView
 from .context import ArrowCollector as ArrowCollector
 from .context import CommitContext as CommitContext
 from .context import OperatorContext as OperatorContext
@@ -50,6 +55,10 @@ __all__ = [
     "EndOfData",
     "EventTime",
     "ExternalError",
+    "GlobalKeyedView",
+    "KeyTimeView",
+    "KeyedRows",
+    "KeyedView",
     "MigratableState",
     "OperatorConstructor",
     "OperatorContext",
@@ -67,6 +76,7 @@ __all__ = [
     "Stop",
     "StreamSchema",
     "TimeDomain",
+    "TimeKeyedView",
     "global_table",
     "keyed_table",
     "time_keyed_table",

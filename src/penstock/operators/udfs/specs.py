@@ -185,11 +185,23 @@ def udf(
     nulls: Nulls = "skip",
     on_bad: OnBad = "fail",
 ) -> UdfSpec:
-    """Declare a Python function; `returns` is a `pyarrow` type, `output` its name by default.
+    """Declare a Python function that makes one column, for `Stream.udf`.
+
+    It is called with the columns `inputs`, row by row; `returns` is a `pyarrow` type. The
+    column is called `output`, by default as the function, or `name`. A null among the values
+    of a row gives null without a call, or with `nulls="pass"` is passed as None.
 
     In the modes "arrow" and "polars" the function gets whole columns and must give one of
     the same length; the cuts between batches have no meaning. With `on_bad="divert"` it is
     called again on halves of a batch that failed, to find the rows that cause it.
+
+    >>> import penstock as pen
+    >>> gross = pen.udf(
+    ...     lambda net: net * 1.19, returns=pa.float64(), inputs="net", name="gross"
+    ... )
+    >>> sales = pen.Pipeline("p").read("sales", pen.list_source([{"net": 1.0}]))
+    >>> sales.udf("gross", gross).schema.arrow.names
+    ['net', 'gross']
     """
     packed = pickle_function(function, name)
     column = _column(packed.name, inputs, output, returns)
@@ -218,8 +230,9 @@ def async_udf(
     retry_delay: DurationLike = "100ms",
     drain: DurationLike = "1s",
 ) -> AsyncUdfSpec:
-    """Declare an `async def` function, called row by row.
+    """Declare an `async def` function, called row by row, up to `max_concurrency` at a time.
 
+    Everything is as for `udf`; rows leave in the order they came unless `ordered` is False.
     One attempt may take `timeout`; `retries` further ones follow after `retry_delay`, which
     doubles every time. The end of an epoch waits up to `drain` for answers under way.
     Its results count once, but a call may be made more than once: after a failure, and when
@@ -254,7 +267,11 @@ def native_udf(
     arguments: Mapping[str, Any] | None = None,
     store_options: Mapping[str, Any] | None = None,
 ) -> NativeUdfSpec:
-    """Declare a function of a native library; nothing is fetched before it is constructed."""
+    """Declare a function of a native library, built as Polars' plug-ins are.
+
+    `url` is where the library is, `sha256` what it must be; it is fetched when the job runs.
+    `arguments` are the function's keyword arguments. Everything else is as for `udf`.
+    """
     return NativeUdfSpec(
         **_column(name or function, inputs, output, returns),
         url=url,
@@ -269,7 +286,10 @@ def native_udf(
 def call_udf(
     name: str, *, inputs: Sequence[str] | None = None, output: str | None = None
 ) -> OperatorSpec:
-    """Return the spec of an operator that calls a function of the registry."""
+    """Return a step that calls the function `name` of the pipeline's registry, for `process`.
+
+    `inputs` and `output` are columns in place of those that were declared with it.
+    """
     columns = None if inputs is None else _names(inputs)
     return CallUdfSpec(udf=name, inputs=columns, output=output).to_operator_spec()
 

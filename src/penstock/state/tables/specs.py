@@ -123,7 +123,11 @@ def global_table(
     description: str = "",
     uses_two_phase_commit: bool = False,
 ) -> TableSpec:
-    """Declare key → value state shared by all subtasks; see `GlobalKeyedView`."""
+    """Declare key → value state shared by all subtasks; see `GlobalKeyedView`.
+
+    Types are what msgpack holds, dataclasses and `msgspec` structs among them. A sink's table
+    that `uses_two_phase_commit` holds what `ctx.insert_committing_data` is given.
+    """
     table = TableName(name)
     ValueCodec(key_type, what=f"key of table {name!r}")
     ValueCodec(value_type, what=f"value of table {name!r}")
@@ -149,6 +153,8 @@ def time_keyed_table(
 ) -> TableSpec:
     """Declare rows by time; see `TimeKeyedView`. They expire by the clock of `time_domain`.
 
+    `schema` is a `pa.Schema`, or a state class that has one as its `SCHEMA`. With
+    `key_columns` rows are found by key, too.
     `meaning` describes the rows beyond their columns: state with another meaning is refused.
     Columns in `groups` may come and go; see `penstock.state.tables.column_groups`.
     """
@@ -177,6 +183,7 @@ def keyed_table(
 ) -> TableSpec:
     """Declare key → row state; see `KeyedView`.
 
+    `schema` is a `pa.Schema`, or a state class that has one as its `SCHEMA`.
     `ttl` such as "1h" counts from the row's `time_column` by the watermark, or from the epoch
     that put the row by processing time. `routed_by` names some of the key columns: the
     subtask that owns their hash owns the row, so a key of the stream may have several rows.
