@@ -70,14 +70,15 @@ def _selected(rows: RowsLike, wanted: pa.Schema) -> RowsLike:
             raise SchemaError(
                 f"column {field.name!r} is no {field.type}: {error}"
             ) from error
+    names = set(wanted.names)
     if isinstance(rows, Mapping):
-        return {name: values for name, values in rows.items() if name in wanted.names}
+        return {name: values for name, values in rows.items() if name in names}
     if isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
         return [_selected(row, wanted) for row in rows]
     if is_pandas(rows):
-        return rows[[name for name in rows.columns if name in wanted.names]]
+        return rows[[name for name in rows.columns if name in names]]
     table = to_table(rows, wanted)
-    return table.select([name for name in table.column_names if name in wanted.names])
+    return table.select([name for name in table.column_names if name in names])
 
 
 def to_ipc(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> bytes:

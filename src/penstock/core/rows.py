@@ -134,10 +134,11 @@ def to_instants(given: InstantsLike, row_count: int) -> Any:
 
 def _from_columns(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     """Return columns by name as rows of exactly this schema; all problems are named at once."""
+    names = set(schema.names)
     problems = [
-        f"column {name!r} is not in the schema{did_you_mean(name, set(schema.names))}"
+        f"column {name!r} is not in the schema{did_you_mean(name, names)}"
         for name in columns
-        if name not in schema.names
+        if name not in names
     ]
     problems += [
         f"column {name!r} is missing" for name in schema.names if name not in columns

@@ -81,7 +81,7 @@ class CsvFormat(TextFormat):
 
     @override
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
-        names = heading.columns
+        names = set(heading.columns)
         types = {field.name: field.type for field in self.schema if field.name in names}
         if not self._has_odd_times:
             try:

@@ -67,8 +67,9 @@ def add_folders(
     Raises ValueError if a text is no value of its column.
     """
     columns: list[Any] = []
+    own = set(rows.schema.names)
     for field in schema:
-        column: Any = rows.column(field.name) if field.name in rows.schema.names else None
+        column: Any = rows.column(field.name) if field.name in own else None
         is_told = field.name in folders and (column is None or column.null_count)
         if is_told:
             told = _value(folders[field.name], field.type)

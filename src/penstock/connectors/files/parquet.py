@@ -77,7 +77,8 @@ class ParquetFormat(FileFormat):
         """Read row groups in batches; the offset moves only behind the last batch of a group."""
         with open_parquet(file) as opened:
             self.check_columns(file, opened.schema)
-            names = [name for name in self.schema.names if name in opened.schema.names]
+            found = set(opened.schema.names)
+            names = [name for name in self.schema.names if name in found]
             folders = self.folders_of(file, names)
             count = len(opened.groups)
             if end > count:
