@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -138,11 +138,18 @@ def preview(stream: "AnyStream", n: int, max_rows: int, timeout: DurationLike) -
     rows = list_sink(f"preview-{new_token()}")
     graph = _part_of(builder.graph(), port.operator, port.output, rows)
     drivers: list[JobDriver] = []
+    is_over = Event()
     read = 0
 
     def stop() -> None:
+        is_over.set()
         for driver in drivers:
             driver.request_stop(StopMode.IMMEDIATE)
+
+    def take(driver: JobDriver) -> None:
+        drivers.append(driver)
+        if is_over.is_set():  # the time was over before there was a driver to stop
+            stop()
 
     def note(epoch: Any) -> None:
         nonlocal read
@@ -156,7 +163,7 @@ def preview(stream: "AnyStream", n: int, max_rows: int, timeout: DurationLike) -
         settings=DriverSettings(
             budget=budget, adapts_budget=False, restarts=RestartPolicy(max_restarts=0)
         ),
-        on_driver=drivers.append,
+        on_driver=take,
         on_epoch=note,
     )
     waiting = Timer(seconds, stop)

@@ -339,9 +339,14 @@ class Stream(AnyStream, RowSteps, EventTimeSteps):
         known = self.port.schema.arrow.names
         keys, computed = to_keys(columns, named, known)
         stream: Stream = self._then(with_columns_spec(*computed)) if computed else self
-        return KeyedStream(
-            self.builder, stream.port.sent_by(stream._columns_named("key_by", keys))
-        )
+        chosen = stream._columns_named("key_by", keys)
+        if not chosen:  # an empty list, or a selector that takes none of the columns
+            raise UserError(
+                f"key_by names none of the columns ({', '.join(known)}): name those that make "
+                "up the key; aggregate and window of the stream itself are about all rows",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        return KeyedStream(self.builder, stream.port.sent_by(chosen))
 
     @step(_broken)
     def side_output(self, name: str) -> "Stream":

@@ -152,7 +152,20 @@ def conversion_for(function: Callable[..., Any]) -> Conversion:
 
 
 def _to_pandas(batch: pa.RecordBatch) -> Any:
-    return batch.to_pandas()
+    """Return a frame of pandas; integers beside nulls in its nullable types.
+
+    By itself pandas makes floats of them, which round what is beyond 2**53.
+    """
+    columns = zip(batch.schema.types, batch.columns, strict=True)
+    kinds = {k for k, c in columns if c.null_count and pa.types.is_integer(k)}
+    if not kinds:
+        return batch.to_pandas(integer_object_nulls=True)
+    # Late: pandas is an extra. It has no stubs here.
+    import pandas as pd  # type: ignore[import-untyped]
+
+    names = {k: str(k).replace("uint", "UInt").replace("int", "Int") for k in kinds}
+    nullable = {kind: pd.api.types.pandas_dtype(name) for kind, name in names.items()}
+    return batch.to_pandas(integer_object_nulls=True, types_mapper=nullable.get)
 
 
 def check_convertible(conversion: Conversion, schema: pa.Schema, function: str) -> None:

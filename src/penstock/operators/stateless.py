@@ -187,21 +187,34 @@ class MapBatches(Configured[MapBatchesConfig], ArrowOperator):
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Emit the function's result; halve a batch on which it fails to find the bad rows.
-
-        That is correct because the cuts between batches have no meaning. It takes about
-        log2(rows) more calls per bad row.
-        """
+        """Emit the function's result; halve a batch on which it fails to find the bad rows."""
         try:
             result = self.call(batch)
         except Exception as error:
-            if self.config.on_bad == "fail" or isinstance(error, PenstockError):
+            if not self.diverts(error):
                 raise
-            if batch.num_rows == 1:
-                divert(batch, [f"{type(error).__name__}: {error}"], ctx, collector)
-                return
+            self.find_bad(error, batch, ctx, collector)
         else:
             collector.collect(cast_back(result, ctx.outputs[MAIN].arrow))
+
+    def diverts(self, error: Exception) -> bool:
+        """Return whether an exception is the fault of rows that are to be diverted."""
+        return self.config.on_bad == "divert" and not isinstance(error, PenstockError)
+
+    def find_bad(
+        self,
+        error: Exception,
+        batch: pa.RecordBatch,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        """Divert a row that failed, or process both halves of rows that did.
+
+        Halving is correct because the cuts between batches have no meaning. It takes about
+        log2(rows) more calls per bad row.
+        """
+        if batch.num_rows == 1:
+            divert(batch, [f"{type(error).__name__}: {error}"], ctx, collector)
             return
         middle = batch.num_rows // 2
         self.process_batch(batch.slice(0, middle), ctx, collector)
@@ -241,14 +254,21 @@ class MapRows(MapBatches):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Emit the function's results; a row without its columns is the function's mistake."""
+        try:
+            rows = batch.to_pylist()
+        except Exception as error:  # Python has no form of a value, such as the year 10000
+            if not self.diverts(error):
+                raise
+            self.find_bad(error, batch, ctx, collector)
+            return
         names = set(ctx.outputs[MAIN].arrow.names)
         good: list[Mapping[str, Any]] = []
         bad: dict[int, str] = {}
-        for index, row in enumerate(batch.to_pylist()):
+        for index, row in enumerate(rows):
             try:
                 result = self.function(row)
             except Exception as error:
-                if self.config.on_bad == "fail" or isinstance(error, PenstockError):
+                if not self.diverts(error):
                     raise
                 bad[index] = f"{type(error).__name__}: {error}"
                 continue

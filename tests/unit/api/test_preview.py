@@ -72,6 +72,12 @@ def test_a_source_that_never_ends_ends_with_enough_rows_or_after_a_while() -> No
     assert len(slow.preview(5, timeout="200ms")) <= 1
 
 
+def test_a_preview_whose_time_is_over_before_it_begins_ends_at_once() -> None:
+    slow = pen.Pipeline("p").read("numbers", pen.impulse(rate=0.001))
+    for timeout in ("1us", dt.timedelta(0)):
+        assert len(slow.preview(5, timeout=timeout)) <= 1
+
+
 def test_a_preview_prints_as_a_table_in_any_type(tmp_path: Path) -> None:
     kinds = pa.table(
         {

@@ -142,6 +142,16 @@ def test_rows_on_which_a_function_fails_are_diverted_and_only_those(kind: str) -
         run(getattr(a_stream(numbers), kind)(function))
 
 
+def test_a_row_that_python_cannot_hold_is_diverted_by_map_and_the_others_are_not() -> None:
+    times = pa.array([0, 2**62, 1_000_000], pa.timestamp("us"))
+    stream = a_stream(pa.table({"n": [1, 2, 3], "at": times}))
+    good, bad = run(stream.map(lambda row: row, on_bad="divert"), pen.BAD)
+    assert [row["n"] for row in good] == [1, 3]
+    assert [(row["n"], row["error"].partition(":")[0]) for row in bad] == [
+        (2, "OverflowError")
+    ]
+
+
 def test_what_is_no_choice_for_bad_rows_is_refused() -> None:
     choice: Any = "skip"
     error = mistake(lambda stream: stream.map_batches(fails_on_two, on_bad=choice))
@@ -222,6 +232,8 @@ def test_a_computed_key_groups_rows() -> None:
     ("keys", "hint"),
     [
         ((), "key_by needs at least one column"),
+        (([],), "key_by names none of the columns (user, n)"),
+        ((cs.boolean(),), "key_by names none of the columns (user, n)"),
         ((["usr"],), "'usr' is not a column; did you mean 'user'"),
         ((5,), "key_by takes names of columns, not 5"),
         ((None,), "key_by takes names of columns, not None"),

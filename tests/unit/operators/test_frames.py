@@ -4,6 +4,7 @@ import datetime as dt
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]  # it has no stubs here
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -48,6 +49,42 @@ def test_an_identity_in_polars_gives_the_rows_as_they_were(kind: Any, value: Any
         emitted = run_stateless(spec, stream, batch).table()
         assert emitted.schema.equals(batch.schema)
         assert emitted.column("x").to_pylist() == values.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 2**53 + 1),
+        (pa.uint64(), 2**64 - 1),
+        (pa.int8(), -128),
+        (pa.list_(pa.int64()), [2**53 + 1, None]),
+        (pa.struct([pa.field("n", pa.int64())]), {"n": 2**53 + 1}),
+    ],
+    ids=str,
+)
+def test_integers_beside_nulls_go_through_pandas_without_being_rounded(
+    kind: Any, value: Any
+) -> None:
+    def through_pandas(rows: pd.DataFrame) -> pd.DataFrame:
+        return rows
+
+    empty = {"n": None} if pa.types.is_struct(kind) else None
+    values = pa.array([value, empty, None], kind)
+    batch = pa.RecordBatch.from_arrays([values], names=["x"])
+    spec = map_batches_spec(through_pandas)
+    emitted = run_stateless(spec, StreamSchema(batch.schema), batch).table()
+    assert emitted.schema.equals(batch.schema)
+    assert emitted.column("x").to_pylist() == values.to_pylist()
+
+
+def test_integers_in_pandas_can_be_computed_with_beside_nulls() -> None:
+    def doubled(rows: pd.DataFrame) -> pd.DataFrame:
+        return rows[rows["x"] > 1].assign(x=lambda r: r["x"] * 2)
+
+    batch = pa.RecordBatch.from_arrays([pa.array([1, None, 2, 3])], names=["x"])
+    spec = map_batches_spec(doubled)
+    emitted = run_stateless(spec, StreamSchema(batch.schema), batch).table()
+    assert emitted.column("x").to_pylist() == [4, 6]
 
 
 def test_what_does_not_fit_the_declared_type_is_refused_and_named() -> None:

@@ -121,6 +121,8 @@ _HARMS = {
     "filter": "a result that the predicate stops to hold for would never be deleted. Filter "
     "the rows before aggregate, give its aggregates where=, or filter the table that the changes "
     "lead to",
+    "rename": "op, before, after and the key columns are known by their names. Rename the columns "
+    "before aggregate, whose keywords name its results",
     "rebalance": "changes of one key would overtake each other. Leave it out: changes are spread "
     "by key",
     "aggregate": "how many changes there are depends on how rows fall into epochs. Aggregate the "

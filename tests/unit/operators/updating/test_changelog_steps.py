@@ -44,6 +44,12 @@ def test_changes_cannot_be_rebalanced_because_they_are_in_order() -> None:
         behind_changes(lambda changes: changes.rebalance()).graph()
 
 
+def test_the_columns_of_changes_keep_their_names() -> None:
+    with pytest.raises(UserError, match="rename cannot follow a changelog") as caught:
+        behind_changes(lambda changes: changes.rename({"k": "key"})).graph()
+    assert "Rename the columns before aggregate" in caught.value.message
+
+
 @pytest.mark.parametrize(
     "then",
     [
