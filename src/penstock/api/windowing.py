@@ -218,8 +218,9 @@ def _to_micros(name: str, window: Window) -> dict[str, int]:
     if isinstance(window, SessionWindow):
         asked = {"gap": window.gap}
     elif isinstance(window, PaneWindow):
-        slide = window.width if window.slide is None else window.slide
-        asked = {"width": window.width, "slide": slide, "offset": window.offset}
+        asked = {"width": window.width, "offset": window.offset}
+        if window.slide is not None:
+            asked["slide"] = window.slide
     else:
         raise UserError(
             f"window {name!r} cannot be {window!r}: use pen.tumbling, pen.sliding or pen.session",
@@ -236,6 +237,7 @@ def _to_micros(name: str, window: Window) -> dict[str, int]:
     if not problems and isinstance(window, SessionWindow):
         problems = find_length_problems(lengths)
     elif not problems:
+        lengths.setdefault("slide", lengths["width"])
         problems = find_grid_problems(**lengths)
     if problems:
         listed = "\n  ".join(dict.fromkeys(problems))

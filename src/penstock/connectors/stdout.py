@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import polars as pl
 import pyarrow as pa
@@ -21,6 +21,7 @@ from penstock.connectors.memory import StagingSink, staged_tables
 from penstock.core.batch import to_rows
 from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
+from penstock.core.spellings import check_choice
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.context import ArrowCollector, CommitContext, OperatorContext
 from penstock.operators.operator import ArrowOperator
@@ -43,7 +44,8 @@ class StdoutConfig(OperatorConfig):
 
 
 def stdout(form: Format = "json") -> OperatorSpec:
-    """Print rows: a line of JSON each, or a table per epoch."""
+    """Print rows: a line of JSON each, or with the `form` "table" a table per epoch."""
+    check_choice("form", form, get_args(Format), where="stdout: ")
     return StdoutConfig(form).to_operator_spec()
 
 

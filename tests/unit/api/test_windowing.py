@@ -51,6 +51,14 @@ def test_windows_that_cannot_be_are_refused_with_the_name_of_the_step(
     assert all(problem in caught.value.message for problem in problems)
 
 
+def test_a_tumbling_window_is_not_told_of_a_slide_that_nobody_gave() -> None:
+    stream = rows()
+    stream.window("w", pen.tumbling("1 minute")).aggregate(n=pen.count())
+    with pytest.raises(UserError, match="'1 minute' is not a valid width") as caught:
+        stream.builder.graph()
+    assert "slide" not in caught.value.message
+
+
 def test_everything_that_is_wrong_with_aggregates_is_said_at_once() -> None:
     not_one: Any = 5
     computed = (

@@ -4,7 +4,7 @@ import datetime as dt
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -89,6 +89,22 @@ def test_what_is_no_choice_is_refused_with_all_choices(wrong: object) -> None:
         diverts_bad(wrong, where="window 'w': ")
     assert caught.value.code is ErrorCode.INVALID_CONFIG
     assert caught.value.message.startswith(f"window 'w': on_bad is {wrong!r}")
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: pen.stdout(cast(Any, "tabel")), "form is 'tabel': use 'json' or 'table'"),
+        (lambda: _udf(mode="pandas"), "mode is 'pandas': use 'row' or 'arrow' or 'polars'"),
+        (lambda: _udf(nulls="keep"), "nulls is 'keep': use 'skip' or 'pass'"),
+        (lambda: _async_udf(nulls="keep"), "nulls is 'keep': use 'skip' or 'pass'"),
+    ],
+)
+def test_a_wrong_choice_is_refused_where_it_is_written(
+    call: Callable[[], Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        call()
 
 
 def test_a_choice_is_accepted_as_it_is_spelled() -> None:

@@ -12,13 +12,13 @@ registry by name.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.clock import DurationLike, to_micros
-from penstock.core.spellings import OnBad, diverts_bad, renamed
+from penstock.core.spellings import OnBad, check_choice, diverts_bad, renamed
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.frames import column_name
@@ -68,6 +68,11 @@ class ResultSpec(OperatorConfig):
             diverts_bad(self.on_bad)
         except UserError as error:
             problems.append(error.message)
+        for option, choices in (("mode", get_args(Mode)), ("nulls", get_args(Nulls))):
+            try:
+                check_choice(option, getattr(self, option, choices[0]), choices)
+            except UserError as error:
+                problems.append(error.message)
         return problems
 
     @property
