@@ -164,7 +164,7 @@ def _to_pandas(batch: pa.RecordBatch) -> Any:
     import pandas as pd  # type: ignore[import-untyped]
 
     names = {k: str(k).replace("uint", "UInt").replace("int", "Int") for k in kinds}
-    nullable = {kind: pd.api.types.pandas_dtype(name) for kind, name in names.items()}
+    nullable: Any = {kind: pd.api.types.pandas_dtype(name) for kind, name in names.items()}
     return batch.to_pandas(integer_object_nulls=True, types_mapper=nullable.get)
 
 
