@@ -67,7 +67,10 @@ def test_folders_are_columns_of_a_declared_schema(tmp_path: Path, ending: str) -
         (pa.string(), "07"),
         (pa.large_string(), "07"),
         (pa.float64(), 7.0),
+        (pa.dictionary(pa.int32(), pa.string()), "07"),
     ]
+    if ending == "parquet":
+        values += [(pa.string_view(), "07"), (pa.binary_view(), b"07")]
 
     for kind, value in values:
         columns: Any = [("hour", kind), ("n", pa.int64())]
@@ -112,6 +115,20 @@ def test_a_folder_that_is_no_value_of_its_column_is_named(
 
     with pytest.raises(UserError, match=r"day=mon/x.*'mon', which is no date32") as caught:
         read(f"{tmp_path}/**/*.{ending}", schema=DAYS)
+
+    assert caught.value.code is ErrorCode.UNREADABLE_INPUT
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_folder_of_null_is_named_where_the_schema_allows_none(
+    tmp_path: Path, ending: str
+) -> None:
+    write(tmp_path / f"day=__HIVE_DEFAULT_PARTITION__/x.{ending}", [1])
+    fields: Any = [("n", pa.int64()), pa.field("day", pa.date32(), nullable=False)]
+    required = pa.schema(fields)
+
+    with pytest.raises(UserError, match=r"day=__HIVE.*'day' is null") as caught:
+        read(f"{tmp_path}/**/*.{ending}", schema=required)
 
     assert caught.value.code is ErrorCode.UNREADABLE_INPUT
 

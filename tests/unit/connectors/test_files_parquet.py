@@ -214,3 +214,24 @@ def test_the_columns_of_a_row_group_are_fetched_with_one_request(
     rows = pa.Table.from_batches(batches)
     assert rows.to_pydict() == table.select(list(names)).to_pydict()
     assert len(store.calls) == 1 + 3  # the footer, and each row group
+
+
+def test_nulls_that_the_schema_does_not_allow_are_bad_rows(tmp_path: Path) -> None:
+    rows = pa.table({"n": [1, None, 3, None], "s": ["a", "b", None, None]})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    fields: Any = [pa.field("n", pa.int64(), nullable=False), ("s", pa.string())]
+    required = pa.schema(fields)
+
+    spec = files(tmp_path / "a.parquet", schema=required).source_spec()
+    with (
+        SourceHarness(spec) as harness,
+        pytest.raises(UserError, match=r"a\.parquet, row 2, .* 'n' is null") as caught,
+    ):
+        harness.read_all()
+    assert caught.value.code is ErrorCode.UNREADABLE_INPUT
+
+    spec = files(tmp_path / "a.parquet", schema=required, on_bad="divert").source_spec()
+    with SourceHarness(spec) as harness:
+        harness.read_all()
+        assert [row["n"] for row in harness.rows()] == [1, 3]
+        assert [row["line"] for row in harness.rows(BAD)] == [2, 4]

@@ -73,7 +73,13 @@ def add_folders(
         is_told = field.name in folders and (column is None or column.null_count)
         if is_told:
             told = _value(folders[field.name], field.type)
-            told = told.take(np.zeros(rows.num_rows, np.int64))
+            if told.null_count and not field.nullable:
+                raise ValueError(
+                    f"its folder says that {field.name!r} is null, which the schema does not "
+                    "allow"
+                )
+            # Arrow cannot repeat a value in all layouts, so it is repeated in the plain one.
+            told = relay(told.take(np.zeros(rows.num_rows, np.int64)), field.type)
             is_absent = column is None or column.null_count == rows.num_rows
             column = told if is_absent else pc.coalesce(column, told)
         columns.append(column)
@@ -93,9 +99,8 @@ def _infer(texts: Iterable[str]) -> pa.DataType:
 
 @lru_cache(maxsize=256)
 def _value(text: str | None, kind: Any) -> Any:
-    """Return an array of the one value that a text means."""
+    """Return an array of the one value that a text means, in the plain layout of its type."""
     try:
-        plain = pa.array([text], pa.string()).cast(stored_type(kind))
+        return pa.array([text], pa.string()).cast(stored_type(kind))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(f"its folder says {text!r}, which is no {kind}") from error
-    return relay(plain, kind)

@@ -3,11 +3,11 @@
 A row group is fetched with one request and decoded batch by batch, so a reader holds one
 row group in its encoded form and one batch. A writer holds the encoded bytes of its file.
 
-Arrow passes text on that is no UTF-8, and whatever comes later may fail on it without a name.
-So text is checked here, and rows that hold such text are bad rows.
+Arrow passes text on that is no UTF-8, and nulls in columns that must have values; whatever comes
+later may fail on them without a name. So both are checked here, and such rows are bad rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,7 @@ class ParquetFormat(FileFormat):
             found = set(opened.schema.names)
             names = [name for name in self.schema.names if name in found]
             folders = self.folders_of(file, names)
+            required = [name for name in names if not self.schema.field(name).nullable]
             count = len(opened.groups)
             if end > count:
                 raise unreadable(file, f"it has {count} row groups, and had {end} before")
@@ -88,7 +89,7 @@ class ParquetFormat(FileFormat):
             for index in range(start.position, end):
                 row = at.lines
                 for batch in opened.read_group(index, names):
-                    rows, bad = _split_by_text(batch, row + 1)
+                    rows, bad = _split_bad(batch, row + 1, required)
                     row += batch.num_rows
                     if folders:
                         rows = [self._add_folders(file, part, folders) for part in rows]
@@ -120,17 +121,18 @@ class ParquetFormat(FileFormat):
         return self._groups[key]
 
 
-def _split_by_text(
-    batch: pa.RecordBatch, first_row: int
+def _split_bad(
+    batch: pa.RecordBatch, first_row: int, required: Sequence[str]
 ) -> tuple[list[pa.RecordBatch | pa.Table], list[BadRow]]:
-    """Return rows, in stretches as long as possible, and apart those whose text is no UTF-8."""
+    """Return rows, in stretches as long as possible, and bad rows apart."""
     good: list[pa.RecordBatch | pa.Table] = []
     bad: list[BadRow] = []
     waiting = [(0, batch.num_rows)]
     while waiting:
         first, stop = waiting.pop()
         stretch = batch.slice(first, stop - first)
-        name = _find_broken_text(stretch)
+        missing = next((n for n in required if stretch.column(n).null_count), None)
+        name = _find_broken_text(stretch) if missing is None else missing
         if name is None:
             good.append(stretch)
         elif stop - first > 1:
@@ -139,8 +141,10 @@ def _split_by_text(
         else:
             value = stretch.column(name)
             text = value.cast(pa.binary())[0].as_py() if is_text(value.type) else b""
-            reason = f"column {name!r} holds text that is no UTF-8"
-            bad.append(BadRow(first_row + first, text, reason))
+            reason = "holds text that is no UTF-8"
+            if missing is not None:
+                text, reason = b"", "is null, and the schema does not allow that"
+            bad.append(BadRow(first_row + first, text, f"column {name!r} {reason}"))
     return good, bad
 
 
