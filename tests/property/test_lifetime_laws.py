@@ -60,10 +60,16 @@ def expected(rows: Sequence[Row], delay: int) -> dict[tuple[Any, ...], Row]:
 
 
 def a_job(
-    rows: Sequence[Row], delay: int, out: Any, rows_per_epoch: int, *, is_keyed: bool = True
+    rows: Sequence[Row],
+    delay: int,
+    out: Any,
+    rows_per_epoch: int,
+    *,
+    is_keyed: bool = True,
+    splits: int = 1,
 ) -> LocalJob:
     pipeline = pen.Pipeline("lives", parallelism=2)
-    source = pen.list_source(list(rows), schema=SCHEMA)
+    source = pen.list_source(list(rows), schema=SCHEMA, splits=splits)
     stream = pipeline.read("rows", source, event_time="at", watermark_delay=f"{delay}m")
     steps: Any = stream.key_by("user") if is_keyed else stream
     lives = steps.aggregate("lives", ttl=f"{TTL}m", rows=pen.count(), total=pen.sum("n"))
@@ -98,22 +104,36 @@ def at(hours_and_users: Sequence[tuple[str, int]]) -> list[Row]:
 
 @pytest.mark.slow
 @settings(max_examples=JOBS)
-@given(drawn=some_rows(), rows_per_epoch=st.integers(1, 12), lives=LIVES)
-@example(drawn=(at([("a", 0), ("b", 30), ("a", 30)]), 0), rows_per_epoch=3, lives=[])
-@example(drawn=(at([("a", 0), ("b", 30), ("a", 30)]), 0), rows_per_epoch=2, lives=[])
+@given(
+    drawn=some_rows(),
+    rows_per_epoch=st.integers(1, 12),
+    splits=st.integers(1, 4),
+    lives=LIVES,
+)
+@example(
+    drawn=(at([("a", 0), ("b", 30), ("a", 30)]), 0), rows_per_epoch=3, splits=1, lives=[]
+)
+@example(
+    drawn=(at([("a", 0), ("b", 30), ("a", 30)]), 0), rows_per_epoch=2, splits=1, lives=[]
+)
+@example(
+    drawn=(at([("a", 0), ("b", 30), ("c", 5)]), 25), rows_per_epoch=1, splits=3, lives=[]
+)
 @example(
     drawn=(at([("a", 0), ("a", 30), ("a", 9), ("a", 18), ("a", 27)]), 60),
     rows_per_epoch=1,
+    splits=1,
     lives=[(3, 2, None)],
 )
-def test_the_table_depends_on_the_rows_alone_and_not_on_how_epochs_cut_them(
+def test_the_table_depends_on_the_rows_alone_and_not_on_how_epochs_and_splits_cut_them(
     drawn: tuple[list[Row], int],
     rows_per_epoch: int,
+    splits: int,
     lives: list[tuple[int, int | None, tuple[FaultMode, int] | None]],
 ) -> None:
     rows, delay = drawn
     out = pen.list_sink(f"lives-{new_token()}")
-    job = a_job(rows, delay, out, rows_per_epoch)
+    job = a_job(rows, delay, out, rows_per_epoch, splits=splits)
     for parallelism, epochs, fault in lives:
         faults = [] if fault is None else [Fault(fault[0], at=fault[1])]
         try:
@@ -127,13 +147,13 @@ def test_the_table_depends_on_the_rows_alone_and_not_on_how_epochs_cut_them(
 
 @pytest.mark.slow
 @settings(max_examples=JOBS // 2)
-@given(drawn=some_rows(), rows_per_epoch=st.integers(1, 12))
+@given(drawn=some_rows(), rows_per_epoch=st.integers(1, 12), splits=st.integers(1, 4))
 def test_the_result_of_all_rows_depends_on_them_alone_too(
-    drawn: tuple[list[Row], int], rows_per_epoch: int
+    drawn: tuple[list[Row], int], rows_per_epoch: int, splits: int
 ) -> None:
     rows, delay = drawn
     rows = [{**row, "user": "a"} for row in rows]
     out = pen.list_sink(f"one-life-{new_token()}")
-    a_job(rows, delay, out, rows_per_epoch, is_keyed=False).run()
+    a_job(rows, delay, out, rows_per_epoch, is_keyed=False, splits=splits).run()
     wanted = {key[1:]: row for key, row in expected(rows, delay).items()}
     assert fold(out.rows(), []) == wanted

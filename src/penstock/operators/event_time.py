@@ -8,7 +8,8 @@
 | has ended | none: it is ignored, except in the epoch where the subtask's last split ends: then its last watermark is sent |
 
 When all known splits of a source have ended, its watermark is the highest of theirs, however
-they were dealt to subtasks. The driver tells it (see `runtime.plan.epoch_plan`).
+they were dealt to subtasks. The driver tells it, also before the end of data (see
+`runtime.plan.epoch_plan`).
 
 Time without rows is measured in the processing time of epochs, from the epoch in which the
 split was first known. The watermark of all splits is the merged one (see `core.watermark`). It

@@ -22,6 +22,9 @@ can know that: others may read on in the same epoch. So the driver says it, in t
 that reads nothing, unless everybody who reads the source has come as far already. Until there
 is such an epoch, a subtask that ends all its splits says what those that had ended before
 reached, if that is more: old files in every epoch would hold the watermark back otherwise.
+
+The end of a source is announced after that: so how far event time came before the end follows from
+the rows alone.
 """
 
 import logging
@@ -181,7 +184,7 @@ class ReadingPlan:
     has_more: bool
     """Some source has more to read than this epoch reads."""
     has_ending: bool
-    """Some source announces its end in this epoch."""
+    """Some source announces its end in this epoch, or the last watermark before it."""
     poll_micros: int | None
     """The shortest poll interval of the sources; None if all have ended."""
 
@@ -250,7 +253,13 @@ class SourcePlanner:
             is_known = manifest is not None and all(
                 micros == MAX_EVENT_TIME.micros for micros in told
             )
-            if not plan.splits and have_ended(planned.known, is_complete=plan.is_complete):
+            is_at_end = not plan.splits and have_ended(
+                planned.known, is_complete=plan.is_complete
+            )
+            watermark = None
+            if is_at_end or not (is_last or plan.splits):
+                watermark = _watermark_to_tell(planned, told)
+            if is_at_end and watermark is None:
                 phase = SourcePhase.ENDED if is_known else SourcePhase.ENDING
             elif is_known and readers:
                 raise UserError(
@@ -264,12 +273,9 @@ class SourcePlanner:
                 phase = SourcePhase.READING
                 what = f"poll_interval of source {operator!r}"
                 polls.append(max(1, to_micros(planned.source.poll_interval(), what)))
-            watermark = (
-                None if is_last or plan.splits else _watermark_to_tell(planned, told)
-            )
             assignments[operator] = _deal(planned, plan, phase, watermark)
             has_more |= plan.has_more
-            has_ending |= phase is SourcePhase.ENDING
+            has_ending |= is_at_end and phase is not SourcePhase.ENDED
         return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
 
     def has_waiting(
