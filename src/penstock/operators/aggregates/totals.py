@@ -58,7 +58,9 @@ class Sum(ColumnAggregate):
     @override
     def merge(self, sum: pl.Expr, carry: pl.Expr | None = None) -> Mapping[str, pl.Expr]:
         if carry is not None:
-            return self._added(sum, carry.cast(_WIDE).sum())
+            # The carry of whole numbers is at most the number of their rows: 64 bits will do.
+            wide = carry.cast(_WIDE) if self._is_decimal() else carry
+            return self._added(sum, wide.sum())
         total = sum.cast(pl.Float64).sum() if self.dtype.is_float() else sum.sum()
         return {"sum": _null_if_none(sum, total)}
 
@@ -67,15 +69,16 @@ class Sum(ColumnAggregate):
         """Carry what is above 64 bits, or 19 digits, of what was added up in 128 bits."""
         if not self._is_carried():
             return None
-        total, carry = computed["sum"].cast(_WIDE), computed["carry"].cast(_WIDE)
+        total, carry = computed["sum"].cast(_WIDE), computed["carry"]
         if self._is_decimal():
             unit = pl.lit(_DECIMAL_CARRY, _WIDE)
             low = self._to_decimal(total % unit)
             above = (total // unit).fill_null(0)
-            return {"sum": low, "carry": (carry + above).cast(pl.Decimal(38, 0))}
+            carry = carry.cast(_WIDE) + above
+            return {"sum": low, "carry": carry.cast(pl.Decimal(38, 0))}
         low = total.cast(self._wide(), wrap_numerical=True)
-        above = ((total - low.cast(_WIDE)) // pl.lit(_LONG_CARRY, _WIDE)).fill_null(0)
-        return {"sum": self._own(low), "carry": (carry + above).cast(_LONG)}
+        above = (total - low.cast(_WIDE)) // pl.lit(_LONG_CARRY, _WIDE)
+        return {"sum": self._own(low), "carry": carry + above.cast(_LONG).fill_null(0)}
 
     @override
     def merge_pair(
@@ -86,7 +89,10 @@ class Sum(ColumnAggregate):
         if not self._is_carried():
             return {"sum": pl.coalesce(mine + other, mine, other)}
         mine, other = _widen(mine), _widen(other)
-        carry = partials["carry"].cast(_WIDE) + others["carry"].cast(_WIDE).fill_null(0)
+        carries = [partials["carry"], others["carry"].fill_null(0)]
+        if self._is_decimal():
+            carries = [carry.cast(_WIDE) for carry in carries]
+        carry = carries[0] + carries[1]
         if self._is_decimal():
             unit = pl.lit(_DECIMAL_CARRY, _WIDE)
             carry += (mine // unit).fill_null(0) + (other // unit).fill_null(0)
