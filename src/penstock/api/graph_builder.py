@@ -239,6 +239,9 @@ class GraphBuilder:
                     "stream. Read from it with Pipeline.read",
                     operator=operator,
                 )
+            if parallelism is None:
+                parallelism = self._parallelism_behind(inputs)
+            inputs = [self._fitted(port, parallelism) for port in inputs]
             schemas = tuple(port.schema for port in inputs)
             if step.generates_watermarks():
                 self._with_watermark.add(operator)
@@ -247,18 +250,34 @@ class GraphBuilder:
             stream = step.output_schema(schemas)
             _check_end(operator, stream, is_sink=is_sink)
             sides = step.side_outputs(schemas)
-        if parallelism is None:
-            parallelism = self._parallelism_behind(inputs)
         outputs = sides if stream is None else {MAIN: stream, **sides}
         self._nodes[operator] = Node(operator, _plain(spec), parallelism, schemas, outputs)
         for index, port in enumerate(inputs):
-            exchange = port.exchange
-            if exchange is Exchange.FORWARD and self._parallelism_of(port) != parallelism:
-                # A forward edge needs the same parallelism at both ends.
-                exchange = Exchange.REBALANCE
-            self._edges.append(Edge(port.operator, operator, port.output, index, exchange))
+            edge = Edge(port.operator, operator, port.output, index, port.exchange)
+            self._edges.append(edge)
         self.displays[operator] = step.display()
         return operator
+
+    def _fitted(self, port: Port, parallelism: int) -> Port:
+        """Return a stream as it travels to a step of some parallelism, by key if it is a table's."""
+        if (
+            port.exchange is not Exchange.FORWARD
+            or self._parallelism_of(port) == parallelism
+        ):
+            return port
+        # A forward edge needs the same parallelism at both ends.
+        keys = self.changelog_keys(port)
+        if keys:
+            return port.sent_by(keys)
+        if keys is not None and parallelism > 1:
+            raise UserError(
+                "the changes that it reads come from "
+                f"{self._parallelism_of(port)} subtasks and have no key columns by which to send "
+                f"them to {parallelism}: changes of one key would overtake each other. Give "
+                f"aggregate parallelism={parallelism} as well, or take 1 here",
+                code=ErrorCode.INVALID_GRAPH,
+            )
+        return port.sent(Exchange.REBALANCE)
 
     def port(self, operator: OperatorId, output: str = MAIN) -> Port:
         """Return an output of an operator, which must have it."""

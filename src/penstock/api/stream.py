@@ -117,6 +117,7 @@ class AnyStream:
         >>> [(row["user"], str(row["window_end"]), row["clicks"]) for row in out.rows()]
         [('ada', '2024-01-01 12:01:00', 2)]
         """
+        check_plain_rows("aggregate", self.builder.changelog_keys(self.port))
         step = WindowStep(
             self.builder, self.port, name, window, on_bad, parallelism=parallelism
         )

@@ -85,7 +85,7 @@ def keys_of_changelog(stream: StreamSchema) -> tuple[str, ...]:
     return tuple(name for name in schema.names if name not in (OP, BEFORE, AFTER))
 
 
-_PASSES_CHANGES_ON = ("select", "with_columns", "union", "to_debezium")
+_PASSES_CHANGES_ON = ("select", "with_columns", "union", "watermark", "to_debezium")
 """Kinds of operators behind which each row may still be a change of the same table."""
 
 
@@ -107,7 +107,7 @@ def changelog_keys_behind(
         return None
     if kind == "to_debezium":
         return ()  # the key columns are inside of `before` and `after`
-    if kind == "union":
+    if kind in ("union", "watermark"):
         return keys
     expressions = read_config(kind, node.spec.config, SelectConfig).read_expressions()
     computed = [e.meta for e in expressions if not e.meta.is_column_selection()]

@@ -7,6 +7,7 @@ import pytest
 
 import penstock as pen
 from penstock.errors import UserError
+from penstock.graph.logical import Exchange
 from penstock.testing import run_pipeline
 
 Then = Callable[[pen.Stream], pen.Stream]
@@ -20,6 +21,11 @@ def behind_changes(then: Then, out: object = None) -> pen.Pipeline:
     return pipeline
 
 
+def timed(changes: pen.Stream) -> pen.Stream:
+    at = pl.lit(0).cast(pl.Datetime("us"))
+    return changes.with_columns(at=at).watermark("times", "at")
+
+
 IS_INSERT = pl.col("op") == "insert"
 
 
@@ -31,6 +37,7 @@ IS_INSERT = pl.col("op") == "insert"
         lambda changes: changes.select("k", "op", "before", "after").filter(IS_INSERT),
         lambda changes: changes.with_columns(more=pl.lit(1)).filter(IS_INSERT),
         lambda changes: changes.union(changes).filter(IS_INSERT),
+        lambda changes: timed(changes).filter(IS_INSERT),
     ],
 )
 def test_a_filter_on_a_changelog_is_refused_and_the_way_out_is_named(then: Then) -> None:
@@ -55,6 +62,15 @@ def test_the_columns_of_changes_keep_their_names() -> None:
     [
         lambda changes: changes.key_by("k").aggregate("again", n=pen.count()),
         lambda changes: changes.aggregate("again", n=pen.count()),
+        lambda changes: (
+            timed(changes).window("w", pen.tumbling("1m")).aggregate(n=pen.count())
+        ),
+        lambda changes: (
+            timed(changes)
+            .key_by("k")
+            .window("w", pen.session("1m"))
+            .aggregate(n=pen.count())
+        ),
     ],
 )
 def test_changes_cannot_be_counted_because_epochs_decide_how_many_there_are(
@@ -69,6 +85,33 @@ def test_a_column_beside_the_changes_is_not_taken_for_a_key() -> None:
         behind_changes(
             lambda changes: changes.with_columns(twice=pl.col("k") * 2).to_debezium()
         ).graph()
+
+
+@pytest.mark.parametrize("subtasks", [1, 3])
+def test_changes_reach_steps_of_another_parallelism_by_key_so_that_none_overtakes(
+    subtasks: int,
+) -> None:
+    pipeline = pen.Pipeline("p", parallelism=2)
+    rows = pipeline.read("rows", pen.list_source([{"k": 1, "x": 2}]))
+    changes = rows.key_by("k").aggregate("totals", total=pen.sum("x"))
+    changes.with_columns(more=pl.lit(1)).write("out", pen.blackhole(), parallelism=subtasks)
+    edge = pipeline.graph().edges_into("out")[0]
+    assert edge.exchange is Exchange.BY_KEY
+    assert pipeline.graph().node("out").inputs[0].key_columns == ("k",)
+
+
+def test_changes_without_key_columns_are_not_spread_over_more_subtasks() -> None:
+    def to(subtasks: int) -> pen.Pipeline:
+        pipeline = pen.Pipeline("p", parallelism=2)
+        rows = pipeline.read("rows", pen.list_source([{"k": 1, "x": 2}]))
+        changes = rows.key_by("k").aggregate("totals", total=pen.sum("x"))
+        changes.to_debezium().write("out", pen.blackhole(), parallelism=subtasks)
+        return pipeline
+
+    assert to(1).graph().edges_into("out")[0].exchange is Exchange.REBALANCE
+    with pytest.raises(UserError, match="overtake each other") as caught:
+        to(3).graph()
+    assert "Give aggregate parallelism=3 as well" in caught.value.message
 
 
 def test_plain_rows_made_of_changes_can_be_filtered() -> None:
