@@ -77,6 +77,19 @@ def test_a_value_that_could_not_be_read_back_fails_the_epoch(
     assert raised.value.code is ErrorCode.VALUE_OUT_OF_RANGE
 
 
+def test_a_time_that_parquet_has_no_unit_for_fails_the_epoch_as_a_mistake_in_the_rows() -> (
+    None
+):
+    schema = schema_of(at=pa.timestamp("s"))
+    far: Any = pa.array([2**60]).view(pa.timestamp("s"))
+    with OperatorHarness(files(an_output()).sink_spec(), schema) as sink:
+        sink.push(pa.table([far], schema=schema))
+        with pytest.raises(UserError, match="no form in Parquet") as raised:
+            sink.barrier()
+        assert sink.commits == {}
+    assert raised.value.code is ErrorCode.VALUE_OUT_OF_RANGE
+
+
 @pytest.mark.parametrize(
     ("options", "kind"),
     [

@@ -230,7 +230,14 @@ class ParquetPart:
 
     def write(self, rows: pa.Table) -> int:
         """Add rows as a row group; return how many bytes the file has."""
-        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        try:
+            self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        except pa.ArrowInvalid as error:
+            raise UserError(
+                f"a value has no form in Parquet, where times are in milliseconds or finer: {error}. "
+                "Change it before the sink",
+                code=ErrorCode.VALUE_OUT_OF_RANGE,
+            ) from error
         return int(self._out.tell())
 
     def close(self) -> bytes:
