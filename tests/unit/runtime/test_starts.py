@@ -179,3 +179,14 @@ def test_without_a_restore_a_commit_that_fails_is_an_error() -> None:
     job = a_job_that_cannot_commit(AlwaysFails(ValueError("no")))
     with pytest.raises(UserCodeError, match="handle_commit of epoch 2"):
         job.run()
+
+
+def test_a_start_that_fails_behind_its_claim_says_that_its_driver_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = a_job_that_cannot_commit(AlwaysFails(ValueError("no")))
+    for _ in range(2):
+        with pytest.raises(UserCodeError, match="handle_commit of epoch 2"):
+            job.run()
+        assert job.checkpoints.running() is None
+    assert not any("another driver" in r.getMessage() for r in caplog.records)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import CheckpointBarrier
-from penstock.errors import PenstockError, StorageError, UnknownOutcomeError
+from penstock.errors import StorageError, UnknownOutcomeError
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress, StopMode
@@ -41,7 +41,12 @@ from penstock.runtime.driver.publish import (
 )
 from penstock.runtime.driver.renames import rename_base
 from penstock.runtime.driver.restores import has_finished
-from penstock.runtime.driver.start import read_splits, take_over_job
+from penstock.runtime.driver.start import (
+    leave,
+    leaving_if_it_fails,
+    read_splits,
+    take_over_job,
+)
 from penstock.runtime.plan.epoch_plan import EpochPlan, ReadingPlan, SourcePlanner
 from penstock.state.protocol.collection import CollectionDone, LeftOff
 from penstock.state.protocol.publication import CommitPermit, LostEpoch, ReadyCheckpoint
@@ -124,7 +129,10 @@ class JobSession:
                 environment, restore, sinks, is_last_attempt=is_last_attempt
             )
             checkpoints = environment.open_checkpoints()
-            with damage_while_owned(checkpoints, claim):
+            with (
+                leaving_if_it_fails(checkpoints, claim),
+                damage_while_owned(checkpoints, claim),
+            ):
                 decision = rename_base(environment, checkpoints, claim, decision)
                 return cls(environment, claim, decision, sinks)
         except BaseException:
@@ -149,11 +157,8 @@ class JobSession:
         self.planner.release()
 
     def leave(self) -> None:
-        """Note that this driver has ended. It may fail: a successor is then warned for nothing."""
-        try:
-            self.checkpoints.leave(self.claim)
-        except PenstockError as error:
-            _log.debug("that the driver has ended could not be noted: %s", error)
+        """Note that this driver has ended."""
+        leave(self.checkpoints, self.claim)
 
     def check_ownership(self) -> None:
         """Raise `FencedError` if a newer driver has claimed the job."""

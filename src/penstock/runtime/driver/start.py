@@ -8,7 +8,7 @@ same.
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from penstock.core.clock import new_token
@@ -274,6 +274,30 @@ def take_over_job(
     check = inspect_start(environment, checkpoints, ref)
     check.require()
     taken = checkpoints.take_over(restore=ref)
+    if isinstance(taken, Fenced):
+        raise fenced_error(environment.graph.job, taken)
+    with leaving_if_it_fails(checkpoints, taken.claim):
+        decision = _replay_commits(
+            checkpoints, taken, sinks, is_last_attempt=is_last_attempt
+        )
+    request = decision.restore
+    if request is not None and request.restore is not None:
+        plan = checkpoints.plan_restore(Epochs(request.restore.epoch))
+        warn_of_output(environment, checkpoints, plan)
+    for state in check.states:
+        if state.is_news:
+            _log.warning("job %s goes on: %s", check.job, state, extra={"job": check.job})
+    return taken.claim, decision
+
+
+def _replay_commits(
+    checkpoints: JobCheckpoints,
+    taken: TakenOver | Fenced,
+    sinks: CommittingSinks,
+    *,
+    is_last_attempt: bool,
+) -> Recovered:
+    """Commit what is left open, and return where a driver goes on that has claimed the job."""
     while isinstance(taken, TakenOver) and isinstance(taken.decision, CommitPermit):
         permit, failure = taken.decision, None
         try:
@@ -290,16 +314,27 @@ def take_over_job(
                 raise failure  # no restore is in force, so the commit cannot be skipped
             _warn_of_skipped(permit.ref, failure)
     if isinstance(taken, Fenced):
-        raise fenced_error(environment.graph.job, taken)
+        raise fenced_error(checkpoints.job, taken)
     assert isinstance(taken.decision, Recovered)  # noqa: S101 (the loop above ended)
-    request = taken.decision.restore
-    if request is not None and request.restore is not None:
-        plan = checkpoints.plan_restore(Epochs(request.restore.epoch))
-        warn_of_output(environment, checkpoints, plan)
-    for state in check.states:
-        if state.is_news:
-            _log.warning("job %s goes on: %s", check.job, state, extra={"job": check.job})
-    return taken.claim, taken.decision
+    return taken.decision
+
+
+@contextmanager
+def leaving_if_it_fails(checkpoints: JobCheckpoints, claim: ClaimRecord) -> Iterator[None]:
+    """Note that a driver has ended whose start fails behind its claim; it may start again."""
+    try:
+        yield
+    except Exception:
+        leave(checkpoints, claim)
+        raise
+
+
+def leave(checkpoints: JobCheckpoints, claim: ClaimRecord) -> None:
+    """Note that a driver has ended. It may fail: a successor is then warned for nothing."""
+    try:
+        checkpoints.leave(claim)
+    except PenstockError as error:
+        _log.debug("that the driver has ended could not be noted: %s", error)
 
 
 def _warn_of_skipped(ref: CheckpointRef, failure: PenstockError) -> None:
