@@ -293,15 +293,6 @@ def test_a_savepoint_can_be_restored_whatever_was_collected_since() -> None:
     assert ledger.numbers == list(range(2, 20))
 
 
-def test_a_job_that_runs_for_a_few_epochs_each_time_gives_old_epochs_up_too() -> None:
-    job = a_job(Ledger(), count=100, keep_epochs=3)
-    for runs in range(1, 11):
-        job.run(on_status=stop_after(3, StopMode.IMMEDIATE))
-        assert job.checkpoints.last_epoch() == 3 * runs
-    kept = [int(status.record.ref.epoch) for status in job.checkpoints.epochs()]
-    assert kept == [30, 29, 28, 27, 26]
-
-
 def a_finished_flaky_job() -> tuple[Ledger, Flaky, DrivenJob]:
     """Return a job that has ended, its empty ledger, and what makes its sink fail."""
     ledger, flaky = Ledger(), Flaky(StorageError("no answer"), 0)

@@ -16,7 +16,7 @@ from penstock.errors import (
     UserError,
 )
 from penstock.graph.logical import Exchange
-from penstock.runtime.driver.decide import JobPhase
+from penstock.runtime.driver.decide import JobPhase, StopMode
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import LocalJob, assert_nothing_was_changed, stored_objects
@@ -24,6 +24,7 @@ from tests.builders.driven_job import DrivenJob
 from tests.builders.files_job import some_rows, write_file
 from tests.builders.scripted import BY_USER, PLAIN, NumberedSource, link
 from tests.unit.runtime.test_commits import Target
+from tests.unit.runtime.test_driver import a_job, stop_after
 from tests.unit.runtime.test_fitness import (
     GLOBAL,
     KEYED,
@@ -190,3 +191,12 @@ def test_a_start_that_fails_behind_its_claim_says_that_its_driver_has_ended(
             job.run()
         assert job.checkpoints.running() is None
     assert not any("another driver" in r.getMessage() for r in caplog.records)
+
+
+def test_a_job_that_runs_for_a_few_epochs_each_time_gives_old_epochs_up_too() -> None:
+    job = a_job(count=100, keep_epochs=3)
+    for runs in range(1, 11):
+        job.run(on_status=stop_after(3, StopMode.IMMEDIATE))
+        assert job.checkpoints.last_epoch() == 3 * runs
+    kept = [int(status.record.ref.epoch) for status in job.checkpoints.epochs()]
+    assert kept == [30, 29, 28, 27, 26]
