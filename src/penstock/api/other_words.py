@@ -35,7 +35,18 @@ _WRITE = (
 
 _BY_HINT: dict[str, tuple[str, ...]] = {
     _BY_KEY: ("group_by", "groupBy", "groupby", "keyBy", "partition_by", "partitionBy"),
-    _TOTAL: ("agg", "count", "sum", "min", "max", "mean", "avg", "reduce", "fold"),
+    _TOTAL: (
+        "agg",
+        "count",
+        "sum",
+        "min",
+        "max",
+        "mean",
+        "avg",
+        "reduce",
+        "fold",
+        "value_counts",
+    ),
     _NO_JOIN: ("join", "merge", "crossJoin", "join_asof", "connect", "coGroup", "lookup"),
     _NO_UNIQUE: (
         *("unique", "distinct", "n_unique", "dedup", "deduplicate", "drop_duplicates"),
@@ -48,10 +59,19 @@ _BY_HINT: dict[str, tuple[str, ...]] = {
     _NO_ORDER: ("sort", "sort_values", "order_by", "orderBy", "rank", "shift", "diff"),
     _WRITE: (
         *("sink", "sink_parquet", "sink_csv", "write_parquet", "write_csv", "to_parquet"),
-        *("to_csv", "writeStream", "addSink", "add_sink", "insert_into", "sink_to", "save"),
+        *(
+            "to_csv",
+            "writeStream",
+            "addSink",
+            "add_sink",
+            "insert_into",
+            "sink_to",
+            "sinkTo",
+            "save",
+        ),
     ),
     'write("a-name", pen.stdout()) prints rows': ("print", "pprint"),
-    "filter(…) keeps rows": ("where", "query", "drop_nulls", "dropna"),
+    "filter(…) keeps rows": ("where", "query", "drop_nulls", "drop_nans", "dropna"),
     "with_columns(…) adds or replaces columns": (
         *(
             "withColumn",
@@ -86,7 +106,7 @@ _BY_HINT: dict[str, tuple[str, ...]] = {
     ),
     "window(name, pen.tumbling(…)) cuts rows into windows": (
         *("rolling", "resample", "group_by_dynamic", "tumble", "tumbling", "sliding"),
-        *("windowAll", "timeWindow"),
+        *("windowAll", "window_all", "timeWindow"),
     ),
     "watermark(name, column, delay=…) sets event time": (
         *("withWatermark", "with_watermark", "assign_timestamps_and_watermarks"),
@@ -96,6 +116,7 @@ _BY_HINT: dict[str, tuple[str, ...]] = {
         "concat",
         "append",
         "unionAll",
+        "unionByName",
         "vstack",
     ),
     "rebalance(parallelism=…) spreads rows over subtasks": (

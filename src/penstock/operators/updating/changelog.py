@@ -86,6 +86,7 @@ def keys_of_changelog(stream: StreamSchema) -> tuple[str, ...]:
 
 
 _PASSES_CHANGES_ON = ("select", "with_columns", "union", "watermark", "to_debezium")
+_ADDS_A_COLUMN = ("udf", "async_udf", "native_udf", "call_udf")
 """Kinds of operators behind which each row may still be a change of the same table."""
 
 
@@ -95,14 +96,17 @@ def changelog_keys_behind(
     """Return the key columns of the table whose changes an operator emits; None for plain rows.
 
     `inputs` are those of the operator's inputs. An operator passes changes on if their columns
-    pass it as they are; more columns may be beside them. What user code returns are plain
-    rows, and so is a selection without all columns of a change: then every row stands for
-    itself.
+    pass it as they are; more columns may be beside them, such as that of a UDF. Rows that user
+    code returns are plain ones, and so are those of a selection without all columns of a
+    change: then every row stands for itself.
     """
     kind = node.spec.kind
     if kind == "updating_aggregate":
         return keys_of_changelog(node.outputs[MAIN])
     keys = next((keys for keys in inputs if keys is not None), None)
+    if keys is not None and kind in _ADDS_A_COLUMN:
+        is_added = len(node.outputs[MAIN].arrow) > len(node.inputs[0].arrow)
+        return keys if is_added else None  # it replaced a column, perhaps of the changes
     if keys is None or kind not in _PASSES_CHANGES_ON:
         return None
     if kind == "to_debezium":

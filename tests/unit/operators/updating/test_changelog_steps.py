@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import penstock as pen
@@ -27,6 +28,7 @@ def timed(changes: pen.Stream) -> pen.Stream:
 
 
 IS_INSERT = pl.col("op") == "insert"
+SHOUTED = pen.udf(str.upper, returns=pa.string(), inputs=["op"], output="loud")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,7 @@ IS_INSERT = pl.col("op") == "insert"
         lambda changes: changes.select("k", "op", "before", "after").filter(IS_INSERT),
         lambda changes: changes.with_columns(more=pl.lit(1)).filter(IS_INSERT),
         lambda changes: changes.union(changes).filter(IS_INSERT),
+        lambda changes: changes.udf("u", SHOUTED).filter(pl.col("loud") == "INSERT"),
         lambda changes: timed(changes).filter(IS_INSERT),
     ],
 )
