@@ -12,8 +12,7 @@ import pytest
 
 from penstock.connectors.files.committed import committed_files, read_committed
 from penstock.connectors.files.connector import files
-from penstock.connectors.files.sink import FilesSinkConfig
-from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
+from penstock.errors import CorruptStateError, ErrorCode, UserError
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
@@ -420,28 +419,6 @@ def test_options_reach_the_store(tmp_path: Path) -> None:
         sink.barrier()
         sink.commit()
     assert committed_numbers(open_store(out)) == [1]
-
-
-def test_everything_wrong_with_the_call_is_said_at_once() -> None:
-    with pytest.raises(UserError) as caught:
-        FilesSinkConfig("out", "csv", "day", target_bytes=0)  # type: ignore[arg-type]
-    for part in ("'csv'", "['day']", "target_bytes is 0"):
-        assert part in str(caught.value)
-
-
-def test_columns_that_cannot_be_written_are_all_named_when_the_graph_is_built() -> None:
-    schema = schema_of(f=pa.float64(), gap=pa.month_day_nano_interval())
-    with pytest.raises(SchemaError) as caught:
-        OperatorHarness(files("out", partition_by=["f", "dya"]).sink_spec(), schema)
-    text = str(caught.value)
-    for part in ("'f' of type double", "'dya', which is no column", "'gap'"):
-        assert part in text
-
-
-@pytest.mark.parametrize("columns", [["n"], ["n", "n"]])
-def test_a_file_needs_a_column_besides_the_partition(columns: list[str]) -> None:
-    with pytest.raises(SchemaError, match="all columns"):
-        OperatorHarness(files("out", partition_by=columns).sink_spec(), SCHEMA)
 
 
 def test_it_shows_where_it_writes() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import penstock as pen
 from penstock.connectors.files.connector import files
+from penstock.connectors.files.sink import FilesSinkConfig
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.testing import LocalJob, OperatorHarness
 from tests.builders.files_job import an_output
@@ -105,4 +106,28 @@ def test_a_type_that_cannot_be_written_is_refused_when_the_sink_is_built(
     with pytest.raises(SchemaError, match="'x'"):
         OperatorHarness(
             files("out", **options).sink_spec(), schema_of(n=pa.int64(), x=kind)
+        )
+
+
+def test_everything_wrong_with_the_call_is_said_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        FilesSinkConfig("out", "csv", "day", target_bytes=0)  # type: ignore[arg-type]
+    for part in ("'csv'", "['day']", "target_bytes is 0"):
+        assert part in str(caught.value)
+
+
+def test_columns_that_cannot_be_written_are_all_named_when_the_graph_is_built() -> None:
+    schema = schema_of(f=pa.float64(), gap=pa.month_day_nano_interval())
+    with pytest.raises(SchemaError) as caught:
+        OperatorHarness(files("out", partition_by=["f", "dya"]).sink_spec(), schema)
+    text = str(caught.value)
+    for part in ("'f' of type double", "'dya', which is no column", "'gap'"):
+        assert part in text
+
+
+@pytest.mark.parametrize("columns", [["n"], ["n", "n"]])
+def test_a_file_needs_a_column_besides_the_partition(columns: list[str]) -> None:
+    with pytest.raises(SchemaError, match="all columns"):
+        OperatorHarness(
+            files("out", partition_by=columns).sink_spec(), schema_of(n=pa.int64())
         )
