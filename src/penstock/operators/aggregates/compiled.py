@@ -5,6 +5,7 @@ it means is recorded in checkpoints beside its partials, so that partials of ano
 never merged with them.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -99,6 +100,8 @@ class CompiledAggregate:
         reason = (str(error) or type(error).__name__).split("\n", maxsplit=1)[0]
         facts: dict[str, Any] = {"step": self.step, "aggregate": self.result.name}
         if isinstance(error, pl.exceptions.PolarsError) and reason.startswith(_UNFIT):
+            # The column that Polars names is one of the state, which users do not know.
+            reason = re.sub(r" in column '.*?'(?= for )", "", reason)
             return UserError(
                 f"the aggregate {shown} has a value that does not fit its type: {reason}. Sums "
                 "of whole numbers and durations have 64 bits, those of decimals 38 digits: cast "
