@@ -161,7 +161,10 @@ def preview(stream: "AnyStream", n: int, max_rows: int, timeout: DurationLike) -
     options = RunOptions(
         checkpoint=MemoryStore(),
         settings=DriverSettings(
-            budget=budget, adapts_budget=False, restarts=RestartPolicy(max_restarts=0)
+            budget=budget,
+            adapts_budget=False,
+            warns_of_dropped_rows=False,  # other parts of the pipeline may read them
+            restarts=RestartPolicy(max_restarts=0),
         ),
         on_driver=take,
         on_epoch=note,

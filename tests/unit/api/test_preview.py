@@ -99,6 +99,16 @@ def test_the_mistakes_of_a_pipeline_are_told_by_its_preview(tmp_path: Path) -> N
         stream.select("usr").preview()
 
 
+def test_a_preview_does_not_warn_of_bad_rows_that_the_pipeline_reads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, stream = a_pipeline(tmp_path)
+    good = stream.map(lambda row: {**row, "n": 1 // row["n"]}, on_bad="divert")
+    good.side_output(pen.BAD).write("bad", pen.files(str(tmp_path / "bad"), "parquet"))
+    assert len(good.preview(5)) == 5
+    assert not caplog.records
+
+
 class Fails(ArrowOperator):
     """Cannot bear any row."""
 

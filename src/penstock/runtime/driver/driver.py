@@ -301,6 +301,8 @@ class JobDriver:
 
     def _warn_of_dropped_rows(self) -> None:
         """Warn, once for each step, of late and bad rows that nothing reads."""
+        if not self._environment.settings.warns_of_dropped_rows:
+            return
         for operator in self.status.operators:
             for output in (LATE, BAD):
                 count = operator.rows_emitted.get(output, 0)

@@ -201,6 +201,8 @@ class DriverSettings:
     budget: SourceBudget = field(default_factory=SourceBudget)
     """What a source subtask may read in the first epoch; adapted from then on."""
     adapts_budget: bool = True
+    warns_of_dropped_rows: bool = True
+    """Whether late and bad rows that nothing reads are told: not if a part of a graph runs."""
     epoch_deadline_micros: int | None = None
     """How long an epoch that reads may run, before an executor cancels it if it can."""
     torn_limit: int = 5
