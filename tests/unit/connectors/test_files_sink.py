@@ -378,19 +378,6 @@ def test_reading_what_was_never_written_is_an_error_and_creates_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("read", [committed_files, read_committed])
-def test_reading_a_folder_of_other_files_is_an_error(tmp_path: Path, read: Any) -> None:
-    (tmp_path / "in.csv").write_text("n\n1\n")
-    with OperatorHarness(files(tmp_path / "lake" / "out").sink_spec(), SCHEMA) as sink:
-        sink.push(numbers(1))
-        sink.barrier()
-        sink.commit()
-
-    for place in (tmp_path, tmp_path / "lake"):
-        with pytest.raises(UserError, match="no output of a files sink at"):
-            read(place)
-
-
 def test_output_that_is_staged_and_not_committed_is_no_rows_yet(tmp_path: Path) -> None:
     with OperatorHarness(files(tmp_path / "out").sink_spec(), SCHEMA) as sink:
         sink.push(numbers(1))

@@ -172,6 +172,19 @@ def test_read_committed_returns_the_types_that_were_written(
     assert found.equals(rows)
 
 
+@pytest.mark.parametrize("read", [pen.committed_files, pen.read_committed])
+def test_reading_a_folder_of_other_files_is_an_error(tmp_path: Path, read: Any) -> None:
+    (tmp_path / "in.csv").write_text("n\n1\n")
+    pipeline = pen.Pipeline("other")
+    rows = pipeline.read("rows", pen.files(tmp_path / "*.csv"))
+    rows.write("out", pen.files(tmp_path / "lake" / "out"))
+    pipeline.run_in_process("memory:")
+
+    for place in (tmp_path, tmp_path / "lake"):
+        with pytest.raises(pen.PenstockError, match="no output of a files sink at"):
+            read(place)
+
+
 DICTIONARIES: Mapping[str, Any] = {
     "whole numbers": pa.array([7, None, 7]),
     "floats": pa.array([0.5, None, 0.5]),
