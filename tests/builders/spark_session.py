@@ -262,13 +262,15 @@ class SparkProgram:
 
 
 def _is_jvm_of(process: Path, parent: int) -> bool:
-    """Return whether a process is a JVM that another process has started."""
+    """Return whether a process is a JVM for Spark that another process has started."""
     try:
         state = (process / "stat").read_text().rpartition(")")[2].split()
-        program = (process / "cmdline").read_text().partition("\0")[0]
+        program, *arguments = (process / "cmdline").read_text().split("\0")
     except OSError:
         return False  # it has ended meanwhile
-    return int(state[1]) == parent and program.endswith("java")
+    # One that is only asked for its version comes before that of Spark.
+    is_asked = "-version" in arguments
+    return int(state[1]) == parent and program.endswith("java") and not is_asked
 
 
 def _environment(scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:
