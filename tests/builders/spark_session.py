@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,8 @@ class SparkProgram:
                 env=_environment(scratch, conf or {}),
                 cwd=scratch,
                 start_new_session=True,
+                # Whoever starts the tests may ignore it, as shells do for background jobs.
+                preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
             )
 
     def tell(self, **order: Any) -> None:

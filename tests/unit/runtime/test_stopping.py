@@ -52,7 +52,7 @@ def a_job(step: Interrupted, *, count: int = 10**12) -> pen.Pipeline:
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Any:
+def handlers(usual_signals: None) -> Any:
     """Each test must leave the handlers as it found them."""
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     yield
