@@ -129,6 +129,7 @@ def test_an_endpoint_with_a_password_is_hidden_in_the_cause_of_an_error() -> Non
         {"proxy_url": f"no {SECRET}"},
         {"secret_access_key": SECRET, "timeout": "soon"},
         {"skip_signature": SECRET},
+        {"AWS_SKIP_SIGNATURE": SECRET},
     ],
 )
 def test_an_option_that_is_refused_is_named_without_its_value(

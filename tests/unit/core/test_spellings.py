@@ -118,7 +118,7 @@ def test_the_columns_of_a_stream_schema_are_called_arrow() -> None:
     assert stream.arrow.names == ["n", "at"]
     assert not hasattr(stream, "schema")
     with pytest.raises(AttributeError, match="has no attribute 'schema': its columns are"):
-        getattr(stream, "schema")  # noqa: B009
+        getattr(stream, "schema")  # noqa: B009 (a checker would refuse the attribute)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_import_of_a_name_that_is_elsewhere_is_answered_with_its_place(
     with pytest.raises(
         ImportError, match=f"'{name}' from 'penstock': import it from {place}"
     ):
-        exec(f"from penstock import {name}", {})  # noqa: S102
+        exec(f"from penstock import {name}", {})  # noqa: S102 (names that no import statement here may have)
     assert not hasattr(pen, name)
 
 
@@ -161,7 +161,7 @@ def test_a_schema_of_another_library_is_refused_with_what_to_give() -> None:
 
 def test_a_name_that_exists_nowhere_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match=r"penstock has no attribute 'nothing'$"):
-        getattr(pen, "nothing")  # noqa: B009
+        getattr(pen, "nothing")  # noqa: B009 (a checker would refuse the attribute)
 
 
 @pytest.mark.parametrize("package", ["penstock", "penstock.operators", "penstock.testing"])

@@ -172,7 +172,7 @@ class SparkStart:
                 launch: Any = launch_gateway
                 process: dict[str, Any] = {"process_group": 0}
                 if not self._show_logs:
-                    process["stderr"] = self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+                    process["stderr"] = self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
                 gateway = launch(conf, process)
                 gateway.penstock_log = self._log
             self._log = getattr(gateway, "penstock_log", None)

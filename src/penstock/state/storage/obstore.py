@@ -57,7 +57,8 @@ _URL = re.compile(r"((?:s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._$-]*)((?:/[^?#@]*)?)"
 _ADDRESS = re.compile(r"https?://[^\s\\\"<>^`{|}]+")
 
 _SECRET = re.compile(
-    "key|secret|token|password|credential|sas|signature|endpoint|proxy|headers"
+    "key|secret|token|password|credential|sas|signature|endpoint|proxy|headers",
+    re.IGNORECASE,
 )
 """Options whose values are not shown."""
 
