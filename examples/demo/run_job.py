@@ -56,7 +56,6 @@ def run(arguments: list[str] | None = None) -> int:
         if os.getpgrp() != os.getpid():
             parser.error("--die-after needs a process group of its own to kill")
         on_status = SuddenDeath(options.die_after, on_status)
-    print("starting Spark …", flush=True)
     pipeline = build(options.events, options.folder / "parquet")
     status = pipeline.run(str(options.folder / "checkpoints"), on_status=on_status)
     return 0 if status.phase is pen.JobPhase.FINISHED else INTERRUPTED
