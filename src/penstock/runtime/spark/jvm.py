@@ -16,17 +16,19 @@ longer than he wants to: neither at the end of a run, nor at the end of the proc
 import logging
 import os
 import re
+import subprocess
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import IO, Any, ParamSpec, TypeVar
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
@@ -39,6 +41,8 @@ _GATEWAY_SECONDS = 10.0
 """How long a start that is given up may take to tell which process the JVM is."""
 _KILL_SECONDS = 5.0
 _QUOTED_LINES = 20
+_SHELL_SIGNALS = 128
+"""Above this number are the exit codes of what was ended by a signal, and says so itself."""
 GONE: tuple[type[Exception], ...] = (Py4JError, OSError, AttributeError)
 """What calls to a JVM that has ended raise; an attribute is missing after `stop`."""
 
@@ -120,6 +124,7 @@ class SparkStart:
         self._show_logs = show_logs
         self._log: IO[str] | None = None
         """A file without a name: the messages of a JVM, which has it to its end, are for errors."""
+        self._process: subprocess.Popen[bytes] | None = None
         self._gateway: Future[Any] = Future()
         self._context: Future[SparkContext] = Future()
 
@@ -140,15 +145,20 @@ class SparkStart:
         with suppress(InvalidStateError):
             self._context.set_exception(given_up)
 
-    @property
-    def was_killed(self) -> bool:
-        """Return whether the JVM has ended without a word about why."""
-        error = self._gateway.exception() if self._gateway.done() else None
-        if not self._gateway.done() or re.search(r"Error|Exception", self.said):
+    def was_killed(self, error: Exception) -> bool:
+        """Return whether a start failed because its JVM was ended by a signal, or without a word."""
+        process = self._process
+        if process is None:
             return False
-        if error is not None:
-            return isinstance(error, PySparkRuntimeError)  # it never told its port
-        return has_ended(self._gateway.result())
+        if not isinstance(error, Py4JJavaError | PySparkException):
+            # The JVM has not answered. Its connections break before the process is gone.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_SECONDS)
+        code = process.poll()
+        if code is None:
+            return False
+        has_spoken = re.search(r"Error|Exception", self.said) is not None
+        return code < 0 or code > _SHELL_SIGNALS or not has_spoken
 
     @property
     def said(self) -> str:
@@ -156,9 +166,13 @@ class SparkStart:
         return "" if self._log is None else last_lines(self._log)
 
     def close(self) -> None:
-        """Close the file of messages after a start that failed without a JVM."""
-        has_no_jvm = self._gateway.done() and self._gateway.exception() is not None
-        if self._log is not None and has_no_jvm:
+        """Let go of what a start has left that failed, unless its JVM can be used by the next."""
+        if self._gateway.done() and self._gateway.exception() is None:
+            if has_ended(self._gateway.result()):
+                end_jvm(self._gateway.result())
+            return
+        _end_process(self._process)
+        if self._log is not None:
             self._log.close()
 
     def _start(self) -> None:
@@ -176,6 +190,7 @@ class SparkStart:
                 gateway = launch(conf, process)
                 gateway.penstock_log = self._log
             self._log = getattr(gateway, "penstock_log", None)
+            self._process = getattr(gateway, "proc", None)
             self._gateway.set_result(gateway)
             context = SparkContext(conf=conf, gateway=gateway)
             server: Any = getattr(context, "_accumulatorServer", None)
@@ -183,12 +198,22 @@ class SparkStart:
                 # It would print a traceback when the JVM ends, which is told in other ways.
                 server.handle_error = lambda *_: None
         except BaseException as error:  # noqa: BLE001 (raised again by the futures)
+            self._process = self._process or _launched_before(error)
             for future in (self._gateway, self._context):
                 with suppress(InvalidStateError):
                     future.set_exception(error)
             return
         with suppress(InvalidStateError):
             self._context.set_result(context)
+
+
+def _launched_before(error: BaseException) -> subprocess.Popen[bytes] | None:
+    """Return the process of a launch that failed, which only its frame knows."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is launch_gateway.__code__:
+            found = frame.f_locals.get("proc")
+            return found if isinstance(found, subprocess.Popen) else None
+    return None
 
 
 def last_lines(log: IO[str]) -> str:
@@ -239,12 +264,7 @@ def has_ended(gateway: Any) -> bool:
 
 def end_jvm(gateway: Any) -> None:
     """Kill a JVM that this process has started, and make PySpark forget it."""
-    process = getattr(gateway, "proc", None)
-    if process is not None:
-        process.kill()
-        with suppress(Exception):
-            process.wait(_KILL_SECONDS)
-            process.stdin.close()
+    _end_process(getattr(gateway, "proc", None))
     call_within(_KILL_SECONDS, gateway.close if gateway is not None else lambda: None)
     log: IO[str] | None = getattr(gateway, "penstock_log", None)
     if log is not None:
@@ -258,3 +278,12 @@ def end_jvm(gateway: Any) -> None:
         known._gateway = known._jvm = known._active_spark_context = None  # noqa: SLF001
         sessions: Any = SparkSession
         sessions._instantiatedSession = sessions._activeSession = None  # noqa: SLF001
+
+
+def _end_process(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
+        process.kill()
+        with suppress(Exception):
+            process.wait(_KILL_SECONDS)
+            if process.stdin is not None:
+                process.stdin.close()

@@ -62,7 +62,7 @@ _STANDALONE = "spark://"
 
 
 def check_can_start(master: str) -> None:
-    """Raise `UserError` if Spark could not start with this master, saying why."""
+    """Raise an error, `UserError` in most cases, if Spark could not start with this master."""
     # A JVM that runs already, as with spark-submit, needs none of these checks.
     if variable("PYSPARK_GATEWAY_PORT") is None:
         check_java()
@@ -131,10 +131,22 @@ def _read_version(program: str) -> str | None:
             check=False,
             timeout=_JAVA_SECONDS,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
+    except subprocess.TimeoutExpired as error:
+        raise _no_answer(program, f"told no version within {_JAVA_SECONDS:g} s") from error
+    if done.returncode < 0:
+        raise _no_answer(program, "was killed when it was asked for its version")
     match = _VERSION.search(done.stderr + done.stdout)
     return None if match is None else match["version"]
+
+
+def _no_answer(program: str, what: str) -> ExternalError:
+    return ExternalError(
+        f"Spark cannot start: {program} {what}. The machine may have too much to do, or too "
+        "little memory. Start the job again",
+        code=ErrorCode.ENGINE_FAILED,
+    )
 
 
 def context_of(session: SparkSession) -> SparkContext | None:
@@ -331,7 +343,7 @@ def _not_started(error: Exception, master: str, start: SparkStart) -> PenstockEr
         code=ErrorCode.ENGINE_MISSING,
         master=master,
     )
-    if start.was_killed:
+    if start.was_killed(error):
         failure = ExternalError(
             f"Spark's JVM ended while Spark started with master {master!r}: it was killed, or "
             "had too little memory. Start the job again",
