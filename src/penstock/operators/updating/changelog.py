@@ -20,9 +20,8 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import MAIN, Node, OperatorSpec
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.expressions import SelectConfig
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.registry import Configured, OperatorConfig, read_config
+from penstock.operators.registry import Configured, OperatorConfig
 
 OP, BEFORE, AFTER = "op", "before", "after"
 INSERT, UPDATE, DELETE = "insert", "update", "delete"
@@ -85,8 +84,10 @@ def keys_of_changelog(stream: StreamSchema) -> tuple[str, ...]:
     return tuple(name for name in schema.names if name not in (OP, BEFORE, AFTER))
 
 
-_PASSES_CHANGES_ON = ("select", "with_columns", "union", "watermark", "to_debezium")
-_ADDS_A_COLUMN = ("udf", "async_udf", "native_udf", "call_udf")
+_PASSES_CHANGES_ON = (
+    *("select", "with_columns", "union", "watermark", "to_debezium"),
+    *("udf", "async_udf", "native_udf", "call_udf"),
+)
 """Kinds of operators behind which each row may still be a change of the same table."""
 
 
@@ -95,30 +96,21 @@ def changelog_keys_behind(
 ) -> tuple[str, ...] | None:
     """Return the key columns of the table whose changes an operator emits; None for plain rows.
 
-    `inputs` are those of the operator's inputs. An operator passes changes on if their columns
-    pass it as they are; more columns may be beside them, such as that of a UDF. Rows that user
-    code returns are plain ones, and so are those of a selection without all columns of a
-    change: then every row stands for itself.
+    `inputs` are those of the operator's inputs. An operator that computes columns of rows passes
+    changes on as long as all columns of a change are there, be they computed anew. Rows that user
+    code returns are plain ones, and so are those of a selection without one of these columns:
+    then every row stands for itself.
     """
     kind = node.spec.kind
     if kind == "updating_aggregate":
         return keys_of_changelog(node.outputs[MAIN])
     keys = next((keys for keys in inputs if keys is not None), None)
-    if keys is not None and kind in _ADDS_A_COLUMN:
-        is_added = len(node.outputs[MAIN].arrow) > len(node.inputs[0].arrow)
-        return keys if is_added else None  # it replaced a column, perhaps of the changes
     if keys is None or kind not in _PASSES_CHANGES_ON:
         return None
     if kind == "to_debezium":
         return ()  # the key columns are inside of `before` and `after`
-    if kind in ("union", "watermark"):
-        return keys
-    expressions = read_config(kind, node.spec.config, SelectConfig).read_expressions()
-    computed = [e.meta for e in expressions if not e.meta.is_column_selection()]
-    names = {meta.output_name(raise_if_undetermined=False) for meta in computed}
-    passed = set(node.outputs[MAIN].arrow.names) - names
-    is_passed_on = None not in names and passed.issuperset((*keys, OP, BEFORE, AFTER))
-    return keys if is_passed_on else None
+    is_whole = {*keys, OP, BEFORE, AFTER}.issubset(node.outputs[MAIN].arrow.names)
+    return keys if is_whole else None
 
 
 _HARMS = {

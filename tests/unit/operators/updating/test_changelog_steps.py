@@ -29,6 +29,8 @@ def timed(changes: pen.Stream) -> pen.Stream:
 
 IS_INSERT = pl.col("op") == "insert"
 SHOUTED = pen.udf(str.upper, returns=pa.string(), inputs=["op"], output="loud")
+SHOUTING = pen.udf(str.upper, returns=pa.string(), inputs=["op"], output="op")
+TEXT_KEY = pen.udf(str, returns=pa.string(), inputs=["k"], output="k")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,12 @@ SHOUTED = pen.udf(str.upper, returns=pa.string(), inputs=["op"], output="loud")
         lambda changes: changes.with_columns(more=pl.lit(1)).filter(IS_INSERT),
         lambda changes: changes.union(changes).filter(IS_INSERT),
         lambda changes: changes.udf("u", SHOUTED).filter(pl.col("loud") == "INSERT"),
+        lambda changes: changes.udf("u", SHOUTING).filter(pl.col("op") == "INSERT"),
+        lambda changes: changes.udf("u", TEXT_KEY).filter(IS_INSERT),
+        lambda changes: changes.with_columns(pl.col("k").cast(pl.String)).filter(IS_INSERT),
+        lambda changes: changes.select(
+            "op", "before", "after", k=pl.col("k").cast(pl.String)
+        ).filter(IS_INSERT),
         lambda changes: timed(changes).filter(IS_INSERT),
     ],
 )
@@ -101,6 +109,14 @@ def test_changes_reach_steps_of_another_parallelism_by_key_so_that_none_overtake
     edge = pipeline.graph().edges_into("out")[0]
     assert edge.exchange is Exchange.BY_KEY
     assert pipeline.graph().node("out").inputs[0].key_columns == ("k",)
+
+
+def test_changes_whose_key_is_computed_anew_still_do_not_overtake_each_other() -> None:
+    pipeline = pen.Pipeline("p", parallelism=2)
+    rows = pipeline.read("rows", pen.list_source([{"k": 1, "x": 2}]))
+    changes = rows.key_by("k").aggregate("totals", total=pen.sum("x"))
+    changes.udf("text", TEXT_KEY).write("out", pen.blackhole(), parallelism=3)
+    assert pipeline.graph().edges_into("out")[0].exchange is Exchange.BY_KEY
 
 
 def test_changes_without_key_columns_are_not_spread_over_more_subtasks() -> None:
