@@ -396,9 +396,9 @@ def to_keys(
 ) -> tuple[list[Any], list[pl.Expr]]:
     """Return the columns that make up a key, and the expressions that compute some of them.
 
-    A computed key gets its keyword or alias as name. Without one it would have the name of a
-    column that it is computed from, and replace it: then it is called "key", or "key_2" and so
-    on if there is such a column.
+    A computed key gets its keyword or alias as name, which must be a new one. Without one it
+    would have the name of a column that it is computed from, and replace it: then it is called
+    "key", or "key_2" and so on if there is such a column.
     """
     keys: list[Any] = []
     computed: list[pl.Expr] = []
@@ -409,14 +409,27 @@ def to_keys(
             keys.append(one)
             continue
         name = None if one.meta.has_multiple_outputs() else one.meta.output_name()
-        if name is None or name in known:
+        is_alias = not one.meta.undo_aliases().meta.eq(one)
+        if name is None or (name in known and not is_alias):
             name = next(n for n in _key_names() if n not in taken)
         taken.add(name)
         keys.append(name)
         computed.append(one.alias(name))
     for name, value in named.items():
         keys.append(name)
-        computed.append(to_expression(value).alias(name))
+        expression = to_expression(value)
+        if not expression.meta.eq(pl.col(name)):
+            computed.append(expression.alias(name))
+    replaced = {expression.meta.output_name() for expression in computed}.intersection(
+        known
+    )
+    if replaced:
+        raise UserError(
+            f"key_by computes keys named {', '.join(map(repr, sorted(replaced)))}, as columns of "
+            "its rows are, which would be lost: give the keys other names, or replace the "
+            "columns with with_columns before",
+            code=ErrorCode.INVALID_CONFIG,
+        )
     return keys, computed
 
 

@@ -215,7 +215,7 @@ class WindowedStream:
     if not TYPE_CHECKING:  # A checker would take any name for an attribute.
 
         def __getattr__(self, name):
-            raise absent("WindowedStream", name, WINDOWED_HINTS)
+            raise absent("WindowedStream", name, WINDOWED_HINTS, dir(WindowedStream))
 
     @step(_broken)
     def aggregate(self, **aggregates: Aggregate) -> "Stream":
@@ -252,7 +252,7 @@ class Stream(AnyStream, RowSteps, EventTimeSteps):
     if not TYPE_CHECKING:  # A checker would take any name for an attribute.
 
         def __getattr__(self, name):
-            raise absent("Stream", name, STREAM_HINTS)
+            raise absent("Stream", name, STREAM_HINTS, dir(Stream))
 
     @step(_broken, is_named=True)
     def aggregate(
@@ -323,7 +323,8 @@ class Stream(AnyStream, RowSteps, EventTimeSteps):
     ) -> "KeyedStream":
         """Send rows to the subtask that owns their key, for the stateful step that follows.
 
-        A key that is computed becomes a column of its keyword or alias, else of the name "key".
+        A key that is computed becomes a new column of its keyword or alias, else of the name
+        "key".
 
         >>> import penstock as pen, polars as pl
         >>> rows = pen.list_source([{"user": "ada", "n": 1}])
@@ -399,7 +400,7 @@ class KeyedStream(AnyStream):
     if not TYPE_CHECKING:  # A checker would take any name for an attribute.
 
         def __getattr__(self, name):
-            raise absent("KeyedStream", name, KEYED_HINTS)
+            raise absent("KeyedStream", name, KEYED_HINTS, dir(KeyedStream))
 
     @step(_broken, is_named=True)
     def aggregate(

@@ -222,6 +222,16 @@ def test_a_key_is_named_listed_selected_or_computed(keys: Any, names: Any) -> No
     assert set(keyed.schema.arrow.names) == {"user", "n", *names}
 
 
+def test_a_computed_key_does_not_replace_a_column_silently() -> None:
+    error = mistake(lambda stream: stream.key_by(n=pl.col("n") % 2, user=pl.col("user")))
+    assert isinstance(error, UserError)
+    assert "key_by computes keys named 'n', as columns of its rows are" in str(error)
+    assert "give the keys other names, or replace the columns with with_columns" in str(
+        error
+    )
+    assert a_stream().key_by(user="user").schema.arrow.names == ["user", "n"]
+
+
 def test_a_computed_key_groups_rows() -> None:
     keyed = a_stream().key_by(parity=pl.col("n") % 2)
     counts = keyed.aggregate("counts", n=pen.count())
@@ -240,6 +250,11 @@ def test_a_computed_key_groups_rows() -> None:
         ((pl.col("usr"),), "there is no column 'usr'; did you mean 'user'"),
         ((pl.col("n").sum(),), "cannot be computed row by row"),
         ((lambda row: row["user"],), "key_by takes names of columns"),
+        (((pl.col("n") % 2).alias("user"),), "computes keys named 'user', as columns of"),
+        (
+            ((pl.col("n") % 2).alias("n"),),
+            "computes keys named 'n', as columns of its rows",
+        ),
     ],
 )
 def test_a_key_that_cannot_be_is_refused_with_a_hint(keys: Any, hint: str) -> None:
