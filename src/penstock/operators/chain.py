@@ -26,7 +26,7 @@ import pyarrow as pa
 from penstock.core.clock import Clock
 from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import InputWatermark, Watermark
-from penstock.errors import PenstockError
+from penstock.errors import ErrorCode, PenstockError, UserError
 from penstock.graph.logical import Edge, Node
 from penstock.operators.context import ArrowCollector, SourceCollector, Target, Targets
 from penstock.operators.nodes import (
@@ -34,13 +34,14 @@ from penstock.operators.nodes import (
     EpochTerms,
     NodeParts,
     OperatorReport,
-    declared_tables,
 )
-from penstock.operators.operator import ArrowOperator, SourceOperator
+from penstock.operators.operator import ArrowOperator, SourceOperator, splits_table
 from penstock.operators.registry import Registry
 from penstock.operators.source_node import SourceNode
 from penstock.operators.splits import SourceAssignment, SourcePhase
-from penstock.state.tables.specs import TableSpec
+from penstock.operators.timers import timer_tables
+from penstock.operators.user_functions import to_failure
+from penstock.state.tables.specs import TableSpec, TimeDomain
 from penstock.state.tables.table_manager import TableManager
 
 ChainNode: TypeAlias = SourceNode | ChainedOperator
@@ -49,6 +50,7 @@ Spoken: TypeAlias = dict[tuple[str, int], Watermark | None]
 ChainResult: TypeAlias = tuple[list[OperatorReport], dict[OperatorId, Watermark | None]]
 """The reports of all nodes, and the last watermark of each to its consumers."""
 OutT = TypeVar("OutT")
+DeclaredT = TypeVar("DeclaredT")
 HandOn: TypeAlias = Callable[[], Iterable[OutT]]
 """Returns what has left the chain since the last call."""
 
@@ -233,3 +235,50 @@ def _build(node: Node, targets: Targets, setting: ChainSetting) -> ChainNode:
         collector = SourceCollector(node.operator, node.outputs, targets)
         return SourceNode(parts, collector, setting.clock)
     return ChainedOperator(parts, ArrowCollector(node.operator, node.outputs, targets))
+
+
+def declared_tables(
+    operator: ArrowOperator | SourceOperator, node: Node
+) -> tuple[TableSpec, ...]:
+    """Return every table of an operator: those it declares and those kept on its behalf."""
+    tables = _declared(operator, node, "tables", TableSpec, "keyed_table(…)")
+    if isinstance(operator, SourceOperator):
+        return (*tables, splits_table())
+    domains = _declared(operator, node, "timers", TimeDomain, "TimeDomain.EVENT_TIME")
+    if not domains:
+        return tables
+    if not node.inputs[0].key_columns:
+        raise UserError(
+            f"operator {node.operator!r} sets timers but its first input has no key: a timer "
+            "belongs to a key. Put key_by before it",
+            code=ErrorCode.INVALID_GRAPH,
+            operator=str(node.operator),
+        )
+    return (*tables, *timer_tables(domains, node.inputs[0]))
+
+
+def _declared(
+    operator: ArrowOperator | SourceOperator,
+    node: Node,
+    hook: str,
+    kind: type[DeclaredT],
+    such_as: str,
+) -> tuple[DeclaredT, ...]:
+    """Return what an operator declares in a hook; an exception gets the operator's name."""
+    try:
+        declared = tuple(getattr(operator, hook)())
+    except Exception as error:  # noqa: BLE001 (the boundary to user code)
+        message = (
+            f"operator {node.operator!r} raised {type(error).__name__} in {hook}: {error}"
+        )
+        failure = to_failure(error, message, operator=str(node.operator), hook=hook)
+        raise failure from failure.__cause__
+    wrong = [one for one in declared if not isinstance(one, kind)]
+    if wrong:
+        raise UserError(
+            f"operator {node.operator!r} returned {wrong[0]!r:.80} from {hook}: return a list of "
+            f"{kind.__name__}, such as {such_as}",
+            code=ErrorCode.INVALID_CONFIG,
+            operator=str(node.operator),
+        )
+    return declared

@@ -39,13 +39,12 @@ from penstock.operators.operator import (
     ArrowOperator,
     SourceFinishType,
     SourceOperator,
-    splits_table,
 )
 from penstock.operators.splits import SplitState
-from penstock.operators.timers import Timers, timer_tables
+from penstock.operators.timers import Timers
 from penstock.operators.user_functions import describe_failure
 from penstock.operators.worker_output import speaking_for
-from penstock.state.tables.specs import TableSpec, TimeDomain
+from penstock.state.tables.specs import TimeDomain
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.table_manager import SubtaskCheckpoint, TableManager
 
@@ -407,22 +406,3 @@ def _tick_micros(operator: ArrowOperator, task: TaskInfo) -> int | None:
             operator=task.operator,
         ) from problem
     return micros
-
-
-def declared_tables(
-    operator: ArrowOperator | SourceOperator, node: Node
-) -> tuple[TableSpec, ...]:
-    """Return every table of an operator: those it declares and those kept on its behalf."""
-    if isinstance(operator, SourceOperator):
-        return (*operator.tables(), splits_table())
-    domains = tuple(operator.timers())
-    if not domains:
-        return tuple(operator.tables())
-    if not node.inputs[0].key_columns:
-        raise UserError(
-            f"operator {node.operator!r} sets timers but its first input has no key: a timer "
-            "belongs to a key. Put key_by before it",
-            code=ErrorCode.INVALID_GRAPH,
-            operator=str(node.operator),
-        )
-    return (*operator.tables(), *timer_tables(domains, node.inputs[0]))

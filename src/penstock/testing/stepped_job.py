@@ -30,7 +30,7 @@ from penstock.errors import (
     did_you_mean,
 )
 from penstock.graph.logical import MAIN, LogicalGraph, OperatorSpec
-from penstock.operators.nodes import declared_tables
+from penstock.operators.chain import declared_tables
 from penstock.operators.operator import SourceFinishType
 from penstock.operators.registry import ConstructedOperator, Registry
 from penstock.operators.timers import Timers, timer_tables

@@ -1,11 +1,14 @@
 """Chains as they are put together, forgotten and let go of."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from penstock.errors import UserError
+from penstock.errors import UserCodeError, UserError
 from penstock.state.tables.specs import global_table
 from tests.builders.chain_rig import ChainRig
-from tests.builders.scripted import PLAIN, Log, Parts, Scripted, link, rows
+from tests.builders.scripted import BY_USER, PLAIN, Log, Parts, Scripted, link, rows
 
 
 def a_rig(log: Log, **hooks: object) -> ChainRig:
@@ -70,3 +73,32 @@ def test_what_cannot_be_built_is_refused_before_any_hook_is_called() -> None:
     with pytest.raises(UserError, match="'t'"):
         rig.run()
     assert log.calls == []
+
+
+def declared_by(hook: str, declare: Callable[[], Any]) -> None:
+    operator, parts = Scripted("a"), Parts()
+    setattr(operator, hook, declare)
+    ChainRig(parts.registry, [parts.node("a", lambda: operator, BY_USER)]).run()
+
+
+@pytest.mark.parametrize("hook", ["tables", "timers"])
+def test_an_exception_in_what_declares_tables_or_timers_names_the_operator(
+    hook: str,
+) -> None:
+    with pytest.raises(
+        UserCodeError, match=f"'a' raised ZeroDivisionError in {hook}: "
+    ) as e:
+        declared_by(hook, lambda: 1 // 0)
+    assert e.value.context == {"operator": "a", "hook": hook}
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("hook", "declared", "hint"),
+    [("tables", ["t"], "TableSpec"), ("timers", ["event-time"], "TimeDomain.EVENT_TIME")],
+)
+def test_what_is_declared_as_something_else_is_refused(
+    hook: str, declared: Any, hint: str
+) -> None:
+    with pytest.raises(UserError, match=f"'a' returned .* from {hook}: .*{hint}"):
+        declared_by(hook, lambda: declared)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.schema import StreamSchema
 from penstock.errors import InternalError, StateError, UserError
-from penstock.operators.nodes import declared_tables
+from penstock.operators.chain import declared_tables
 from penstock.operators.timers import Timers, timer_tables
 from penstock.state.tables.specs import TimeDomain
 from penstock.state.tables.table import Frontier

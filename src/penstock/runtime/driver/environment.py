@@ -21,7 +21,7 @@ from penstock.core.ids import OperatorId
 from penstock.core.settings import CompactionSettings
 from penstock.errors import ErrorCode, PenstockError, UserError
 from penstock.graph.logical import Exchange, LogicalGraph, Node
-from penstock.operators.nodes import declared_tables
+from penstock.operators.chain import declared_tables
 from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobStatus
