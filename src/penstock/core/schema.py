@@ -58,7 +58,8 @@ class StreamSchema:
     if not TYPE_CHECKING:  # A checker would take any name for an attribute.
 
         def __getattr__(self, name):
-            raise absent("StreamSchema", name, {"schema": "its columns are `arrow`"})
+            hints = {"schema": "its columns are `arrow`"}
+            raise absent("StreamSchema", name, hints, dir(StreamSchema))
 
     def keyed_by(self, *key_columns: str) -> Self:
         """Return the same columns with another key."""

@@ -13,7 +13,8 @@ the new word.
 
 import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
 from importlib.util import resolve_name
@@ -106,13 +107,30 @@ def renamed(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def absent(owner: str, name: str, hints: Mapping[str, str]) -> AttributeError:
+_CLOSE: Final = 0.7
+"""How much two spellings must have in common for one to be taken for the other."""
+
+
+def absent(
+    owner: str, name: str, hints: Mapping[str, str], known: Iterable[str] = ()
+) -> AttributeError:
     """Return the error for an attribute that does not exist, with a hint if there is one.
+
+    A name without a hint may be a misspelt one: of the `known` attributes, or of the hints.
 
     >>> str(absent("Pipeline", "foreach_batch", {"foreach_batch": "use start_attached"}))
     "Pipeline has no attribute 'foreach_batch': use start_attached"
+    >>> str(absent("Stream", "windw", {}, ["window", "write"]))
+    "Stream has no attribute 'windw'; did you mean 'window'?"
     """
-    hint = f": {hints[name]}" if name in hints else ""
+    hint = ""
+    if not name.startswith("_"):  # else a tool looks for a method of its own
+        public = [one for one in known if not one.startswith("_")]
+        meant = get_close_matches(name, [*hints, *public], n=1, cutoff=_CLOSE)
+        if name in hints or (meant and meant[0] in hints):
+            hint = f": {hints.get(name) or hints[meant[0]]}"
+        elif meant:
+            hint = f"; did you mean {meant[0]!r}?"
     return AttributeError(f"{owner} has no attribute {name!r}{hint}", name=name)
 
 
@@ -141,7 +159,7 @@ def attach(package: str, file: str, *, others: Sequence[str] = ()) -> Attached:
                 raise ImportError(
                     f"cannot import name {name!r} from {package!r}: {hints[name]}"
                 )
-            raise absent(package, name, hints)
+            raise absent(package, name, hints, names)
         with naming_missing_extras():
             found = getattr(import_module(homes[name]), name)
         # The next use finds it without this function. It also hides a submodule of the same

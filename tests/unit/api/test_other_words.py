@@ -45,6 +45,39 @@ def test_any_other_name_is_a_plain_attribute_error() -> None:
             getattr(thing, "nonsense")  # noqa: B009 (a checker would refuse the attribute)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("windw", "; did you mean 'window'?"),
+        ("agregate", "; did you mean 'aggregate'?"),
+        ("gruop_by", ": key_by(…) sends rows by key"),
+        ("_fliter", ""),
+    ],
+)
+def test_a_misspelt_step_is_answered_with_the_one_that_was_meant(
+    name: str, hint: str
+) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(a_stream(), name)
+    text = str(caught.value)
+    assert text.startswith(f"Stream has no attribute '{name}'{hint}")
+    assert hint or text.endswith("'")
+
+
+def test_other_misspelt_names_are_answered_too() -> None:
+    keyed, pipeline = a_stream().key_by("user"), pen.Pipeline("p")
+    for thing, name, hint in (
+        (keyed, "fliter", "put it before key_by"),
+        (keyed, "procces", "did you mean 'process'"),
+        (pipeline, "raed", "did you mean 'read'"),
+        (pipeline, "filter", "returns a stream: steps follow it"),
+        (pen, "tumblng", "did you mean 'tumbling'"),
+        (keyed.schema, "key_colums", "did you mean 'key_columns'"),
+    ):
+        with pytest.raises(AttributeError, match=hint):
+            getattr(thing, name)
+
+
 @pytest.mark.parametrize("name", ["filter", "select", "map_batches", "write", "key_by"])
 def test_a_keyed_stream_says_where_steps_without_a_key_belong(name: str) -> None:
     keyed = a_stream().key_by("user")

@@ -65,7 +65,7 @@ class AttachedJob(RunningJob):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise absent("AttachedJob", name, _ABSENT)
+            raise absent("AttachedJob", name, _ABSENT, dir(AttachedJob))
 
     @override
     def start(self) -> Self:
