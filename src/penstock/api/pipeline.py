@@ -15,6 +15,7 @@ from penstock.api.explaining import Explanation, Format, explain, explain_as_htm
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder
 from penstock.api.in_process import in_process, run_in_process
+from penstock.api.other_words import STREAM_HINTS
 from penstock.api.stream import Stream
 from penstock.core.clock import DurationLike
 from penstock.core.ids import JobId
@@ -29,7 +30,7 @@ from penstock.runtime.driver.fitness import StartCheck
 from penstock.runtime.driver.options import JobOptions, PacedOptions, RunOptions
 from penstock.runtime.driver.running_job import RunningJob
 from penstock.runtime.driver.start import preview_start
-from penstock.state.storage.urls import StorePlace, to_store
+from penstock.state.storage.urls import StorePlace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +38,12 @@ if TYPE_CHECKING:
     from penstock.runtime.spark.attach import AttachedJob
 
 
-_ABSENT = {"foreach_batch": "start_attached starts a job that a query of your own feeds"}
+_ABSENT = {
+    **dict.fromkeys(
+        (*STREAM_HINTS, *dir(Stream)), "read(…) returns a stream: steps follow it"
+    ),
+    "foreach_batch": "start_attached starts a job that a query of your own feeds",
+}
 
 
 def _broken(pipeline: "Pipeline") -> Stream:
@@ -73,7 +79,7 @@ class Pipeline:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            raise absent("Pipeline", name, _ABSENT)
+            raise absent("Pipeline", name, _ABSENT, dir(Pipeline))
 
     @property
     def name(self) -> str:
@@ -162,8 +168,8 @@ class Pipeline:
         Spark is embedded in this process (`local[*]`, with retries) unless `master` names a
         cluster or `session` is the user's own. Ctrl-C stops after a checkpoint, a second one
         at once. `options` are those of every job: `restore`, `trigger`, `retention`,
-        `restarts`, `renamed`, `on_status` and `allow_dropped_state`; docs/running.md
-        describes them.
+        `restarts`, `renamed`, `on_status`, `store_options` and `allow_dropped_state`;
+        docs/running.md describes them.
         """
         run = self._run_on_spark()
         chosen = RunOptions.of(
@@ -297,8 +303,9 @@ class Pipeline:
         The job would start. Nothing was changed.
         """
         chosen = RunOptions.of("check", options, checkpoint=checkpoint)
-        graph, store = self._graph_to_run(), to_store(checkpoint)
-        with in_process(graph, self.registry, chosen, store) as environment:
+        with in_process(
+            self._graph_to_run(), self.registry, chosen, chosen.store()
+        ) as environment:
             return preview_start(environment, chosen.epochs)
 
     def start_in_process(

@@ -1,6 +1,7 @@
 """The options that users write, in the same way wherever they start a job."""
 
 import datetime as dt
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from penstock.runtime.driver.policies import (
     to_retention,
     to_trigger,
 )
+from penstock.state.storage.memory import MemoryStore
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -141,3 +143,45 @@ def test_an_old_name_of_a_method_is_answered_by_the_new_one() -> None:
 
 def test_a_name_that_never_was_is_answered_as_usual() -> None:
     assert not hasattr(pen.Pipeline("p"), "never")
+
+
+def a_pipeline() -> pen.Pipeline:
+    pipeline = pen.Pipeline("p")
+    pipeline.read("rows", pen.list_source([{"n": 1}])).write("out", pen.blackhole())
+    return pipeline
+
+
+def test_checkpoints_take_the_options_of_their_store(tmp_path: Path) -> None:
+    options = {"durable": False}
+    a_pipeline().run_in_process(tmp_path, store_options=options)
+    found = a_pipeline().check(tmp_path, store_options=options)
+    assert found.epoch is not None
+    chosen = RunOptions.of("run", {"store_options": options}, checkpoint=str(tmp_path))
+    assert "durable" not in repr(chosen), "options may be secrets"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"durabel": False}, r"does not take the options \['durabel'\]"),
+        ("secret", "store_options are no options by name"),
+        ({1: 2}, "store_options are no options by name"),
+    ],
+)
+def test_options_that_the_store_of_checkpoints_lacks_are_refused(
+    tmp_path: Path, options: Any, problem: str
+) -> None:
+    for call in (a_pipeline().run_in_process, a_pipeline().check):
+        with pytest.raises(UserError, match=problem):
+            call(tmp_path, store_options=options)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_an_open_store_has_its_options_already(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="an open store does not take the options"):
+        a_pipeline().check(MemoryStore(), store_options={"durable": False})
+
+
+def test_a_misspelt_option_of_one_method_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(UserError, match="no option 'show_log'; did you mean 'show_logs'"):
+        a_pipeline().run("memory:", show_log=True)  # type: ignore[call-arg] # a typing error

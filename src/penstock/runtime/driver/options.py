@@ -57,6 +57,8 @@ class JobOptions(TypedDict, total=False):
     """Which epochs stay restorable: a number, an age such as "7d", or `pen.retention(…)`."""
     restarts: RestartsLike | None
     """How often in a row a failed job is tried again: a number, or `pen.restarts(…)`."""
+    store_options: Mapping[str, Any] | None
+    """Options of the checkpoints' store, such as its endpoint and credentials."""
 
 
 class PacedOptions(JobOptions, total=False):
@@ -72,6 +74,7 @@ class RunOptions:
 
     checkpoint: StorePlace
     """A URL, a path, or an open store."""
+    store_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     restore: int | str | None = None
     allow_dropped_state: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +106,7 @@ class RunOptions:
         names = list(known.__annotations__)
         for name in given:
             if name not in names:
-                raise _unknown_option(method, name, names)
+                raise _unknown_option(method, name, [*names, *more])
         values: dict[str, Any] = {n: v for n, v in given.items() if v is not None}
         for name, convert in _CONVERSIONS.items():
             if name in values:
@@ -115,9 +118,13 @@ class RunOptions:
         StatusListener(self.on_status)(status)
         return status
 
+    def store(self) -> ObjectStore:
+        """Open the store, only to read what is there."""
+        return to_store(self.checkpoint, **self.store_options)
+
     def open_store(self, job: JobId) -> ObjectStore:
         """Open the store, and check that a job can keep its checkpoints there."""
-        store = to_store(self.checkpoint)
+        store = self.store()
         probe_store(store, job, new_token())
         return store
 
@@ -175,12 +182,22 @@ def _to_names(value: Any) -> dict[str, str]:
     )
 
 
+def _to_store_options(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return dict(value)
+    raise UserError(
+        "store_options are no options by name: write store_options={'endpoint': 'https://…', …}",
+        code=ErrorCode.INVALID_CONFIG,
+    )
+
+
 _FED_METHODS = ("attach", "start_attached")
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "renamed": _to_names,
     "retention": to_retention,
     "restarts": to_restarts,
     "trigger": to_trigger,
+    "store_options": _to_store_options,
 }
 
 

@@ -42,6 +42,7 @@ def to_store(place: StorePlace, **options: Any) -> ObjectStore:
     if isinstance(place, str | PathLike):
         return open_store(place, **options)
     if isinstance(place, ObjectStore):
+        _refuse_options("an open store", options)
         return place
     raise UserError(
         f"{place!r} names no store: {_ALLOWED}, or give an open store",
