@@ -81,6 +81,8 @@ class ParquetFormat(FileFormat):
             names = [name for name in self.schema.names if name in found]
             folders = self.folders_of(file, names)
             required = [name for name in names if not self.schema.field(name).nullable]
+            types = [opened.schema.field(name).type for name in names]
+            checked = [n for n, kind in zip(names, types, strict=True) if _is_checked(kind)]
             count = len(opened.groups)
             if end > count:
                 raise unreadable(file, f"it has {count} row groups, and had {end} before")
@@ -89,7 +91,7 @@ class ParquetFormat(FileFormat):
             for index in range(start.position, end):
                 row = at.lines
                 for batch in opened.read_group(index, names):
-                    rows, bad = _split_bad(batch, row + 1, required)
+                    rows, bad = _split_bad(batch, row + 1, required, checked)
                     row += batch.num_rows
                     if folders:
                         rows = [self._add_folders(file, part, folders) for part in rows]
@@ -122,7 +124,7 @@ class ParquetFormat(FileFormat):
 
 
 def _split_bad(
-    batch: pa.RecordBatch, first_row: int, required: Sequence[str]
+    batch: pa.RecordBatch, first_row: int, required: Sequence[str], checked: Sequence[str]
 ) -> tuple[list[pa.RecordBatch | pa.Table], list[BadRow]]:
     """Return rows, in stretches as long as possible, and bad rows apart."""
     good: list[pa.RecordBatch | pa.Table] = []
@@ -132,7 +134,7 @@ def _split_bad(
         first, stop = waiting.pop()
         stretch = batch.slice(first, stop - first)
         missing = next((n for n in required if stretch.column(n).null_count), None)
-        name = _find_broken_text(stretch) if missing is None else missing
+        name = _find_broken_text(stretch, checked) if missing is None else missing
         if name is None:
             good.append(stretch)
         elif stop - first > 1:
@@ -148,51 +150,46 @@ def _split_bad(
     return good, bad
 
 
-def _find_broken_text(rows: pa.RecordBatch) -> str | None:
-    """Return the first column that holds text which is no UTF-8."""
-    for field, column in zip(rows.schema, rows.columns, strict=True):
-        if _has_text(field.type) and not _is_sound(column):
-            # Only values that occur in these rows count: a slice of nested values shares them
-            # with others, and so does one of a dictionary.
-            own = column.take(np.arange(len(column)))
-            plain = relay(own, stored_type(field.type))
-            try:
-                plain.validate(full=True)
-            except pa.ArrowInvalid:
-                return str(field.name)
+def _find_broken_text(rows: pa.RecordBatch, checked: Sequence[str]) -> str | None:
+    """Return the first of these columns that holds text which is no UTF-8."""
+    for name in checked:
+        column: Any = rows.column(name)
+        if _is_ascii(column) or _is_valid(column):
+            continue
+        # Only values that occur in these rows count: a slice of nested values shares them
+        # with others, and so does one of a dictionary. A value that its dictionary does not
+        # have raises here.
+        own = column.take(np.arange(len(column)))
+        if not _is_valid(relay(own, stored_type(column.type))):
+            return name
     return None
 
 
-def _is_sound(column: Any) -> bool:
-    """Return whether text is UTF-8 for sure. Much faster than Arrow, which checks each value.
-
-    All values at once are UTF-8, and no value begins in the midst of a character: so each is.
-    """
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary
+def _is_ascii(column: Any) -> bool:
+    """Return whether text is ASCII for sure. Ten times as fast as a look at each value."""
     is_large = pa.types.is_large_string(column.type)
-    if not len(column) or not (is_large or pa.types.is_string(column.type)):
-        return not len(column)
-    _, offsets, values = column.buffers()
-    ends: Any = np.frombuffer(offsets, np.int64 if is_large else np.int32)
-    ends = ends[column.offset : column.offset + len(column) + 1]
-    if values is None or ends[0] == ends[-1]:
-        return True
-    text = memoryview(values)[ends[0] : ends[-1]]
-    try:
-        if str(text, "utf-8").isascii():
-            return True
-    except UnicodeDecodeError:
+    if not (is_large or pa.types.is_string(column.type)):
         return False
-    firsts = np.frombuffer(text, np.uint8)[(ends[:-1] - ends[0])[ends[:-1] < ends[1:]]]
-    return not bool(((firsts & 0xC0) == 0x80).any())
+    _, offsets, values = column.buffers()
+    if values is None or not len(column):
+        return True
+    ends: Any = np.frombuffer(offsets, np.int64 if is_large else np.int32)
+    first, last = ends[column.offset], ends[column.offset + len(column)]
+    return bool(np.frombuffer(values, np.int8)[first:last].min(initial=0) >= 0)
 
 
-def _has_text(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _has_text(kind.value_type)
+def _is_valid(column: Any) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _is_checked(kind: Any) -> bool:
+    """Return whether values may be broken: text, and entries that a dictionary does not have."""
     parts = (kind.field(index).type for index in range(kind.num_fields))
-    return is_text(kind) or any(map(_has_text, parts))
+    return is_text(kind) or pa.types.is_dictionary(kind) or any(map(_is_checked, parts))
 
 
 def _to_plain_layout(kind: Any) -> pa.DataType:

@@ -5,11 +5,12 @@ and some do not catch that: one flipped bit in the statistics of a column would 
 process. Its readers catch everything. So of a footer only the counts of row groups are looked
 at here, which cannot throw, and all else is left to a reader.
 
-Where the columns of a row group lie is asked of a reader, too: it is given a file that holds
-nothing but zeros, and is seen to ask for the columns before it fails. The zeros are never
+Where the columns of a large row group lie is asked of a reader, too: it is given a file that
+holds nothing but zeros, and is seen to ask for the columns before it fails. The zeros are never
 looked at but for the first, so they take no memory. Then all columns are fetched with one
-request. A range that was not fetched is requested when it is read, so a wrong range costs a
-request and no row.
+request. Of small row groups, whose columns are read sooner than asked for, many are fetched
+with one request. A range that was not fetched is requested when it is read, so a wrong range
+costs a request and no row.
 """
 
 import io
@@ -27,6 +28,8 @@ from penstock.errors import ErrorCode, UserError
 
 BATCH_ROWS = 65_536
 _FOOTER_BYTES = 64 << 10
+_AHEAD_BYTES = 1 << 20
+"""How much is fetched when less is read, and the size up to which a row group is small."""
 _DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError)
 """What readers raise for bytes that are no Parquet. Errors of the store are none of these."""
 
@@ -48,6 +51,8 @@ class ParquetInput:
         length = min(_FOOTER_BYTES, file.size_bytes)
         self._window.fetch(file.size_bytes - length, length)
         self._reader = _open(self._window)
+        self._zeros = _Zeros(file.size_bytes)
+        self._prober: pq.ParquetFile | None = None
         self._file = file
         self.schema: pa.Schema = self._reader.schema_arrow
         self.groups = self._read_groups()
@@ -99,14 +104,18 @@ class ParquetInput:
 
     def _fetch_columns(self, index: int, names: Sequence[str]) -> None:
         """Fetch the bytes from the first of these columns of a row group to the last."""
-        zeros = _Zeros(self._file.size_bytes)
+        if self.groups[index].size_bytes <= _AHEAD_BYTES:
+            return
+        asked = self._zeros.asked
+        asked.clear()
         # What is wrong with the footer is raised again when the columns are read.
         with suppress(*_DAMAGE, MemoryError):
-            reader = _open(zeros, self._reader.metadata)
-            next(_read(reader, index, names), None)
-        if zeros.asked:
-            start = min(start for start, _ in zeros.asked)
-            end = max(start + length for start, length in zeros.asked)
+            if self._prober is None:
+                self._prober = _open(self._zeros, self._reader.metadata)
+            next(_read(self._prober, index, names), None)
+        if asked:
+            start = min(start for start, _ in asked)
+            end = max(start + length for start, length in asked)
             self._window.fetch(start, end - start)
 
 
@@ -158,15 +167,16 @@ class _Bytes(io.RawIOBase):
         self._size_bytes = size_bytes
         self._at = 0
 
-    def bytes_at(self, start: int, length: int) -> bytes:
+    def bytes_at(self, start: int, length: int) -> Any:
         """Return bytes of the file; the range lies in it."""
         raise NotImplementedError
 
     @override
-    def read(self, size: int = -1, /) -> bytes:
+    def read(self, size: int = -1, /) -> Any:
         rest = max(0, self._size_bytes - self._at)
-        data = self.bytes_at(self._at, rest if size < 0 else min(size, rest))
-        self._at += len(data)
+        length = rest if size < 0 else min(size, rest)
+        data = self.bytes_at(self._at, length) if length else b""
+        self._at += length
         return data
 
     @override
@@ -184,7 +194,7 @@ class _Bytes(io.RawIOBase):
 
 
 class _Window(_Bytes):
-    """The bytes fetched last; what else is read takes a request."""
+    """The bytes fetched last; what else is read takes a request, which reads ahead."""
 
     def __init__(self, file: SourceFile) -> None:
         super().__init__(file.size_bytes)
@@ -198,11 +208,16 @@ class _Window(_Bytes):
         self._start, self._bytes = start, self._file.read_range(start, length)
 
     @override
-    def bytes_at(self, start: int, length: int) -> bytes:
+    def bytes_at(self, start: int, length: int) -> Any:
+        if not self._holds(start, length):
+            if length > _AHEAD_BYTES:
+                return self._file.read_range(start, length)
+            self.fetch(start, min(_AHEAD_BYTES, self._size_bytes - start))
         first = start - self._start
-        if first >= 0 and first + length <= len(self._bytes):
-            return self._bytes[first : first + length]
-        return self._file.read_range(start, length)
+        return memoryview(self._bytes)[first : first + length]
+
+    def _holds(self, start: int, length: int) -> bool:
+        return self._start <= start and start + length <= self._start + len(self._bytes)
 
 
 class _Zeros(_Bytes):
@@ -213,6 +228,6 @@ class _Zeros(_Bytes):
         self.asked: list[tuple[int, int]] = []
 
     @override
-    def bytes_at(self, start: int, length: int) -> bytes:
+    def bytes_at(self, start: int, length: int) -> Any:
         self.asked.append((start, length))
         return bytes(length)
