@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import pyarrow as pa
@@ -67,10 +68,24 @@ def a_job(
     *,
     is_keyed: bool = True,
     splits: int = 1,
+    sources: Sequence[int] = (0,),
 ) -> LocalJob:
+    """Make a job whose rows are dealt in turn to the sources that are named, a union of all."""
     pipeline = pen.Pipeline("lives", parallelism=2)
-    source = pen.list_source(list(rows), schema=SCHEMA, splits=splits)
-    stream = pipeline.read("rows", source, event_time="at", watermark_delay=f"{delay}m")
+    dealt: dict[int, list[Row]] = {number: [] for number in sources}
+    for row, number in zip(rows, cycle(sources), strict=False):
+        dealt[number].append(row)
+    stream, *others = (
+        pipeline.read(
+            f"rows{number}",
+            pen.list_source(own, schema=SCHEMA, splits=splits),
+            event_time="at",
+            watermark_delay=f"{delay}m",
+        )
+        for number, own in dealt.items()
+    )
+    if others:
+        stream = stream.union(*others)
     steps: Any = stream.key_by("user") if is_keyed else stream
     lives = steps.aggregate("lives", ttl=f"{TTL}m", rows=pen.count(), total=pen.sum("n"))
     lives.write("out", out)
@@ -84,6 +99,7 @@ def a_job(
     )
 
 
+SOURCES = st.just([0]) | st.lists(st.integers(0, 2), min_size=1, max_size=6)
 DEATHS = [FaultMode.CRASH_BEFORE, FaultMode.CRASH_AFTER]
 LIVES = st.lists(
     st.tuples(
@@ -108,32 +124,54 @@ def at(hours_and_users: Sequence[tuple[str, int]]) -> list[Row]:
     drawn=some_rows(),
     rows_per_epoch=st.integers(1, 12),
     splits=st.integers(1, 4),
+    sources=SOURCES,
     lives=LIVES,
 )
 @example(
-    drawn=(at([("a", 0), ("b", 30), ("a", 30)]), 0), rows_per_epoch=3, splits=1, lives=[]
+    drawn=(at([("a", 0), ("b", 30), ("a", 30)]), 0),
+    rows_per_epoch=3,
+    splits=1,
+    sources=[0],
+    lives=[],
 )
 @example(
-    drawn=(at([("a", 0), ("b", 30), ("a", 30)]), 0), rows_per_epoch=2, splits=1, lives=[]
+    drawn=(at([("a", 0), ("b", 30), ("a", 30)]), 0),
+    rows_per_epoch=2,
+    splits=1,
+    sources=[0],
+    lives=[],
 )
 @example(
-    drawn=(at([("a", 0), ("b", 30), ("c", 5)]), 25), rows_per_epoch=1, splits=3, lives=[]
+    drawn=(at([("a", 0), ("b", 30), ("c", 5)]), 25),
+    rows_per_epoch=1,
+    splits=3,
+    sources=[0],
+    lives=[],
+)
+@example(
+    drawn=(at([("a", 0), ("b", 5), ("c", 7), ("d", 30)]), 0),
+    rows_per_epoch=1,
+    splits=1,
+    sources=[0, 0, 0, 1],  # the source of the latest row ends first
+    lives=[(1, 2, None), (3, 2, None)],
 )
 @example(
     drawn=(at([("a", 0), ("a", 30), ("a", 9), ("a", 18), ("a", 27)]), 60),
     rows_per_epoch=1,
     splits=1,
+    sources=[0],
     lives=[(3, 2, None)],
 )
 def test_the_table_depends_on_the_rows_alone_and_not_on_how_epochs_and_splits_cut_them(
     drawn: tuple[list[Row], int],
     rows_per_epoch: int,
     splits: int,
+    sources: list[int],
     lives: list[tuple[int, int | None, tuple[FaultMode, int] | None]],
 ) -> None:
     rows, delay = drawn
     out = pen.list_sink(f"lives-{new_token()}")
-    job = a_job(rows, delay, out, rows_per_epoch, splits=splits)
+    job = a_job(rows, delay, out, rows_per_epoch, splits=splits, sources=sources)
     for parallelism, epochs, fault in lives:
         faults = [] if fault is None else [Fault(fault[0], at=fault[1])]
         try:

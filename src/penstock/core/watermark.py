@@ -20,6 +20,7 @@ These rules say how far the event time of an operator with several inputs has co
 | so is one without event time that has sent none, beside inputs with event time | it may never have one |
 | if all inputs are idle, the result is idle | an input that wakes may still fill open windows |
 | an ended input is left out, too | the result is the end only when all inputs have ended |
+| an end tells how far event time came before it; of several ends the furthest counts | which input ends last must not matter |
 | the result never goes back | what was closed stays closed |
 
 Producers repeat their watermark in every epoch, so only one value per input of an operator
@@ -27,7 +28,7 @@ is stored. It is in the manifest and is the same for all subtasks.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from penstock.core.ids import Epoch
@@ -42,6 +43,8 @@ class EventTime:
     """A watermark: no row with an earlier event time will follow."""
 
     micros: int
+    reached_micros: int | None = field(default=None, compare=False, repr=False)
+    """For the end of data: how far event time came before it; None if that is not known."""
 
     def __post_init__(self) -> None:
         if not MIN_MICROS <= self.micros <= MAX_MICROS:
@@ -72,6 +75,8 @@ class InputWatermark:
     idle: bool = False
     producer: str = ""
     """The operator and output that feed the input; "" if that is not known."""
+    reached_micros: int | None = None
+    """For an input that has ended: how far its event time came; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +122,16 @@ def merge(latest: Iterable[Watermark | None]) -> Watermark | None:
     If every input is idle or ended and one is idle, the result is idle, not ended: the idle
     input may wake up.
     """
-    lowest: EventTime | None = None
+    times: list[EventTime] = []
     has_idle = False
     for watermark in latest:
         if watermark is None:
             return None
         if isinstance(watermark, Idle):
             has_idle = True
-        elif lowest is None or watermark < lowest:
-            lowest = watermark
+        else:
+            times.append(watermark)
+    lowest = _lowest(times) if times else None
     if lowest is None or (has_idle and lowest == MAX_EVENT_TIME):
         return IDLE
     return lowest
@@ -175,7 +181,8 @@ def merge_subtasks(
         if watermark is None:
             inputs.append(InputWatermark())
         elif isinstance(watermark, EventTime):
-            inputs.append(InputWatermark(watermark.micros))
+            reached_micros = watermark.reached_micros
+            inputs.append(InputWatermark(watermark.micros, reached_micros=reached_micros))
         else:
             times = [known.event_time_micros for known in column if known.idle]
             raised = [micros for micros in times if micros is not None]
@@ -189,11 +196,11 @@ def merge_subtasks(
 
 def event_time_of(inputs: Sequence[InputWatermark]) -> EventTime | None:
     """Return how far an operator's event time has come; None before all inputs have sent one."""
-    times = [known.event_time_micros for known in inputs]
-    known_times = [micros for micros in times if micros is not None]
+    times = [_time_of(known) for known in inputs]
+    known_times = [time for time in times if time is not None]
     if not times or len(known_times) < len(times):
         return None
-    return EventTime(min(known_times))
+    return _lowest(known_times)
 
 
 def has_ended(inputs: Sequence[InputWatermark]) -> bool:
@@ -205,23 +212,39 @@ def _advance_input(previous: InputWatermark, sent: Watermark | None) -> InputWat
     match sent:
         case None:
             # No watermark is not idle: such an input may still have rows of any time.
-            return InputWatermark(previous.event_time_micros)
+            return replace(previous, idle=False)
         case Idle() if previous.event_time_micros == MAX_EVENT_TIME.micros:
             return previous
         case Idle():
             return InputWatermark(previous.event_time_micros, idle=True)
-        case EventTime(micros):
-            known = previous.event_time_micros
-            return InputWatermark(micros if known is None else max(micros, known))
+        case EventTime():
+            return InputWatermark(
+                _latest(previous.event_time_micros, sent.micros),
+                reached_micros=_latest(previous.reached_micros, sent.reached_micros),
+            )
 
 
 def current(known: InputWatermark) -> Watermark | None:
     """Return the current watermark of an input, or None while it has sent none."""
-    if known.idle:
-        return IDLE
+    return IDLE if known.idle else _time_of(known)
+
+
+def _time_of(known: InputWatermark) -> EventTime | None:
     if known.event_time_micros is None:
         return None
-    return EventTime(known.event_time_micros)
+    return EventTime(known.event_time_micros, known.reached_micros)
+
+
+def _lowest(times: Sequence[EventTime]) -> EventTime:
+    """Return the lowest time, or the end if all are: it tells how far the furthest came."""
+    lowest = min(times)
+    if lowest < MAX_EVENT_TIME:
+        return lowest
+    return EventTime(MAX_MICROS, _latest(*(time.reached_micros for time in times)))
+
+
+def _latest(*times: int | None) -> int | None:
+    return max((micros for micros in times if micros is not None), default=None)
 
 
 def _raise_idle(
@@ -232,8 +255,7 @@ def _raise_idle(
     for known in inputs:
         before = known.event_time_micros
         if known.idle and isinstance(watermark, EventTime):
-            micros = watermark.micros if before is None else max(before, watermark.micros)
-            raised.append(InputWatermark(micros, idle=True))
+            raised.append(InputWatermark(_latest(before, watermark.micros), idle=True))
         else:
             raised.append(known)
     return tuple(raised)

@@ -8,7 +8,7 @@
 | has ended | none: it is ignored, except in the epoch where the subtask's last split ends: then its last watermark is sent |
 
 When all known splits of a source have ended, its watermark is the highest of theirs, however
-they were dealt to subtasks. The driver tells it, also before the end of data (see
+they were dealt to subtasks. The driver tells it, and the end of data does (see
 `runtime.plan.epoch_plan`).
 
 Time without rows is measured in the processing time of epochs, from the epoch in which the
@@ -33,6 +33,9 @@ timeout.
 Without a column the inputs of the subtasks are different partitions, and a rescale ends them:
 the new subtasks begin without a row. A subtask that never had a row is idle at once, or after
 the idle timeout if there is one.
+
+At the end of data every subtask tells how far the furthest of all partitions came, also of those
+that a rescale or another column has ended.
 
 A subtask may send a lower watermark than before: when an idle partition wakes up, or when one
 comes from another subtask. It must not send more than its partitions have reached; later
@@ -66,6 +69,7 @@ from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.splits import SplitState
+from penstock.state.tables.global_keyed import GlobalKeyedView
 from penstock.state.tables.specs import TableSpec, global_table
 
 
@@ -169,6 +173,8 @@ _Key: TypeAlias = tuple[str, str | None]
 """A partition: its scope, which is the name of the column, and its value there as text."""
 _INPUT = "input"
 """The scope of partitions if there is no column: each subtask is one, named by `_own_name`."""
+_OUTDATED: _Key = ("outdated", None)
+"""Stands for all partitions that were dropped: how far the furthest of them had come."""
 
 
 class PartitionState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -303,13 +309,7 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         known: dict[_Key, PartitionState] = dict(view.items())
         subtask, own_name = ctx.task.subtask, _own_name(ctx)
         if subtask.index == 0:
-            # Partitions of another column, or of inputs at another parallelism, are outdated.
-            for scope, name in known:
-                is_gone = scope == _INPUT and not str(name).endswith(
-                    f"/{subtask.parallelism}"
-                )
-                if scope != self._scope or is_gone:
-                    view.remove((scope, name))
+            self._drop_outdated(known, subtask.parallelism, view)
         changed = self._seen(known, ctx)
         for key, state in changed.items():
             view.insert(key, state)
@@ -325,8 +325,30 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         wake_up = next_idle_micros(own, rule, now)
         if wake_up is not None:
             ctx.wake_at(wake_up)
-        said = watermark_of_splits(own, rule, now)
-        return MAX_EVENT_TIME if watermark == MAX_EVENT_TIME else said
+        if watermark == MAX_EVENT_TIME:
+            reached = _latest_in([*known.values(), *changed.values()])
+            end = None if reached is None else _to_event_time(reached, rule).micros
+            return EventTime(MAX_MICROS, end)
+        return watermark_of_splits(own, rule, now)
+
+    def _drop_outdated(
+        self,
+        known: Mapping[_Key, PartitionState],
+        parallelism: int,
+        view: GlobalKeyedView[Any, Any],
+    ) -> None:
+        """Drop partitions of another column, or of inputs at another parallelism."""
+        outdated = [
+            (scope, name)
+            for scope, name in known
+            if scope != self._scope
+            or (scope == _INPUT and not str(name).endswith(f"/{parallelism}"))
+        ]
+        if not set(outdated) - {_OUTDATED}:
+            return
+        for key in outdated:
+            view.remove(key)
+        view.insert(_OUTDATED, PartitionState(_latest_in(known[key] for key in outdated)))
 
     def _timed(self, stream: StreamSchema) -> StreamSchema:
         column = self.config.time_column
@@ -347,6 +369,11 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
             micros = latest if before is None else max(before, latest)
             changed[self._scope, name] = PartitionState(micros, now, index)
         return changed
+
+
+def _latest_in(partitions: Iterable[PartitionState]) -> int | None:
+    times = (state.max_event_time_micros for state in partitions)
+    return max((micros for micros in times if micros is not None), default=None)
 
 
 def _own_name(ctx: OperatorContext) -> str:

@@ -21,6 +21,7 @@ from penstock.core.ids import Epoch, OperatorId, TaskInfo
 from penstock.core.watermark import (
     IDLE,
     MAX_EVENT_TIME,
+    MAX_MICROS,
     Advance,
     CheckpointBarrier,
     EndOfData,
@@ -297,7 +298,11 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
             self.context,
             self.collector,
         )
-        return MAX_EVENT_TIME if self._advance.has_ended else self._checked(answer)
+        if not self._advance.has_ended:
+            return self._checked(answer)
+        # A generator has an event time of its own, which came as far as it says.
+        is_own = answer == MAX_EVENT_TIME and self.instance.generates_watermarks()
+        return EventTime(MAX_MICROS, answer.reached_micros) if is_own else watermark
 
     def fire_timers(self, terms: EpochTerms) -> None:
         """Call `handle_timers` with timers that are due, until none is left."""

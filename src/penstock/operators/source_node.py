@@ -7,7 +7,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from penstock.core.clock import Clock
-from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
+from penstock.core.watermark import IDLE, MAX_MICROS, EventTime, Watermark
 from penstock.errors import ErrorCode, UserCodeError, UserError
 from penstock.graph.logical import MAIN
 from penstock.operators.context import SourceCollector, SourceContext, Targets
@@ -106,7 +106,7 @@ class SourceNode(OperatorNode[SourceOperator, SourceContext, SourceCollector]):
     def watermark(self) -> Watermark | None:
         """Return the watermark of the splits of this subtask."""
         if self._assignment.phase is not SourcePhase.READING:
-            return MAX_EVENT_TIME
+            return EventTime(MAX_MICROS, self._assignment.watermark_micros)
         if self._assignment.holds_watermark:
             return None
         if self._assignment.watermark_micros is not None:

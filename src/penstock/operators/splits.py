@@ -266,7 +266,10 @@ class SourceAssignment:
     waiting: tuple[str, ...] = ()
     """The resting splits that have rows left, as in `SourcePlan.waiting`."""
     watermark_micros: int | None = None
-    """The watermark of all subtasks, if no split is open; None if it follows from the splits."""
+    """The watermark of all subtasks, if no split is open; None if it follows from the splits.
+
+    For a source that ends or has ended it is how far event time came before the end.
+    """
     latest_micros: int | None = None
     """The latest event time of all splits of the source before this epoch; None without any."""
     ended_micros: int | None = None

@@ -68,6 +68,13 @@ class Generator:
             for answer in said
         ]
 
+    def end(self, subtasks: int) -> list[int | None]:
+        """End the input; return how far each subtask tells that event time came."""
+        ended = MAX_EVENT_TIME.micros
+        assert self.say(*[[]] * subtasks, incoming=MAX_EVENT_TIME) == [ended] * subtasks
+        ends = [ran.watermarks[OPERATOR] for ran in self.ran]
+        return [end.reached_micros for end in ends if isinstance(end, EventTime)]
+
     @property
     def wake_ups(self) -> list[int | None]:
         return [ran.reports[OPERATOR].wake_up_micros for ran in self.ran]
@@ -153,6 +160,27 @@ def test_what_the_input_says_is_ignored_but_for_the_end() -> None:
 
     assert generator.say([("a", 100)], incoming=EventTime(7)) == [90]
     assert generator.say([], incoming=MAX_EVENT_TIME) == [MAX_EVENT_TIME.micros]
+
+
+def test_the_end_tells_how_far_the_furthest_partition_came() -> None:
+    generator = Generator(BY_DEVICE, STREAM)
+    generator.say([("a", 100), ("b", 60)], [("c", 300)], [])
+
+    assert generator.end(3) == [290, 290, 290]
+    assert Generator(BY_DEVICE, STREAM).end(1) == [None]
+
+
+def test_the_end_tells_it_after_a_rescale_and_with_another_partition_column_too() -> None:
+    generator = Generator(WatermarkConfig(delay_micros=10).to_operator_spec(), STREAM)
+    generator.say([("a", 100)], [("a", 200)])
+    generator.say([("a", 130)])
+    generator.say([("a", 130)], [])
+    generator.spec = BY_DEVICE
+    generator.say([("b", 140)])
+    generator.say([("b", 150)])
+
+    assert generator.say([]) == [140]
+    assert generator.end(1) == [190]
 
 
 def test_rows_of_an_epoch_without_a_watermark_are_not_forgotten() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ids import Token
-from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime, Watermark
+from penstock.core.watermark import IDLE, MAX_EVENT_TIME, MAX_MICROS, EventTime, Watermark
 from penstock.errors import InternalError, UserError
 from penstock.runtime.task.wire import (
     BarrierPayload,
@@ -52,6 +52,14 @@ def test_a_barrier_survives(
 def test_the_end_of_data_survives_as_such() -> None:
     barrier = BarrierPayload(0, is_aborted=False, watermark=MAX_EVENT_TIME)
     assert decode_barrier(encode_barrier(barrier)).watermark == MAX_EVENT_TIME
+
+
+@pytest.mark.parametrize("reached", [None, -(1 << 63), -1, 0, 7])
+def test_an_end_tells_how_far_event_time_came_on_the_wire_too(reached: int | None) -> None:
+    barrier = BarrierPayload(0, is_aborted=False, watermark=EventTime(MAX_MICROS, reached))
+    end = decode_barrier(encode_barrier(barrier)).watermark
+    assert isinstance(end, EventTime)
+    assert (end, end.reached_micros) == (MAX_EVENT_TIME, reached)
 
 
 @pytest.mark.parametrize(

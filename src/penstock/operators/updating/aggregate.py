@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import CheckpointBarrier
+from penstock.core.watermark import MIN_MICROS, CheckpointBarrier
 from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.compiled import AggregateConfig
 from penstock.operators.aggregates.frames import ALL_ROWS, columns_to_frame, to_batch
@@ -144,7 +144,10 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
         self, due: DueTimers, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Note the keys that may have expired: rows of this epoch may keep them."""
-        self._fired.append(due.keys)
+        keys, now = due.keys, None if self._expiry is None else self._expiry.now_micros(ctx)
+        # At the end of data all timers fire, whether their keys may have expired or not.
+        is_due = due.due_micros.to_numpy() <= (MIN_MICROS if now is None else now)
+        self._fired.append(keys if is_due.all() else keys.filter(pa.array(is_due)))
 
     @override
     def handle_checkpoint(

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from penstock.core.arrow_types import to_micros_within_reach
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import MAX_MICROS
+from penstock.core.watermark import MAX_EVENT_TIME, MAX_MICROS
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.aggregates.aggregate import Aggregate, ColumnAggregate
 from penstock.operators.aggregates.frames import to_batch, to_frame
@@ -129,14 +129,15 @@ class Expiry:
     def now_micros(self, ctx: OperatorContext) -> int | None:
         """Return the time by the clock; None while nothing can expire.
 
-        The end of data does not count as time that passes: keys that are there then stay.
+        The end of data does not count as time that passes: event time stays where the rows
+        have brought it.
         """
         if not self.by_event_time:
             return ctx.processing_time_micros
         watermark = ctx.watermark
-        if watermark is None or watermark.micros >= MAX_MICROS:
-            return None
-        return watermark.micros
+        if watermark is None or watermark < MAX_EVENT_TIME:
+            return None if watermark is None else watermark.micros
+        return watermark.reached_micros
 
     def due_micros(self, last_seen: Any) -> npt.NDArray[np.int64]:
         """Return when keys last seen at some instants expire; null is never."""

@@ -23,8 +23,8 @@ that reads nothing, unless everybody who reads the source has come as far alread
 is such an epoch, a subtask that ends all its splits says what those that had ended before
 reached, if that is more: old files in every epoch would hold the watermark back otherwise.
 
-The end of a source is announced after that: so how far event time came before the end follows from
-the rows alone.
+The end of a source tells it too: so how far event time came before the end follows from the rows
+alone.
 """
 
 import logging
@@ -184,7 +184,7 @@ class ReadingPlan:
     has_more: bool
     """Some source has more to read than this epoch reads."""
     has_ending: bool
-    """Some source announces its end in this epoch, or the last watermark before it."""
+    """Some source announces its end in this epoch."""
     poll_micros: int | None
     """The shortest poll interval of the sources; None if all have ended."""
 
@@ -253,13 +253,9 @@ class SourcePlanner:
             is_known = manifest is not None and all(
                 micros == MAX_EVENT_TIME.micros for micros in told
             )
-            is_at_end = not plan.splits and have_ended(
-                planned.known, is_complete=plan.is_complete
-            )
             watermark = None
-            if is_at_end or not (is_last or plan.splits):
-                watermark = _watermark_to_tell(planned, told)
-            if is_at_end and watermark is None:
+            if not plan.splits and have_ended(planned.known, is_complete=plan.is_complete):
+                watermark = _reached_micros(planned)
                 phase = SourcePhase.ENDED if is_known else SourcePhase.ENDING
             elif is_known and readers:
                 raise UserError(
@@ -273,9 +269,11 @@ class SourcePlanner:
                 phase = SourcePhase.READING
                 what = f"poll_interval of source {operator!r}"
                 polls.append(max(1, to_micros(planned.source.poll_interval(), what)))
+                if not (is_last or plan.splits):
+                    watermark = _watermark_to_tell(planned, told)
             assignments[operator] = _deal(planned, plan, phase, watermark)
             has_more |= plan.has_more
-            has_ending |= is_at_end and phase is not SourcePhase.ENDED
+            has_ending |= phase is SourcePhase.ENDING
         return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
 
     def has_waiting(
@@ -373,12 +371,18 @@ def _check_forgotten(planned: PlannedSource, plan: SourcePlan) -> None:
 
 def _watermark_to_tell(planned: PlannedSource, told: Sequence[int | None]) -> int | None:
     """Return the watermark of a source without open splits, if a reader is not there yet."""
-    spec = planned.node.watermark
-    reached = None if spec is None else watermark_of_ended(planned.known, spec)
+    reached = _reached_micros(planned)
     if reached is None:
         return None
-    is_news = any(micros is None or micros < reached.micros for micros in told)
-    return reached.micros if is_news else None
+    is_news = any(micros is None or micros < reached for micros in told)
+    return reached if is_news else None
+
+
+def _reached_micros(planned: PlannedSource) -> int | None:
+    """Return how far event time came if all splits have ended; None if that is not known."""
+    spec = planned.node.watermark
+    reached = None if spec is None else watermark_of_ended(planned.known, spec)
+    return None if reached is None else reached.micros
 
 
 def _deal(

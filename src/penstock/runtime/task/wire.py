@@ -139,7 +139,7 @@ def _trimmed(column: Any) -> Any:
 
 
 _HEADER = struct.Struct("<iiiii16sq")
-_BARRIER = struct.Struct("<q?bq")
+_BARRIER = struct.Struct("<q?bq?q")
 _WATERMARKS = (NoneType, Idle, EventTime)
 """The kinds of watermark of a barrier, in the order of their numbers."""
 
@@ -213,15 +213,19 @@ def decode_header(data: bytes) -> Header:
 def encode_barrier(barrier: BarrierPayload) -> bytes:
     """Pack a barrier."""
     watermark = barrier.watermark
-    micros = watermark.micros if isinstance(watermark, EventTime) else 0
+    micros, reached = 0, None
+    if isinstance(watermark, EventTime):
+        micros, reached = watermark.micros, watermark.reached_micros
     kind = _WATERMARKS.index(type(watermark))
-    return _BARRIER.pack(barrier.record_count, barrier.is_aborted, kind, micros)
+    end = reached is not None, reached or 0
+    return _BARRIER.pack(barrier.record_count, barrier.is_aborted, kind, micros, *end)
 
 
 def decode_barrier(data: bytes) -> BarrierPayload:
     """Unpack a barrier."""
-    count, is_aborted, kind, micros = _BARRIER.unpack(data)
-    return BarrierPayload(count, is_aborted, (None, IDLE, EventTime(micros))[kind])
+    count, is_aborted, kind, micros, has_reached, reached = _BARRIER.unpack(data)
+    time = EventTime(micros, reached if has_reached else None)
+    return BarrierPayload(count, is_aborted, (None, IDLE, time)[kind])
 
 
 def encode_batch(batch: pa.RecordBatch, compression: Any = None) -> Any:

@@ -121,14 +121,16 @@ class OperatorEntry(_message.Message):
     def __init__(self, operator_id: _Optional[str] = ..., parallelism: _Optional[int] = ..., subtasks: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ..., input_watermarks: _Optional[_Iterable[_Union[InputWatermark, _Mapping]]] = ...) -> None: ...
 
 class InputWatermark(_message.Message):
-    __slots__ = ("event_time_micros", "idle", "producer")
+    __slots__ = ("event_time_micros", "idle", "producer", "reached_micros")
     EVENT_TIME_MICROS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    REACHED_MICROS_FIELD_NUMBER: _ClassVar[int]
     event_time_micros: int
     idle: bool
     producer: str
-    def __init__(self, event_time_micros: _Optional[int] = ..., idle: bool = ..., producer: _Optional[str] = ...) -> None: ...
+    reached_micros: int
+    def __init__(self, event_time_micros: _Optional[int] = ..., idle: bool = ..., producer: _Optional[str] = ..., reached_micros: _Optional[int] = ...) -> None: ...
 
 class EpochRecord(_message.Message):
     __slots__ = ("ref", "parent", "created_at_micros")
