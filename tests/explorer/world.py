@@ -165,7 +165,21 @@ class World:
                         break
                 kept.setdefault(ref, "its place among the last epochs")
                 child = ref
+            committed = next(filter(self.is_ready, self.chain(job)), None)
+            if committed is not None:
+                kept.setdefault(committed, "a restore, as the last committed epoch,")
         return kept
+
+    def is_ready(self, ref: CheckpointRef) -> bool:
+        """Whether a restore may go back to a checkpoint: it has nothing left to commit."""
+        if paths.marker_path(ref) in self.objects:
+            return True
+        path = paths.manifest_path(ref)
+        data = self.objects.get(path)
+        return (
+            data is not None
+            and not codec.decode(CheckpointManifest, data, path).needs_commit
+        )
 
     def needed_by(self, ref: CheckpointRef) -> frozenset[str]:
         """Every object a checkpoint consists of."""

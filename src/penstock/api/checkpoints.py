@@ -194,12 +194,9 @@ class Checkpoints:
         rule = Retention() if keep is None else to_retention(keep)
         while True:
             claim = self._require_job()
-            # An epoch that is not committed yet may have to be abandoned for the one before.
-            newest = self._job.newest()
-            is_open = newest is not None and not self._job.is_committed(newest)
             done = self._job.collect(
                 claim,
-                keep_epochs=(rule.epochs or current().keep_epochs) + is_open,
+                keep_epochs=rule.epochs or current().keep_epochs,
                 keep_micros=rule.age_micros,
             )
             if isinstance(done, CollectionDone) and not done.needs_origin:

@@ -28,7 +28,7 @@ still publish from them. Below the window no epoch can refer to an orphan any mo
 all epochs that could are already published.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from penstock.core.ids import Epoch
@@ -42,6 +42,7 @@ from penstock.state.protocol.records import (
     ClaimRecord,
     EpochRecord,
     Fenced,
+    Ready,
     RetentionRecord,
 )
 from penstock.state.protocol.retention import (
@@ -134,7 +135,8 @@ def collect_garbage(
 ) -> Steps[CollectionOutcome]:
     """Give up old epochs and delete what only they needed. Safe to repeat after any error.
 
-    The last `keep_epochs` are kept, and with `keep_micros` all that are needed to go back so far.
+    The last `keep_epochs` committed ones are kept, what is newer, and with `keep_micros` all that
+    are needed to go back so far.
     """
     if keep_epochs < 1:
         raise UserError(
@@ -231,7 +233,14 @@ class _Collector:
     def _decide(
         self, state: RetentionRecord, newest: EpochRecord, keep: KeepRule
     ) -> Steps[RetentionRecord]:
-        """Return the state with old epochs given up; it is equal if there are none."""
+        """Return the state with old epochs given up; it is equal if there are none.
+
+        An epoch that is not committed yet may have to be abandoned for the one before, so it
+        does not count.
+        """
+        status = yield from reading.read_status(newest.ref, newest)
+        if not isinstance(status, Ready):
+            keep = replace(keep, epochs=keep.epochs + 1)
         chain = yield from self._read_chain(newest, state, keep)
         start = max(state.collected_before, self.claim.first_epoch)
         floor = Epoch(max(start, decide_floor(state, chain, keep)))

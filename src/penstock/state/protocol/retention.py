@@ -105,7 +105,7 @@ class KeepRule:
     """What a driver wants to keep besides pins."""
 
     epochs: int
-    """How many of the newest epochs; at least 1."""
+    """How many of the newest epochs; at least 1, and one more while a commit is open."""
     since_micros: int | None = None
     """The instant back to which one can go, by the clocks of drivers; None for no instant.
 

@@ -10,6 +10,7 @@ from penstock.state.protocol.collection import (
     NothingToCollect,
     collect_garbage,
 )
+from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import CheckpointManifest, Fenced, RetentionRecord
 from penstock.state.protocol.retention import Epochs, read_retention
 from penstock.state.protocol.steps import Steps
@@ -58,6 +59,22 @@ def test_a_collection_gives_up_only_epochs_beyond_the_last_ones() -> None:
     assert kept(store) == [5, 4]
     assert_job_is_whole(driver.checkpoints)
     assert in_slots(store, 5, 4)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_an_open_commit_does_not_count_so_the_last_committed_epochs_are_kept(
+    keep: int,
+) -> None:
+    store = MemoryStore()
+    driver = a_driver(store, epochs=4, keep_epochs=keep)
+    permit = driver.publish(driver.write_epoch())
+    assert isinstance(permit, CommitPermit)
+    collected(driver)
+    assert kept(store) == [5, 4, 3][: keep + 1]
+    assert driver.checkpoints.plan_restore(Epochs(Epoch(4))).ref == a_ref(4)
+    driver.finish(permit)
+    collected(driver)
+    assert kept(store) == [5, 4][:keep]
 
 
 def test_a_file_that_a_kept_epoch_refers_to_outlives_the_epoch_that_wrote_it() -> None:
