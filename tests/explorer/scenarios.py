@@ -95,6 +95,16 @@ def two_restores(world: World) -> dict[str, Program]:
     }
 
 
+def same_restore_twice(world: World) -> dict[str, Program]:
+    """Two starts of one program ask for the same restore at once, and the job was running."""
+    world.restored_once = 1
+    return {
+        "one": Driver("one", world, restore=1).run(),
+        "running": Driver("running", world, collects=False).run(),
+        "two": Driver("two", world, restore=1).run(),
+    }
+
+
 def restore_and_undo(world: World) -> dict[str, Program]:
     """A restore, then a restore of what it abandoned, over a collecting zombie."""
     world.keep_epochs = 3
@@ -167,6 +177,8 @@ SHORT: list[tuple[Scenario, Budget]] = [
     (branch_of_a_branch, Budget(switches=1, faults=1)),
     (three_drivers, Budget(switches=2, faults=0)),
     (two_restores, Budget(switches=2, faults=0)),
+    (same_restore_twice, Budget(switches=2, faults=0)),
+    (same_restore_twice, Budget(switches=1, faults=1)),
     (restore_and_undo, Budget(switches=1, faults=1)),
     (stubborn_drivers, Budget(switches=1, faults=1)),
 ]

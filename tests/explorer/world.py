@@ -48,6 +48,8 @@ class World:
     acknowledged: set[CheckpointRef] = field(default_factory=set)
     """Checkpoints whose publication was confirmed to their driver."""
     restored: bool = False
+    restored_once: int | None = None
+    """An epoch that several starts restore, and to which the job must go back only once."""
     keep_epochs: int = 2
     deletes: int = 0
     stale_paths: list[str] = field(default_factory=list)
@@ -209,6 +211,10 @@ class World:
             assert record.ref == ref, f"{ref} was confirmed, but the epoch is {record.ref}"
             if not self.restored:
                 assert ref in self.chain(ref.job), f"{ref} was confirmed and then lost"
+        if self.restored_once is not None:
+            parents = [found.parent for found in self.first_records[JobId("job")].values()]
+            children = sum(p is not None and p.epoch == self.restored_once for p in parents)
+            assert children <= 2, f"the job went back to {self.restored_once} twice"
         for ref in self.committed:
             record = self.first_record(ref.job, ref.epoch)
             assert record is not None

@@ -92,9 +92,13 @@ def prepare_restore(environment: JobEnvironment, restore: Epochs | None) -> Epoc
     checkpoints = environment.open_checkpoints()
     if restore is None or not is_done(checkpoints, restore):
         return restore
-    if (told := tell_done(checkpoints, restore)) is not None:
-        _log.warning("%s", told, extra={"job": str(environment.graph.job)})
+    _warn_of_done(checkpoints, restore)
     return None
+
+
+def _warn_of_done(checkpoints: JobCheckpoints, restore: Epochs) -> None:
+    if (told := tell_done(checkpoints, restore)) is not None:
+        _log.warning("%s", told, extra={"job": str(checkpoints.job)})
 
 
 def warn_of_running(environment: JobEnvironment) -> None:
@@ -276,6 +280,8 @@ def take_over_job(
     taken = checkpoints.take_over(restore=ref)
     if isinstance(taken, Fenced):
         raise fenced_error(environment.graph.job, taken)
+    if restore is not None and taken.claim.restore is None:
+        _warn_of_done(checkpoints, restore)  # another start has asked for it meanwhile
     with leaving_if_it_fails(checkpoints, taken.claim):
         decision = _replay_commits(
             checkpoints, taken, sinks, is_last_attempt=is_last_attempt

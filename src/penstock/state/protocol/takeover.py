@@ -137,20 +137,21 @@ def plan_claim(
         except CorruptStateError:
             # The number of a damaged claim still counts; another claim has the shared fields.
             known = yield from reading.read_identity(actor.job)
-    before = None if known is None else known.last_restore
-    return ClaimRecord(
+    claim = ClaimRecord(
         job=actor.job,
         generation=FIRST_GENERATION if newest is None else Generation(newest).next(),
         owner=actor.token,
         created_at_micros=actor.now_micros,
-        first_epoch=FIRST_EPOCH if known is None else known.first_epoch,
-        origin=None if known is None else known.origin,
+        first_epoch=FIRST_EPOCH,
         restore=restore,
-        restored=before if restore is None or is_by_hand else restore,
+        restored=None if is_by_hand else restore,
     )
+    return claim if known is None else _following(claim, known, is_by_hand=is_by_hand)
 
 
-def claim_generation(claim: ClaimRecord) -> Steps[ClaimRecord]:
+def claim_generation(
+    actor: Actor, claim: ClaimRecord, *, is_by_hand: bool = False
+) -> Steps[ClaimRecord]:
     """Claim the planned generation or a later one; from then on every older driver is fenced.
 
     If another driver has taken the number, the next one is tried: the later claim wins.
@@ -159,14 +160,29 @@ def claim_generation(claim: ClaimRecord) -> Steps[ClaimRecord]:
         other = yield from reading.create_record(claim)
         if other is None:
             return claim
-        is_own = claim.restore is not None and claim.restored == claim.restore
-        claim = replace(
-            claim,
-            generation=claim.generation.next(),
-            first_epoch=other.first_epoch,
-            origin=other.origin,
-            restored=claim.restored if is_own else other.last_restore,
-        )
+        later = replace(claim, generation=claim.generation.next())
+        later = _following(later, other, is_by_hand=is_by_hand)
+        if later.restore != claim.restore:
+            yield from unpin(actor, [restore_pin_name(claim.owner)])
+        claim = later
+
+
+def _following(claim: ClaimRecord, before: ClaimRecord, *, is_by_hand: bool) -> ClaimRecord:
+    """Return a claim with all that it takes from the one before it.
+
+    Programs go back to an epoch once: if another start was the first to ask for the same, this
+    one goes on from there.
+    """
+    last, restore = before.last_restore, claim.restore
+    if restore == last and not is_by_hand:
+        restore = None
+    return replace(
+        claim,
+        first_epoch=before.first_epoch,
+        origin=before.origin,
+        restore=restore,
+        restored=last if restore is None or is_by_hand else restore,
+    )
 
 
 def leave(claim: ClaimRecord) -> Steps[None]:
@@ -310,10 +326,10 @@ def take_over(
     planned = yield from plan_claim(actor, restore=restore, is_by_hand=is_by_hand)
     if planned.generation > FIRST_GENERATION:
         yield from _rehearse(actor, planned)
-    if restore is not None:
+    if planned.restore is not None:
         pin = restore_pin_name(actor.token)
-        yield from pin_epoch(actor, pin, PinKind.RESTORE, restore)
-    claim = yield from claim_generation(planned)
+        yield from pin_epoch(actor, pin, PinKind.RESTORE, planned.restore)
+    claim = yield from claim_generation(actor, planned, is_by_hand=is_by_hand)
     return (yield from resume(actor, claim))
 
 

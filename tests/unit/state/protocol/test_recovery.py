@@ -139,7 +139,7 @@ def test_nothing_is_built_on_what_is_not_ready(
 
 def claim_in(store: MemoryStore, name: str) -> ClaimRecord:
     planned = run_steps(store, plan_claim(an_actor(name)))
-    return run_steps(store, claim_generation(planned))
+    return run_steps(store, claim_generation(an_actor(name), planned))
 
 
 def test_claims_are_consecutive() -> None:
@@ -151,7 +151,7 @@ def test_claims_are_consecutive() -> None:
 def test_the_loser_of_a_claim_takes_the_next_one_and_wins_the_job() -> None:
     store = MemoryStore()
     planned = run_steps(store, plan_claim(an_actor("slow")))
-    slow = Sleeper(store, claim_generation(planned))
+    slow = Sleeper(store, claim_generation(an_actor("slow"), planned))
     slow.sleep_before(creating("claim"))
     assert claim_in(store, "fast").generation == 1
     assert slow.wake().generation == 2
@@ -162,7 +162,7 @@ def test_every_claim_repeats_where_a_branch_comes_from() -> None:
     first = a_claim(1, first_epoch=6, origin=OLD)
     planned = run_steps(store, plan_claim(an_actor("eager")))
     store.create(paths.claim_path(JOB, 1), codec.encode(first))
-    late = run_steps(store, claim_generation(planned))
+    late = run_steps(store, claim_generation(an_actor("eager"), planned))
     later = claim_in(store, "later")
     assert [(claim.first_epoch, claim.origin) for claim in (late, later)] == [(6, OLD)] * 2
 

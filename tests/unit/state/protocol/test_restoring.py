@@ -1,11 +1,24 @@
+from collections.abc import Callable
+
 import pytest
 
 from penstock.core.ids import Epoch, JobId, SavepointName
 from penstock.errors import StateError
 from penstock.state.protocol import codec, paths
+from penstock.state.protocol.publication import ReadyCheckpoint
 from penstock.state.protocol.retention import Epochs
+from penstock.state.protocol.steps import Request
+from penstock.state.protocol.takeover import Recovered, TakenOver, take_over
 from penstock.state.storage.memory import MemoryStore
-from tests.builders.protocol import JOB, a_record, a_ref
+from tests.builders.protocol import (
+    JOB,
+    Sleeper,
+    a_record,
+    a_ref,
+    an_actor,
+    asking,
+    creating,
+)
 from tests.builders.small_driver import a_driver, checkpoints_in
 
 
@@ -124,3 +137,34 @@ def test_a_plan_for_a_job_without_any_claim_lists_nothing() -> None:
     store.delete(paths.claim_path(JOB, 1))
     plan = driver.checkpoints.plan_restore(Epochs(Epoch(1)))
     assert (plan.abandoned, plan.complete) == ((), False)
+
+
+@pytest.mark.parametrize("call", [asking("/claim"), creating("generations/2/claim")])
+def test_two_starts_that_ask_for_the_same_restore_at_once_go_back_once(
+    call: Callable[[Request], bool],
+) -> None:
+    store = MemoryStore()
+    first = a_driver(store, epochs=3).acknowledged[0]
+    late = Sleeper(store, take_over(an_actor("late"), restore=first))
+    late.sleep_before(call)
+    newest = a_driver(store, restore=first, epochs=1).acknowledged[-1]
+
+    taken = late.wake()
+
+    assert isinstance(taken, TakenOver)
+    assert isinstance(taken.decision, Recovered)
+    assert taken.decision.base == ReadyCheckpoint(newest)
+    assert taken.claim.last_restore == first
+    assert checkpoints_in(store).pins() == ()
+
+
+def test_a_restore_by_hand_goes_back_although_a_start_has_claimed_meanwhile() -> None:
+    store = MemoryStore()
+    first = a_driver(store, epochs=3).acknowledged[0]
+    a_driver(store, restore=first, epochs=1)
+    late = Sleeper(store, take_over(an_actor("late"), restore=first, is_by_hand=True))
+    late.sleep_before(creating("generations/3/claim"))
+    a_driver(store, epochs=1)
+    taken = late.wake()
+    assert isinstance(taken, TakenOver)
+    assert taken.claim.restore == first
