@@ -127,16 +127,42 @@ def test_an_empty_folder_lets_nothing_be_forgotten() -> None:
 
 def test_a_file_must_be_missed_for_an_hour_and_have_been_read_long_ago() -> None:
     known = {"old": read_at(0), "new": read_at(WEEK)}
-    gone, store = GoneFiles(WEEK), MemoryStore()
+    store = MemoryStore()
+
+    for later, expected in ((0, ()), (HOUR - 1, ()), (HOUR, ("old",))):
+        gone = GoneFiles(WEEK)
+        gone.note(known, ["x"], store, WEEK)
+        gone.note(known, ["x"], store, WEEK + later)
+        assert gone.find_forgotten(known) == expected
+        gone.note(known, ["x", "old"], store, WEEK + later)
+        assert gone.find_forgotten(known) == ()
+
+
+def test_a_file_that_one_listing_finds_must_be_missed_for_an_hour_again() -> None:
+    known, store, gone = {"a": read_at(0)}, MemoryStore(), GoneFiles(0)
 
     gone.note(known, ["x"], store, WEEK)
-    assert gone.find_forgotten(known) == ()
-    gone.note(known, ["x"], store, WEEK + HOUR - 1)
-    assert gone.find_forgotten(known) == ()
-    gone.note(known, ["x"], store, WEEK + HOUR)
-    assert gone.find_forgotten(known) == ("old",)
-    gone.note(known, ["x", "old"], store, WEEK + HOUR)
-    assert gone.find_forgotten(known) == ()
+    gone.note(known, ["x", "a"], store, WEEK + HOUR // 2)
+    for minute in range(1, 90):
+        gone.note(known, ["x"], store, WEEK + HOUR // 2 + minute * HOUR // 60)
+        if minute <= 60:
+            assert gone.find_forgotten(known) == ()
+
+    assert gone.find_forgotten(known) == ("a",)
+
+
+def test_as_many_names_are_forgotten_as_come_however_seldom_files_are_listed() -> None:
+    known: dict[str, SplitState] = {}
+    gone, store = GoneFiles(0), MemoryStore()
+
+    for hour in range(20):
+        come = [f"{hour:03}-{n:04}" for n in range(1000)]
+        gone.note(known, come, store, hour * HOUR)
+        forgotten = gone.find_forgotten(known)
+        known = {name: known[name] for name in known.keys() - set(forgotten)}
+        known |= {name: read_at(hour * HOUR) for name in come}
+
+    assert len(known) <= 3000
 
 
 def test_what_the_source_must_know_is_kept() -> None:
@@ -170,8 +196,10 @@ def test_few_files_are_asked_for_after_a_listing_and_each_only_once() -> None:
     for hour in range(5):
         gone.note(known, ["x"], Asked(), hour * HOUR)
 
+        assert len(asked) <= 101 * hour
+
     assert len(asked) == len(set(asked)) == 250
-    assert len(gone.find_forgotten(known)) == 100
+    assert len(gone.find_forgotten(known)) == 250
 
 
 def test_only_a_duration_says_how_long_names_are_remembered() -> None:

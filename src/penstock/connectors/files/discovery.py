@@ -22,7 +22,7 @@ The names of files that were read stay in the state as long as the files are the
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -219,8 +219,12 @@ DEFAULT_REMEMBER_MICROS = 7 * 86_400_000_000
 """A week."""
 _GONE_FOR_MICROS = 3_600_000_000
 """How long a file must be missed before its name is forgotten: an hour."""
+_LOOK_MICROS = 600_000_000
+"""How often all known names are looked through: every ten minutes."""
 _MAX_ASKED = 100
-"""How many files the store is asked for after a listing."""
+"""How many files the store is asked for after a listing, besides as many as came with it."""
+_MAX_FORGOTTEN = 10_000
+"""How many names an epoch forgets."""
 
 
 class GoneFiles:
@@ -235,11 +239,17 @@ class GoneFiles:
       missed by all listings of the last hour. This time begins anew with every driver.
     - The latest event time of the source is known by its split, which is kept.
     - A list of the first epoch names its files for good.
+
+    There may be a million names, and a listing every second: a listing is only compared with
+    the names that are missed, and which others it lacks is seen now and then.
     """
 
     def __init__(self, remember_micros: int) -> None:
         self._remember_micros = remember_micros
+        self._looked_at_micros: int | None = None
         self._missed_since: dict[str, int] = {}
+        self._ripe: list[str] = []
+        """Missed files for which the store is still to be asked, the next one last."""
         self._gone: set[str] = set()
         """Those of the missed files that the store does not have either."""
 
@@ -253,21 +263,43 @@ class GoneFiles:
         """Note which files a listing lacks, and ask the store for those that may be forgotten."""
         if not listed:
             return
-        since, kept = self._missed_since, _kept_names(known)
-        missed = {n for n, s in known.items() if s.ended and n not in kept}
-        missed.difference_update(listed)
-        self._missed_since = {name: since.get(name, now_micros) for name in missed}
-        self._gone &= missed
-        ripe = (n for n in missed - self._gone if self._is_ripe(n, known[n], now_micros))
-        for name in islice(sorted(ripe), _MAX_ASKED):
+        for name in listed:
+            self._missed_since.pop(name, None)
+        self._gone.difference_update(listed)
+        last = self._looked_at_micros
+        if last is None or not last <= now_micros < last + _LOOK_MICROS:
+            self._look_through(known, frozenset(listed), now_micros)
+        come = sum(name not in known for name in listed)
+        for _ in range(min(len(self._ripe), _MAX_ASKED + come)):
+            name = self._ripe.pop()
+            if name not in self._missed_since:
+                continue
             if store.size(name) is None:
                 self._gone.add(name)
             else:
                 self._missed_since[name] = now_micros
 
     def find_forgotten(self, known: Mapping[str, SplitState]) -> tuple[str, ...]:
-        """Return the names that the next epoch forgets, a few at a time."""
-        return tuple(islice(sorted(self._gone & known.keys()), _MAX_ASKED))
+        """Return the names that the next epoch forgets."""
+        return tuple(islice(sorted(self._gone & known.keys()), _MAX_FORGOTTEN))
+
+    def _look_through(
+        self, known: Mapping[str, SplitState], listed: Set[str], now_micros: int
+    ) -> None:
+        self._looked_at_micros = now_micros
+        since, kept = self._missed_since, _kept_names(known)
+        self._missed_since = {
+            name: since.get(name, now_micros)
+            for name, state in known.items()
+            if state.ended and name not in listed and name not in kept
+        }
+        self._gone.intersection_update(self._missed_since)
+        ripe = (
+            name
+            for name in self._missed_since
+            if name not in self._gone and self._is_ripe(name, known[name], now_micros)
+        )
+        self._ripe = sorted(ripe, reverse=True)
 
     def _is_ripe(self, name: str, state: SplitState, now_micros: int) -> bool:
         read_at = state.last_active_micros

@@ -394,8 +394,8 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
     def _candidates(
         self, known: Mapping[str, SplitState]
     ) -> Iterator[tuple[SourceFile, FileOffset]]:
-        for path in sorted(known):
-            if path not in (LISTING, ORIGIN) and not known[path].ended:
+        for path in sorted(name for name, state in known.items() if not state.ended):
+            if path not in (LISTING, ORIGIN):
                 start = FileOffset(*known[path].offset)
                 yield SourceFile(self._store, path, start.size_bytes), start
         new = self._listed.keys() - known.keys()
