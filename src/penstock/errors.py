@@ -22,15 +22,15 @@ An append-only `ErrorCode` holds the detail; there are no further classes. A mes
 happened, where, and what to do next; `context` holds the same facts for programs. All errors
 can be pickled, because an error raised on a worker must reach the driver complete.
 
-Messages reach logs, consoles and bug reports, so no error shows the credentials of a URL:
-`hide_secrets` takes them out of every message and context.
+Messages reach logs, consoles and bug reports, so no error shows credentials: `hide_secrets` takes
+them out of every message, note and context.
 
 `did_you_mean` suggests which known name was probably meant by an unknown one, and
 `naming_missing_extras` which extra to install.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import StrEnum
@@ -121,33 +121,56 @@ class ErrorCode(StrEnum):
 _URL = re.compile(r"\b(?!file:)[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _USER_INFO = re.compile(r"://.*@")
 _QUERY_VALUE = re.compile(r"([?&;][\w.%-]+=)[^&;]*")
-_SIGNATURE = re.compile(
-    r"([?&;](?:sig|token|password|secret|x-amz-[\w-]+|x-goog-[\w-]+)=)[^&;\s'\"]*",
+_NAMES = (
+    r"(?:password|passwd|pwd|secret|token|sig|signature|credentials?|x-(?:amz|goog)-[\w-]+"
+    r"|(?:access|account|api|private|secret)[_-]?key)"
+)
+"""What the names of secrets end with, in queries, connection strings and configs."""
+_ASSIGNED = re.compile(
+    rf"({_NAMES}=)(?!=)(\\?[\"'])?(?(2)[^\"'\n]*|[^\s&;,'\")\]}}]*)", re.IGNORECASE
+)
+_LISTED = re.compile(
+    rf"({_NAMES}\\?[\"']: ?\\?[\"']|\bbearer |\bauthorization\W{{1,6}}basic )[^\s\"']+",
     re.IGNORECASE,
 )
-"""Values of a query that are secrets even where the rest of the URL is missing."""
+_NAME = re.compile(rf".*{_NAMES}", re.IGNORECASE)
 
 
-def hide_secrets(text: str) -> str:
-    """Return a text without the credentials of its URLs: user, password, values of a query.
+def hide_secrets(text: str, name: str = "") -> str:
+    """Return a text without credentials: of URLs, of connection strings, of values by name.
+
+    Nothing of it is shown if `name`, which it is the value of, is that of a secret.
 
     >>> hide_secrets("no answer from s3://key:secret@bucket/a")
     'no answer from s3://***@bucket/a'
     >>> hide_secrets("az://box/day-?.csv?sv=2024&sig=abc%3D")
     'az://box/day-?.csv?sv=***&sig=***'
+    >>> hide_secrets("no answer: host=db user=me password=secret")
+    'no answer: host=db user=me password=***'
+    >>> hide_secrets("secret", "db_password")
+    '***'
     """
+    if name and _NAME.fullmatch(name):
+        return "***"
     if "://" in text:
         # A password may hold a slash: everything before the last @ is hidden.
         text = _URL.sub(
             lambda url: _QUERY_VALUE.sub(r"\1***", _USER_INFO.sub("://***@", url[0])), text
         )
-    return _SIGNATURE.sub(r"\1***", text) if "=" in text else text
+    if "=" in text:
+        text = _ASSIGNED.sub(r"\1\2***", text)
+    return _LISTED.sub(r"\1***", text)
 
 
-def _hide(value: object) -> object:
-    if isinstance(value, str):
-        return hide_secrets(value) if type(value) is str else value
-    return tuple(map(_hide, value)) if type(value) is tuple else value
+def _hide(value: object, name: str = "") -> object:
+    kind = type(value)  # an enum of text is no text that could hold a secret
+    if kind is str:
+        return hide_secrets(str(value), name)
+    if isinstance(value, Mapping):
+        return {key: _hide(part, str(key)) for key, part in value.items()}
+    if isinstance(value, list | tuple) and kind in (list, tuple):
+        return kind(map(_hide, value))
+    return value
 
 
 class PenstockError(Exception):
@@ -163,8 +186,12 @@ class PenstockError(Exception):
         super().__init__(self.message)
         self.code = code or self.default_code
         self.context = {
-            name: _hide(value) for name, value in context.items() if value is not None
+            name: _hide(value, name) for name, value in context.items() if value is not None
         }
+
+    def add_note(self, note: str) -> None:
+        """Add a note without credentials: tracebacks and rows of user code may hold some."""
+        super().add_note(hide_secrets(note))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Notes are in __dict__, so passing it as the state keeps them.

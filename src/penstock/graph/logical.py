@@ -81,15 +81,15 @@ def hide_in_config(config: Mapping[str, Plain]) -> dict[str, Plain]:
     return {
         key: dict.fromkeys(part, "***")
         if key == OPTIONS and isinstance(part, Mapping)
-        else _hide(part)
+        else _hide(part, key)
         for key, part in config.items()
     }
 
 
-def _hide(value: Plain) -> Plain:
+def _hide(value: Plain, name: str = "") -> Plain:
     match value:
         case str():
-            return hide_secrets(value)
+            return hide_secrets(value, name)
         case tuple():
             return tuple(map(_hide, value))
         case Mapping():

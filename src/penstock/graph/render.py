@@ -116,7 +116,7 @@ def _render_node(node: Node, facts: Mapping[str, str] | None) -> RenderedOperato
     for name, stream in node.outputs.items():
         columns = {field.name: str(field.type) for field in stream.arrow}
         outputs[name] = RenderedStream(columns, stream.time_column, stream.key_columns)
-    shown = {key: _cut(hide_secrets(text)) for key, text in facts.items()}
+    shown = {key: _cut(hide_secrets(text, key)) for key, text in facts.items()}
     return RenderedOperator(
         str(node.operator), node.spec.kind, node.parallelism, shown, outputs
     )

@@ -70,7 +70,7 @@ class DisplayableOperator:
 
     def __post_init__(self) -> None:
         """Hide credentials."""
-        shown = {key: hide_secrets(value) for key, value in self.fields.items()}
+        shown = {key: hide_secrets(value, key) for key, value in self.fields.items()}
         object.__setattr__(self, "fields", shown)
 
     def __str__(self) -> str:

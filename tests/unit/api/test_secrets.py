@@ -4,7 +4,7 @@ import logging
 import pickle
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +14,8 @@ import penstock as pen
 from penstock.errors import PenstockError, SettingsError, StorageError, hide_secrets
 from penstock.graph.logical import OperatorSpec
 from penstock.graph.render import render, to_json, to_mermaid
-from penstock.operators.operator import DisplayableOperator
+from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.operator import ArrowOperator, DisplayableOperator
 from penstock.state.storage.urls import open_store
 
 SECRET, SLASHED = "hunter2", "aws/se/cret+"
@@ -158,9 +159,72 @@ def test_all_errors_and_displays_hide_what_urls_hold() -> None:
     assert not is_shown(repr(spec))
 
 
+CONNECTIONS = [
+    f"postgresql://user:{SECRET}@host/db",
+    f"Server=host;Uid=user;Pwd={SECRET};",
+    f"host=host password={SECRET} user=x",
+    f"PGPASSWORD='{SECRET}' psql",
+    f"AccountName=a;AccountKey={SLASHED}==;EndpointSuffix=x",
+    f"https://host/x?access_token={SECRET}&a=b",
+    f"Authorization: Bearer {SECRET}",
+    f"{{'db_password': '{SECRET}', 'host': 'host'}}",
+]
+
+
+class Connected(ArrowOperator):
+    """A sink of a user's own that names what it connects to wherever it can."""
+
+    def __init__(self, place: str, error: type[Exception]) -> None:
+        self._place, self._error = place, error
+
+    def name(self) -> str:
+        return "connected"
+
+    def display(self) -> DisplayableOperator:
+        return DisplayableOperator("connected", {"to": self._place, "db_password": SECRET})
+
+    def output_schema(self, inputs: Sequence[pen.StreamSchema]) -> None:
+        return None
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        raise self._error(f"no answer from {self._place}")
+
+
+@pytest.mark.parametrize("place", CONNECTIONS)
+@pytest.mark.parametrize("error", [ConnectionError, pen.ExternalError])
+def test_connections_of_users_are_hidden_in_errors_notes_status_and_drawings(
+    place: str, error: type[Exception]
+) -> None:
+    pipeline, seen = pen.Pipeline("p"), list[Any]()
+    rows = pipeline.read("rows", pen.list_source([{"n": 1}]))
+    rows.write("out", Connected(place, error))
+    with pytest.raises(PenstockError) as caught:
+        pipeline.run_in_process("memory:", on_status=seen.append, restarts=0)
+    failure = caught.value
+    assert "no answer from" in failure.message
+    # What user code itself raised is chained as it is, and is not ours to change.
+    shown = [failure.message, *failure.__notes__, *map(repr, seen), *map(str, seen)]
+    assert [text for text in shown if is_shown(text)] == []
+    assert not is_shown(pipeline.explain())
+    assert not is_shown(repr(pickle.loads(pickle.dumps(failure)).__notes__))
+
+
+def test_facts_of_an_error_are_hidden_at_any_depth_and_by_name() -> None:
+    place, plain = CONNECTIONS[2], dict[str, Any](password=SECRET, host="host", port=5)
+    error = PenstockError("no answer", all=[place, {"x": (place,)}], **plain)
+    assert not is_shown(repr(error.context))
+    assert error.context["host"] == "host"
+    assert error.context["port"] == 5
+    assert not is_shown(repr(OperatorSpec("mine", {"nested": plain, "api_key": SECRET})))
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "token == 5 and token==None, a basic password: secret",
+        "sum(token) where key=5, tokens=5, key_columns=('a',)",
         "s3://lake/day-?.parquet and gs://lake/a/**/[!x]?/b",
         "file:///data/me@work/x?y=z",
         "mail me@example.com: is a=b? or a?b=c",
