@@ -258,12 +258,24 @@ def is_held_by_polars(kind: Any) -> bool:
     return True
 
 
+def is_known_zone(zone: str | None) -> bool:
+    """Tell whether Python knows a time zone. Arrow takes any text for one."""
+    if zone is None:
+        return True
+    try:
+        pa.lib.string_to_tzinfo(zone)
+    except (KeyError, ValueError):  # both of zoneinfo and of pytz, whichever is installed
+        return False
+    return True
+
+
 def why_not_in_polars(kind: Any) -> str:
     """Return what to say of a type that Polars has no form for, and what to do about it."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
+        is_offset = kind.tz.startswith(("+", "-"))
+        what = "an offset, and Polars knows zones by name only" if is_offset else "unknown"
         return (
-            f"the time zone {kind.tz!r} of {kind} is an offset, and Polars knows zones by name "
-            "only: cast the column to the same instants in 'UTC' before, with Arrow in "
+            f"the time zone {kind.tz!r} of {kind} is {what}: cast the column to the same instants in 'UTC' before, with Arrow in "
             "map_batches or where it is written"
         )
     return f"Polars has no type {kind}: cast the column before, with Arrow in map_batches"

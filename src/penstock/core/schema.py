@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import pyarrow as pa
 
-from penstock.core.arrow_types import Micros, is_text, to_micros
+from penstock.core.arrow_types import Micros, is_known_zone, is_text, to_micros
 from penstock.core.hash_kernels import Hashes
 from penstock.core.key_hash import Column, check_key_type, hash_keys
 from penstock.core.spellings import absent, renamed
@@ -155,6 +155,13 @@ def _problems(stream: StreamSchema) -> Iterator[_Problem]:
             text = (
                 f"time column {time!r} has the type {kind}: it must be a timestamp"
                 f"{how_to_time(time, kind)}"
+            )
+            yield mismatch, text
+        times = [kind for kind in found if pa.types.is_timestamp(kind)]
+        for zone in sorted({kind.tz for kind in times if not is_known_zone(kind.tz)}):
+            text = (
+                f"time column {time!r} has the time zone {zone!r}, which nobody knows: take "
+                "'UTC', a name such as 'Asia/Tokyo', or an offset such as '+05:30'"
             )
             yield mismatch, text
     yield from _key_problems(stream)

@@ -12,7 +12,7 @@ they were dealt to subtasks. The driver tells it, and the end of data does (see
 `runtime.plan.epoch_plan`).
 
 Time without rows is measured in the processing time of epochs, from the epoch in which the
-split was first known. The watermark of all splits is the merged one (see `core.watermark`). It
+split was first known. The watermark of all splits is the lowest, as `core.watermark` has it. It
 may fall when an idle split wakes up: the node that sends it on must not send less than before.
 
 **The generator.** A stream may be made of partitions, named by a column, that are each in order
@@ -61,7 +61,6 @@ from penstock.core.watermark import (
     MIN_MICROS,
     EventTime,
     Watermark,
-    merge,
 )
 from penstock.errors import SchemaError, did_you_mean
 from penstock.graph.logical import WatermarkSpec
@@ -82,16 +81,15 @@ def watermark_of_splits(
 
     It is idle if all splits have ended: the caller decides whether that is the end of data.
     """
-    said: list[Watermark | None] = []
+    lowest: int | None = None
     for state in states.values():
-        if state.ended:
+        if state.ended or _is_idle(state, spec, now_micros):
             continue
         latest = state.max_event_time_micros
-        if _is_idle(state, spec, now_micros):
-            said.append(IDLE)
-        else:
-            said.append(None if latest is None else _to_event_time(latest, spec))
-    return merge(said)
+        if latest is None:
+            return None
+        lowest = latest if lowest is None else min(latest, lowest)
+    return IDLE if lowest is None else _to_event_time(lowest, spec)
 
 
 def slowest_split(
@@ -310,13 +308,13 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         subtask, own_name = ctx.task.subtask, _own_name(ctx)
         if subtask.index == 0:
             self._drop_outdated(known, subtask.parallelism, view)
-        changed = self._seen(known, ctx)
-        for key, state in changed.items():
+        for key, state in self._seen(known, ctx).items():
             view.insert(key, state)
+            known[key] = state
         self._latest = {}
         own = {
             (scope, name): entry
-            for (scope, name), entry in {**known, **changed}.items()
+            for (scope, name), entry in known.items()
             if scope == self._scope
             and entry.subtask % subtask.parallelism == subtask.index
             and (scope != _INPUT or name == own_name)
@@ -326,7 +324,7 @@ class WatermarkGenerator(Configured[WatermarkConfig], ArrowOperator):
         if wake_up is not None:
             ctx.wake_at(wake_up)
         if watermark == MAX_EVENT_TIME:
-            reached = _latest_in([*known.values(), *changed.values()])
+            reached = _latest_in(known.values())
             end = None if reached is None else _to_event_time(reached, rule).micros
             return EventTime(MAX_MICROS, end)
         return watermark_of_splits(own, rule, now)

@@ -265,3 +265,19 @@ def test_a_nul_in_the_name_of_a_column_is_refused() -> None:
     with pytest.raises(SchemaError, match=r"holds a NUL, .* rename it") as caught:
         StreamSchema(pa.schema([("a\0b", pa.int64())]))
     assert caught.value.code is ErrorCode.INVALID_NAME
+
+
+@pytest.mark.parametrize("zone", ["-0330", "GMT+3", "Z", "Nowhere/At_all", "+25:00"])
+def test_a_time_column_in_a_zone_that_nobody_knows_is_refused(zone: str) -> None:
+    columns: dict[str, Any] = {"at": pa.timestamp("us", zone)}
+    with pytest.raises(
+        SchemaError, match=r"the time zone .* which nobody knows: take 'UTC'"
+    ):
+        StreamSchema(pa.schema(columns), "at")
+    assert StreamSchema(pa.schema(columns)).arrow.names == ["at"]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "+05:30", "-08:00", "Etc/GMT+3"])
+def test_a_time_column_may_be_in_any_zone_that_is_known(zone: str) -> None:
+    columns: dict[str, Any] = {"at": pa.timestamp("us", zone)}
+    assert StreamSchema(pa.schema(columns), "at").time_column == "at"
