@@ -13,7 +13,8 @@ always fine, and returning a wrong one never is. How it works:
 - The trailer holds checksums of the entry's name and of its content. The content is checked when
   a process first maps an entry: a damaged or exchanged one is a miss.
 - If `{uid}` is in the folder's name, it stands for the number of this process's user, and the
-  folder is used only if it is this user's own: others may write to the folder around it.
+  folder is used only if it is this user's own: others may write to the folder around it. It is
+  looked at before every write, as somebody may have tidied it away, and entries must be own, too.
 - A reader that finds no file has a miss. Removing an entry that a reader has mapped is
   harmless: the mapping keeps the bytes.
 - The lock file `lock` orders writers. It holds the bytes in use: raised before an entry appears
@@ -32,6 +33,7 @@ at most once per 10 s.
 import errno
 import fcntl
 import logging
+import math
 import mmap
 import os
 import stat
@@ -105,7 +107,10 @@ class FileCache:
         self.root = Path(str(root).replace(_UID, str(os.getuid())))
         self.limit_bytes = limit_bytes
         self._must_be_own = _UID in str(root)
-        self._verified: Recent[str, tuple[int, int]] = Recent(_VERIFIED_ENTRIES)
+        self._was_own = False
+        self._verified: Recent[str, tuple[int, int]] = Recent(
+            _VERIFIED_ENTRIES, seconds=math.inf
+        )
         """Number and length of the files whose content was checked in this process."""
         self._guard = threading.Lock()
         self._counts = dict.fromkeys(CacheStatistics.__dataclass_fields__, 0)
@@ -150,6 +155,8 @@ class FileCache:
             return None
         try:
             found = os.fstat(descriptor)
+            if self._must_be_own and found.st_uid != os.getuid():
+                return None
             size, end = found.st_size, found.st_size - _TRAILER.size
             trailer = os.pread(descriptor, _TRAILER.size, end) if end > 0 else b""
             # Only a complete entry of this boot and name ends in a trailer that begins so.
@@ -183,7 +190,9 @@ class FileCache:
                 return
         target = self.root / key.file_name
         size = pa.ipc.get_record_batch_size(batch)
-        if size > self.limit_bytes or not self._is_usable() or os.access(target, os.F_OK):
+        if size > self.limit_bytes or os.access(target, os.F_OK):
+            return
+        if not self._is_usable(to_write=True):
             return
         try:
             self._write(target, batch)
@@ -200,14 +209,13 @@ class FileCache:
         """Remove an entry that will hardly be needed again; tell whether there was one."""
         return self.holds(key) and _remove(self.root / key.file_name)
 
-    def _is_usable(self) -> bool:
-        """Return whether entries in the folder can be trusted; the folder is looked at once."""
-        if not self._must_be_own:
+    def _is_usable(self, *, to_write: bool = False) -> bool:
+        """Return whether the folder can be trusted; for reads it is looked at once."""
+        if not self._must_be_own or (self._was_own and not to_write):
             return True
         problem = find_folder_problem(self.root)
+        self._was_own = problem is None
         if problem is None:
-            # From here on nobody else can put a file there, nor another folder in its place.
-            self._must_be_own = False
             return True
         self._warn(
             "the state cache at %s is not used, because %s; going on without caching. Remove it, "

@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import shutil
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -109,3 +110,49 @@ def test_a_folder_that_is_not_this_users_own_is_not_used_and_the_job_goes_on(
     problem = find_folder_problem(folder)
     assert problem is not None
     assert any(part in problem for part in reason.split("|"))
+
+
+def test_a_folder_that_others_put_in_the_place_of_this_users_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = FileCache(tmp_path / "cache-{uid}", 1 << 20)
+    cache.put(FIRST, a_batch(1))
+    cache.root.rename(tmp_path / "gone")
+    an_open_folder(cache.root)
+    important = tmp_path / "important"
+    important.write_bytes(b"a file of this user")
+    (cache.root / "lock").symlink_to(important)
+
+    cache.put(SECOND, a_batch(2))
+
+    assert important.read_bytes() == b"a file of this user"
+    assert [path.name for path in cache.root.iterdir()] == ["lock"]
+    shutil.copyfile(tmp_path / "gone" / FIRST.file_name, cache.root / FIRST.file_name)
+    assert cache.get(FIRST) is None
+    assert "others may write to it" in caplog.text
+
+
+def test_an_entry_that_belongs_to_somebody_else_is_a_miss(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to somebody else")
+    cache = FileCache(tmp_path / "cache-{uid}", 1 << 20)
+    cache.put(FIRST, a_batch(1))
+    os.chown(cache.root / FIRST.file_name, 65534, 65534)
+    assert cache.get(FIRST) is None
+
+
+def test_an_entry_is_checked_once_however_seldom_it_is_used(tmp_path: Path) -> None:
+    keys = [CacheKey(number) for number in range(4)]
+    writing, cache = (FileCache(tmp_path, 1 << 20) for _ in range(2))
+    for key in keys:
+        writing.put(key, a_batch(key.checksum))
+    assert cache.get(keys[0]) == a_batch(0)
+    entry = tmp_path / keys[0].file_name
+    data = bytearray(entry.read_bytes())
+    data[-1] ^= 1  # in the checksum of the content: only a check of the content notices it
+    entry.write_bytes(data)
+    checked = vars(cache)["_verified"]
+    for hours, key in enumerate(keys[1:], start=1):
+        vars(checked)["_now"] = lambda hours=hours: time.monotonic() + hours * 3_600
+        assert cache.get(key) == a_batch(key.checksum)
+    assert cache.get(keys[0]) == a_batch(0)
