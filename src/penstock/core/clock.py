@@ -61,7 +61,7 @@ def new_token() -> Token:
 DurationLike: TypeAlias = str | timedelta | int
 """A text such as "1h30m", a `timedelta`, or a whole number of microseconds."""
 
-_MICROS_PER_UNIT = {
+DURATION_UNITS = {
     "us": 1,
     "ms": 1_000,
     "s": 1_000_000,
@@ -90,7 +90,7 @@ def to_micros(
     if micros is None:
         problem = (
             "write numbers with units, such as '250ms', '10s', '5m' or '1h30m' (units: "
-            f"{', '.join(_MICROS_PER_UNIT)}), or give a timedelta or a whole number of "
+            f"{', '.join(DURATION_UNITS)}), or give a timedelta or a whole number of "
             "microseconds"
         )
     elif micros.denominator != 1:
@@ -114,5 +114,5 @@ def _read(duration: object) -> Fraction | None:
         return Fraction(duration)
     if isinstance(duration, str) and _WHOLE.fullmatch(duration):
         parts = _PART.findall(duration)
-        return sum((Fraction(n) * _MICROS_PER_UNIT[unit] for n, unit in parts), Fraction(0))
+        return sum((Fraction(n) * DURATION_UNITS[unit] for n, unit in parts), Fraction(0))
     return None

@@ -12,6 +12,7 @@ programs want to read is in the values that these texts are made of, in microsec
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
+from penstock.core.clock import DURATION_UNITS
 from penstock.core.watermark import MAX_MICROS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -69,6 +70,16 @@ def show_elapsed(micros: int) -> str:
     """
     minutes, seconds = divmod(micros // 1_000_000, 60)
     return f"{minutes}:{seconds:02}"
+
+
+def show_duration(micros: int) -> str:
+    """Return a duration precisely, in the largest unit that it is a multiple of.
+
+    >>> show_duration(86_400_000_000), show_duration(90_000_000), show_duration(0)
+    ('1d', '90s', '0s')
+    """
+    units = reversed(DURATION_UNITS.items()) if micros else [("s", 1)]
+    return next(f"{micros // size}{unit}" for unit, size in units if micros % size == 0)
 
 
 def show_count(count: int, noun: str) -> str:

@@ -168,7 +168,8 @@ def test_a_step_that_is_gone_may_be_put_back_or_given_up_as_advised() -> None:
 def test_a_table_that_is_gone_may_be_declared_again_or_given_up_as_advised() -> None:
     store, advice = advice_for("a table is gone")
     assert advice == (
-        "declare the table again, or pass allow_dropped_state=True to give it up"
+        "undo the change, so that the step declares it again; or pass "
+        "allow_dropped_state=True to give it up"
     )
     assert a_pipeline().check(store).is_possible
     pipeline = a_pipeline(table=None)
@@ -212,6 +213,8 @@ def test_a_restore_that_is_not_possible_is_told() -> None:
     check = a_pipeline().check(store, restore=99)
     assert not check.is_possible
     assert "epoch 99 of shop does not exist" in str(check)
+    assert "cannot go back to the epoch that restore names" in str(check)
+    assert "there is no checkpoint" not in str(check)
     check = a_pipeline().check(store, restore="typo")
     assert "no savepoint 'typo'" in str(check)
 

@@ -219,7 +219,7 @@ def test_another_grid_under_the_same_name_is_refused(other: Any, tmp_path: Path)
     restore = None
     run(pen.tumbling("10s"))
     restore = 1
-    with pytest.raises(pen.PenstockError, match="10000000 us wide, every 10000000 us"):
+    with pytest.raises(pen.PenstockError, match="windows 10s wide, every 10s, from 0s"):
         run(other)
     assert run(pen.tumbling("10000ms")).phase is pen.JobPhase.FINISHED
 

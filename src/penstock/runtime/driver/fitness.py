@@ -130,7 +130,10 @@ def _of_table(operator: OperatorId, plan: TablePlan, *, allow_dropped: bool) -> 
     if plan.fate is TableFate.INCOMPATIBLE:
         advice = _ANEW
     elif plan.fate is TableFate.DROPPED and not allow_dropped:
-        fate, advice = Fate.REFUSED, f"declare the table again, or {_LOSES}"
+        fate, advice = (
+            Fate.REFUSED,
+            f"undo the change, so that the step declares it again; or {_LOSES}",
+        )
     detail = "" if fate is Fate.EMPTY else plan.detail
     code = plan.code or ErrorCode.NOT_RESTORABLE
     return StepState(operator, plan.table, fate, detail, advice, code)
@@ -145,7 +148,10 @@ def _of_group(
     fate, advice, code = _GROUP_FATES[change.fate], "", ErrorCode.NOT_RESTORABLE
     if change.fate is GroupFate.DROPPED and not allow_dropped:
         fate, code = Fate.REFUSED, ErrorCode.NO_REGISTERED_TABLE
-        advice = f"say so if it has another name: was({change.group!r}); or {_LOSES}"
+        advice = (
+            f"undo the change; if an aggregate has only another name, write "
+            f".was({change.group!r}) behind it; or {_LOSES}"
+        )
     elif change.fate is GroupFate.CHANGED:
         code = ErrorCode.SCHEMA_MISMATCH
         advice = f"undo the change; or give it another name, to start empty, and {_LOSES}"
@@ -226,6 +232,8 @@ class StartCheck:
         )
 
     def _begins(self) -> str:
+        if self.epoch is None and not self.states:
+            return "cannot go back to the epoch that restore names"
         if self.epoch is None:
             return "would start empty: there is no checkpoint of it"
         made = "" if self.epoch_micros is None else f" of {shown_time(self.epoch_micros)}"

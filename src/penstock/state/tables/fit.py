@@ -10,6 +10,7 @@ schema, the order of columns and their memory layout do not count, because a tab
 rows of either form.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.core.arrow_types import have_same_values
+from penstock.core.figures import show_count, show_duration
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import plan_migration, resolve_chain
 from penstock.state.proto import state_pb2
@@ -112,9 +114,12 @@ def _column_problems(
 ) -> Iterator[str]:
     """Compare the stored columns with those that the program declares for their version."""
     version = stored.state_version
-    if version == spec.state_version or isinstance(spec.state_type, ColumnGroups):
+    is_grouped = isinstance(spec.state_type, ColumnGroups)
+    if version == spec.state_version or is_grouped:
         declared = _schema_of(after)
         start = "its columns changed without a new state version and a migration"
+        if is_grouped:  # aggregates: what they mean is compared apart from this
+            start = "what is kept has other types than what is declared"
     else:
         chain = resolve_chain(spec.state_type)
         position = chain.position_of(version)
@@ -127,7 +132,7 @@ def _column_problems(
             "with other columns"
         )
     columns = _schema_of(before)
-    if isinstance(spec.state_type, ColumnGroups):
+    if is_grouped:
         columns, declared = _common_columns(spec, stored, columns, declared)
     changes = _describe_changes(columns, declared)
     if changes:
@@ -137,15 +142,20 @@ def _column_problems(
 def _common_columns(
     spec: TableSpec, stored: state_pb2.TableConfig, before: pa.Schema, after: pa.Schema
 ) -> tuple[pa.Schema, pa.Schema]:
-    """Leave out columns that came or went with their group; call renamed ones by their new name."""
-    followed: ColumnGroups = follow_groups(spec, stored)[0].state_type
+    """Leave out columns that came, went or changed with their group; call them by their new name."""
+    found, changes = follow_groups(spec, stored)
+    followed: ColumnGroups = found.state_type
+    changed = [change.group for change in changes if change.fate is GroupFate.CHANGED]
+    others = {
+        c for group in followed.stored if group.name in changed for c in group.columns
+    }
     was = {
         column: group.column_in(column, stored.state_version)
         for group in followed.stored
         for column in group.columns
     }
     kept, declared = [], []
-    for field in after:
+    for field in (field for field in after if field.name not in others):
         name = was.get(field.name, field.name)
         if name in before.names:
             kept.append(before.field(name).with_name(field.name))
@@ -184,8 +194,8 @@ def _clock_problems(before: Any, after: Any) -> Iterator[str]:
             )
         if before.meaning not in ("", after.meaning):
             yield (
-                f"its rows are {before.meaning} and are declared to be {after.meaning}: one "
-                "cannot go on from the other"
+                f"its rows are {_in_words(before.meaning)} and are declared to be "
+                f"{_in_words(after.meaning)}: one cannot go on from the other"
             )
     elif before.HasField("ttl_micros") and before.ttl_domain != after.ttl_domain:
         becomes = names(after.ttl_domain) if after.HasField("ttl_micros") else "none"
@@ -194,6 +204,11 @@ def _clock_problems(before: Any, after: Any) -> Iterator[str]:
             "rows keep the expiry they were put with, so keep that clock; a very long time to "
             "live stands for none"
         )
+
+
+def _in_words(meaning: str) -> str:
+    """Return a stored meaning with its durations as users write them."""
+    return re.sub(r"(\d+) us", lambda us: show_duration(int(us[1])), meaning)
 
 
 def _kind_name(table_type: state_pb2.TableEnum) -> str:
@@ -220,7 +235,7 @@ def plan_table_restore(
     plans = []
     for name in sorted({*declared, *stored}):
         if name not in declared:
-            detail = "the operator no longer declares it"
+            detail = "the step no longer declares it"
             code = ErrorCode.NO_REGISTERED_TABLE
             plans.append(TablePlan(name, TableFate.DROPPED, detail, code=code))
         elif name not in stored:
@@ -280,7 +295,7 @@ def _plan_stored(
     migrated = []
     if groups:
         return TablePlan(
-            spec.name, TableFate.UNCHANGED, f"{len(versions)} files", groups=groups
+            spec.name, TableFate.UNCHANGED, show_count(len(versions), "file"), groups=groups
         )
     for path, version in sorted(versions.items()):
         try:
@@ -291,7 +306,7 @@ def _plan_stored(
             migrated.append(path)
             steps.update(dict.fromkeys(str(step) for step in needed))
     if not migrated:
-        return TablePlan(spec.name, TableFate.UNCHANGED, f"{len(versions)} files")
+        return TablePlan(spec.name, TableFate.UNCHANGED, show_count(len(versions), "file"))
     detail = f"{len(migrated)} of {len(versions)} files by {', '.join(steps)}"
     return TablePlan(spec.name, TableFate.MIGRATED, detail, tuple(migrated))
 
