@@ -24,9 +24,10 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.arrow_types import relay, without_views
-from penstock.core.batch import from_ipc, to_batches, to_ipc, to_rows
+from penstock.core.arrow_types import relay, stored_type, without_views
+from penstock.core.batch import empty_batch, from_ipc, to_batches, to_ipc, to_rows
 from penstock.core.ids import Epoch, Name
+from penstock.core.rows import is_pandas, to_column
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import ErrorCode, SchemaError, UserError
@@ -103,7 +104,9 @@ def list_source(
     time_column: str | None = None,
     batch_rows: int = DEFAULT_BATCH_ROWS,
 ) -> OperatorSpec:
-    """Read rows from memory: dictionaries, batches, an Arrow table or a Polars frame.
+    """Read rows from memory: dictionaries, batches, an Arrow table, a Polars or pandas frame.
+
+    Columns by name (`{"a": [1, 2]}`) will do, too.
 
     They are dealt to `splits` in turn, row by row, so that event time advances equally in all
     of them. Unless `schema` is given, the columns are all keys that occur in dictionaries; a
@@ -137,6 +140,10 @@ def list_source(
 def _to_table(rows: Any, schema: pa.Schema | None) -> pa.Table:
     if isinstance(rows, pl.DataFrame):
         rows = rows.to_arrow()
+    if is_pandas(rows) and hasattr(rows, "columns"):
+        rows = {str(name): rows[name] for name in rows.columns}
+    if isinstance(rows, Mapping) and rows:
+        return _from_columns(rows, schema)
     if isinstance(rows, pa.RecordBatch | pa.Table):
         rows = [rows]
     listed = list(rows) if isinstance(rows, Iterable) else [rows]
@@ -158,11 +165,18 @@ def _from_dictionaries(rows: list[Any], schema: pa.Schema | None) -> pa.Table:
     if odd:
         raise SchemaError(
             f"a list source was given {type(odd[0]).__name__} ({reprlib.repr(odd[0])}) as a row: rows "
-            "are dictionaries, or come as record batches, a pyarrow.Table or a polars.DataFrame"
+            "are dictionaries, or come as record batches, a pyarrow.Table, a Polars or pandas "
+            "DataFrame, or as columns by name"
         )
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = dict.fromkeys(name for row in rows for name in row)
+    return _from_columns({name: [row.get(name) for row in rows] for name in names}, schema)
+
+
+def _from_columns(columns: Mapping[str, Any], schema: pa.Schema | None) -> pa.Table:
+    """Return columns by name as a table; those that only the schema names are null."""
+    names = list(columns)
     if schema is not None:
-        unknown = set(names) - set(schema.names)
+        unknown = columns.keys() - set(schema.names)
         if unknown:
             raise SchemaError(
                 "rows of a list source have keys that its schema does not name: "
@@ -171,23 +185,34 @@ def _from_dictionaries(rows: list[Any], schema: pa.Schema | None) -> pa.Table:
             )
         names = schema.names
     try:
-        columns = [
-            pa.array(
-                [row.get(name) for row in rows],
-                None if schema is None else schema.field(name).type,
-            )
+        nulls = [None] * max(map(len, columns.values()))
+        arrays = [
+            _to_array(columns.get(name, nulls), schema and schema.field(name).type)
             for name in names
         ]
         return (
-            pa.Table.from_arrays(columns, schema=schema)
+            pa.Table.from_arrays(arrays, schema=schema)
             if schema
-            else pa.table(columns, names)
+            else pa.table(arrays, names)
         )
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise SchemaError(
             f"the rows of a list source do not fit into columns of one type each: {error}. "
             "Correct the values, or say the types with schema=pa.schema([...])"
         ) from error
+
+
+def _to_array(values: Any, kind: Any) -> Any:
+    try:
+        array = to_column(values, kind)
+    except pa.ArrowNotImplementedError:
+        if kind is None:
+            raise
+        # Arrow makes dictionaries of few types out of Python's values.
+        array = to_column(values, stored_type(kind))
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return array if kind is None else relay(array, kind)
 
 
 def _without_views(table: pa.Table) -> pa.Table:
@@ -282,8 +307,7 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
                     "more splits, or files",
                     code=ErrorCode.INVALID_CONFIG,
                 )
-            empty = pa.RecordBatch.from_pylist([], self._stream.arrow)
-            self._rows[name] = batches[0] if batches else empty
+            self._rows[name] = batches[0] if batches else empty_batch(self._stream.arrow)
         return self._rows[name]
 
     def _check_known(self, known: Mapping[str, SplitState]) -> None:

@@ -57,7 +57,12 @@ def to_batch(
             f"{sum(b.num_rows for b in batches)} rows do not fit into one record batch: give "
             "fewer at a time"
         )
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], wanted)
+    return batches[0] if batches else empty_batch(wanted)
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch without rows. Arrow's own ways do not know all types of dictionaries."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
 
 
 def _selected(rows: RowsLike, wanted: pa.Schema) -> RowsLike:

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.arrow_types import Micros, to_micros
-from penstock.core.batch import to_batch, to_batches
+from penstock.core.batch import empty_batch, to_batch, to_batches
 from penstock.core.key_hash import hash_keys
 from penstock.core.rows import InstantsLike, RowsLike, to_instants
 from penstock.core.schema import StreamSchema
@@ -323,4 +323,4 @@ def _with_column(rows: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch
 
 def _in_one_batch(rows: pa.Table) -> pa.RecordBatch:
     batches = rows.to_batches()
-    return join_rows(batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)])
+    return join_rows(batches or [empty_batch(rows.schema)])

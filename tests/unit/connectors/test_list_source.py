@@ -1,10 +1,14 @@
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]  # it has no stubs here
 import polars as pl
 import pyarrow as pa
 import pytest
 
 from penstock.connectors.memory import list_source
+from penstock.core.batch import empty_batch
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.splits import SourceBudget, SplitState
@@ -102,8 +106,10 @@ def test_a_split_that_ended_is_not_planned_again() -> None:
         pa.RecordBatch.from_pylist(ROWS),
         [pa.RecordBatch.from_pylist(ROWS[:3]), pa.RecordBatch.from_pylist(ROWS[3:])],
         pl.DataFrame(ROWS),
+        pd.DataFrame(ROWS),
+        {name: [row[name] for row in ROWS] for name in ROWS[0]},
     ],
-    ids=["dictionaries", "table", "batch", "batches", "frame"],
+    ids=["dictionaries", "table", "batch", "batches", "frame", "pandas", "columns"],
 )
 def test_rows_may_come_in_any_form(rows: object) -> None:
     assert DrivenSource(list_source(rows)).run_epoch() == ROWS
@@ -189,6 +195,8 @@ def test_views_of_text_bytes_and_lists_are_read_as_plain_columns(splits: int) ->
         ([{"a": 1}, None], "given NoneType"),
         ([{"a": 1}, {"a": "x"}], "columns of one type each: .*Correct the values"),
         ([{"a\ud800": 1}], "columns of one type each"),
+        ({"a": 1}, "columns of one type each"),
+        ({"a": [1, 2], "b": [1]}, "columns of one type each"),
         ([{"a\0b": 1}], "holds a NUL"),
     ],
 )
@@ -197,3 +205,41 @@ def test_what_cannot_be_rows_is_refused_with_an_explanation(
 ) -> None:
     with pytest.raises(SchemaError, match=message):
         list_source(rows)
+
+
+def test_columns_by_name_have_the_types_of_a_given_schema() -> None:
+    columns: dict[str, Any] = {"a": pa.int8(), "b": pa.string()}
+    schema = pa.schema(columns)
+
+    source = list_source(pd.DataFrame({"a": [1, 2]}), schema)
+
+    assert DrivenSource(source).run_epoch() == [{"a": 1, "b": None}, {"a": 2, "b": None}]
+    assert a_source(source).output_schema().arrow == schema
+    with pytest.raises(SchemaError, match="does not name: 'c'"):
+        list_source({"c": [1]}, schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.date32(), date(2026, 1, 1)),
+        (pa.decimal128(5, 2), Decimal("1.50")),
+        (pa.timestamp("us", "UTC"), datetime(2026, 1, 1, tzinfo=UTC)),
+        (pa.string(), "x"),
+    ],
+)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_dictionaries_of_any_type_are_read_with_and_without_rows(
+    kind: Any, value: Any, depth: int
+) -> None:
+    column: Any = pa.dictionary(pa.int32(), kind)
+    if depth:
+        column, value = pa.list_(column), [value]
+    schema = pa.schema({"a": column})
+    rows = [{"a": value}, {"a": None}]
+
+    assert DrivenSource(list_source(rows, schema)).run_epoch() == rows
+    # One of the splits has no row.
+    assert len(DrivenSource(list_source(rows, schema, splits=3)).run_epoch()) == 2
+    assert DrivenSource(list_source([], schema)).run_epoch() == []
+    assert empty_batch(schema).schema == schema

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from penstock.core.batch import empty_batch
 from penstock.core.ids import OperatorId, Subtask, Token
 from penstock.core.settings import current
 from penstock.core.watermark import Watermark, merge
@@ -358,7 +359,7 @@ class ExchangeInput:
                 self._mailbox.relay(record, header)
                 if len(self._mailbox.records) >= _MANY_RECORDS:
                     number, exchange = next(iter(self._exchanges.items()))
-                    yield number, pa.RecordBatch.from_pylist([], exchange.schema.arrow)
+                    yield number, empty_batch(exchange.schema.arrow)
                 continue
             sender = Sender(header.edge, header.producer_level, header.producer_task)
             channel = self._channels.get(sender)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.core.batch import empty_batch
 from penstock.core.ids import KeyRange, Readable, checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError
 
@@ -179,7 +180,7 @@ def cut_row_groups(table: pa.Table) -> Iterator[pa.RecordBatch]:
 def as_batch(table: pa.Table) -> pa.RecordBatch:
     """Return a table of one row group's size as one contiguous record batch."""
     batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+    return batches[0] if batches else empty_batch(table.schema)
 
 
 def check_storable(schema: pa.Schema, *, what: str) -> None:
