@@ -196,6 +196,7 @@ class SparkProgram:
         conf: Mapping[str, str] | None = None,
     ) -> None:
         self.errors = scratch / f"errors-{new_token()}"
+        self._forgotten = 0
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, str(program), *arguments],
@@ -228,6 +229,15 @@ class SparkProgram:
         while (said := self.hear())["event"] != event:
             assert said["event"] != "failed", f"the job failed: {said}"
         return said
+
+    @property
+    def said(self) -> str:
+        """What it has written to its standard error, but for what was forgotten."""
+        return self.errors.read_text()[self._forgotten :]
+
+    def forget_errors(self) -> None:
+        """Begin `said` anew, for another test."""
+        self._forgotten = len(self.errors.read_text())
 
     def signal(self, number: int) -> None:
         """Send a signal as a terminal does: to the program's group, to which no JVM belongs."""

@@ -247,14 +247,6 @@ class WaitsForItsDeath(Harm):
             wait_for_mark(self.marks, "killed")
 
 
-class Hangs(Harm):
-    """Every subtask waits until it is let go."""
-
-    def strike(self, ctx: OperatorContext) -> None:
-        claim(self.marks, "hanging")
-        wait_for_mark(self.marks, "let-go")
-
-
 class TellsItsRelease(Harm):
     """Marks the workers that hold it, and those that have released it. It does no damage."""
 
@@ -267,6 +259,14 @@ class TellsItsRelease(Harm):
 
     def release(self) -> None:
         claim(self.marks, f"released-{os.getpid()}")
+
+
+class Hangs(TellsItsRelease):
+    """Every subtask waits until it is let go."""
+
+    def strike(self, ctx: OperatorContext) -> None:
+        claim(self.marks, "hanging")
+        wait_for_mark(self.marks, "let-go")
 
 
 class Straggles(Harm):

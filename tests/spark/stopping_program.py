@@ -1,8 +1,8 @@
 """A job on a Spark that Penstock starts for it, to be stopped or hurt by a test at any moment.
 
 It runs the counting job once per order and tells every status. With `hangs` the first epoch
-does not end until the test lets it go; `given` hands the job a session of the user's; `frames`
-runs a job that hands its epochs to a function instead.
+does not end until the test lets it go; `given` hands the job a session of the user's, which
+goes on after it; `frames` runs a job that hands its epochs to a function instead.
 """
 
 import os
@@ -19,7 +19,7 @@ from penstock.console import describe_error, exit_code
 from penstock.errors import PenstockError
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobStatus
-from penstock.runtime.spark.session import open_session
+from penstock.runtime.spark.session import open_session, running_session
 from tests.builders.spark_session import claim, orders, say
 from tests.spark.counting_job import SETTINGS, CountingJob, Hangs, TellsItsRelease
 
@@ -57,7 +57,9 @@ def main() -> None:
         harm = Hangs(marks, epoch=1) if order.get("hangs") else TellsItsRelease(marks)
         job = CountingJob(folder, rows=order["rows"], harm=harm)
         settings = replace(SETTINGS, budget=SourceBudget(rows=order.get("budget", 100)))
-        given = open_session("local[2,4]", name="given") if order.get("given") else None
+        given = None
+        if order.get("given"):
+            given = running_session() or open_session("local[2,4]", name="given")
         try:
             status = job.run(session=given, settings=settings, on_status=report)
             say("ended", phase=status.phase, restarts=status.restarts)

@@ -124,21 +124,28 @@ class SparkStart:
         self._show_logs = show_logs
         self._log: IO[str] | None = None
         """A file without a name: the messages of a JVM, which has it to its end, are for errors."""
+        self._has_begun = False
         self._process: subprocess.Popen[bytes] | None = None
         self._gateway: Future[Any] = Future()
         self._context: Future[SparkContext] = Future()
 
     def run(self) -> SparkContext:
         """Start Spark and wait for it; raise what PySpark raises, or that it was given up."""
-        thread = CallThread("penstock-spark-start")
-        thread.submit(self._start)
-        thread.close()
+        self._has_begun = True
+        if not self._context.done():
+            thread = CallThread("penstock-spark-start")
+            thread.submit(self._start)
+            thread.close()
         return self._context.result()
 
     def give_up(self) -> None:
-        """End the JVM, and with it the start. Called by another thread than the one that waits."""
-        with suppress(Exception):
-            end_jvm(self._gateway.result(_GATEWAY_SECONDS))
+        """End the JVM, and with it the start, from any thread; also before the start has begun.
+
+        A JVM that takes long to tell where it is ends as soon as it does.
+        """
+        if self._has_begun:
+            with suppress(Exception):
+                end_jvm(self._gateway.result(_GATEWAY_SECONDS))
         given_up = ExternalError(
             "the start of Spark was given up", code=ErrorCode.ENGINE_FAILED
         )
@@ -192,6 +199,9 @@ class SparkStart:
             self._log = getattr(gateway, "penstock_log", None)
             self._process = getattr(gateway, "proc", None)
             self._gateway.set_result(gateway)
+            if self._context.done():
+                end_jvm(gateway)  # it was given up meanwhile
+                return
             context = SparkContext(conf=conf, gateway=gateway)
             server: Any = getattr(context, "_accumulatorServer", None)
             if server is not None:
@@ -203,8 +213,10 @@ class SparkStart:
                 with suppress(InvalidStateError):
                     future.set_exception(error)
             return
-        with suppress(InvalidStateError):
+        try:
             self._context.set_result(context)
+        except InvalidStateError:
+            end_jvm(gateway)
 
 
 def _launched_before(error: BaseException) -> subprocess.Popen[bytes] | None:
@@ -269,12 +281,11 @@ def end_jvm(gateway: Any) -> None:
     log: IO[str] | None = getattr(gateway, "penstock_log", None)
     if log is not None:
         log.close()
-    context = SparkContext._active_spark_context  # noqa: SLF001 (no public way, as below)
-    server = getattr(context, "_accumulatorServer", None)
-    if server is not None:
-        call_within(_KILL_SECONDS, server.shutdown)
-    if SparkContext._gateway is gateway:  # noqa: SLF001
-        known: Any = SparkContext
+    known: Any = SparkContext
+    if known._gateway is gateway:  # noqa: SLF001 (no public way, as below)
+        server = getattr(known._active_spark_context, "_accumulatorServer", None)  # noqa: SLF001
+        if server is not None:
+            call_within(_KILL_SECONDS, server.shutdown)
         known._gateway = known._jvm = known._active_spark_context = None  # noqa: SLF001
         sessions: Any = SparkSession
         sessions._instantiatedSession = sessions._activeSession = None  # noqa: SLF001

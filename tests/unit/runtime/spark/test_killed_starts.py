@@ -6,12 +6,15 @@ kernel is still taking apart.
 """
 
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from pyspark import SparkContext
 
 from penstock.errors import ErrorCode, ExternalError, UserError
+from penstock.runtime.spark.jvm import SparkStart
 from penstock.runtime.spark.session import check_java, open_session
 
 _JVM = """\
@@ -35,8 +38,8 @@ lines = connection.makefile("rb")
 assert lines.readline() == b"A\\n" and lines.readline() == b"secret\\n"
 connection.sendall(b"!yv\\n")
 while left:
-    while lines.readline() != b"e\\n":
-        pass
+    while (line := lines.readline()) != b"e\\n":
+        assert line
     connection.sendall(b"!yv\\n")
     left -= 1
 lines.close()
@@ -108,3 +111,49 @@ def test_a_jvm_that_ends_with_a_word_of_why_is_the_users_to_mend(
         open_session("local[1]")
     assert raised.value.code is ErrorCode.ENGINE_MISSING
     assert raised.value.__notes__ == ["Spark said:\nError: no such option"]
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_start_that_is_given_up_before_it_begins_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_spark(tmp_path, monkeypatch, f"touch {tmp_path}/started; sleep 60")
+    with pytest.raises(ExternalError, match="the start of Spark was given up"):
+        open_session("local[1]", on_start=SparkStart.give_up)
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_jvm_that_is_slow_to_come_ends_after_its_start_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.spark.jvm._GATEWAY_SECONDS", 0.1)
+    jvm = tmp_path / "jvm.py"
+    jvm.write_text(_JVM, encoding="utf-8")
+    waits = f"echo $$ > {tmp_path}/pid; while ! test -e {tmp_path}/go; do sleep 0.02; done"
+    a_spark(tmp_path, monkeypatch, f"{waits}; exec {sys.executable} -S -E {jvm} 99")
+
+    def give_up(start: SparkStart) -> None:
+        def later() -> None:
+            pid = int(wait_for_text(tmp_path / "pid"))
+            start.give_up()
+            pids.append(pid)
+
+        threading.Thread(target=later).start()
+
+    pids: list[int] = []
+    with pytest.raises(ExternalError, match="the start of Spark was given up"):
+        open_session("local[1]", on_start=give_up)
+    (tmp_path / "go").touch()
+    deadline = time.monotonic() + 60
+    while not pids or Path(f"/proc/{pids[0]}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for_text(path: Path) -> str:
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return path.read_text()
