@@ -18,13 +18,14 @@ without Penstock, to the log of the executor.
 import io
 import logging
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Self, TextIO
 
 import msgspec
-from typing_extensions import override
+from typing_extensions import Buffer, override
 
 MOST_LINES = 100
 """How many lines of a task are sent in an epoch."""
@@ -69,6 +70,7 @@ class OutputCapture:
         self._level = level
         self._lines: list[OutputLine] = []
         self._more = 0
+        self._is_over = False
         self._handler = _Handler(self)
         self._streams = (_Lines(self), _Lines(self))
 
@@ -88,6 +90,7 @@ class OutputCapture:
         for stream in self._streams:
             stream.end_line()
         sys.stdout, sys.stderr = self._before
+        self._is_over = True
         # What no report took along: the task failed, or wrote after its report.
         for line in self._lines:
             self._pass_on(line.text)
@@ -103,7 +106,14 @@ class OutputCapture:
         return tuple(lines)
 
     def add(self, text: str, logger: str = _PRINTED, level: int = logging.INFO) -> None:
-        """Keep a line, or let it through if there are too many."""
+        """Keep a line, or let it through if there are too many.
+
+        Whoever has kept a stream of a task that is over writes to that of the task that runs.
+        """
+        if self._is_over:
+            is_own = sys.stderr in self._streams
+            print(text, file=self._before[1] if is_own else sys.stderr)
+            return
         if len(self._lines) >= MOST_LINES:
             self._more += 1
             self._pass_on(text)
@@ -117,33 +127,67 @@ class OutputCapture:
         """Return whether a handler writes to a captured stream: its records come that way."""
         return getattr(handler, "stream", None) in self._streams
 
+    def fileno(self) -> int:
+        """Return the worker's own standard error, for programs that user code starts."""
+        return self._before[1].fileno()
+
     def _pass_on(self, text: str) -> None:
         print(text, file=self._before[1])
 
 
 class _Lines(io.TextIOBase):
-    """A stream that gives whole lines to a capture."""
+    """A stream that gives whole lines to a capture. Several threads may write."""
+
+    encoding = "utf-8"
+    errors: str | None = "replace"
 
     def __init__(self, capture: OutputCapture) -> None:
         self._capture = capture
         self._begun = ""
+        # A handler of signals may write as well, in the midst of another write.
+        self._lock = threading.RLock()
+        self.buffer = _Bytes(self)
 
     @override
     def writable(self) -> bool:
         return True
 
     @override
+    def fileno(self) -> int:
+        return self._capture.fileno()
+
+    @override
     def write(self, text: str) -> int:
-        *whole, self._begun = (self._begun + text).split("\n")
+        with self._lock:
+            *whole, begun = (self._begun + text).split("\n")
+            # Enough to see that the line was cut: one that never ends must not fill the memory.
+            self._begun = begun[: MOST_CHARACTERS + 1]
         for line in whole:
             self._capture.add(line)
         return len(text)
 
     def end_line(self) -> None:
         """Give away a line that has no end yet."""
-        if self._begun:
+        with self._lock:
             line, self._begun = self._begun, ""
+        if line:
             self._capture.add(line)
+
+
+class _Bytes(io.RawIOBase):
+    """What some programs write bytes to. Bytes that are no text are shown as what they are."""
+
+    def __init__(self, lines: _Lines) -> None:
+        self._lines = lines
+
+    @override
+    def writable(self) -> bool:
+        return True
+
+    @override
+    def write(self, data: Buffer) -> int:
+        self._lines.write(bytes(data).decode("utf-8", "backslashreplace"))
+        return memoryview(data).nbytes
 
 
 class _Handler(logging.Handler):

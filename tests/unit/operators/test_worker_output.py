@@ -4,6 +4,7 @@
 
 import io
 import logging
+import subprocess
 import sys
 import threading
 
@@ -129,3 +130,51 @@ def test_streams_and_root_logger_are_as_before_afterwards() -> None:
     with OutputCapture(0, logging.DEBUG):
         assert root.level == logging.DEBUG
     assert (sys.stdout, sys.stderr, root.level, list(root.handlers)) == before
+
+
+def test_a_stream_that_outlives_its_task_writes_to_the_one_that_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with OutputCapture(0):
+        kept = sys.stdout
+    print("between tasks", file=kept)
+    with OutputCapture(1) as output:
+        print("in the next task", file=kept)
+        lines = output.take()
+    assert told(*lines) == ["[a step 1] in the next task"]
+    assert capsys.readouterr().err == "between tasks\n"
+
+
+def test_a_line_that_never_ends_takes_little_memory_and_time() -> None:
+    with OutputCapture(0) as output:
+        for _ in range(20_000):
+            print("x" * 100, end="")
+        assert len(sys.stdout._begun) == MOST_CHARACTERS + 1  # type: ignore[union-attr]
+        (cut,) = output.take()
+    assert cut.text == "x" * MOST_CHARACTERS + " …"
+
+
+def test_bytes_and_programs_that_user_code_starts_are_let_through() -> None:
+    with OutputCapture(0) as output:
+        sys.stdout.buffer.write(b"caf\xc3\xa9 \xff\x00\n")
+        assert sys.stdout.encoding == "utf-8"
+        done = subprocess.run(["true"], stdout=sys.stderr, check=False)
+        lines = output.take()
+    assert told(*lines) == ["[a step 0] café \\xff\x00"]
+    assert done.returncode == 0
+
+
+def test_lines_of_several_threads_are_all_there() -> None:
+    def write(number: int) -> None:
+        for _ in range(200):
+            sys.stdout.write(f"{number}\n")
+
+    with OutputCapture(0) as output:
+        threads = [threading.Thread(target=write, args=[n]) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        lines = output.take()
+    assert len(lines) + lines[-1].more == 8 * 200
+    assert {line.text for line in lines} <= {str(n) for n in range(8)}

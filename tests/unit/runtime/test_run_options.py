@@ -185,3 +185,11 @@ def test_an_open_store_has_its_options_already(tmp_path: Path) -> None:
 def test_a_misspelt_option_of_one_method_is_answered_with_the_one_that_was_meant() -> None:
     with pytest.raises(UserError, match="no option 'show_log'; did you mean 'show_logs'"):
         a_pipeline().run("memory:", show_log=True)  # type: ignore[call-arg] # a typing error
+
+
+def test_logs_of_a_session_that_the_job_was_given_cannot_be_asked_for() -> None:
+    pipeline = pen.Pipeline("shown")
+    pipeline.read("numbers", pen.impulse(count=1)).write("out", pen.blackhole())
+    given: Any = object()
+    with pytest.raises(UserError, match="leave show_logs out, and set the level"):
+        pipeline.run("unused", session=given, show_logs=True)

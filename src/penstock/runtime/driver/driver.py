@@ -227,14 +227,14 @@ class JobDriver:
         job = str(self._environment.graph.job)
         error = StorageError(
             f"an epoch of job {job!r} did not hold together: {reason}. Nothing of it was "
-            "published; it is run again",
+            "published",
             code=ErrorCode.TORN_EPOCH,
             job=job,
         )
         if self._torn_in_a_row > self._environment.settings.torn_limit:
             self._torn_in_a_row = 0
             raise error
-        _log.warning("%s", error)
+        _log.warning("%s. It is run again", error)
         self._last = None
 
     def _note(self, ran: EpochRan, state: JobState, stop: StopMode | None) -> None:

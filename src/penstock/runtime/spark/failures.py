@@ -74,7 +74,7 @@ def describe_job_failure(error: Exception, job: str) -> PenstockError:
         )
     failure = ExternalError(
         f"Spark could not run an epoch of job {job!r}: {_reason_in(text)}. Nothing of it was "
-        "published; it is tried again",
+        "published",
         code=ErrorCode.ENGINE_FAILED,
         job=job,
     )

@@ -31,6 +31,7 @@ from penstock.runtime.driver.environment import JobEnvironment, SideWork
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.signals import StopSignals
 from penstock.runtime.spark.executor import SparkExecutor
+from penstock.runtime.spark.failures import noticing_its_end
 from penstock.runtime.spark.jvm import quiet_py4j, stop_session
 from penstock.runtime.spark.session import (
     DEFAULT_MASTER,
@@ -56,6 +57,7 @@ def run_on_spark(graph: LogicalGraph, registry: Registry, options: RunOptions) -
     A session that the user gave, or that runs in this process, is used and not changed;
     otherwise Spark is started, and stopped again.
     """
+    _check_logs(options)
     store, epochs, settings = options.open_store(graph.job), options.epochs, current()
     if isinstance(store, MemoryStore):
         raise UserError(
@@ -142,7 +144,7 @@ class _OwnSpark:
                     ),
                 )
 
-        given = options.session
+        given, begin = options.session, f"the start of job {str(job)!r}"
         with self._lock:
             theirs = given or running_session()
             is_ours = given is None and (theirs is None or self._users > 0)
@@ -152,11 +154,13 @@ class _OwnSpark:
                 )
                 theirs = start()
             else:
-                _check_master(theirs, options.master)
+                with noticing_its_end(theirs, begin):
+                    _check_master(theirs, options.master)
             self._users += is_ours
         engine = _Engine(theirs, theirs, is_ours, partial(self._replace, start))
         try:
-            engine.session = adopt_session(theirs)
+            with noticing_its_end(theirs, begin):
+                engine.session = adopt_session(theirs)
             yield engine
         finally:
             with self._lock:
@@ -188,6 +192,16 @@ def _check_master(running: SparkSession, master: str | None) -> None:
             "session first",
             code=ErrorCode.INVALID_CONFIG,
             master=master,
+        )
+
+
+def _check_logs(options: RunOptions) -> None:
+    if options.show_logs and options.session is not None:
+        raise UserError(
+            "show_logs shows what a Spark says that Penstock starts, and the job was given a "
+            "session: leave show_logs out, and set the level of that Spark's messages with "
+            'session.sparkContext.setLogLevel("WARN")',
+            code=ErrorCode.INVALID_CONFIG,
         )
 
 

@@ -9,10 +9,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark import SparkContext
 
+import penstock as pen
 from penstock.errors import ErrorCode, ExternalError, UserError
 from penstock.runtime.spark.jvm import SparkStart
 from penstock.runtime.spark.session import check_java, open_session
@@ -157,3 +159,21 @@ def wait_for_text(path: Path) -> str:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return path.read_text()
+
+
+class DeadSession:
+    """A session of the user's whose JVM has ended: nothing answers."""
+
+    sparkContext = object()  # noqa: N815 (as PySpark calls it)
+
+    @property
+    def conf(self) -> Any:
+        raise ConnectionRefusedError("nobody listens")
+
+
+def test_a_session_that_is_dead_when_a_job_gets_it_is_told_in_words(tmp_path: Path) -> None:
+    pipeline = pen.Pipeline("late")
+    pipeline.read("numbers", pen.impulse(count=1)).write("out", pen.blackhole())
+    given: Any = DeadSession()
+    with pytest.raises(ExternalError, match="ended while it ran the start of job 'late'"):
+        pipeline.run(str(tmp_path), session=given)
