@@ -16,7 +16,7 @@ from dataclasses import replace
 from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import CheckpointBarrier
-from penstock.errors import StorageError, UnknownOutcomeError
+from penstock.errors import CorruptStateError, StorageError, UnknownOutcomeError
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import SourceFinishType
 from penstock.runtime.driver.decide import EpochProgress, StopMode
@@ -282,7 +282,7 @@ class JobSession:
         return plan, reading
 
     def _collect(self) -> None:
-        """Delete what no kept epoch needs; a storage failure does not stop the job."""
+        """Delete what no kept epoch needs; neither storage nor a damaged epoch stops the job."""
         settings, side_work = self.environment.settings, self.environment.side_work
 
         def is_over() -> bool:
@@ -307,7 +307,7 @@ class JobSession:
                     return
                 if isinstance(swept, Fenced):
                     raise fenced_error(self.claim.job, swept)
-        except (StorageError, UnknownOutcomeError) as error:
+        except (StorageError, UnknownOutcomeError, CorruptStateError) as error:
             _log.warning("collecting old epochs failed, they stay for now: %s", error)
             return
         self._collections += 1

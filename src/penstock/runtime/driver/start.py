@@ -112,7 +112,10 @@ def _tell_running(environment: JobEnvironment, checkpoints: JobCheckpoints) -> s
     claim = checkpoints.running()
     if claim is None:
         return None
-    newest = checkpoints.newest()
+    try:
+        newest = checkpoints.newest()
+    except CorruptStateError:
+        newest = None  # a restore may be about to abandon it
     last = max(claim.created_at_micros, 0 if newest is None else newest.created_at_micros)
     seconds = max(0, environment.clock.now_micros() - last) // 1_000_000
     return (
@@ -130,12 +133,13 @@ def _notes(
     running = _tell_running(environment, checkpoints)
     if running is not None:
         yield running
-    base, newest = checkpoints.base(restore=restore), checkpoints.newest()
-    if newest is None:
+    base = checkpoints.base(restore=restore)
+    if base is None:
         return
-    if restore is None and base != newest.ref and base is not None:
-        yield f"epoch {base.epoch} is restored: an earlier start has asked for that"
-    elif base == newest.ref and has_finished(environment.graph, newest):
+    if base.epoch != checkpoints.last_epoch():
+        if restore is None:
+            yield f"epoch {base.epoch} is restored: an earlier start has asked for that"
+    elif has_finished(environment.graph, checkpoints.newest()):
         yield "the job has finished: a start changes nothing"
 
 
@@ -361,10 +365,14 @@ def find_finished(environment: JobEnvironment) -> CheckpointManifest | None:
     was claimed, but whose next epoch was not published, is not finished.
     """
     checkpoints = environment.open_checkpoints()
+    base = checkpoints.base()
+    # The newest epoch is not even read if a restore abandons it: it may be damaged.
+    if base is None or base.epoch != checkpoints.last_epoch():
+        return None
     manifest = checkpoints.newest()
     if manifest is None or not has_finished(environment.graph, manifest):
         return None
-    if checkpoints.base() != manifest.ref or not checkpoints.is_committed(manifest):
+    if manifest.ref != base or not checkpoints.is_committed(manifest):
         return None
     check_start(environment, checkpoints, None)
     return manifest

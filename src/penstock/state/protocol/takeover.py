@@ -265,10 +265,28 @@ def _read_newest(
     try:
         newest = yield from reading.read_newest_record(actor, first=claim.first_epoch)
     except CorruptStateError:
-        if claim.restore is None:
+        epoch = yield from reading.find_newest_epoch(actor, first=claim.first_epoch)
+        if epoch is None or not (yield from _is_abandoned(claim, epoch)):
             raise
-        return (yield from reading.find_newest_epoch(actor, first=claim.first_epoch)), None
+        return epoch, None
     return (None if newest is None else newest.ref.epoch), newest
+
+
+def _is_abandoned(claim: ClaimRecord, epoch: Epoch) -> Steps[bool]:
+    """Tell whether a restore is in force that abandons an epoch whose record cannot be read.
+
+    It is if no driver since the request has written a manifest of that epoch.
+    """
+    if claim.restore is not None:
+        return True
+    requests = yield from read_restore_requests(claim, 0)
+    if not requests:
+        return False
+    for generation in range(requests[0].generation, claim.generation + 1):
+        ref = CheckpointRef(claim.job, Generation(generation), epoch)
+        if (yield from exists(paths.manifest_path(ref))):
+            return False
+    return True
 
 
 def _find_pending(claim: ClaimRecord, honoured: int) -> Steps[ClaimRecord | None]:
