@@ -386,9 +386,19 @@ def to_expression(value: ExpressionLike) -> pl.Expr:
 def to_expressions(
     values: Sequence[ExpressionLike], named: Mapping[str, ExpressionLike]
 ) -> list[pl.Expr]:
-    """Return expressions, those with a name behind the others."""
+    """Return expressions, those with a name last; a list counts as its items, as in Polars."""
     aliased = [to_expression(value).alias(name) for name, value in named.items()]
-    return [*map(to_expression, values), *aliased]
+    flat = _flat(values)
+    if any(isinstance(value, Mapping) for value in flat):
+        raise UserError(
+            "a dictionary is no expression: write **{…} to name expressions by its keys",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return [*map(to_expression, flat), *aliased]
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return [v for one in values for v in (one if isinstance(one, list | tuple) else [one])]
 
 
 def to_keys(
@@ -403,8 +413,7 @@ def to_keys(
     keys: list[Any] = []
     computed: list[pl.Expr] = []
     taken = {*known, *named}
-    flat = [o for one in columns for o in (one if isinstance(one, list | tuple) else [one])]
-    for one in flat:
+    for one in _flat(columns):
         if not isinstance(one, pl.Expr) or one.meta.is_column_selection():
             keys.append(one)
             continue

@@ -13,6 +13,7 @@ import pickle
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -195,6 +196,14 @@ def _check_instance(obj: Any, wanted: type, kind: str) -> None:
     hint = ""
     if isinstance(obj, type) and issubclass(obj, wanted):
         hint = f": write {obj.__name__}(…), an instance, instead of the class"
+    elif isinstance(obj, str | PathLike):
+        hint = ": pen.files(…) names files to read or to write"
+    elif inspect.isroutine(obj):
+        hint = (
+            f": call {name_of(obj)}(…) if it makes one; functions of rows go to map_batches"
+        )
+    elif wanted is SourceOperator:
+        hint = ": pen.list_source(…) reads rows in memory, such as lists and frames"
     shown = obj.__name__ if isinstance(obj, type) else type(obj).__name__
     raise UserError(
         f"{kind} takes {wanted.__name__}s, and {shown} is none{hint}",

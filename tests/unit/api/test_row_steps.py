@@ -200,6 +200,15 @@ def test_pandas_goes_in_and_out_of_functions() -> None:
     assert run(a_stream().flat_map(made, schema={"n": int})) == [{"n": 1}, {"n": None}]
 
 
+def test_a_list_of_columns_is_the_columns_and_no_value_of_a_column() -> None:
+    assert a_stream().select(["n", "user"]).schema.arrow.names == ["n", "user"]
+    assert a_stream().select(("n", pl.col("user"))).schema.arrow.names == ["n", "user"]
+    more = a_stream().with_columns([pl.col("n").alias("m")], l=pl.lit([1]))
+    assert more.schema.arrow.names == ["user", "n", "m", "l"]
+    error = mistake(lambda stream: stream.with_columns({"m": pl.col("n")}))
+    assert "a dictionary is no expression" in str(error)
+
+
 @pytest.mark.parametrize(
     ("keys", "names"),
     [

@@ -1,6 +1,10 @@
+from pathlib import Path
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
+import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
@@ -75,3 +79,27 @@ def test_a_source_is_no_operator_and_an_operator_no_source() -> None:
 def test_what_was_pickled_by_hand_is_checked_when_it_is_built() -> None:
     with pytest.raises(UserError, match="takes ArrowOperators, and int is none"):
         an_operator(OperatorSpec("process", {"operator": pickle_function(7)}))
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("rows.csv", r"pen.files\(…\) names files"),
+        (Path("rows.csv"), r"pen.files\(…\) names files"),
+        (pen.impulse, r"call impulse\(…\) if it makes one"),
+        ([{"n": 1}], r"pen.list_source\(…\) reads rows in memory"),
+        (pa.table({"n": [1]}), r"pen.list_source\(…\) reads rows in memory"),
+    ],
+)
+def test_what_is_no_source_is_answered_with_what_makes_one(given: Any, hint: str) -> None:
+    with pytest.raises(UserError, match=hint):
+        source_spec(given)
+
+
+def test_what_is_no_sink_is_answered_with_what_makes_one() -> None:
+    for given, hint in (("out", r"pen.files\(…\)"), (pen.stdout, r"call stdout\(…\)")):
+        pipeline = pen.Pipeline("p")
+        rows = pipeline.read("rows", pen.list_source([{"n": 1}]))
+        rows.write("out", given)  # type: ignore[arg-type] # a mistake of a user
+        with pytest.raises(UserError, match=hint):
+            pipeline.graph()

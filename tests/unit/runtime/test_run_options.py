@@ -177,6 +177,13 @@ def test_options_that_the_store_of_checkpoints_lacks_are_refused(
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("call", [pen.files, pen.read_committed, pen.committed_files])
+def test_store_options_are_options_by_name_everywhere(call: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="store_options are no options by name") as caught:
+        call(str(tmp_path), store_options="hunter2")
+    assert "hunter2" not in caught.value.message
+
+
 def test_an_open_store_has_its_options_already(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="an open store does not take the options"):
         a_pipeline().check(MemoryStore(), store_options={"durable": False})

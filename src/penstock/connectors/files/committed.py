@@ -42,7 +42,7 @@ from penstock.core.arrow_types import relay
 from penstock.core.ids import checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, StateError, UserError
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.urls import StorePlace, to_store
+from penstock.state.storage.urls import StorePlace, to_options, to_store
 
 EpochRange: TypeAlias = tuple[int, int]
 """The epochs `[start, end)`."""
@@ -296,7 +296,7 @@ def _read_lists(
     Later lists name the earlier epochs that do not count, so lists before `since_epoch` need
     not be read.
     """
-    store = to_store(place, **(options or {}))
+    store = to_store(place, **to_options(options))
     names = {info.path: read_record_name(info.path) for info in store.list(COMMITTED)}
     is_named = isinstance(place, str | PathLike)
     if is_named and not names and next(iter(store.list(STAGING)), None) is None:

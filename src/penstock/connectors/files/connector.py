@@ -26,7 +26,7 @@ from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError, did_you_mean, hide_secrets
 from penstock.graph.logical import OperatorSpec, Plain
 from penstock.operators.frames import SchemaLike, as_schema, column_name
-from penstock.state.storage.urls import absolute_url, to_url
+from penstock.state.storage.urls import absolute_url, to_options, to_url
 
 _ENDINGS: Mapping[str, FormatName] = {
     ".parquet": "parquet",
@@ -125,7 +125,7 @@ def files(
         moved_from=None if moved_from is None else to_url(moved_from),
         partition_by=tuple(name for name in names if name is not None),
         target_bytes=target_bytes,
-        store_options=store_options or {},
+        store_options=to_options(store_options),
     )
 
 

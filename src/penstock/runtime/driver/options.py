@@ -35,7 +35,7 @@ from penstock.runtime.driver.policies import (
 from penstock.state.protocol.retention import Epochs
 from penstock.state.storage.create import probe_store
 from penstock.state.storage.object_store import ObjectStore
-from penstock.state.storage.urls import StorePlace, to_store
+from penstock.state.storage.urls import StorePlace, to_options, to_store
 
 _LOCAL_EPOCH_MICROS = 1_000_000
 _REMOTE_EPOCH_MICROS = 10_000_000
@@ -182,22 +182,13 @@ def _to_names(value: Any) -> dict[str, str]:
     )
 
 
-def _to_store_options(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
-        return dict(value)
-    raise UserError(
-        "store_options are no options by name: write store_options={'endpoint': 'https://…', …}",
-        code=ErrorCode.INVALID_CONFIG,
-    )
-
-
 _FED_METHODS = ("attach", "start_attached")
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "renamed": _to_names,
     "retention": to_retention,
     "restarts": to_restarts,
     "trigger": to_trigger,
-    "store_options": _to_store_options,
+    "store_options": to_options,
 }
 
 

@@ -12,6 +12,7 @@
 """
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
@@ -47,6 +48,18 @@ def to_store(place: StorePlace, **options: Any) -> ObjectStore:
     raise UserError(
         f"{place!r} names no store: {_ALLOWED}, or give an open store",
         code=ErrorCode.INVALID_URL,
+    )
+
+
+def to_options(given: Any) -> dict[str, Any]:
+    """Return the `store_options` that a user gave; None is none."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        return dict(given)
+    raise UserError(  # without them: they may be secrets
+        "store_options are no options by name: write store_options={'endpoint': 'https://…', …}",
+        code=ErrorCode.INVALID_CONFIG,
     )
 
 
