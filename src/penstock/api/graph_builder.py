@@ -182,6 +182,7 @@ class GraphBuilder:
                 column = None if isinstance(event_time, pl.Expr) else event_time
                 stream = replace(stream, time_column=column)
             sides = source.side_outputs()
+            shown = source.display()
         has_time = stream.time_column is not None or computed is not None
         if watermark is not None and not has_time:
             raise UserError(
@@ -193,7 +194,6 @@ class GraphBuilder:
         outputs = {MAIN: stream, **sides}
         node = Node(operator, _plain(spec), count, outputs=outputs)
         self._nodes[operator] = node
-        shown = source.display()
         if not source.is_rewindable():
             shown = replace(shown, fields={**shown.fields, "delivery": "at most once"})
         self.displays[operator] = shown
@@ -250,12 +250,13 @@ class GraphBuilder:
             stream = step.output_schema(schemas)
             _check_end(operator, stream, is_sink=is_sink)
             sides = step.side_outputs(schemas)
+            shown = step.display()
         outputs = sides if stream is None else {MAIN: stream, **sides}
         self._nodes[operator] = Node(operator, _plain(spec), parallelism, schemas, outputs)
         for index, port in enumerate(inputs):
             edge = Edge(port.operator, operator, port.output, index, port.exchange)
             self._edges.append(edge)
-        self.displays[operator] = step.display()
+        self.displays[operator] = shown
         return operator
 
     def _fitted(self, port: Port, parallelism: int) -> Port:

@@ -40,7 +40,7 @@ from penstock.operators.registry import Registry
 from penstock.operators.source_node import SourceNode
 from penstock.operators.splits import SourceAssignment, SourcePhase
 from penstock.operators.timers import timer_tables
-from penstock.operators.user_functions import to_failure
+from penstock.operators.user_functions import ask
 from penstock.state.tables.specs import TableSpec, TimeDomain
 from penstock.state.tables.table_manager import TableManager
 
@@ -265,14 +265,8 @@ def _declared(
     such_as: str,
 ) -> tuple[DeclaredT, ...]:
     """Return what an operator declares in a hook; an exception gets the operator's name."""
-    try:
-        declared = tuple(getattr(operator, hook)())
-    except Exception as error:  # noqa: BLE001 (the boundary to user code)
-        message = (
-            f"operator {node.operator!r} raised {type(error).__name__} in {hook}: {error}"
-        )
-        failure = to_failure(error, message, operator=str(node.operator), hook=hook)
-        raise failure from failure.__cause__
+    declared: tuple[DeclaredT, ...]
+    declared = ask(node.operator, hook, lambda: tuple(getattr(operator, hook)()))
     wrong = [one for one in declared if not isinstance(one, kind)]
     if wrong:
         raise UserError(

@@ -43,7 +43,7 @@ from penstock.operators.operator import (
 )
 from penstock.operators.splits import SplitState
 from penstock.operators.timers import Timers
-from penstock.operators.user_functions import describe_failure
+from penstock.operators.user_functions import ask, describe_failure
 from penstock.operators.worker_output import speaking_for
 from penstock.state.tables.specs import TimeDomain
 from penstock.state.tables.table import Frontier
@@ -395,7 +395,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
 
 def _tick_micros(operator: ArrowOperator, task: TaskInfo) -> int | None:
     """Return the interval of an operator's ticks; None if it wants none."""
-    interval = operator.tick_interval()
+    interval = ask(task.operator, "tick_interval", operator.tick_interval)
     if interval is None:
         return None
     problem: Exception | None = None

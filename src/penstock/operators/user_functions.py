@@ -11,10 +11,10 @@ of user code becomes an error that names the place where it was raised, and show
 import inspect
 import pickle
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import cloudpickle
 import pyarrow as pa
@@ -25,6 +25,8 @@ from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.context import OperatorContext
 from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import OperatorConfig
+
+AnswerT = TypeVar("AnswerT")
 
 _SEARCH_DEPTH = 4
 """How deep the search goes for the part of an object that cannot be pickled."""
@@ -246,6 +248,16 @@ def to_failure(
         if text is not None and text not in getattr(failure, "__notes__", ()):
             failure.add_note(text)
     return failure
+
+
+def ask(operator: str, hook: str, call: Callable[[], AnswerT]) -> AnswerT:
+    """Return what a hook says outside of epochs; an exception gets the operator's name."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 (the boundary to user code)
+        message = f"operator {operator!r} raised {type(error).__name__} in {hook}: {error}"
+        failure = to_failure(error, message, operator=str(operator), hook=hook)
+        raise failure from failure.__cause__
 
 
 def describe_failure(

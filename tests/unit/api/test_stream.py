@@ -16,6 +16,7 @@ from penstock.graph.logical import (
     LogicalGraph,
     OperatorSpec,
 )
+from penstock.operators.operator import DisplayableOperator
 from tests.builders.graphs import BY_USER, CLICKS, schema_of
 from tests.builders.pipelines import Clicks, Drop, Pass, a_pipeline, some_clicks
 
@@ -259,3 +260,13 @@ class TestParallelism:
             "first → union-1[0] forward",
             "second → union-1[1] rebalance",
         ]
+
+
+def test_an_exception_in_what_an_operator_shows_names_the_step() -> None:
+    class Shy(Pass):
+        def display(self) -> DisplayableOperator:
+            raise ValueError("shy")
+
+    with pytest.raises(ValueError, match="shy") as caught:
+        some_clicks(a_pipeline()).process("shy", Shy())
+    assert caught.value.__notes__ == ["while adding operator 'shy' to the pipeline"]

@@ -81,8 +81,8 @@ def declared_by(hook: str, declare: Callable[[], Any]) -> None:
     ChainRig(parts.registry, [parts.node("a", lambda: operator, BY_USER)]).run()
 
 
-@pytest.mark.parametrize("hook", ["tables", "timers"])
-def test_an_exception_in_what_declares_tables_or_timers_names_the_operator(
+@pytest.mark.parametrize("hook", ["tables", "timers", "tick_interval"])
+def test_an_exception_in_what_declares_tables_timers_or_ticks_names_the_operator(
     hook: str,
 ) -> None:
     with pytest.raises(
