@@ -255,22 +255,25 @@ class LocalStore:
     ) -> bool:
         """Stage `data` and name it with `publish`; return False if the name is taken."""
         try:
-            self._prepare_staging(call)
+            self._prepare_staging()
             with staged_file(self._staging, data, durable=self._durable) as staged:
                 return self._publish(call, staged, publish)
         except OSError as error:
             raise _refused(call, error) from error
 
-    def _prepare_staging(self, call: StorageCall) -> None:
+    def _prepare_staging(self) -> None:
         """Refuse a staging folder that leads elsewhere; before the first write, clear it."""
         try:
             found = self._staging.lstat().st_mode
         except FileNotFoundError:
             found = None
         if found is not None and not stat.S_ISDIR(found):
-            raise call.refused(
-                f"{_STAGING!r} there is not a folder but a link or a file, and writes would go "
-                "elsewhere: remove it"
+            # No retry would help.
+            raise UserError(
+                f"{_STAGING!r} of {self.url} is not a folder but a link or a file, and writes "
+                "would go elsewhere: remove it. Nothing was changed",
+                code=ErrorCode.INVALID_URL,
+                url=self.url,
             )
         if self._has_written:
             return

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import UserError
 from penstock.state.storage.local_disk import LocalStore
 
 TOKEN = "0" * 32
@@ -65,7 +65,8 @@ def test_a_staging_folder_that_is_a_link_is_neither_emptied_nor_written_to(
     (root / "#staging").symlink_to(other)
     store = LocalStore(root)
     for write in (store.put, store.create):
-        with pytest.raises(StorageError, match=r"a link or a file.*remove it"):
+        # Not a StorageError, after which jobs try again.
+        with pytest.raises(UserError, match=r"a link or a file.*remove it"):
             write("a", b"1")
     assert store.read("a") is None
     assert files_below(other) == [TOKEN]
