@@ -239,6 +239,13 @@ class SparkProgram:
         """Begin `said` anew, for another test."""
         self._forgotten = len(self.errors.read_text())
 
+    def wait_for_words(self, words: str) -> None:
+        """Wait until it has written words to its standard error."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while words not in self.said:
+            assert time.monotonic() < deadline, f"it did not say {words!r}: {self.said}"
+            time.sleep(0.02)
+
     def signal(self, number: int) -> None:
         """Send a signal as a terminal does: to the program's group, to which no JVM belongs."""
         os.killpg(self.process.pid, number)

@@ -1,7 +1,6 @@
 """Ctrl-C on a job on Spark, as a terminal sends it: to driver, JVM and workers alike."""
 
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,8 +58,9 @@ def test_a_second_ctrl_c_stops_an_epoch_that_does_not_end(
     marks.mkdir()
     driver.tell(folder=str(tmp_path), rows=ROWS, hangs=True)
     wait_for_mark(marks, "hanging")
+    driver.forget_errors()
     driver.signal(signal.SIGINT)
-    time.sleep(1)  # two at once would be one
+    driver.wait_for_words("stops after")  # two at once would be one
     driver.signal(signal.SIGINT)
     assert driver.hear_until("ended")["phase"] == "stopped"
     assert epochs_of(job) == [1]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.spark_session import SparkProgram
+from tests.builders.spark_session import SparkProgram, wait_for_mark
 from tests.builders.standalone_cluster import StandaloneCluster
 from tests.spark.counting_job import CountingJob
 
@@ -34,6 +34,9 @@ def test_a_job_on_a_standalone_cluster_loses_nothing_when_a_worker_is_killed(
     driver = SparkProgram(PROGRAM, spark_scratch, cluster.master, conf=CONF)
     try:
         driver.hear_until("ready")
+        # Each worker has an executor of the job before there is anything to run on it.
+        for index in range(2):
+            wait_for_mark(spark_scratch / f"work-{index}", "app-*/*/stderr")
         driver.tell(folder=str(tmp_path), rows=ROWS)
         while (driver.hear_until("status")["epoch"] or 0) < 3:
             pass
@@ -43,7 +46,3 @@ def test_a_job_on_a_standalone_cluster_loses_nothing_when_a_worker_is_killed(
         driver.kill()
     assert ended["phase"] == "finished"
     CountingJob(tmp_path, rows=ROWS).check()
-    work = [spark_scratch / f"work-{index}" for index in range(2)]
-    assert all(list(folder.glob("app-*/*/stderr")) for folder in work), (
-        "both workers must have had an executor of the job"
-    )

@@ -76,7 +76,7 @@ def finish(driver: SparkProgram, job: CountingJob, **order: Any) -> None:
 def press_twice(driver: SparkProgram, number: signal.Signals) -> None:
     """Send a signal, and once more when the first was understood."""
     driver.signal(number)
-    wait_until(lambda: "stops after" in driver.said)
+    driver.wait_for_words("stops after")
     driver.signal(number)
     began = time.monotonic()
     assert driver.hear_until("ended")["phase"] == "stopped"
