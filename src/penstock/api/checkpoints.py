@@ -123,10 +123,9 @@ class Checkpoints:
         pins = {str(pin.name): pin for pin in self._job.pins()}
         held = pins.get(name)
         if held is None:
-            names = ", ".join(sorted(pins)) or "none"
             raise StateError(
                 f"job {self._job.job!r} has no savepoint {name!r}"
-                f"{did_you_mean(name, sorted(pins))}; it has: {names}",
+                f"{did_you_mean(name, sorted(pins))}",
                 code=ErrorCode.NOT_RESTORABLE,
                 job=str(self._job.job),
             )

@@ -175,6 +175,8 @@ def test_names_and_epochs_that_do_not_exist_are_told_with_those_that_do() -> Non
         job.pin("not/a/name")
     with pytest.raises(UserError):
         job.pin("a", -1)
+    with pytest.raises(StateError, match=r"no savepoint 'x'; known are 'before-upgrade'$"):
+        job.unpin("x")
 
 
 def test_a_branch_goes_on_from_an_epoch_beside_its_origin() -> None:

@@ -109,7 +109,7 @@ class KeepRule:
     since_micros: int | None = None
     """The instant back to which one can go, by the clocks of drivers; None for no instant.
 
-    A clock can only make more epochs stay: however wrong it is, the last `epochs` are kept.
+    However wrong a clock is, the last `epochs` are kept.
     """
 
     def is_met(self, count: int, oldest: Ancestor) -> bool:
