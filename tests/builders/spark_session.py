@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,12 @@ def attached_pipeline(name: str, ledger: Any, *, parallelism: int = 2) -> pen.Pi
     return pipeline
 
 
+def _heed_signals() -> None:
+    """Undo what the tests may have inherited: shells and nohup let programs ignore signals."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class SparkProgram:
     """One started program."""
 
@@ -206,8 +212,7 @@ class SparkProgram:
                 env=_environment(scratch, conf or {}),
                 cwd=scratch,
                 start_new_session=True,
-                # Whoever starts the tests may ignore it, as shells do for background jobs.
-                preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+                preexec_fn=_heed_signals,  # noqa: PLW1509 (it calls nothing that could wait)
             )
 
     def tell(self, **order: Any) -> None:

@@ -15,6 +15,7 @@ from penstock.core import settings
 from penstock.core.settings import CompactionSettings
 from penstock.state.files.state_file import StateFile
 from penstock.testing import LocalJob
+from tests.builders.profile import by_profile
 from tests.compat.pipeline_v1_program import (
     LATE_NUMBERS,
     READ,
@@ -103,7 +104,9 @@ def check(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize(
+    "parallelism", by_profile(default=[3], ci=[1, 2, 3], nightly=[1, 2, 3])
+)
 def test_the_job_goes_on_at_any_parallelism_and_ends_with_the_same_rows(
     folder: Path, parallelism: int
 ) -> None:

@@ -5,14 +5,12 @@ perhaps at another parallelism, finishes it. All the time a reader follows the l
 committed files, and must see whole epochs only; after a restore, too, and each row once.
 """
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 
 import polars as pl
 import pytest
-from hypothesis import settings as hypothesis_settings
 
 import penstock as pen
 from penstock.connectors.files.committed import committed_files, read_committed
@@ -30,18 +28,14 @@ from penstock.testing import (
     assert_job_is_whole,
 )
 from tests.builders.files_job import FilesJob, sink_on
+from tests.builders.profile import a_start, by_profile
 
-CASES = {"default": 30, "ci": 60, "nightly": 1_000_000}
+CASES = by_profile(default=15, ci=60, nightly=1_000_000)
 """How many cases of a sweep are run, by profile: another part each time, the same in CI."""
-STEPS = {"default": 3, "ci": 2, "nightly": 1}
+STEPS = by_profile(default=6, ci=2, nightly=1)
 """Of how many calls in turn one is tried."""
 OPTIONS = {"partition_by": ["day"], "format": "jsonl"}
 PARALLELISMS = (2, 1, 3)
-
-
-def profile() -> str:
-    """Return how much is to be tried."""
-    return hypothesis_settings.get_current_profile_name()
 
 
 def let_land(store: FaultyStore, call: Call) -> None:
@@ -79,9 +73,9 @@ def cases(calls: int) -> Iterator[tuple[int, Fault]]:
     every = [
         replace(fault, at=at) for at in range(1, calls + 1) for fault in STORAGE_FAULTS
     ]
-    step = max(1, len(every) // CASES[profile()])
+    step = max(1, len(every) // CASES)
     step |= 1  # odd: in turn every one of the eight faults has its share
-    start = 0 if profile() == "ci" else random.randrange(step)
+    start = a_start(step)
     for number in range(start, len(every), step):
         yield number, every[number]
 
@@ -154,7 +148,7 @@ def test_a_job_that_dies_at_every_call_to_its_output_gets_to_its_end() -> None:
 def test_a_dead_process_may_still_write_while_its_successor_commits() -> None:
     late = Fault(FaultMode.LOSE_RESPONSE, lands=Lands.LATER)
     died = 0
-    for at in range(1, calls_of_a_run()[0], STEPS[profile()]):
+    for at in range(1, calls_of_a_run()[0], STEPS):
         job = FilesJob(OPTIONS)
         die = Fault(FaultMode.CRASH_BEFORE, at=at + 1)
         try:
@@ -287,7 +281,7 @@ def test_a_restored_job_that_dies_at_every_call_gets_to_its_end() -> None:
 def test_a_restore_that_was_replaced_by_another_one_leaves_no_trace() -> None:
     """A driver that restores sleeps at any call, while another one goes elsewhere and finishes."""
     fenced = 0
-    for at in range(1, calls_of_a_restore()[1], 2 * STEPS[profile()]):
+    for at in range(1, calls_of_a_restore()[1], 2 * STEPS):
         job = a_finished_job()
         slept: list[Call] = []
 

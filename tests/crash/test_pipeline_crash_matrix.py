@@ -18,7 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import settings as hypothesis_settings
 
 from penstock.runtime.driver.decide import JobPhase
 from penstock.testing import (
@@ -32,6 +31,7 @@ from penstock.testing import (
 )
 from tests.builders.pipeline_graphs import SHAPES, Shape
 from tests.builders.pipeline_job import PipelineJob
+from tests.builders.profile import a_start, by_profile
 
 CRASHES = (Fault(FaultMode.CRASH_BEFORE), Fault(FaultMode.CRASH_AFTER))
 FAILURES = (
@@ -46,7 +46,7 @@ FIRST = (2, 1, 1)
 """The parallelisms of the driver that fails."""
 OTHERS = ((2, 1, 1), (2, 1, 1), (1, 2, 2), (3, 1, 2))
 """Those of its successor: the same, or others."""
-CASES = {"default": 6, "ci": 12, "nightly": 1_000_000}
+CASES = by_profile(default=6, ci=12, nightly=1_000_000)
 """How many cases of each pipeline are run, by profile."""
 SHAPE_NAMES = [shape.name for shape in SHAPES]
 
@@ -64,11 +64,10 @@ def calls_of(shape: Shape) -> int:
 def cases_of(shape: Shape, modes: Sequence[Fault] = MODES) -> Iterator[tuple[int, Fault]]:
     """Yield, by number, the faults to run: as many as the profile says, evenly spread."""
     every = [replace(mode, at=at) for at in range(1, calls_of(shape) + 1) for mode in modes]
-    profile = hypothesis_settings.get_current_profile_name()
     # One more or less, so that in turn every mode has its share.
-    step = max(1, len(every) // CASES[profile])
+    step = max(1, len(every) // CASES)
     step += step > 1 and step % len(modes) == 0
-    start = 0 if profile == "ci" else random.randrange(step)
+    start = a_start(step)
     for number in range(start, len(every), step):
         yield number, every[number]
 
@@ -105,9 +104,7 @@ def test_a_job_dies_again_and_again_and_counts_every_row_once(
 ) -> None:
     # Every driver dies a few calls later than the one before: recoveries are cut off, too.
     job = PipelineJob(shape, tmp_path)
-    step = {"default": 37, "ci": 23, "nightly": 1}[
-        hypothesis_settings.get_current_profile_name()
-    ]
+    step = by_profile(default=37, ci=23, nightly=1)
     drivers = 0
     calls = random.randrange(1, step + 1)
     while True:

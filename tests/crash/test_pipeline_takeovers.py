@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import settings as hypothesis_settings
 
 from penstock.errors import FencedError, StorageError
 from penstock.runtime.driver.decide import JobPhase
@@ -25,6 +24,7 @@ from penstock.testing import (
 )
 from tests.builders.pipeline_graphs import SHAPES, Shape, counting, levels
 from tests.builders.pipeline_job import PipelineJob
+from tests.builders.profile import by_profile
 
 SHAPE_NAMES = [shape.name for shape in SHAPES]
 
@@ -94,9 +94,7 @@ def test_a_driver_sleeps(instant: str, epochs: int | None, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
 def test_a_driver_sleeps_at_any_storage_call(shape: Shape, tmp_path: Path) -> None:
-    count = {"default": 4, "ci": 8, "nightly": 200}[
-        hypothesis_settings.get_current_profile_name()
-    ]
+    count = by_profile(default=4, ci=8, nightly=200)
     dice = random.Random(random.getrandbits(32))
     outcomes = set()
     for number in range(count):

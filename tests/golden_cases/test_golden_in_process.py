@@ -14,6 +14,7 @@ from penstock.state.files.cache import FileCache
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import Fault, FaultMode
+from tests.builders.profile import by_profile
 from tests.golden_cases.catalog import CASES
 from tests.golden_cases.golden_job import MODES, GoldenCase, GoldenJob, golden_data
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 class InThisProcess:
     """Tasks run right here and use the driver's store, faults included."""
 
-    most_rows = 20
+    most_rows = by_profile(default=100, ci=20, nightly=20)
     deaths: Sequence[Fault] = (
         # Some subtasks have written what they keep of epoch 2, others have not.
         Fault(FaultMode.CRASH_BEFORE, 2, "create", "*/0000000002/operator-*"),

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.profile import by_profile
 from tests.builders.spark_session import SparkProgram
 from tests.spark.counting_job import CountingJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("counting_program.py")
-KILLS = 20
+KILLS = by_profile(default=6, ci=20, nightly=100)
 ROWS = 100_000
 """More than the killed drivers get done."""
 

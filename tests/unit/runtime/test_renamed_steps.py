@@ -24,6 +24,7 @@ from penstock.testing import (
     assert_nothing_was_changed,
     stored_objects,
 )
+from tests.builders.profile import a_start, by_profile
 from tests.builders.scripted import PLAIN, link
 from tests.unit.runtime.test_commits import Target, a_job
 
@@ -193,9 +194,10 @@ def test_a_fault_at_any_storage_call_leaves_the_job_before_the_rename_or_after_i
 ) -> None:
     """Renames every step, with a fault at every call of the start, then starts again."""
     made = stopped()
-    at, has_failed = 0, True
+    step = by_profile(default=5, ci=1, nightly=1)
+    at, has_failed = a_start(step) + 1 - step, True
     while has_failed and at < 80:
-        at += 1
+        at += step
         job = LocalJob(
             shop(**NEW),
             store=MemoryStore(stored_objects(made.store)),

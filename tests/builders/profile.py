@@ -1,0 +1,23 @@
+"""How much a slow proof tries, by the profile that `tests/conftest.py` chooses."""
+
+import random
+from typing import TypeVar
+
+from hypothesis import settings
+
+T = TypeVar("T")
+
+
+def by_profile(default: T, ci: T, nightly: T) -> T:
+    """Return what the profile in force asks for."""
+    return {"default": default, "ci": ci, "nightly": nightly}[
+        settings.get_current_profile_name()
+    ]
+
+
+def a_start(step: int) -> int:
+    """Return where to begin if one of `step` cases in turn is tried: another place each run.
+
+    In CI it is always the first, so that a red run can be repeated.
+    """
+    return 0 if settings.get_current_profile_name() == "ci" else random.randrange(step)
