@@ -217,6 +217,12 @@ def _to_array(values: Any, kind: Any) -> Any:
 
 def _without_views(table: pa.Table) -> pa.Table:
     """Return rows without views of text, bytes or lists: Arrow cannot pick rows out of all views."""
+    encoded = [f.name for f in table.schema if pa.types.is_run_end_encoded(f.type)]
+    if encoded:
+        raise SchemaError(
+            f"a list source cannot take the run-end encoded columns {encoded}: decode them, with "
+            "pyarrow.compute.run_end_decode"
+        )
     plain = pa.schema([f.with_type(without_views(f.type)) for f in table.schema])
     plain = plain.with_metadata(table.schema.metadata)
     if plain.equals(table.schema):

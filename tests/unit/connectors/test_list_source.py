@@ -243,3 +243,13 @@ def test_dictionaries_of_any_type_are_read_with_and_without_rows(
     assert len(DrivenSource(list_source(rows, schema, splits=3)).run_epoch()) == 2
     assert DrivenSource(list_source([], schema)).run_epoch() == []
     assert empty_batch(schema).schema == schema
+
+
+def test_run_end_encoded_columns_are_refused_with_what_decodes_them() -> None:
+    values: Any = pa.RunEndEncodedArray.from_arrays(
+        pa.array([2], pa.int32()), pa.array([7])
+    )
+    with pytest.raises(
+        SchemaError, match=r"columns \['x'\]: decode them, with .*run_end_decode"
+    ):
+        list_source(pa.table({"x": values}))
