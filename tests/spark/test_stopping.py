@@ -183,6 +183,22 @@ def test_an_epoch_that_does_not_end_is_stopped_at_once_and_outlives_its_jvm(
     job.check()
 
 
+def test_a_signal_while_spark_starts_again_stops_the_job(
+    driver: SparkProgram, job: CountingJob
+) -> None:
+    run(driver, job, hangs=True)
+    wait_for_mark(job.folder / "marks", "hanging")
+    (jvm,) = driver.jvms()
+    os.kill(jvm, signal.SIGKILL)
+    driver.wait_for_words("trying again")
+    wait_until(lambda: set(driver.jvms()) - {jvm})
+    driver.signal(signal.SIGINT)
+    began = time.monotonic()
+    assert driver.hear_until("ended")["phase"] == "stopped"
+    assert time.monotonic() - began < SOON_SECONDS
+    wait_until(lambda: not driver.jvms())
+
+
 def test_an_epoch_whose_function_lost_its_jvm_is_handed_over_again(
     driver: SparkProgram, job: CountingJob
 ) -> None:
