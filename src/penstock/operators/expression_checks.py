@@ -22,6 +22,8 @@ _GUESSES_FORMAT = (
     " to guess a format: give it one, such as '%+' for ISO 8601 with a zone (and "
     "time_zone='UTC'), '%FT%T%.f' without"
 )
+_WHOLE_ARGUMENTS = {"is_in": 1, "replace": 2, "replace_strict": 2}
+"""Functions that Polars takes for row by row, and how many first arguments are whole columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ def _find_row_problems(expression: pl.Expr, empty: pl.LazyFrame) -> Iterator[str
             if _looks_into_a_column(part, empty):
                 yield (
                     f"{part} looks at several rows: it takes all values of a column. Compare "
-                    "with ==, give is_in a list of values, or a column of lists"
+                    "with ==, or give plain values; is_in also takes a column of lists"
                 )
                 return
             is_whole = meta.is_scalar() and bool(meta.root_names())
@@ -189,15 +191,17 @@ def _with_formats(expression: pl.Expr) -> pl.Expr:
 
 
 def _looks_into_a_column(part: pl.Expr, empty: pl.LazyFrame) -> bool:
-    """Tell whether it is an `is_in` of plain columns, which Polars takes for row by row."""
-    inputs = part.meta.pop()
-    if len(inputs) != 2 or not str(part).startswith(f"{inputs[1]}.is_in("):
+    """Tell whether a function takes whole columns although Polars takes it for row by row."""
+    arguments = part.meta.pop()[::-1]
+    if len(arguments) < 2:
         return False
-    values = inputs[0]
-    if not values.meta.root_names():
-        return False
-    kind = empty.select(values).collect_schema().dtypes()[0]
-    return not isinstance(kind, pl.List | pl.Array)
+    function = str(part).removeprefix(f"{arguments[0]}.").partition("(")[0]
+    for values in arguments[1 : 1 + _WHOLE_ARGUMENTS.get(function, 0)]:
+        if values.meta.root_names():
+            kind = empty.select(values).collect_schema().dtypes()[0]
+            if function != "is_in" or not isinstance(kind, pl.List | pl.Array):
+                return True
+    return False
 
 
 def _parts_of(expression: pl.Expr) -> Iterator[pl.Expr]:

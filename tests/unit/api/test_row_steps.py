@@ -319,6 +319,28 @@ def test_looking_for_a_value_in_another_column_is_refused_as_it_looks_at_several
         assert run(a_stream(rows).filter(fine)) == rows
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        pl.col("n").replace(pl.col("m"), pl.col("n")),
+        pl.col("n").replace([1], pl.col("m") + 1),
+        pl.col("n").replace_strict(pl.col("m"), 1, default=0) + 1,
+    ],
+    ids=str,
+)
+def test_replacing_by_the_values_of_columns_is_refused_as_it_looks_at_several_rows(
+    expression: pl.Expr,
+) -> None:
+    rows = [{"n": 1, "m": 2}]
+    error = mistake(lambda stream: stream.with_columns(x=expression), rows=rows)
+    assert "looks at several rows: it takes all values of a column" in str(error)
+    fine = a_stream(rows).select(
+        a=pl.col("n").replace({1: 5}),
+        b=pl.col("n").replace_strict([2], [7], default=pl.col("m")),
+    )
+    assert run(fine) == [{"a": 5, "b": 2}]
+
+
 def test_a_udf_replaces_the_column_that_it_names_as_its_output() -> None:
     twice = pen.udf(lambda n: n * 2, returns=pa.int64(), inputs=["n"], output="n")
     replaced = a_stream().udf("twice", twice)
