@@ -145,6 +145,13 @@ def _problems(stream: StreamSchema) -> Iterator[_Problem]:
         if "\0" in name:
             text = f"column name {name!r} holds a NUL, which Polars cannot take: rename it"
             yield ErrorCode.INVALID_NAME, text
+    for field in stream.arrow:
+        if field.type.num_fields and "\0" in str(field.type):
+            text = (
+                f"column {field.name!r} has the type {str(field.type)!r}, in which a name holds "
+                "a NUL, which Polars cannot take: rename it"
+            )
+            yield ErrorCode.INVALID_NAME, text
     time = stream.time_column
     if time is not None and time not in names:
         yield mismatch, _unknown("time column", time, names)

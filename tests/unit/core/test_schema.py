@@ -267,6 +267,13 @@ def test_a_nul_in_the_name_of_a_column_is_refused() -> None:
     assert caught.value.code is ErrorCode.INVALID_NAME
 
 
+def test_a_nul_in_the_name_of_a_field_inside_of_a_column_is_refused() -> None:
+    inner = pa.struct([("a\0b", pa.int64())])
+    for kind in (inner, pa.list_(inner), pa.map_(pa.string(), inner)):
+        with pytest.raises(SchemaError, match=r"'s' .* holds a NUL, .* rename it"):
+            StreamSchema(pa.schema([("s", kind)]))
+
+
 @pytest.mark.parametrize("zone", ["-0330", "GMT+3", "Z", "Nowhere/At_all", "+25:00"])
 def test_a_time_column_in_a_zone_that_nobody_knows_is_refused(zone: str) -> None:
     columns: dict[str, Any] = {"at": pa.timestamp("us", zone)}

@@ -260,6 +260,9 @@ def compile_aggregates(
     for name, aggregate in aggregates.items():
         if name in taken:
             problems.append(f"{name}: the output has a column of that name already")
+        if "\0" in name:
+            problems.append(f"{name!r} holds a NUL, which Polars cannot take: rename it")
+            continue
         if not isinstance(aggregate, Aggregate):
             problems.append(f"{name}={_describe_non_aggregate(aggregate)}")
             continue

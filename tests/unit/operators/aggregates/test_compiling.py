@@ -29,6 +29,10 @@ def problems_of(**aggregates: Any) -> str:
     return caught.value.message
 
 
+def test_a_nul_in_the_name_of_a_result_is_refused() -> None:
+    assert "'a\\x00b' holds a NUL" in problems_of(**{"a\0b": pen.count()})
+
+
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     expression = pl.col("price").sum()
     assert problems_of(
