@@ -162,10 +162,15 @@ def hide_secrets(text: str, name: str = "") -> str:
     return _LISTED.sub(r"\1***", text)
 
 
+def _writable(text: str) -> str:
+    """Return a text that can be encoded: names of files may hold bytes that are no text."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _hide(value: object, name: str = "") -> object:
     kind = type(value)  # an enum of text is no text that could hold a secret
     if kind is str:
-        return hide_secrets(str(value), name)
+        return hide_secrets(_writable(str(value)), name)
     if isinstance(value, Mapping):
         return {key: _hide(part, str(key)) for key, part in value.items()}
     if isinstance(value, list | tuple) and kind in (list, tuple):
@@ -182,7 +187,7 @@ class PenstockError(Exception):
     def __init__(
         self, message: str, *, code: ErrorCode | None = None, **context: object
     ) -> None:
-        self.message = hide_secrets(message)
+        self.message = hide_secrets(_writable(message))
         super().__init__(self.message)
         self.code = code or self.default_code
         self.context = {
@@ -191,7 +196,7 @@ class PenstockError(Exception):
 
     def add_note(self, note: str) -> None:
         """Add a note without credentials: tracebacks and rows of user code may hold some."""
-        super().add_note(hide_secrets(note))
+        super().add_note(hide_secrets(_writable(note)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Notes are in __dict__, so passing it as the state keeps them.

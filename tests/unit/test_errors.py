@@ -60,6 +60,14 @@ def test_an_error_can_be_copied() -> None:
     assert copy.copy(error).context == {"path": "a"}
 
 
+def test_a_text_that_cannot_be_encoded_is_escaped_so_that_the_error_can_be_sent() -> None:
+    error = UserError("no file 'a\udcff'", path="a\udcff")
+    error.add_note("in a\udcff")
+
+    assert (error.message, str(error)) == ("no file 'a\\udcff'",) * 2
+    assert (error.context, error.__notes__) == ({"path": "a\\udcff"}, ["in a\\udcff"])
+
+
 def test_facts_that_are_unknown_are_left_out() -> None:
     assert UserError("no", job="j", epoch=None).context == {"job": "j"}
 

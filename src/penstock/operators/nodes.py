@@ -43,7 +43,7 @@ from penstock.operators.operator import (
 )
 from penstock.operators.splits import SplitState
 from penstock.operators.timers import Timers
-from penstock.operators.user_functions import ask, describe_failure
+from penstock.operators.user_functions import USER_ERRORS, ask, describe_failure
 from penstock.operators.worker_output import speaking_for
 from penstock.state.tables.specs import TimeDomain
 from penstock.state.tables.table import Frontier
@@ -175,7 +175,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         try:
             with speaking_for(self.task.operator):
                 result = called(*arguments)
-        except Exception as error:  # noqa: BLE001 (the boundary to user code)
+        except USER_ERRORS as error:
             failure = self.fail(error, hook, batch)
             raise failure from failure.__cause__
         if self.failures:
@@ -183,7 +183,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         return result
 
     def fail(
-        self, error: Exception, hook: str, batch: pa.RecordBatch | None = None
+        self, error: BaseException, hook: str, batch: pa.RecordBatch | None = None
     ) -> PenstockError:
         """Note the first failure of the chain, so that catching it cannot hide it."""
         if not self.failures:
@@ -270,7 +270,7 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
                 self.instance.process_batch_index(
                     index, self._total_inputs, batch, self.context, self.collector
                 )
-        except Exception as error:  # noqa: BLE001 (the boundary to user code)
+        except USER_ERRORS as error:
             failure = self.fail(error, "process_batch", batch)
             raise failure from failure.__cause__
 

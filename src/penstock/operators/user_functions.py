@@ -17,6 +17,7 @@ from os import PathLike
 from typing import Any, ClassVar, TypeVar
 
 import cloudpickle
+import polars as pl
 import pyarrow as pa
 
 from penstock.core.batch import describe_sample
@@ -28,6 +29,8 @@ from penstock.operators.registry import OperatorConfig
 
 AnswerT = TypeVar("AnswerT")
 
+USER_ERRORS = (Exception, SystemExit, pl.exceptions.PanicException)
+"""What user code raises when it fails: a program that ends itself, or Polars, is no exception."""
 _SEARCH_DEPTH = 4
 """How deep the search goes for the part of an object that cannot be pickled."""
 
@@ -254,14 +257,14 @@ def ask(operator: str, hook: str, call: Callable[[], AnswerT]) -> AnswerT:
     """Return what a hook says outside of epochs; an exception gets the operator's name."""
     try:
         return call()
-    except Exception as error:  # noqa: BLE001 (the boundary to user code)
+    except USER_ERRORS as error:
         message = f"operator {operator!r} raised {type(error).__name__} in {hook}: {error}"
         failure = to_failure(error, message, operator=str(operator), hook=hook)
         raise failure from failure.__cause__
 
 
 def describe_failure(
-    error: Exception,
+    error: BaseException,
     context: OperatorContext,
     hook: str,
     batch: pa.RecordBatch | None = None,

@@ -120,6 +120,8 @@ class OutputCapture:
             return
         if len(text) > MOST_CHARACTERS:
             text = text[:MOST_CHARACTERS] + " …"
+        # Names of files may hold bytes that are no text: a report could not be encoded.
+        text = text.encode("utf-8", "backslashreplace").decode()
         line = OutputLine(_STEP.get(), self._subtask, text, logger, level)
         self._lines.append(line)
 

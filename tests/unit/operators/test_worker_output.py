@@ -44,6 +44,12 @@ def test_printed_lines_come_with_the_step_and_subtask_that_printed_them() -> Non
     ]
 
 
+def test_a_line_that_cannot_be_encoded_is_escaped() -> None:
+    with OutputCapture(0) as output:
+        print("no file a\udcff")
+        assert [line.text for line in output.take()] == ["no file a\\udcff"]
+
+
 def test_a_line_without_an_end_and_one_of_another_thread_arrive_too() -> None:
     with OutputCapture(0) as output:
         thread = threading.Thread(target=print, args=["from a thread"])

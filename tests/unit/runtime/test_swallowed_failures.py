@@ -1,5 +1,6 @@
 """User code that catches everything cannot make an epoch count in which something failed."""
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -108,3 +109,23 @@ def test_an_epoch_whose_failed_table_read_was_caught_is_a_failed_one() -> None:
     job = counting(a_list())
     job.run()
     assert job.run(READ_FAILS).restarts == 1
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), pl.exceptions.PanicException("oh")], ids=repr
+)
+def test_a_function_that_ends_the_program_or_panics_fails_like_one_that_raises(
+    error: BaseException,
+) -> None:
+    kind, said = type(error), str(error)
+
+    def give_up(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise kind(said)
+
+    pipeline = Pipeline("job")
+    source = ScriptedSource([numbered(1), EOF])
+    pipeline.read("numbers", source).map_batches(give_up).write("out", a_list())
+    with pytest.raises(
+        UserCodeError, match=rf"'map_batches-1' raised {kind.__name__} .*{said}"
+    ):
+        LocalJob(pipeline).run()

@@ -24,7 +24,7 @@ from penstock.errors import ErrorCode, StateError
 from penstock.operators.context import CommitContext
 from penstock.operators.nodes import OperatorReport
 from penstock.operators.operator import ArrowOperator
-from penstock.operators.user_functions import to_failure
+from penstock.operators.user_functions import USER_ERRORS, to_failure
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.plan.epoch_plan import EpochPlan, known_inputs, label_inputs
 from penstock.runtime.plan.executor import CompactionOrder, CompactionResult, Reports
@@ -356,7 +356,7 @@ class CommittingSinks:
         try:
             context = CommitContext(task, self._environment.store, self._identity)
             self._kept[operator].handle_commit(epoch, data, context)
-        except Exception as error:  # noqa: BLE001 (the boundary to user code)
+        except USER_ERRORS as error:
             self._drop(operator)
             failure = to_failure(
                 error,

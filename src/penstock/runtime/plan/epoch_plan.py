@@ -52,7 +52,7 @@ from penstock.operators.splits import (
     deal_splits,
     have_ended,
 )
-from penstock.operators.user_functions import to_failure
+from penstock.operators.user_functions import USER_ERRORS, to_failure
 from penstock.state.protocol.records import CheckpointManifest, CheckpointRef
 
 _log = logging.getLogger(__name__)
@@ -326,7 +326,7 @@ class SourcePlanner:
         plan: Any
         try:
             plan = planned.source.plan_splits(dict(planned.known), budget, now_micros)
-        except Exception as error:  # noqa: BLE001 (the boundary to user code)
+        except USER_ERRORS as error:
             message = (
                 f"source {operator!r} raised {type(error).__name__} in plan_splits: {error}"
             )

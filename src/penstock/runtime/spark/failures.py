@@ -72,9 +72,14 @@ def describe_job_failure(error: Exception, job: str) -> PenstockError:
             "epoch was published: correct the DataFrame and start the job again",
             job=job,
         )
+    hint = ""
+    if "Python worker exited unexpectedly" in text:
+        hint = (
+            ". User code crashed that process, or it was killed, often for want of memory"
+        )
     failure = ExternalError(
         f"Spark could not run an epoch of job {job!r}: {_reason_in(text)}. Nothing of it was "
-        "published",
+        f"published{hint}",
         code=ErrorCode.ENGINE_FAILED,
         job=job,
     )

@@ -83,6 +83,12 @@ Caused by: java.io.EOFException
     assert "'counts': Python worker exited unexpectedly (crashed). Nothing" in str(failure)
 
 
+def test_a_worker_that_was_killed_is_told_of_memory_too() -> None:
+    text = "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+    failure = describe_job_failure(RuntimeError(text), "counts")
+    assert str(failure).endswith("or it was killed, often for want of memory")
+
+
 def test_the_first_of_chained_python_exceptions_is_the_cause_whatever_its_name() -> None:
     text = """Job aborted due to stage failure
 Traceback (most recent call last):
