@@ -83,7 +83,7 @@ def is_column(values: Any) -> bool:
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return not any(isinstance(value, Mapping) for value in values)
     is_series = hasattr(values, "to_arrow") or is_pandas(values)
-    return is_series and not hasattr(values, "columns")
+    return is_series and hasattr(values, "__len__") and not hasattr(values, "columns")
 
 
 def is_pandas(values: Any) -> bool:
@@ -95,6 +95,8 @@ def to_instant(given: Any) -> int:
     """Return one instant in microseconds since 1970; what is none is a `ValueError`."""
     if isinstance(given, EventTime):
         return given.micros
+    if isinstance(given, datetime | np.datetime64) and str(given) == "NaT":
+        raise ValueError("NaT is no instant")  # NumPy would make it the earliest of all
     if isinstance(given, datetime):
         aware = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
         return (aware - _EPOCH) // timedelta(microseconds=1)

@@ -135,7 +135,7 @@ def test_each_row_expires_at_its_own_instant_in_every_form(instants: Any) -> Non
 
 @pytest.mark.parametrize(
     "instant",
-    [1_000_000, np.int64(1_000_000), EventTime(1_000_000), WHEN[0]],
+    [1_000_000, np.int64(1_000_000), EventTime(1_000_000), WHEN[0], pd.Timestamp(WHEN[0])],
     ids=lambda instant: type(instant).__name__,
 )
 def test_one_instant_is_for_all_rows_and_bounds_ranges(instant: Any) -> None:
@@ -172,6 +172,8 @@ def test_rows_may_expire_never_one_by_one() -> None:
         ("tomorrow", "str is no instant"),
         (1.5, "float is no instant"),
         (True, "bool is no instant"),
+        (np.datetime64("NaT"), "NaT is no instant"),
+        (pd.NaT, "NaT is no instant"),
         (1 << 63, "do not fit 64 bits"),
         ([1], "2 rows were given with 1 instants"),
         (["a", "b"], "the instants are of type string"),
