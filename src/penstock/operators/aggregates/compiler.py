@@ -173,7 +173,10 @@ class _Compiler:
 
     def _checked(self, method: str, given: Any) -> dict[str, pl.Expr]:
         expressions = dict(given) if isinstance(given, Mapping) else {}
-        if expressions and all(isinstance(e, pl.Expr) for e in expressions.values()):
+        if expressions and all(
+            isinstance(name, str) and isinstance(expression, pl.Expr)
+            for name, expression in expressions.items()
+        ):
             return expressions
         wanted = (
             "a Polars expression" if method == "final" else "Polars expressions by name"

@@ -166,6 +166,10 @@ class Broken(pen.Aggregate):
         ({"partial": list}, "partial must return Polars expressions by name"),
         ({"partial": lambda: {"a": 1}}, "partial must return Polars expressions by name"),
         (
+            {"partial": lambda: {1: pl.col("price").sum()}},
+            "partial must return Polars expressions by name",
+        ),
+        (
             {"partial": lambda: {"a": pl.col("prize").sum()}},
             "there is no column 'prize'; did you mean 'price'",
         ),
