@@ -4,17 +4,21 @@ import logging
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
 import penstock as pen
+from penstock.api.in_process import run_in_process
+from penstock.errors import ExternalError
 from penstock.graph.logical import Exchange
 from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.signals import STOP_SIGNALS, StopSignals
+from penstock.state.storage.memory import MemoryStore
 from tests.builders.driven_job import DrivenJob, Ledger
 from tests.builders.scripted import NumberedSource, link
 
@@ -79,6 +83,27 @@ def test_a_second_signal_ends_the_epoch_that_runs(tmp_path: Path) -> None:
     assert status.phase is pen.JobPhase.STOPPED
     assert (status.epoch, status.rows_read, step.calls) == (None, 0, 1)
     assert a_job(Interrupted(signal.SIGINT)).run_in_process(str(tmp_path)).rows_read > 0
+
+
+class Stopped(Interrupted):
+    """A step that stops its job from within an epoch, which then fails."""
+
+    drivers: ClassVar[list[JobDriver]] = []
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self.drivers[-1].request_stop(StopMode.CHECKPOINT)
+        raise ExternalError("the other system is away")
+
+
+def test_a_job_whose_last_epoch_fails_stops_and_does_not_say_that_it_tries_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipeline = a_job(Stopped())
+    options = RunOptions(checkpoint=MemoryStore(), on_driver=Stopped.drivers.append)
+    status = run_in_process(pipeline.graph(), pipeline.registry, options)
+    assert (status.phase, status.error) == (JobPhase.STOPPED, "the other system is away")
+    assert "the job stops without it: what it has not published comes again" in caplog.text
+    assert "trying again" not in caplog.text
 
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:

@@ -337,12 +337,10 @@ class JobDriver:
             delay_micros = decide_restart(error, self._failures, policy)
             if delay_micros is None:
                 raise
-            _log.warning(
-                "attempt %d failed, trying again in %.1f s: %s",
-                self._failures,
-                delay_micros / 1_000_000,
-                error,
-            )
+            then = f"trying again in {delay_micros / 1_000_000:.1f} s"
+            if self._stop is not None:
+                then = "the job stops without it: what it has not published comes again"
+            _log.warning("attempt %d failed, %s: %s", self._failures, then, error)
             now = self._environment.clock.now_micros()
             self._retry_at_micros = now + delay_micros
             self._update(restarts=self.status.restarts + 1, error=str(error))
