@@ -138,6 +138,7 @@ def list_source(
 
 
 def _to_table(rows: Any, schema: pa.Schema | None) -> pa.Table:
+    _refuse_objects(rows)
     if isinstance(rows, pl.DataFrame):
         rows = rows.to_arrow()
     if is_pandas(rows) and hasattr(rows, "columns"):
@@ -200,6 +201,18 @@ def _from_columns(columns: Mapping[str, Any], schema: pa.Schema | None) -> pa.Ta
             f"the rows of a list source do not fit into columns of one type each: {error}. "
             "Correct the values, or say the types with schema=pa.schema([...])"
         ) from error
+
+
+def _refuse_objects(rows: Any) -> None:
+    """Refuse Python objects in series of Polars, which would give their addresses."""
+    columns = rows.to_dict() if isinstance(rows, pl.DataFrame) else rows
+    given = columns.items() if isinstance(columns, Mapping) else ()
+    objects = [n for n, c in given if isinstance(c, pl.Series) and c.dtype == pl.Object]
+    if objects:
+        raise SchemaError(
+            f"a list source cannot take the columns {objects}, which hold Python objects: make "
+            "them of plain values"
+        )
 
 
 def _to_array(values: Any, kind: Any) -> Any:

@@ -186,6 +186,9 @@ def test_views_of_text_bytes_and_lists_are_read_as_plain_columns(splits: int) ->
         assert "view" not in str(a_source(given).output_schema().arrow)
 
 
+OBJECTS = pl.Series("a", [object()], dtype=pl.Object)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -198,6 +201,8 @@ def test_views_of_text_bytes_and_lists_are_read_as_plain_columns(splits: int) ->
         ({"a": 1}, "columns of one type each"),
         ({"a": [1, 2], "b": [1]}, "columns of one type each"),
         ([{"a\0b": 1}], "holds a NUL"),
+        (pl.DataFrame({"a": OBJECTS}), r"\['a'\], which hold Python objects"),
+        ({"a": OBJECTS}, r"\['a'\], which hold Python objects"),
     ],
 )
 def test_what_cannot_be_rows_is_refused_with_an_explanation(
