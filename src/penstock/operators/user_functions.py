@@ -9,6 +9,7 @@ of user code becomes an error that names the place where it was raised, and show
 """
 
 import inspect
+import io
 import pickle
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import cloudpickle
 import polars as pl
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.batch import describe_sample
 from penstock.errors import ErrorCode, PenstockError, UserCodeError, UserError
@@ -31,6 +33,7 @@ AnswerT = TypeVar("AnswerT")
 
 USER_ERRORS = (Exception, SystemExit, pl.exceptions.PanicException)
 """What user code raises when it fails: a program that ends itself, or Polars, is no exception."""
+_MSGSPEC_CACHE = "__msgspec_cache__"
 _SEARCH_DEPTH = 4
 """How deep the search goes for the part of an object that cannot be pickled."""
 
@@ -42,7 +45,7 @@ def pickle_function(obj: Any, name: str | None = None) -> UserFunction:
     """
     shown = name or name_of(obj)
     try:
-        return UserFunction(shown, cloudpickle.dumps(obj))
+        return UserFunction(shown, _dumps(obj))
     except Exception as error:  # __reduce__ and __getstate__ of users may raise anything
         raise UserError(
             f"{shown!r} cannot be sent to workers: {_culprit_of(obj) or 'it'} cannot be "
@@ -51,6 +54,22 @@ def pickle_function(obj: Any, name: str | None = None) -> UserFunction:
             code=ErrorCode.NOT_PICKLABLE,
             function=shown,
         ) from error
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
+    """Pickles classes without what msgspec keeps in them, which it derives again."""
+
+    @override
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and _MSGSPEC_CACHE in vars(obj):
+            delattr(obj, _MSGSPEC_CACHE)
+        return super().reducer_override(obj)
+
+
+def _dumps(obj: Any) -> bytes:
+    written = io.BytesIO()
+    _Pickler(written).dump(obj)
+    return written.getvalue()
 
 
 def unpickle_function(function: UserFunction) -> Any:
@@ -143,7 +162,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 def _pickles(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        _dumps(value)
     except Exception:  # noqa: BLE001 (whatever it raises, it does not pickle)
         return False
     return True

@@ -2,10 +2,12 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.errors import ErrorCode, UserError
@@ -42,6 +44,16 @@ def test_a_closure_is_copied_as_it_was_when_pickled() -> None:
     packed = pickle_function(lambda: list(captured))
     captured.append(2)
     assert unpickle_function(packed)() == [1]
+
+
+def test_a_state_class_that_was_used_before_can_be_pickled() -> None:
+    @dataclass
+    class Counted:
+        count: int
+
+    assert msgspec.json.decode(b'{"count": 1}', type=Counted) == Counted(1)
+    copied = unpickle_function(pickle_function(lambda: Counted(2)))()
+    assert msgspec.json.encode(copied) == msgspec.json.encode(Counted(2))
 
 
 def test_a_given_name_wins() -> None:
