@@ -4,11 +4,12 @@ A chunk is a record batch of stored rows, from a file (mapped, sorted by hash) o
 this epoch. Its times and orders are computed once, when they are first needed.
 
 Time bounds skip most chunks. After 16 scans a chunk is sorted by time, so that a range costs
-only its result. Chunks of own writes are joined so that their number grows with the logarithm
+only its result. Rows of a key within a range of time are found by bisection, so that a lookup
+of a key with many rows costs only its result, too. Chunks of own writes are joined so that their number grows with the logarithm
 of the epochs; mapped ones stay where they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,6 +37,17 @@ _FEW_CHUNKS = 8
 """Up to this number chunks are not joined: most rows expire before there are more."""
 _LARGEST_JOINED = 1 << 20
 """Chunks are not joined beyond this many rows: the copy would slow an epoch down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Keys to look up."""
+
+    keys: Sequence[Any]
+    """Their columns in stored types."""
+    hashes: Hashes
+    by_hash: Positions
+    """Their order by hash: searching in order is several times faster than in any other."""
 
 
 class Chunk:
@@ -147,6 +159,54 @@ class Chunk:
         same = equal_keys(keys, probes, ours, rows)
         return probes[same], rows[same]
 
+    def match_between(
+        self,
+        probed: "Probes",
+        clock_micros: int | None,
+        starts: Micros,
+        ends: Micros,
+    ) -> Iterator[tuple[Positions, Positions]]:
+        """Yield which live rows hold which of the keys at a time in the key's `[start, end)`.
+
+        Pairs are (probe, row) positions in order of the probes, a bounded number at a time.
+        """
+        hashes, by_hash, keys = probed.hashes, probed.by_hash, probed.keys
+        order, stored, times = self._by_hash_and_time
+        wanted = hashes[by_hash]
+        first = np.searchsorted(stored, wanted, "left")
+        last = np.searchsorted(stored, wanted, "right")
+        is_known = last > first
+        # From here on in the order of the probes, so that those who copy their rows read them
+        # one after another.
+        probes = by_hash[is_known]
+        back = np.argsort(probes)
+        probes, first, last = probes[back], first[is_known][back], last[is_known][back]
+        first = _bisect_each(times, first, last, starts[probes])
+        last = _bisect_each(times, first, last, ends[probes])
+        live = live_rows(self.rows.column(EXPIRES_AT), clock_micros)
+        ours = [self.rows.column(name) for name in self._schema.key_columns]
+        for owners, places in expand_ranges(first, last - first):
+            found = probes[owners]
+            rows = places if order is None else order[places]
+            if live is not None:
+                found, rows = found[live[rows]], rows[live[rows]]
+            same = equal_keys(keys, found, ours, rows)
+            if not same.all():
+                found, rows = found[same], rows[same]
+            if len(rows):
+                yield found, rows
+
+    @cached_property
+    def _by_hash_and_time(self) -> tuple[Positions | None, Hashes, Micros]:
+        """As `_by_hash`, but rows of one hash in order of time; and the times in that order."""
+        order, hashes = self._by_hash
+        times = self.times if order is None else self.times[order]
+        if bool(((hashes[1:] != hashes[:-1]) | (times[1:] >= times[:-1])).all()):
+            return order, hashes, times
+        by_time = np.argsort(self.times, kind="stable")
+        order = by_time[stable_order(hashes_of(self.rows)[by_time])]
+        return order, hashes, self.times[order]
+
     def _positions_in(self, start: int | None, end: int | None = None) -> Positions:
         """Return the rows with a time in `[start, end)`, in order of time if that was computed.
 
@@ -174,6 +234,41 @@ class Chunk:
         """The positions in order of time, and the times."""
         order = np.argsort(self.times)
         return order, self.times[order]
+
+
+def expand_ranges(
+    first: Positions, counts: Positions, *, limit: int = 1 << 20
+) -> Iterator[tuple[Positions, Positions]]:
+    """Yield every place of the ranges `[first, first + count)` with the number of its range.
+
+    At most `limit` places come at a time, so that ranges may have any lengths.
+    """
+    ranges = np.flatnonzero(counts)
+    ends = np.cumsum(counts[ranges])
+    starts = ends - counts[ranges]
+    total = int(ends[-1]) if len(ends) else 0
+    for begin in range(0, total, limit):
+        end = min(total, begin + limit)
+        low = int(np.searchsorted(ends, begin, "right"))
+        high = int(np.searchsorted(starts, end, "left"))
+        cut = np.minimum(ends[low:high], end) - np.maximum(starts[low:high], begin)
+        owners = np.repeat(ranges[low:high], cut)
+        # A place is the number of its pair, shifted by where its range begins.
+        shifts = np.repeat(first[ranges[low:high]] - starts[low:high], cut)
+        yield owners, shifts + np.arange(begin, end)
+
+
+def _bisect_each(
+    values: Micros, first: Positions, last: Positions, wanted: Micros
+) -> Positions:
+    """Return for each range of sorted values where the first one is that is not below `wanted`."""
+    low, high = first.copy(), last.copy()
+    for _ in range(int((high - low).max(initial=0)).bit_length()):
+        middle = (low + high) >> 1
+        is_below = (middle < high) & (values[np.minimum(middle, len(values) - 1)] < wanted)
+        low = np.where(is_below, middle + 1, low)
+        high = np.where(is_below, high, middle)
+    return low
 
 
 @dataclass(frozen=True, slots=True)

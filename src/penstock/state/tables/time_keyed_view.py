@@ -4,7 +4,7 @@ Both views show the same rows. Rows are only added, duplicates are kept, and exp
 hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.arrow_types import Micros
 from penstock.core.rows import RowsLike, to_instant
 from penstock.core.watermark import EventTime
 from penstock.errors import SchemaError
@@ -25,10 +26,11 @@ from penstock.state.tables.expiry import (
     given_expiry,
     is_expired,
 )
-from penstock.state.tables.sorted_rows import Positions, take_rows
+from penstock.state.tables.sorted_rows import Positions, stable_order, take_rows
 from penstock.state.tables.table import Files, Frontier, TableEpochCheckpointer, View
 from penstock.state.tables.time_keyed_rows import (
     Chunk,
+    Probes,
     join_chunks,
     settle_chunks,
 )
@@ -51,6 +53,20 @@ class GroupedRows:
         """Return the rows of one of the looked-up keys, in the order they were inserted."""
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         return self.rows.slice(start, end - start)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Some pairs of a looked-up key and a row: `places[i]` of `rows` is a match of `probes[i]`."""
+
+    probes: Positions
+    """The positions of the keys."""
+    rows: pa.RecordBatch
+    """Stored rows, of which some match: the declared columns in their stored types, and others."""
+    places: Positions
+    """The positions of the rows that match."""
+    times: Micros
+    """The time of each of `rows`."""
 
 
 class TimeKeyedView(View):
@@ -159,6 +175,30 @@ class TimeKeyedView(View):
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return GroupedRows(self.schema.to_declared(grouped), offsets)
 
+    def get_between(
+        self, keys: RowsLike, starts: Micros, ends: Micros
+    ) -> Iterator[Matches]:
+        """Yield the live rows of each key with a time in the key's own `[start, end)`.
+
+        They come in no order, a bounded number at a time, and are not copied. The cost follows
+        the rows that are found, however many a key has at other times.
+        """
+        keys = self.schema.key_rows_of(keys)
+        if keys.num_rows == 0:
+            return
+        task = self._table.environment.task
+        columns = self.schema.keys_of(keys)
+        hashes = self.schema.owned_hashes(columns, keys.num_rows, task)
+        probes = Probes(columns, hashes, stable_order(hashes))
+        first, last = int(starts.min()), int(ends.max())
+        for chunk in self._all_chunks():
+            low, high = chunk.time_bounds
+            if low >= last or high < first:
+                continue
+            clock = self._clock_micros
+            for found, rows in chunk.match_between(probes, clock, starts, ends):
+                yield Matches(found, chunk.rows, rows, chunk.times)
+
     @override
     def advance(self, frontier: Frontier) -> None:
         """Start an epoch: expiry is judged by its clock, which never goes back."""
@@ -257,6 +297,12 @@ class KeyTimeView:
     def get(self, keys: RowsLike) -> GroupedRows:
         """Return the live rows of each key, in the order they were inserted."""
         return self.by_time.get(keys)
+
+    def get_between(
+        self, keys: RowsLike, starts: Micros, ends: Micros
+    ) -> Iterator[Matches]:
+        """Yield the live rows of each key in a range of time; see `TimeKeyedView.get_between`."""
+        return self.by_time.get_between(keys, starts, ends)
 
     def insert(self, rows: RowsLike, expires_at: ExpiresAt) -> None:
         """Add rows; see `TimeKeyedView.insert`."""
