@@ -2,6 +2,7 @@
 
 from .api.checkpoints import Checkpoints as Checkpoints
 from .api.checkpoints import checkpoints as checkpoints
+from .api.joining import same_window as same_window
 from .api.pipeline import Pipeline as Pipeline
 from .api.stream import KeyedStream as KeyedStream
 from .api.stream import Stream as Stream
@@ -38,6 +39,8 @@ from .operators.aggregates.functions import min as min
 from .operators.aggregates.functions import stddev as stddev
 from .operators.aggregates.functions import sum as sum
 from .operators.aggregates.functions import var as var
+from .operators.joins.sides import BAD_RIGHT as BAD_RIGHT
+from .operators.joins.sides import LATE_RIGHT as LATE_RIGHT
 from .operators.udfs.specs import async_udf as async_udf
 from .operators.udfs.specs import call_udf as call_udf
 from .operators.udfs.specs import native_udf as native_udf
@@ -60,7 +63,9 @@ from .state.tables.specs import TimeDomain as TimeDomain
 __version__: str
 __all__ = [
     "BAD",
+    "BAD_RIGHT",
     "LATE",
+    "LATE_RIGHT",
     "MAIN",
     "Aggregate",
     "AttachedJob",
@@ -107,6 +112,7 @@ __all__ = [
     "read_committed",
     "restarts",
     "retention",
+    "same_window",
     "session",
     "sliding",
     "stddev",

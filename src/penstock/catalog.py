@@ -10,6 +10,7 @@ from penstock.connectors.files import source as files_source
 from penstock.connectors.nexmark import rows as nexmark_rows
 from penstock.connectors.nexmark import source as nexmark
 from penstock.operators import event_time, expressions, stateless, user_functions
+from penstock.operators.joins import interval_join, session_join, window_join
 from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import OperatorConfig, Registry
 from penstock.operators.udfs import async_operator, functions, native, specs
@@ -47,6 +48,9 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (panes.PaneCombinerConfig, panes.PaneCombiner),
     (panes.PaneWindowConfig, panes.PaneWindows),
     (sessions.SessionWindowConfig, sessions.SessionWindows),
+    (interval_join.IntervalJoinConfig, interval_join.IntervalJoin),
+    (window_join.WindowJoinConfig, window_join.WindowJoin),
+    (session_join.SessionJoinConfig, session_join.SessionJoin),
 )
 """The class of each kind's config, and the function or class that builds the operator from it."""
 

@@ -13,9 +13,9 @@ _TOTAL = (
     'results over rows are aggregates: key_by(…).aggregate("a-name", n=pen.count(), '
     's=pen.sum("column")), or behind window(…)'
 )
-_NO_JOIN = (
-    "there is no join yet: process(name, operator, other) gives the rows of two streams, keyed "
-    "alike, to an operator of your own; docs/operators.md shows one"
+_JOIN = (
+    'join("a-name", other, on="column", within=("-5m", "10m")) joins two streams by key and event '
+    "time; docs/joins.md shows all kinds of joins"
 )
 _NO_UNIQUE = (
     "there is no such step yet: an operator of your own keeps the keys that it has seen in a "
@@ -47,7 +47,10 @@ _BY_HINT: dict[str, tuple[str, ...]] = {
         "fold",
         "value_counts",
     ),
-    _NO_JOIN: ("join", "merge", "crossJoin", "join_asof", "connect", "coGroup", "lookup"),
+    _JOIN: (
+        *("merge", "crossJoin", "join_asof", "join_where", "connect", "coGroup", "lookup"),
+        *("interval_join", "intervalJoin", "cogroup", "window_join", "windowJoin"),
+    ),
     _NO_UNIQUE: (
         *("unique", "distinct", "n_unique", "dedup", "deduplicate", "drop_duplicates"),
         *("dropDuplicates", "dropDuplicatesWithinWatermark"),
@@ -156,7 +159,18 @@ KEYED_HINTS = {
 
 WINDOWED_HINTS = {
     **dict.fromkeys(
-        (*STREAM_HINTS, *_STATELESS, "write", "process", "preview", "key_by", "schema"),
+        (
+            *(
+                *STREAM_HINTS,
+                *_STATELESS,
+                "write",
+                "process",
+                "preview",
+                "key_by",
+                "schema",
+            ),
+            "join",
+        ),
         "say what to compute first, with aggregate(n=pen.count(), …), which returns a stream",
     ),
 }

@@ -21,6 +21,7 @@ from penstock.api.graph_builder import (
     to_keys,
 )
 from penstock.api.in_process import Preview, preview
+from penstock.api.joining import JoinSteps
 from penstock.api.other_words import KEYED_HINTS, STREAM_HINTS, WINDOWED_HINTS
 from penstock.api.row_steps import RowSteps
 from penstock.api.windowing import Window, WindowStep, add_updating_aggregate
@@ -49,7 +50,7 @@ def _broken(stream: "AnyStream | WindowedStream") -> "Stream":
     return Stream(stream.builder, BrokenPort())
 
 
-class AnyStream:
+class AnyStream(JoinSteps):
     """What `Stream` and `KeyedStream` share: a place in the graph, windows and operators."""
 
     def __init__(self, builder: GraphBuilder, port: Port) -> None:
@@ -152,6 +153,9 @@ class AnyStream:
         5 rows
         """
         return self._then(operator, *others, name=name, parallelism=parallelism)
+
+    def _stream_at(self, port: Port) -> "Stream":
+        return Stream(self.builder, port)
 
     def _aggregated(
         self,

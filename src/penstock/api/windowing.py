@@ -137,7 +137,7 @@ class WindowStep:
         self._parallelism = parallelism
         self._lengths = _ANY_LENGTHS
         with builder.problems.noting():
-            self._lengths = _to_micros(name, window)
+            self._lengths = window_to_micros(name, window)
         self._diverts_bad = False
         with builder.problems.noting():
             self._diverts_bad = diverts_bad(on_bad, where=f"window {name!r}: ")
@@ -212,7 +212,7 @@ def _compile(
     return WindowAggregation(stream, plan)
 
 
-def _to_micros(name: str, window: Window) -> dict[str, int]:
+def window_to_micros(name: str, window: Window) -> dict[str, int]:
     """Return the lengths of a window in microseconds by name, or raise with all wrong ones."""
     asked: dict[str, DurationLike] = {}
     if isinstance(window, SessionWindow):

@@ -42,7 +42,7 @@ class FilterConfig(OperatorConfig):
 
     @override
     def shown(self) -> Mapping[str, str]:
-        return {"predicate": str(_read(self.kind, self.predicate))}
+        return {"predicate": str(read_expression(self.kind, self.predicate))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SelectConfig(OperatorConfig):
 
     def read_expressions(self) -> tuple[pl.Expr, ...]:
         """Return the expressions."""
-        return tuple(_read(self.kind, data) for data in self.expressions)
+        return tuple(read_expression(self.kind, data) for data in self.expressions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Filter(Configured[FilterConfig], ArrowOperator):
 
     def __init__(self, config: FilterConfig) -> None:
         super().__init__(config)
-        self._predicate = _read(config.kind, config.predicate)
+        self._predicate = read_expression(config.kind, config.predicate)
         self._input: ExpressionInput | None = None
         self._constant: bool | None = None
 
@@ -257,7 +257,8 @@ def to_array(column: pl.Series, data_type: pa.DataType) -> Any:
     return array if array.type.equals(data_type) else array.cast(data_type)
 
 
-def _read(kind: str, data: bytes) -> pl.Expr:
+def read_expression(kind: str, data: bytes) -> pl.Expr:
+    """Return the expression of an operator's config, which `Expr.meta.serialize` wrote."""
     try:
         return pl.Expr.deserialize(data)
     except (pl.exceptions.PolarsError, ValueError, TypeError) as error:

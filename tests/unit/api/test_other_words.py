@@ -21,7 +21,7 @@ def a_stream() -> Stream:
         ("groupBy", "key_by"),
         ("agg", "aggregate"),
         ("unique", "keyed table"),
-        ("join", "process"),
+        ("crossJoin", "join"),
         ("where", "filter"),
         ("withColumn", "with_columns"),
         ("show", "preview"),

@@ -121,6 +121,8 @@ _HARMS = {
     "before aggregate, whose keywords name its results",
     "rebalance": "changes of one key would overtake each other. Leave it out: changes are spread "
     "by key",
+    "join": "a change that takes a row back would be joined like a row. Join the rows that the "
+    "aggregate reads",
     "aggregate": "how many changes there are depends on how rows fall into epochs. Aggregate the "
     "rows that the first aggregate reads",
 }

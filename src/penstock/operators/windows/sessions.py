@@ -78,9 +78,9 @@ def fragments_of(
     fragment of each row, and `FRAGMENT`, `KEY`, `START`, `LAST` and partials of each fragment.
     """
     key, time = rows[KEY].to_numpy(), rows[TIME].to_numpy()
-    order = np.argsort(_in_one_number(key, time), kind="stable")
+    order = np.argsort(in_one_number(key, time), kind="stable")
     sorted_key, sorted_time = key[order], time[order]
-    fragment, first, last = _cut(order, sorted_key, sorted_time, sorted_time, gap)
+    fragment, first, last = cut_sessions(order, sorted_key, sorted_time, sorted_time, gap)
     by_row = pl.Series(FRAGMENT, fragment)
     partials = plan.partials_of(rows.hstack([by_row]), [FRAGMENT])
     places = partials[FRAGMENT].to_numpy()
@@ -106,9 +106,9 @@ def merge_sessions(
     columns = [KEY, START, LAST, WAKES_AT, FRAGMENT, *parts]
     every = pl.concat([fragments, known], how="diagonal").select(columns)
     key, start, last = (every[name].to_numpy() for name in (KEY, START, LAST))
-    order = np.argsort(_in_one_number(key, start), kind="stable")
+    order = np.argsort(in_one_number(key, start), kind="stable")
     reached = _reached(key[order], last[order])
-    session, first, final = _cut(order, key[order], start[order], reached, gap)
+    session, first, final = cut_sessions(order, key[order], start[order], reached, gap)
     every = every.with_columns(pl.Series(SESSION, session))
     merged = plan.merge(every, [SESSION])
     wakes_at = every[WAKES_AT].fill_null(MAX_MICROS).to_numpy()[order]
@@ -126,7 +126,7 @@ def merge_sessions(
     return merged, placed
 
 
-def _cut(
+def cut_sessions(
     order: Micros, key: Micros, start: Micros, reached: Micros, gap: int
 ) -> tuple[Micros, Micros, Micros]:
     """Cut sorted rows into sessions: where the key changes or the distance exceeds the gap.
@@ -152,7 +152,7 @@ def _reached(key: Micros, last: Micros) -> Micros:
     return ranked[highest - key * len(key)]
 
 
-def _in_one_number(key: Micros, instant: Micros) -> Micros:
+def in_one_number(key: Micros, instant: Micros) -> Micros:
     """Return numbers that sort by key, and within a key by instant."""
     if not len(key):
         return key

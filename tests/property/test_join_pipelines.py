@@ -1,0 +1,131 @@
+"""Laws of joins in whole jobs: they are what DuckDB says, through crashes and rescales."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pen
+from penstock.core.settings import CompactionSettings
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.runtime.in_process import Chaos
+from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
+from tests.builders.joins import (
+    HOWS,
+    WHERE,
+    JoinJob,
+    Row,
+    interval_sql,
+    run_sql,
+    session_sql,
+    window_sql,
+)
+
+RUNS = {50: 8, 150: 20}.get(settings().max_examples, 400)
+"""How many whole jobs a property runs, by profile."""
+
+rows = st.builds(
+    lambda key, text, at, n: {"key": key, "text": text, "at": at, "n": n},
+    st.sampled_from([0, 1, 2, None]),
+    st.sampled_from(["a", "a", "b", None]),
+    st.integers(-20, 60),
+    st.integers(0, 5),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A join, and the same as SQL."""
+
+    options: dict[str, Any]
+    sql: Any
+
+
+CASES = {
+    "around": Case(
+        {"within": ("-5s", "3s")}, lambda how, **w: interval_sql(how, -5, 3, **w)
+    ),
+    "before": Case(
+        {"within": ("-9s", "-2s")}, lambda how, **w: interval_sql(how, -9, -2, **w)
+    ),
+    "at-once": Case({"within": (0, 0)}, lambda how, **w: interval_sql(how, 0, 0, **w)),
+    "tumbling": Case(
+        {"window": pen.tumbling("10s")}, lambda how, **w: window_sql(how, 10, 10, **w)
+    ),
+    "sliding": Case(
+        {"window": pen.sliding("10s", "4s")}, lambda how, **w: window_sql(how, 10, 4, **w)
+    ),
+    "session": Case(
+        {"window": pen.session("4s")}, lambda how, **w: session_sql(how, 4, **w)
+    ),
+}
+
+
+def small_epochs(count: int) -> DriverSettings:
+    return DriverSettings(
+        budget=SourceBudget(rows=count),
+        adapts_budget=False,
+        compaction=CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=RUNS)
+@given(
+    case=st.sampled_from(sorted(CASES)),
+    how=st.sampled_from(HOWS),
+    where=st.booleans(),
+    left=st.lists(rows, max_size=40),
+    right=st.lists(rows, max_size=40),
+    budget=st.integers(1, 25),
+    lives=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40)), max_size=3),
+    chaos=st.tuples(st.sampled_from([0, 0, 0.05]), st.integers(0, 1_000)),
+)
+def test_rows_on_time_are_joined_as_sql_joins_them_however_the_job_is_run(
+    *,
+    case: str,
+    how: str,
+    where: bool,
+    left: list[Row],
+    right: list[Row],
+    budget: int,
+    lives: list[tuple[int, int]],
+    chaos: tuple[float, int],
+) -> None:
+    options = {**CASES[case].options, "how": how, "where": WHERE if where else None}
+    joins = JoinJob(left, right, watermark_delay="100s", parallelism=2, splits=3, **options)
+    rate, seed = chaos
+    job = LocalJob(
+        joins.pipeline,
+        settings=small_epochs(budget),
+        chaos=Chaos(rate, seed),
+        seed=seed,
+    )
+    for parallelism, at in lives:
+        try:
+            job.run(Fault(FaultMode.CRASH_AFTER, at), parallelism=parallelism)
+        except CrashError:
+            continue
+    job.run(parallelism=3)
+    assert joins.found() == run_sql(CASES[case].sql(how, where=where), left, right)
+    assert joins.late.rows() == []
+    assert joins.late_right.rows() == []
+    assert_job_is_whole(job.checkpoints)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_a_join_of_a_few_rows_is_what_sql_says(case: str, how: str) -> None:
+    left, right = (
+        [
+            {"key": at % 3 or None, "text": "ab"[at % 2], "at": at * step % 23, "n": at % 6}
+            for at in range(30)
+        ]
+        for step in (7, 5)
+    )
+    joins = JoinJob(left, right, watermark_delay="30s", how=how, **CASES[case].options)
+    LocalJob(joins.pipeline, settings=small_epochs(7)).run()
+    assert joins.found() == run_sql(CASES[case].sql(how, where=False), left, right)
