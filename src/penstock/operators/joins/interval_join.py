@@ -181,16 +181,15 @@ class IntervalJoin(TimedJoin[IntervalJoinConfig]):
     ) -> None:
         """Emit the pairs of the epoch's rows, and the rows that are due and have none."""
         previous, watermark = beyond_all(ctx.previous_watermark), beyond_all(ctx.watermark)
-        left, right = self.left.take_fresh(), self.right.take_fresh()
+        left, right = self.left.take_fresh_pieces(), self.right.take_fresh()
         emits_left, emits_right = self.how.emits_unmatched
         span = previous, watermark
         due_left = self._due(self.left, self._upper, span, ctx) if emits_left else []
         due_right = self._due(self.right, -self._lower, span, ctx) if emits_right else []
         self._meet_kept_left(right, ctx, collector)
-        for rows in right:
-            self.right.insert(ctx, rows, rows.micros + (self._kept_right + 1))
-        for rows in left:
-            self._meet_right(rows, watermark, ctx, collector)
+        self.right.insert(ctx, right, lambda micros: micros + (self._kept_right + 1))
+        waiting = [self._meet_right(rows, watermark, ctx, collector) for rows in left]
+        self.left.insert(ctx, waiting, lambda micros: micros + (self._kept_left + 1))
         for rows in due_left:
             matched = self._are_matched(rows, self.left, ctx)
             self._emit_alone(rows.where(~matched), self.left, collector)
@@ -244,8 +243,8 @@ class IntervalJoin(TimedJoin[IntervalJoinConfig]):
         watermark: int | None,
         ctx: OperatorContext,
         collector: ArrowCollector,
-    ) -> None:
-        """Emit what this epoch's left rows make of all right rows, and keep what must wait."""
+    ) -> Rows:
+        """Emit what this epoch's left rows make of all right rows; return those that wait."""
         matched = np.zeros(len(rows.micros), np.bool_)
         for left, right in self._pairs(rows, self.left, ctx):
             matched[left.places] = True
@@ -260,15 +259,13 @@ class IntervalJoin(TimedJoin[IntervalJoinConfig]):
                 self._emit_alone(rows.where(~matched & is_due), self.left, collector)
             if not self.how.emits_unmatched[1]:
                 kept &= ~is_due  # nothing in this epoch asks for them any more
-        waiting = rows.where(kept)
-        self.left.insert(ctx, waiting, waiting.micros + (self._kept_left + 1))
+        return rows.where(kept)
 
     def _pairs(
         self, rows: Rows, side: JoinSide, ctx: OperatorContext
     ) -> Iterator[tuple[Pick, Pick]]:
         """Yield the matches of rows of one side among what the other side keeps: own, other."""
-        every = np.arange(len(rows.micros))
-        return self._pairs_at(rows.pick(every), side, ctx)
+        return self._pairs_at(rows.whole, side, ctx)
 
     def _pairs_at(
         self, pick: Pick, side: JoinSide, ctx: OperatorContext
@@ -290,7 +287,7 @@ class IntervalJoin(TimedJoin[IntervalJoinConfig]):
                 yield own.where(matches), found.where(matches)
 
     def _are_matched(self, rows: Rows, side: JoinSide, ctx: OperatorContext) -> Flags:
-        return self._are_matched_at(rows.pick(np.arange(len(rows.micros))), side, ctx)
+        return self._are_matched_at(rows.whole, side, ctx)
 
     def _are_matched_at(self, pick: Pick, side: JoinSide, ctx: OperatorContext) -> Flags:
         """Tell which picked rows have a match among what the other side keeps."""
@@ -303,7 +300,7 @@ class IntervalJoin(TimedJoin[IntervalJoinConfig]):
         """Emit rows of one side without a partner."""
         if not len(rows.micros):
             return
-        pick = rows.pick(np.arange(len(rows.micros)))
+        pick = rows.whole
         left, right = (pick, None) if side is self.left else (None, pick)
         collector.collect(self.rules.rows_of(left, right, {EVENT_TIME: pick.micros}))
 

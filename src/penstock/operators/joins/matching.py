@@ -6,7 +6,7 @@ with a null in its key has no partners; it is kept all the same if it is emitted
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -42,6 +42,9 @@ from penstock.state.tables.sorted_rows import Positions, take_rows
 from penstock.state.tables.specs import TableSpec, time_keyed_table
 from penstock.state.tables.time_keyed_view import TimeKeyedView
 
+_ROWS_WORTH_A_SEARCH = 1 << 14
+"""Smaller batches are joined before partners are looked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -59,6 +62,11 @@ class Rows:
     def pick(self, places: Positions) -> Pick:
         """Return some of them, perhaps repeatedly."""
         return Pick(self.batch, self.micros, places)
+
+    @property
+    def whole(self) -> Pick:
+        """All of them."""
+        return Pick(self.batch, self.micros, np.arange(len(self.micros)), is_whole=True)
 
 
 class JoinSide:
@@ -132,14 +140,37 @@ class JoinSide:
             self._fresh.append(rows)
 
     def take_fresh(self) -> list[Rows]:
-        """Return this epoch's rows in few pieces, and forget them."""
+        """Return this epoch's rows, in one piece if they fit, and forget them."""
         fresh, self._fresh = self._fresh, []
         return joined(fresh, self.stream.arrow)
 
-    def insert(self, ctx: OperatorContext, rows: Rows, expires_at: Micros) -> None:
-        """Keep rows, each until event time has reached its instant."""
-        if len(rows.micros):
-            self.view(ctx).insert(rows.batch, expires_at)
+    def take_fresh_pieces(self) -> list[Rows]:
+        """Return this epoch's rows in pieces that are worth a search each, and forget them.
+
+        Batches of such a size are not copied.
+        """
+        fresh, self._fresh = self._fresh, []
+        pieces: list[Rows] = []
+        small: list[Rows] = []
+        waiting = 0
+        for rows in fresh:
+            small.append(rows)
+            waiting += len(rows.micros)
+            if waiting >= _ROWS_WORTH_A_SEARCH:
+                pieces += joined(small, self.stream.arrow)
+                small, waiting = [], 0
+        return [*pieces, *joined(small, self.stream.arrow)]
+
+    def insert(
+        self,
+        ctx: OperatorContext,
+        parts: Sequence[Rows],
+        expires_at: Callable[[Micros], Micros],
+    ) -> None:
+        """Keep rows, each until event time has reached an instant that follows from its own."""
+        for rows in joined(parts, self.stream.arrow):
+            if len(rows.micros):
+                self.view(ctx).insert(rows.batch, expires_at(rows.micros))
 
     def kept_between(self, ctx: OperatorContext, start: int, end: int) -> list[Rows]:
         """Return the kept rows with a time in `[start, end)`, in few pieces."""
@@ -168,7 +199,7 @@ class JoinSide:
         times in its own `[start, end)`. A result holds positions in `pick.places` and the rows
         found; it has a bounded size.
         """
-        columns = [take_rows(pick.rows.column(key), pick.places) for key in keys]
+        columns = [pick.column(key) for key in keys]
         probes = pa.RecordBatch.from_arrays(columns, names=list(self.stream.key_columns))
         places: Positions | None = None
         has_key = _without_nulls(columns)

@@ -109,10 +109,13 @@ class Pick:
     times: Micros
     """The event time of each of `rows`."""
     places: Positions
+    is_whole: bool = False
+    """Whether every row is picked once, in order; then nothing is copied."""
 
     def column(self, name: str) -> Any:
         """Return one column of the picked rows."""
-        return take_rows(self.rows.column(name), self.places)
+        column = self.rows.column(name)
+        return column if self.is_whole else take_rows(column, self.places)
 
     @property
     def micros(self) -> Micros:

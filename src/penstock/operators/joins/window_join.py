@@ -31,7 +31,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.joins.matching import JoinConfig, JoinSide, TimedJoin
+from penstock.operators.joins.matching import JoinConfig, JoinSide, Rows, TimedJoin
 from penstock.operators.joins.sides import How, JoinRules, Pick
 from penstock.operators.windows.aggregation import (
     WINDOW_END,
@@ -150,12 +150,10 @@ class WindowJoin(TimedJoin[WindowJoinConfig]):
         """Keep the epoch's rows, and emit what the windows that close hold."""
         grid = self._grid
         for side in (self.left, self.right):
-            for rows in side.take_fresh():
-                if grid.has_gaps:
-                    outside = grid.is_outside(rows.micros)
-                    ctx.count("rows_outside_windows", int(outside.sum()))
-                    rows = rows.where(~outside)  # noqa: PLW2901
-                side.insert(ctx, rows, grid.last_ends(rows.micros))
+            fresh = side.take_fresh()
+            if grid.has_gaps:
+                fresh = [self._inside(rows, ctx) for rows in fresh]
+            side.insert(ctx, fresh, grid.last_ends)
         closing = grid.closing(
             instant_of(ctx.previous_watermark), instant_of(ctx.watermark)
         )
@@ -163,6 +161,12 @@ class WindowJoin(TimedJoin[WindowJoinConfig]):
             return
         for starts in self._blocks(closing, ctx):
             self._close(starts, ctx, collector)
+
+    def _inside(self, rows: Rows, ctx: OperatorContext) -> Rows:
+        """Return rows without those between windows, which are counted."""
+        outside = self._grid.is_outside(rows.micros)
+        ctx.count("rows_outside_windows", int(outside.sum()))
+        return rows.where(~outside)
 
     def _blocks(self, closing: tuple[int, int], ctx: OperatorContext) -> Iterator[range]:
         """Yield where the windows of each block start; windows without rows are skipped."""
