@@ -19,16 +19,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-_DURATIONS = {
-    "d": 86_400_000_000,
-    "h": 3_600_000_000,
-    "m": 60_000_000,
-    "s": 1_000_000,
-    "ms": 1_000,
-    "us": 1,
-}
-
-
 def show_instant(micros: int | None) -> str:
     """Return an instant as text, to the tenth of a second.
 
@@ -68,20 +58,6 @@ def show_seconds(micros: int) -> str:
     ('1.23 s', '1:15')
     """
     return f"{micros / 1_000_000:.2f} s" if micros < 10_000_000 else show_elapsed(micros)
-
-
-def show_duration(micros: int) -> str:
-    """Return a duration as users write them, exactly.
-
-    >>> show_duration(5_400_000_000), show_duration(1_500), show_duration(0)
-    ('1h30m', '1ms500us', '0s')
-    """
-    parts, rest = [], micros
-    for unit, size in _DURATIONS.items():
-        whole, rest = divmod(rest, size)
-        if whole:
-            parts.append(f"{whole}{unit}")
-    return "".join(parts) or "0s"
 
 
 def show_elapsed(micros: int) -> str:
