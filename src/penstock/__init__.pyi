@@ -29,16 +29,46 @@ from .graph.logical import BAD as BAD
 from .graph.logical import LATE as LATE
 from .graph.logical import MAIN as MAIN
 from .operators.aggregates.aggregate import Aggregate as Aggregate
+from .operators.aggregates.functions import aggregate_rows as aggregate_rows
+from .operators.aggregates.functions import approx_distinct as approx_distinct
+from .operators.aggregates.functions import approx_quantile as approx_quantile
+from .operators.aggregates.functions import approx_top_k as approx_top_k
+from .operators.aggregates.functions import arg_max as arg_max
+from .operators.aggregates.functions import arg_min as arg_min
 from .operators.aggregates.functions import avg as avg
+from .operators.aggregates.functions import bit_and as bit_and
+from .operators.aggregates.functions import bit_or as bit_or
+from .operators.aggregates.functions import bit_xor as bit_xor
+from .operators.aggregates.functions import bool_and as bool_and
+from .operators.aggregates.functions import bool_or as bool_or
+from .operators.aggregates.functions import collect_list as collect_list
+from .operators.aggregates.functions import collect_set as collect_set
 from .operators.aggregates.functions import count as count
 from .operators.aggregates.functions import count_distinct as count_distinct
 from .operators.aggregates.functions import first as first
 from .operators.aggregates.functions import last as last
 from .operators.aggregates.functions import max as max
+from .operators.aggregates.functions import median as median
 from .operators.aggregates.functions import min as min
+from .operators.aggregates.functions import quantile as quantile
 from .operators.aggregates.functions import stddev as stddev
+from .operators.aggregates.functions import stddev_pop as stddev_pop
+from .operators.aggregates.functions import string_agg as string_agg
 from .operators.aggregates.functions import sum as sum
 from .operators.aggregates.functions import var as var
+from .operators.aggregates.functions import var_pop as var_pop
+from .operators.aggregates.pairs import corr as corr
+from .operators.aggregates.pairs import covar_pop as covar_pop
+from .operators.aggregates.pairs import covar_samp as covar_samp
+from .operators.aggregates.pairs import regr_avgx as regr_avgx
+from .operators.aggregates.pairs import regr_avgy as regr_avgy
+from .operators.aggregates.pairs import regr_count as regr_count
+from .operators.aggregates.pairs import regr_intercept as regr_intercept
+from .operators.aggregates.pairs import regr_r2 as regr_r2
+from .operators.aggregates.pairs import regr_slope as regr_slope
+from .operators.aggregates.pairs import regr_sxx as regr_sxx
+from .operators.aggregates.pairs import regr_sxy as regr_sxy
+from .operators.aggregates.pairs import regr_syy as regr_syy
 from .operators.joins.sides import BAD_RIGHT as BAD_RIGHT
 from .operators.joins.sides import LATE_RIGHT as LATE_RIGHT
 from .operators.udfs.specs import async_udf as async_udf
@@ -85,15 +115,31 @@ __all__ = [
     "StreamSchema",
     "TimeDomain",
     "__version__",
+    "aggregate_rows",
+    "approx_distinct",
+    "approx_quantile",
+    "approx_top_k",
+    "arg_max",
+    "arg_min",
     "async_udf",
     "attached",
     "avg",
+    "bit_and",
+    "bit_or",
+    "bit_xor",
     "blackhole",
+    "bool_and",
+    "bool_or",
     "call_udf",
     "checkpoints",
+    "collect_list",
+    "collect_set",
     "committed_files",
+    "corr",
     "count",
     "count_distinct",
+    "covar_pop",
+    "covar_samp",
     "dataframe",
     "dataframes",
     "exit_code",
@@ -106,20 +152,34 @@ __all__ = [
     "list_source",
     "main",
     "max",
+    "median",
     "min",
     "native_udf",
     "nexmark",
+    "quantile",
     "read_committed",
+    "regr_avgx",
+    "regr_avgy",
+    "regr_count",
+    "regr_intercept",
+    "regr_r2",
+    "regr_slope",
+    "regr_sxx",
+    "regr_sxy",
+    "regr_syy",
     "restarts",
     "retention",
     "same_window",
     "session",
     "sliding",
     "stddev",
+    "stddev_pop",
     "stdout",
+    "string_agg",
     "sum",
     "trigger",
     "tumbling",
     "udf",
     "var",
+    "var_pop",
 ]

@@ -2,10 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -19,9 +19,16 @@ from penstock.operators.aggregates.frames import columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.registry import read_config
 from penstock.operators.updating.combine import CombineConfig, combine_spec
+from tests.builders.aggregate_cases import (
+    FLAGGED,
+    MORE_CASES,
+    SKETCHES,
+    Oracle,
+    flagged,
+    ranked,
+    values_of,
+)
 from tests.builders.aggregated_rows import Row, agrees
-
-Oracle: TypeAlias = Callable[[Sequence[Row]], Any]
 
 _COLUMNS: dict[str, Any] = {
     "key": pa.float64(),
@@ -48,39 +55,29 @@ ROWS = st.fixed_dictionaries(
         "at": st.integers(0, 3).map(lambda second: FIRST + timedelta(seconds=second)),
     }
 )
-FLAGGED = pl.col("flag")
-
-
-def _values(rows: Sequence[Row], column: str) -> list[Any]:
-    return [row[column] for row in rows if row[column] is not None]
 
 
 def _total(rows: Sequence[Row], column: str) -> Any:
-    values = _values(rows, column)
+    values = values_of(rows, column)
     if not values:
         return None
     return math.fsum(values) if isinstance(values[0], float) else sum(values)
 
 
-def _ranked(value: Any) -> tuple[bool, Any]:
-    is_nan = isinstance(value, float) and math.isnan(value)
-    return is_nan, 0 if is_nan else value
-
-
 def _extreme(rows: Sequence[Row], column: str, *, is_max: bool) -> Any:
     pick = max if is_max else min
-    return pick(_values(rows, column), key=_ranked, default=None)
+    return pick(values_of(rows, column), key=ranked, default=None)
 
 
 def _mean(rows: Sequence[Row], column: str) -> float | None:
-    values = _values(rows, column)
+    values = values_of(rows, column)
     if any(math.isnan(value) for value in values):
         return math.nan
     return float(sum(map(Fraction, values)) / len(values)) if values else None
 
 
 def _variance(rows: Sequence[Row], column: str) -> float | None:
-    values = _values(rows, column)
+    values = values_of(rows, column)
     if len(values) < 2:
         return None
     if any(math.isnan(value) for value in values):
@@ -95,30 +92,26 @@ def _deviation(rows: Sequence[Row], column: str) -> float | None:
 
 def _by_time(rows: Sequence[Row], column: str, *, is_last: bool) -> Any:
     pick = max if is_last else min
-    present = [(row["at"], _ranked(row[column]), row[column]) for row in rows]
+    present = [(row["at"], ranked(row[column]), row[column]) for row in rows]
     present = [entry for entry in present if entry[2] is not None]
     return pick(present, default=(None, None, None), key=lambda entry: entry[:2])[2]
 
 
 def _distinct(rows: Sequence[Row], column: str) -> int:
-    return len({_ranked(value) for value in _values(rows, column)})
-
-
-def _flagged(oracle: Oracle) -> Oracle:
-    return lambda rows: oracle([row for row in rows if row["flag"]])
+    return len({ranked(value) for value in values_of(rows, column)})
 
 
 CASES: Mapping[str, tuple[pen.Aggregate, Oracle]] = {
     "rows": (pen.count(), len),
-    "texts": (pen.count("text"), lambda rows: len(_values(rows, "text"))),
-    "flagged": (pen.count(where=FLAGGED), _flagged(len)),
+    "texts": (pen.count("text"), lambda rows: len(values_of(rows, "text"))),
+    "flagged": (pen.count(where=FLAGGED), flagged(len)),
     "n_sum": (pen.sum("n"), lambda rows: _total(rows, "n")),
     "short_sum": (pen.sum("short"), lambda rows: _total(rows, "short")),
     "real_sum": (pen.sum("real"), lambda rows: _total(rows, "real")),
     "price_sum": (pen.sum("price"), lambda rows: _total(rows, "price")),
     "flagged_sum": (
         pen.sum("n", where=FLAGGED),
-        _flagged(lambda rows: _total(rows, "n")),
+        flagged(lambda rows: _total(rows, "n")),
     ),
     "real_min": (pen.min("real"), lambda rows: _extreme(rows, "real", is_max=False)),
     "real_max": (pen.max("real"), lambda rows: _extreme(rows, "real", is_max=True)),
@@ -136,7 +129,7 @@ CASES: Mapping[str, tuple[pen.Aggregate, Oracle]] = {
     "text_last": (pen.last("text"), lambda rows: _by_time(rows, "text", is_last=True)),
     "real_last": (
         pen.last("real", where=FLAGGED),
-        _flagged(lambda rows: _by_time(rows, "real", is_last=True)),
+        flagged(lambda rows: _by_time(rows, "real", is_last=True)),
     ),
     "text_distinct": (
         pen.count_distinct("text"),
@@ -144,8 +137,9 @@ CASES: Mapping[str, tuple[pen.Aggregate, Oracle]] = {
     ),
     "real_distinct": (
         pen.count_distinct("real", where=FLAGGED),
-        _flagged(lambda rows: _distinct(rows, "real")),
+        flagged(lambda rows: _distinct(rows, "real")),
     ),
+    **MORE_CASES,
 }
 """An aggregate of every kind, and what it comes to."""
 AGGREGATES = {name: aggregate for name, (aggregate, _) in CASES.items()}
@@ -153,7 +147,7 @@ AGGREGATES = {name: aggregate for name, (aggregate, _) in CASES.items()}
 
 def group_of(row: Mapping[str, Any]) -> tuple[bool, Any]:
     """Return what tells groups apart: null, NaN and zero of either sign are one group each."""
-    return _ranked(row["key"])
+    return ranked(row["key"])
 
 
 def results_expected(rows: Sequence[Row]) -> dict[tuple[bool, Any], Row]:
@@ -192,7 +186,7 @@ PLAN = compile_aggregates("all", AGGREGATES, SCHEMA, taken=["key"])
 SIMPLE = {
     name: aggregate
     for name, aggregate in AGGREGATES.items()
-    if not name.endswith(("_first", "_last", "_distinct"))
+    if not name.endswith(("_first", "_last", "_distinct", "_kept"))
 }
 """What is merged side by side; together with the others everything is grouped instead."""
 
@@ -213,27 +207,55 @@ def assert_results(found: list[Row], rows: list[Row]) -> None:
         assert wrong == {}
 
 
-@pytest.mark.slow
-@given(rows=st.lists(ROWS, max_size=30), data=st.data())
-def test_any_tree_of_merges_gives_what_one_pass_over_the_rows_gives(
-    rows: list[Row], data: st.DataObject
-) -> None:
+def merged_in_any_way(
+    plan: AggregatePlan, rows: Sequence[Row], data: st.DataObject
+) -> list[Row]:
+    """Return the results of rows that are cut into pieces, whose partials are merged as drawn."""
     pieces: list[pl.DataFrame] = []
     rest = rows
     while rest:
         cut = data.draw(st.integers(1, len(rest)), label="rows of a piece")
-        pieces.append(partials_of(PLAN, rest[:cut]))
+        pieces.append(partials_of(plan, rest[:cut]))
         rest = rest[cut:]
     while len(pieces) > 1:
         picked = data.draw(
             st.lists(st.integers(0, len(pieces) - 1), min_size=2, max_size=4, unique=True),
             label="pieces to merge",
         )
-        merged = PLAN.merge(pl.concat([pieces[index] for index in picked]), ["key"])
+        merged = plan.merge(pl.concat([pieces[index] for index in picked]), ["key"])
         pieces = [p for index, p in enumerate(pieces) if index not in picked]
-        pieces.append(through_arrow(PLAN, merged))
-    found: list[Any] = results_of(PLAN, pieces[0]) if pieces else []
-    assert_results(found, rows)
+        pieces.append(through_arrow(plan, merged))
+    return results_of(plan, pieces[0]) if pieces else []
+
+
+@pytest.mark.slow
+@given(rows=st.lists(ROWS, max_size=30), data=st.data())
+def test_any_tree_of_merges_gives_what_one_pass_over_the_rows_gives(
+    rows: list[Row], data: st.DataObject
+) -> None:
+    assert_results(merged_in_any_way(PLAN, rows, data), rows)
+
+
+def comparable(value: Any) -> Any:
+    """Return results such that NaN is itself; a zero has no sign."""
+    if isinstance(value, dict):
+        return {n: comparable(v) for n, v in value.items() if n != "key"}
+    return list(map(comparable, value)) if isinstance(value, list) else ranked(value)
+
+
+SKETCHED = compile_aggregates("sketches", SKETCHES, SCHEMA, taken=["key"])
+
+
+@pytest.mark.slow
+@given(rows=st.lists(ROWS, max_size=30), data=st.data())
+def test_estimates_are_the_same_however_rows_are_cut_and_partials_merged(
+    rows: list[Row], data: st.DataObject
+) -> None:
+    expected = results_of(SKETCHED, partials_of(SKETCHED, rows)) if rows else []
+    found = merged_in_any_way(SKETCHED, rows, data)
+    assert {group_of(row): comparable(row) for row in found} == {
+        group_of(row): comparable(row) for row in expected
+    }
 
 
 @pytest.mark.slow

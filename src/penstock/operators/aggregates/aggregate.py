@@ -19,7 +19,7 @@ a predicate.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -155,23 +155,29 @@ class ColumnAggregate(Aggregate):
 
     def __post_init__(self) -> None:
         """Refuse what is not the name of a column, or not a predicate, where the user wrote it."""
-        column: object = self.column
+        problems = [*find_name_problems(self.column, *self.others())]
         where: object = self.where
-        problems = []
-        if isinstance(column, pl.Expr):
-            problems.append(
-                "it takes the name of a column: compute it with with_columns before"
-            )
-        elif not isinstance(column, str):
-            problems.append(f"{column!r} is not the name of a column")
         if where is not None and not isinstance(where, pl.Expr):
             problems.append(
                 f"where={where!r} is not a Polars expression: write where=pl.col(…) > …"
             )
+        problems += self.find_problems()
         if problems:
             raise UserError(
                 f"pen.{self.function}: {'; '.join(problems)}", code=ErrorCode.INVALID_CONFIG
             )
+
+    def others(self) -> Sequence[str]:
+        """Return the other columns that it is computed of, whose types must fit as well."""
+        return ()
+
+    def find_problems(self) -> list[str]:
+        """Return what is wrong with its other arguments."""
+        return []
+
+    def arguments(self) -> str:
+        """Return its arguments as the user writes them, without the predicate."""
+        return ", ".join((self.column, *self.others()))
 
     @staticmethod
     def fits(dtype: pl.DataType) -> bool:
@@ -180,39 +186,48 @@ class ColumnAggregate(Aggregate):
 
     @override
     def display(self) -> str:
-        if self.where is None:
-            return f"{self.function}({self.column})"
-        column = f"{self.column}, " if self.column else ""
-        return f"{self.function}({column}where={self.where})"
+        shown = self.arguments()
+        if self.where is not None:
+            shown += f"{', ' if shown else ''}where={self.where}"
+        return f"{self.function}({shown})"
 
     @override
     def meaning(self) -> Meaning:
         """Return the function and what it reads; the predicate as Polars prints it."""
-        outline = f"{self.function}({self.column})"
+        outline = self.outline()
         if self.where is None:
             return Meaning(outline)
         return Meaning(f"{outline} where", str(self.where), DIALECT)
+
+    def outline(self) -> str:
+        """Return the function and its arguments: results with other ones are not comparable."""
+        return f"{self.function}({self.arguments()})"
 
     @override
     def for_stream(self, stream: StreamSchema) -> Self:
         """Return it for the column's type, or raise with everything that does not fit."""
         types = frame_schema(stream.arrow)
         problems = find_where_problems(self.where, stream)
-        dtype: pl.DataType = types.get(self.column, pl.Null())
-        if self.column not in types:
-            hint = did_you_mean(self.column, types.names())
-            problems.append(f"there is no column {self.column!r}{hint}")
-        elif not self.fits(dtype):
-            found = stream.arrow.field(self.column).type
-            reason = f"it takes {self.wanted}"
-            if dtype == pl.Object:
-                reason = why_not_in_polars(found)
-            problems.append(f"column {self.column!r} is {found}, but {reason}")
+        for name in (self.column, *self.others()):
+            if name not in types:
+                problems.append(
+                    f"there is no column {name!r}{did_you_mean(name, types.names())}"
+                )
+            elif not self.fits(types[name]):
+                found = stream.arrow.field(name).type
+                reason = f"it takes {self.wanted}"
+                if types[name] == pl.Object:
+                    reason = why_not_in_polars(found)
+                problems.append(f"column {name!r} is {found}, but {reason}")
         if problems:
             raise SchemaError(
                 f"{self.display()}: {'; '.join(problems)}", column=self.column
             )
-        fitted = replace(self, dtype=dtype)
+        return self.replaced(dtype=types[self.column])
+
+    def replaced(self, **changes: Any) -> Self:
+        """Return it with other attributes and the same former names."""
+        fitted = replace(self, **changes)
         return fitted.was(*self.former_names) if self.former_names else fitted
 
     @override
@@ -236,6 +251,19 @@ class ColumnAggregate(Aggregate):
     def type_in(self, stream: StreamSchema) -> Any:
         """Return the type of the values in a stream, in its plain layout."""
         return decoded(stream.arrow).field(self.column).type
+
+
+def find_name_problems(*columns: object) -> list[str]:
+    """Return why some of what was given are not names of columns."""
+    problems = []
+    for column in columns:
+        if isinstance(column, pl.Expr):
+            problems.append(
+                "it takes the name of a column: compute it with with_columns before"
+            )
+        elif not isinstance(column, str):
+            problems.append(f"{column!r} is not the name of a column")
+    return problems
 
 
 def find_where_problems(where: pl.Expr | None, stream: StreamSchema) -> list[str]:

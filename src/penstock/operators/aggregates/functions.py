@@ -1,218 +1,60 @@
 """The functions that make aggregates, such as `pen.count()` and `pen.sum("price")`.
 
 Each takes the name of a column, and `where=`, a Polars predicate over the same row: only
-rows for which it is true count. Null values never count. Except for counts, the result of no
-values is null, as in SQL. See `docs/aggregates.md`. `totals` has the classes of sum, avg, var
-and stddev; all others are here.
+rows for which it is true count. Null values never count. Except for counts and lists, the result
+of no values is null, as in SQL. See `docs/aggregates.md`. The classes are in the files of their
+families; functions of two columns are in `pairs`.
 """
 
-import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
-from typing_extensions import override
 
-from penstock.core.schema import StreamSchema
-from penstock.errors import InternalError, SchemaError
-from penstock.operators.aggregates.aggregate import (
-    Aggregate,
-    ColumnAggregate,
-    find_where_problems,
-    is_orderable,
+from penstock.operators.aggregates.aggregate import Aggregate
+from penstock.operators.aggregates.counts import (
+    BoolAnd,
+    BoolOr,
+    CountDistinct,
+    CountRows,
+    CountValues,
 )
-from penstock.operators.aggregates.compiled import Kind, Reduction
+from penstock.operators.aggregates.kept import (
+    CollectList,
+    CollectSet,
+    DiscreteQuantile,
+    Median,
+    Quantile,
+    StringAgg,
+)
+from penstock.operators.aggregates.picked import (
+    ArgMax,
+    ArgMin,
+    BitAnd,
+    BitOr,
+    BitXor,
+    First,
+    Last,
+    Max,
+    Min,
+)
+from penstock.operators.aggregates.row_functions import RowsAggregate
+from penstock.operators.aggregates.sketches import (
+    ApproxDistinct,
+    ApproxQuantile,
+    as_shares,
+)
+from penstock.operators.aggregates.top_values import ApproxTopK
 from penstock.operators.aggregates.totals import (
-    AdditiveAggregate,
     Avg,
     Deviation,
+    PopulationDeviation,
+    PopulationVariance,
     Sum,
     Variance,
 )
-from penstock.state.tables.column_groups import Meaning
-
-
-@dataclass(frozen=True, eq=False)
-class CountValues(AdditiveAggregate):
-    """How many rows have a value in a column. Never null."""
-
-    function: ClassVar[str] = "count"
-    wanted: ClassVar[str] = "any type"
-    reduced: ClassVar[Mapping[str, Kind]] = {"count": "count"}
-
-    @override
-    @staticmethod
-    def fits(dtype: pl.DataType) -> bool:
-        return dtype != pl.Object
-
-    @override
-    def partial(self) -> Mapping[str, pl.Expr]:
-        return {"count": self.values().count().cast(pl.Int64)}
-
-
-@dataclass(frozen=True, eq=False)
-class CountRows(CountValues):
-    """How many rows there are, or for how many the predicate is true."""
-
-    column: str = ""
-
-    @override
-    def for_stream(self, stream: StreamSchema) -> Self:
-        problems = find_where_problems(self.where, stream)
-        if problems:
-            raise SchemaError(f"{self.display()}: {'; '.join(problems)}")
-        return self
-
-    @override
-    def partial(self) -> Mapping[str, pl.Expr]:
-        counted = pl.len() if self.where is None else self.where.sum()  # null is not true
-        return {"count": counted.cast(pl.Int64)}
-
-    @override
-    def reductions(self) -> Mapping[str, Reduction] | None:
-        return None if self.where is not None else {"count": Reduction("count", None)}
-
-
-@dataclass(frozen=True, eq=False)
-class CountDistinct(ColumnAggregate):
-    """How many different values a column has, exactly: the values themselves are kept."""
-
-    function: ClassVar[str] = "count_distinct"
-    wanted: ClassVar[str] = "numbers, text, bytes, instants, booleans"
-    fits = staticmethod(is_orderable)
-
-    @override
-    def partial(self) -> Mapping[str, pl.Expr]:
-        return {"values": self.values().drop_nulls().unique()}
-
-    @override
-    def merge(self, values: pl.Expr) -> Mapping[str, pl.Expr]:
-        """List the different values of several lists; no list has a null."""
-        return {"values": values.explode().drop_nulls().unique()}
-
-    @override
-    def final(self, values: pl.Expr) -> pl.Expr:
-        return values.list.len().cast(pl.Int64)
-
-
-@dataclass(frozen=True, eq=False)
-class _OneValue(ColumnAggregate):
-    """One of the values of a group: the result has the column's own type."""
-
-    wanted: ClassVar[str] = "numbers, text, bytes, instants, durations or booleans"
-    fits = staticmethod(is_orderable)
-
-    @override
-    def result_type(self, stream: StreamSchema) -> pa.DataType:
-        data_type: pa.DataType = self.type_in(stream)
-        return data_type
-
-
-@dataclass(frozen=True, eq=False)
-class Min(_OneValue):
-    """The least value of a column. NaN is greater than all other numbers."""
-
-    function: ClassVar[str] = "min"
-    reduced: ClassVar[Mapping[str, Kind]] = {"value": "min"}
-    wins = staticmethod(operator.lt)
-
-    @override
-    def partial(self) -> Mapping[str, pl.Expr]:
-        return self.merge(self.values())
-
-    @override
-    def merge(self, value: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"value": value.min()}
-
-    @override
-    def merge_pair(
-        self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
-    ) -> Mapping[str, pl.Expr]:
-        mine, other = partials["value"], others["value"]
-        takes_other = self.wins(other, mine) | mine.is_null()
-        return {"value": pl.when(takes_other).then(other).otherwise(mine)}
-
-
-@dataclass(frozen=True, eq=False)
-class Max(Min):
-    """The greatest value of a column. NaN is greater than all other numbers."""
-
-    function: ClassVar[str] = "max"
-    reduced: ClassVar[Mapping[str, Kind]] = {"value": "max"}
-    wins = staticmethod(operator.gt)
-
-    @override
-    def merge(self, value: pl.Expr) -> Mapping[str, pl.Expr]:
-        greatest = value.max()
-        if self.dtype.is_float():
-            # Polars' max passes over NaN, and its nan_max over groups is slow.
-            nan = pl.when(value.is_nan().any()).then(float("nan"))
-            greatest = nan.otherwise(greatest)
-        return {"value": greatest}
-
-
-@dataclass(frozen=True, eq=False)
-class First(_OneValue):
-    """The value of the row with the earliest event time that has one.
-
-    Of several rows at that instant it is the least value, because which of them comes first
-    depends on how rows travelled.
-    """
-
-    function: ClassVar[str] = "first"
-    is_last: ClassVar[bool] = False
-
-    time: str | None = None
-    """The column of event times, once a stream is known."""
-
-    @override
-    def for_stream(self, stream: StreamSchema) -> Self:
-        fitted = super().for_stream(stream)
-        if stream.time_column is None:
-            raise SchemaError(
-                f"{self.display()}: the stream has no event time to tell what comes "
-                f"{self.function}: name its timestamp column in Pipeline.read as event_time",
-                column=self.column,
-            )
-        timed = replace(fitted, time=stream.time_column)
-        return timed.was(*self.former_names) if self.former_names else timed
-
-    @override
-    def meaning(self) -> Meaning:
-        plain = super().meaning()
-        outline = f"{plain.outline} by {self.time}"
-        return Meaning(outline, plain.expressions, plain.dialect)
-
-    @override
-    def partial(self) -> Mapping[str, pl.Expr]:
-        if self.time is None:
-            raise InternalError(
-                f"{self.display()} was not made for a stream before its use"
-            )
-        value = self.values()
-        return self.merge(pl.when(value.is_not_null()).then(pl.col(self.time)), value)
-
-    @override
-    def merge(self, time: pl.Expr, value: pl.Expr) -> Mapping[str, pl.Expr]:
-        ordered = value.sort_by(time, value, descending=self.is_last, nulls_last=True)
-        return {
-            "time": time.max() if self.is_last else time.min(),
-            "value": ordered.first(),
-        }
-
-    @override
-    def final(self, time: pl.Expr, value: pl.Expr) -> pl.Expr:
-        return value
-
-
-@dataclass(frozen=True, eq=False)
-class Last(First):
-    """The value of the row with the latest event time; of several the greatest."""
-
-    function: ClassVar[str] = "last"
-    is_last: ClassVar[bool] = True
+from penstock.operators.user_functions import pickle_function
 
 
 def count(column: str | None = None, *, where: pl.Expr | None = None) -> Aggregate:
@@ -278,22 +120,107 @@ def stddev(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     return Deviation(column, where)
 
 
-def first(column: str, *, where: pl.Expr | None = None) -> Aggregate:
-    """Take the value of the row with the earliest event time; of several the least.
+def var_pop(column: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Take the variance of numbers that are all there are; null of none.
 
-    >>> first("price").display()
-    'first(price)'
+    >>> var_pop("price").display()
+    'var_pop(price)'
     """
-    return First(column, where)
+    return PopulationVariance(column, where)
 
 
-def last(column: str, *, where: pl.Expr | None = None) -> Aggregate:
-    """Take the value of the row with the latest event time; of several the greatest.
+def stddev_pop(column: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Take the standard deviation of numbers that are all there are; null of none.
 
-    >>> last("price").display()
-    'last(price)'
+    >>> stddev_pop("price").display()
+    'stddev_pop(price)'
     """
-    return Last(column, where)
+    return PopulationDeviation(column, where)
+
+
+def first(
+    column: str, *, order_by: str | None = None, where: pl.Expr | None = None
+) -> Aggregate:
+    """Take the value of the first row by event time, or by a column; of several the least.
+
+    >>> first("price").display(), first("price", order_by="offset").display()
+    ('first(price)', 'first(price, order_by=offset)')
+    """
+    return First(column, where, order=order_by)
+
+
+def last(
+    column: str, *, order_by: str | None = None, where: pl.Expr | None = None
+) -> Aggregate:
+    """Take the value of the last row by event time, or by a column; of several the greatest.
+
+    >>> last("price").display(), last("price", order_by="offset").display()
+    ('last(price)', 'last(price, order_by=offset)')
+    """
+    return Last(column, where, order=order_by)
+
+
+def arg_min(column: str, by: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Take the value of the row where `by` is least; of several rows the least value.
+
+    >>> arg_min("bidder", "price").display()
+    'arg_min(bidder, price)'
+    """
+    return ArgMin(column, where, order=by)
+
+
+def arg_max(column: str, by: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Take the value of the row where `by` is greatest; of several rows the greatest value.
+
+    >>> arg_max("bidder", "price").display()
+    'arg_max(bidder, price)'
+    """
+    return ArgMax(column, where, order=by)
+
+
+def bool_and(column: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Tell whether all values are true.
+
+    >>> bool_and("paid").display()
+    'bool_and(paid)'
+    """
+    return BoolAnd(column, where)
+
+
+def bool_or(column: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Tell whether any value is true.
+
+    >>> bool_or("paid").display()
+    'bool_or(paid)'
+    """
+    return BoolOr(column, where)
+
+
+def bit_and(column: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Take the bits that all integers have.
+
+    >>> bit_and("flags").display()
+    'bit_and(flags)'
+    """
+    return BitAnd(column, where)
+
+
+def bit_or(column: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Take the bits that any integer has.
+
+    >>> bit_or("flags").display()
+    'bit_or(flags)'
+    """
+    return BitOr(column, where)
+
+
+def bit_xor(column: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Take the bits that an odd number of integers have.
+
+    >>> bit_xor("flags").display()
+    'bit_xor(flags)'
+    """
+    return BitXor(column, where)
 
 
 def count_distinct(column: str, *, where: pl.Expr | None = None) -> Aggregate:
@@ -303,3 +230,147 @@ def count_distinct(column: str, *, where: pl.Expr | None = None) -> Aggregate:
     'count_distinct(price)'
     """
     return CountDistinct(column, where)
+
+
+def approx_distinct(
+    column: str, *, error: float = 0.02, where: pl.Expr | None = None
+) -> Aggregate:
+    """Estimate how many different values there are, with a standard error of 2 %.
+
+    State is bounded: `1 / error**2` numbers of 64 bits. Fewer values are counted exactly.
+
+    >>> approx_distinct("user").display()
+    'approx_distinct(user, error=0.02)'
+    """
+    return ApproxDistinct(column, where, error=error)
+
+
+def median(column: str, *, where: pl.Expr | None = None) -> Aggregate:
+    """Take the number in the middle, exactly: all of them are kept in state.
+
+    >>> median("price").display()
+    'median(price)'
+    """
+    return Median(column, where)
+
+
+def quantile(
+    column: str,
+    q: float | Sequence[float],
+    *,
+    discrete: bool = False,
+    where: pl.Expr | None = None,
+) -> Aggregate:
+    """Take the number below which a share of them lies, exactly: all are kept in state.
+
+    Several shares give a list. Between two numbers it is interpolated; with `discrete` it is
+    one of the values, of any type that has an order.
+
+    >>> quantile("price", 0.9).display(), quantile("price", [0.5, 0.9]).display()
+    ('quantile(price, 0.9)', 'quantile(price, (0.5, 0.9))')
+    """
+    kind = DiscreteQuantile if discrete else Quantile
+    return kind(column, where, shares=as_shares(q))
+
+
+def approx_quantile(
+    column: str,
+    q: float | Sequence[float],
+    *,
+    error: float = 0.01,
+    where: pl.Expr | None = None,
+) -> Aggregate:
+    """Estimate a quantile: within 1 % of its value, however many rows there are.
+
+    State is bounded: a count for each hundredth that values are apart.
+
+    >>> approx_quantile("price", 0.99).display()
+    'approx_quantile(price, 0.99, error=0.01)'
+    """
+    return ApproxQuantile(column, where, shares=as_shares(q), error=error)
+
+
+def approx_top_k(
+    column: str,
+    k: int = 10,
+    *,
+    error: float = 0.01,
+    by: str | None = None,
+    where: pl.Expr | None = None,
+) -> Aggregate:
+    """Estimate the most frequent values: a list of values with their counts, greatest first.
+
+    A count is never too low, and too high by 1 % of the group's rows at most, all but surely.
+    State is bounded: `11 / error` counts with values. `by` is a column that tells rows of the
+    same value apart, by default the event time.
+
+    >>> approx_top_k("page", 3).display()
+    'approx_top_k(page, 3, error=0.01)'
+    """
+    return ApproxTopK(column, where, k=k, error=error, place=by)
+
+
+def collect_list(
+    column: str,
+    *,
+    limit: int = 1000,
+    order_by: str | None = None,
+    where: pl.Expr | None = None,
+) -> Aggregate:
+    """List the values by event time, or by a column, and at one place by value.
+
+    Of more than `limit` values those are listed that come first.
+
+    >>> collect_list("page", limit=5).display()
+    'collect_list(page, limit=5)'
+    """
+    return CollectList(column, where, limit=limit, order=order_by)
+
+
+def collect_set(
+    column: str, *, limit: int = 1000, where: pl.Expr | None = None
+) -> Aggregate:
+    """List the different values, sorted; of more than `limit` the least.
+
+    >>> collect_set("page").display()
+    'collect_set(page, limit=1000)'
+    """
+    return CollectSet(column, where, limit=limit)
+
+
+def string_agg(
+    column: str,
+    separator: str = ",",
+    *,
+    limit: int = 1000,
+    order_by: str | None = None,
+    where: pl.Expr | None = None,
+) -> Aggregate:
+    """Join the texts of `collect_list`.
+
+    >>> string_agg("page", " → ").display()
+    "string_agg(page, ' → ', limit=1000)"
+    """
+    return StringAgg(column, where, limit=limit, order=order_by, separator=separator)
+
+
+def aggregate_rows(
+    function: Callable[[pl.DataFrame], Any],
+    *,
+    returns: pa.DataType,
+    columns: str | Sequence[str],
+    where: pl.Expr | None = None,
+    name: str | None = None,
+) -> Aggregate:
+    """Compute what a function makes of the rows of a group, given as a Polars frame.
+
+    The frame has the given columns, sorted by event time and then by value. The rows of a group
+    are kept as long as the group, and the function is called for each group that has more.
+
+    >>> def spread(rows: pl.DataFrame) -> float:
+    ...     return rows["price"].max() - rows["price"].min()
+    >>> aggregate_rows(spread, returns=pa.float64(), columns="price").display()
+    "aggregate_rows(spread, columns=['price'])"
+    """
+    listed = tuple(columns) if isinstance(columns, list | tuple) else (columns,)
+    return RowsAggregate(pickle_function(function, name), returns, listed, where)

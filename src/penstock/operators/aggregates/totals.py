@@ -1,4 +1,4 @@
-"""The aggregates sum, avg, var and stddev; of no values they are null, as in SQL."""
+"""The aggregates sum, avg, var, stddev and their _pop; of no values they are null, as in SQL."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -203,6 +203,8 @@ class Variance(ColumnAggregate):
 
     function: ClassVar[str] = "var"
     wanted: ClassVar[str] = "numbers"
+    ddof: ClassVar[int] = 1
+    """What is taken off the count: a mean of the sample itself costs one of its values."""
     fits = staticmethod(is_number)
 
     @override
@@ -252,7 +254,7 @@ class Variance(ColumnAggregate):
 
     @override
     def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
-        return pl.when(count > 1).then(m2 / (count - 1))
+        return pl.when(count > self.ddof).then(m2 / (count - self.ddof))
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,6 +266,22 @@ class Deviation(Variance):
     @override
     def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
         return super().final(count, mean, m2).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationVariance(Variance):
+    """The variance of a column whose values are all there are; null of none."""
+
+    function: ClassVar[str] = "var_pop"
+    ddof: ClassVar[int] = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationDeviation(Deviation):
+    """The standard deviation of a column whose values are all there are; null of none."""
+
+    function: ClassVar[str] = "stddev_pop"
+    ddof: ClassVar[int] = 0
 
 
 def _widen(values: pl.Expr) -> pl.Expr:

@@ -25,6 +25,7 @@ _COLUMNS: dict[str, Any] = {
     "k": pa.string(),
     "x": pa.int64(),
     "y": pa.int64(),
+    "b": pa.bool_(),
     "at": pa.timestamp("us"),
 }
 SCHEMA = pa.schema(_COLUMNS)
@@ -81,10 +82,12 @@ class Job:
     def _add(self, keys: str) -> list[dict[str, Any]]:
         self._given = getattr(self, "_given", [])
         self._given += [
-            {"k": key, "x": 1, "y": 10, "at": AT} for key in keys for _ in range(2)
+            {"k": key, "x": 1, "y": 10, "b": True, "at": AT}
+            for key in keys
+            for _ in range(2)
         ]
         # More rows than a run reads keep the data from ending.
-        return [*self._given, *[{"k": "z", "x": 0, "y": 0, "at": AT}] * 4]
+        return [*self._given, *[{"k": "z", "x": 0, "y": 0, "b": None, "at": AT}] * 4]
 
     def _results(self) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
@@ -148,6 +151,65 @@ def test_an_aggregate_that_means_something_else_is_refused_and_both_are_named(
     assert all(text in error.message for text in texts)
     assert "give it another name" in error.message
     job.run(total=before)
+
+
+def _one(rows: pl.DataFrame) -> int:
+    return rows.height
+
+
+def _other(rows: pl.DataFrame) -> int:
+    return -rows.height
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "texts"),
+    [
+        (pen.bool_and("b"), pen.bool_or("b"), ["bool_and(b)", "bool_or(b)"]),
+        (pen.var("x"), pen.var_pop("x"), ["var(x)", "var_pop(x)"]),
+        (
+            pen.last("x", order_by="x"),
+            pen.last("x", order_by="y"),
+            ["last(x) by x", "last(x) by y"],
+        ),
+        (pen.arg_max("x", "y"), pen.arg_max("y", "x"), ["(x) by y", "(y) by x"]),
+        (pen.quantile("x", 0.5), pen.quantile("x", 0.9), ["(x, 0.5)", "(x, 0.9)"]),
+        (
+            pen.quantile("x", 0.5),
+            pen.quantile("x", 0.5, discrete=True),
+            ["(x, 0.5) ", "(x, 0.5, discrete=True)"],
+        ),
+        (
+            pen.collect_list("x", limit=2),
+            pen.collect_list("x", limit=3),
+            ["(x, limit=2, order_by=at)", "(x, limit=3, order_by=at)"],
+        ),
+        (
+            pen.approx_distinct("x"),
+            pen.approx_distinct("x", error=0.1),
+            ["error=0.02", "error=0.1"],
+        ),
+        (
+            pen.approx_top_k("x", 5, by="y"),
+            pen.approx_top_k("x", 6, by="y"),
+            ["(x, 5, error=0.01, by=y)", "(x, 6, error=0.01, by=y)"],
+        ),
+        (pen.corr("x", "y"), pen.covar_pop("x", "y"), ["corr(x, y)", "covar_pop(x, y)"]),
+        (
+            pen.aggregate_rows(_one, returns=pa.int64(), columns="x"),
+            pen.aggregate_rows(_other, returns=pa.int64(), columns="x"),
+            ["_one(rows of x, at)", "_other(rows of x, at)"],
+        ),
+    ],
+)
+def test_a_changed_argument_is_a_changed_meaning(
+    before: pen.Aggregate, after: pen.Aggregate, texts: Sequence[str]
+) -> None:
+    job = Job("kept")
+    job.run("a", total=before)
+    error = problem_of(job, total=after)
+    assert error.code is ErrorCode.SCHEMA_MISMATCH
+    assert all(text in error.message for text in texts)
+    job.run("a", total=before)
 
 
 class Rewritten(Weighted):

@@ -55,7 +55,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         "expressions cannot be merged in general: use pen.sum, pen.count, … or an Aggregate of "
         "your own\n"
         "  latest: last(price): the stream has no event time to tell what comes last: name "
-        "its timestamp column in Pipeline.read as event_time"
+        "its timestamp column in Pipeline.read as event_time, or a column as order_by"
     )
 
 
