@@ -13,6 +13,7 @@ from .connectors.files.committed import CommittedFile as CommittedFile
 from .connectors.files.committed import committed_files as committed_files
 from .connectors.files.committed import read_committed as read_committed
 from .connectors.files.connector import files as files
+from .connectors.files.latest import read_latest as read_latest
 from .connectors.impulse import impulse as impulse
 from .connectors.memory import list_sink as list_sink
 from .connectors.memory import list_source as list_source

@@ -10,11 +10,12 @@ from penstock.connectors.files import source as files_source
 from penstock.connectors.nexmark import rows as nexmark_rows
 from penstock.connectors.nexmark import source as nexmark
 from penstock.operators import event_time, expressions, stateless, user_functions
+from penstock.operators.changelogs import debezium, envelopes, latest, settling
 from penstock.operators.joins import interval_join, session_join, window_join
 from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import OperatorConfig, Registry
 from penstock.operators.udfs import async_operator, functions, native, specs
-from penstock.operators.updating import aggregate, changelog, combine
+from penstock.operators.updating import aggregate, combine
 from penstock.operators.windows import panes, sessions
 
 _Build: TypeAlias = Callable[[Any], ArrowOperator | SourceOperator]
@@ -44,7 +45,12 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (stdout.BlackholeConfig, stdout.Blackhole),
     (combine.CombineConfig, combine.Combine),
     (aggregate.UpdatingAggregateConfig, aggregate.UpdatingAggregate),
-    (changelog.ToDebeziumConfig, changelog.ToDebezium),
+    (settling.SettleConfig, settling.Settle),
+    (latest.LatestConfig, latest.Latest),
+    (debezium.FromDebeziumConfig, debezium.FromDebezium),
+    (envelopes.ToDebeziumConfig, envelopes.ToDebezium),
+    (envelopes.ToUpsertsConfig, envelopes.ToUpserts),
+    (envelopes.ToRowsConfig, envelopes.ToRows),
     (panes.PaneCombinerConfig, panes.PaneCombiner),
     (panes.PaneWindowConfig, panes.PaneWindows),
     (sessions.SessionWindowConfig, sessions.SessionWindows),

@@ -1,7 +1,7 @@
 """Results of aggregates compared, and changelogs folded; one that contradicts itself is refused."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ def fold(
 ) -> dict[tuple[Any, ...], Row]:
     """Return the table that changes lead to, by key; each must fit what was before it."""
     table: dict[tuple[Any, ...], Row] = {}
-    for change in changes:
+    for change in paired(changes, keys):
         key = tuple(change[name] for name in keys)
         before, after = change["before"], change["after"]
         assert table.get(key) == before, (key, change)
@@ -35,6 +35,41 @@ def fold(
         else:
             table[key] = after
     return table
+
+
+def paired(
+    changes: Iterable[Mapping[str, Any]], keys: Sequence[str]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield settled changes as one row each: the key, `op`, `before` and `after`.
+
+    Rows that are in this form already are passed on: jobs wrote it before changes were flat.
+    """
+    before: Row | None = None
+    for change in changes:
+        kind = change.get("change")
+        if kind is None:
+            yield change
+            continue
+        key = {name: change[name] for name in keys}
+        values = {
+            name: value
+            for name, value in change.items()
+            if name not in {*keys, "change", "op", "before", "after"}
+        }
+        assert (before is not None) == (kind == "update-after"), change
+        if kind == "update-before":
+            before = {**key, **values}
+        elif kind == "update-after":
+            assert before is not None
+            assert {name: before.pop(name) for name in keys} == key, change
+            yield {**key, "op": "update", "before": before, "after": values}
+            before = None
+        elif kind == "insert":
+            yield {**key, "op": "insert", "before": None, "after": values}
+        else:
+            assert kind == "delete", change
+            yield {**key, "op": "delete", "before": values, "after": None}
+    assert before is None, "an update-before has no update-after"
 
 
 def op_of(before: Row | None, after: Row | None) -> str:

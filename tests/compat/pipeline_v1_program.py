@@ -32,7 +32,7 @@ from penstock.operators import (
     time_keyed_table,
 )
 from penstock.state.storage.urls import open_store
-from tests.builders.aggregated_rows import fold
+from tests.builders.aggregated_rows import fold, paired
 
 JOB = "pipeline-v1"
 SECOND = 1_000_000
@@ -353,12 +353,13 @@ def final_rows(outputs: str | Path) -> dict[str, list[Row]]:
     for sink in SINKS:
         rows: list[Row] = pen.read_committed(open_store(f"{outputs}/{sink}")).to_pylist()
         if sink == "spent-out":
+            changes = list(paired(rows, ["user"]))
             found["spent-expired"] = _comparable(
                 {"user": row["user"], **row["before"]}
-                for row in rows
+                for row in changes
                 if row["op"] == "delete"
             )
-            table = fold(rows, ["user"])
+            table = fold(changes, ["user"])
             rows = [{"user": user, **row} for (user,), row in table.items()]
         found[sink] = _comparable(rows)
     return found

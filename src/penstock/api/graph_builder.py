@@ -16,7 +16,7 @@ import polars as pl
 
 from penstock.api.gathering import Problems
 from penstock.core.ids import JobId, OperatorId
-from penstock.core.schema import StreamSchema
+from penstock.core.schema import Settling, StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import (
     MAIN,
@@ -28,13 +28,18 @@ from penstock.graph.logical import (
     WatermarkSpec,
 )
 from penstock.graph.validate import find_problems, validate
+from penstock.operators.changelogs.envelopes import ToDebeziumConfig, ToUpsertsConfig
+from penstock.operators.changelogs.settling import settle_spec
 from penstock.operators.expressions import EventTimeConfig, FilterConfig, event_time_spec
 from penstock.operators.operator import ArrowOperator, DisplayableOperator, SourceOperator
 from penstock.operators.registry import Registry
-from penstock.operators.updating.changelog import changelog_keys_behind
+from penstock.operators.user_functions import ProcessConfig
 
 _MEASURED_KINDS = (EventTimeConfig.kind, FilterConfig.kind)
 """The kinds of operators behind a source that decide which rows move its watermark."""
+
+_ENVELOPES = (ToDebeziumConfig.kind, ToUpsertsConfig.kind)
+"""The kinds of operators behind which changes are rows of another form, still in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +121,38 @@ class GraphBuilder:
         """Return what an operator emits, by output."""
         return self._nodes[operator].outputs
 
-    def changelog_keys(self, port: Port) -> tuple[str, ...] | None:
-        """Return the key columns of the table whose changes a stream holds; None for plain rows."""
-        if isinstance(port, BrokenPort) or port.output != MAIN:
-            return None
-        sources = [edge for edge in self._edges if edge.target == port.operator]
-        keys = [self.changelog_keys(self.port(e.source, e.output)) for e in sources]
-        return changelog_keys_behind(self._nodes[port.operator], keys)
+    def settled(self, port: Port) -> Port:
+        """Return a stream as others than operators for changelogs may see it.
+
+        Of a changelog each key has at most one change per epoch, of an exact kind: what does
+        not settle its changes itself gets an operator behind it that does.
+        """
+        stream = port.schema
+        sent_by = [] if stream.table_key is None else stream.key_columns
+        is_split = not set(sent_by) <= set(stream.table_key or ())
+        if stream.table_key is None or not (
+            is_split or stream.settling is not Settling.SETTLED
+        ):
+            return port
+        rows = port
+        if port.exchange in (Exchange.BY_KEY, Exchange.BROADCAST):
+            rows = port.sent(Exchange.FORWARD)
+        parallelism = None
+        if stream.settling is Settling.APART and not stream.is_bag:
+            if stream.table_key:
+                rows = rows.sent_by(stream.table_key)
+            else:
+                parallelism = 1
+        operator = self.add_step(
+            self.name_for("settle"),
+            settle_spec(sent_by if is_split else ()),
+            [rows],
+            parallelism=parallelism,
+        )
+        settled = self.port(operator)
+        if port.exchange is Exchange.BY_KEY:
+            return settled.sent_by(stream.key_columns)
+        return settled if rows.exchange is port.exchange else settled.sent(port.exchange)
 
     def name_for(self, kind: str) -> OperatorId:
         """Return the first free automatic name of a kind: `filter-1`, then `filter-2`."""
@@ -248,6 +278,9 @@ class GraphBuilder:
             else:
                 self._follow_watermarks(operator, inputs)
             stream = step.output_schema(schemas)
+            if stream is not None and spec.kind == ProcessConfig.kind:
+                # What users' operators promise of changes is not known.
+                stream = replace(stream, settling=Settling.APART)
             _check_end(operator, stream, is_sink=is_sink)
             sides = step.side_outputs(schemas)
             shown = step.display()
@@ -267,18 +300,29 @@ class GraphBuilder:
         ):
             return port
         # A forward edge needs the same parallelism at both ends.
-        keys = self.changelog_keys(port)
-        if keys:
-            return port.sent_by(keys)
-        if keys is not None and parallelism > 1:
+        # Changes of one key stay in one subtask.
+        if port.schema.table_key and not port.schema.is_bag:
+            return port.sent_by(port.schema.table_key)
+        if parallelism > 1 and self._is_in_order(port):
             raise UserError(
                 "the changes that it reads come from "
                 f"{self._parallelism_of(port)} subtasks and have no key columns by which to send "
-                f"them to {parallelism}: changes of one key would overtake each other. Give "
-                f"aggregate parallelism={parallelism} as well, or take 1 here",
+                f"them to {parallelism}: changes of one key would overtake each other. Give the "
+                f"step that makes them parallelism={parallelism} as well, or take 1 here",
                 code=ErrorCode.INVALID_GRAPH,
             )
         return port.sent(Exchange.REBALANCE)
+
+    def _is_in_order(self, port: Port) -> bool:
+        """Return whether rows are changes whose order counts, but which have no key to go by."""
+        if port.schema.table_key == ():
+            return True
+        if self._nodes[port.operator].spec.kind in _ENVELOPES:
+            return True
+        sources = [edge for edge in self._edges if edge.target == port.operator]
+        if len(sources) != 1 or sources[0].exchange is not Exchange.FORWARD:
+            return False
+        return self._is_in_order(self.port(sources[0].source, sources[0].output))
 
     def port(self, operator: OperatorId, output: str = MAIN) -> Port:
         """Return an output of an operator, which must have it."""

@@ -5,6 +5,7 @@ that is wanted more than speed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -18,9 +19,11 @@ from penstock.api.graph_builder import (
     to_expression,
     to_expressions,
 )
+from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.spellings import OnBad
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
+from penstock.operators.changelogs.changes import check_append_only, project_changes
 from penstock.operators.expression_checks import derive_types
 from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
 from penstock.operators.frames import SchemaLike, to_stream_schema
@@ -32,8 +35,7 @@ from penstock.operators.stateless import (
     check_columns,
     function_spec,
 )
-from penstock.operators.udfs.specs import ResultSpec
-from penstock.operators.updating.changelog import check_plain_rows
+from penstock.operators.udfs.specs import AsyncUdfSpec, ResultSpec
 
 if TYPE_CHECKING:
     from penstock.api.stream import Stream
@@ -59,7 +61,6 @@ class RowSteps:
         >>> pages = pen.Pipeline("p").read("pages", pen.list_source([{"page": 1}]))
         >>> first_pages = pages.filter(pl.col("page") < 10)
         """
-        check_plain_rows("filter", self.builder.changelog_keys(self.port))
         return self._then(filter_spec(to_expression(predicate)))
 
     @step(_broken)
@@ -71,7 +72,12 @@ class RowSteps:
         >>> pages.select("page", seconds=pl.col("ms") / 1000).schema.arrow.names
         ['page', 'seconds']
         """
-        return self._then(select_spec(*to_expressions(expressions, named)))
+        chosen = to_expressions(expressions, named)
+        if self.port.schema.is_changelog:
+            names = derive_types("select", self.port.schema.arrow, chosen).names()
+            if CHANGE_COLUMN not in names:
+                chosen.insert(0, pl.col(CHANGE_COLUMN))
+        return self._then(select_spec(*chosen))
 
     @step(_broken)
     def with_columns(
@@ -104,7 +110,6 @@ class RowSteps:
                 'rename({"old": "new"})',
                 code=ErrorCode.INVALID_CONFIG,
             )
-        check_plain_rows("rename", self.builder.changelog_keys(self.port))
         return self._then(RenameConfig(dict(names)).to_operator_spec())
 
     @step(_broken)
@@ -213,6 +218,8 @@ class RowSteps:
                 operator=name,
             )
         spec = given if isinstance(given, OperatorSpec) else given.to_operator_spec()
+        if spec.kind == AsyncUdfSpec.kind:
+            check_append_only(spec.kind, self.port.schema)
         return self._then(spec, name=name)
 
     def _with_function(
@@ -222,8 +229,14 @@ class RowSteps:
         schema: SchemaLike,
         on_bad: OnBad,
     ) -> "Stream":
-        declared = to_stream_schema(schema, self.port.schema.time_column)
-        return self._then(function_spec(config, function, declared, on_bad))
+        stream = self.port.schema
+        declared = to_stream_schema(schema, stream.time_column)
+        is_declared = isinstance(schema, StreamSchema)
+        if declared is not None and stream.is_changelog and not is_declared:
+            names = declared.arrow.names
+            key = project_changes(stream, names, (), config.kind)
+            declared = replace(declared, table_key=key)
+        return self._then(function_spec(config, function, declared, on_bad), settles=True)
 
     def _columns_named(self, where: str, given: Sequence[Any]) -> tuple[str, ...]:
         """Return the columns that users name: by text, lists of text, columns or selectors."""

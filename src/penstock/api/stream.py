@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import polars as pl
 
+from penstock.api.changelogs import ChangelogSteps
 from penstock.api.event_time import EventTimeSteps
 from penstock.api.gathering import step
 from penstock.api.graph_builder import (
@@ -31,14 +32,10 @@ from penstock.core.spellings import OnBad, absent, renamed
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import MAIN, Exchange, OperatorSpec, Writable
 from penstock.operators.aggregates.aggregate import Aggregate
+from penstock.operators.changelogs.changes import check_append_only
 from penstock.operators.expressions import with_columns_spec
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.stateless import UnionConfig
-from penstock.operators.updating.changelog import (
-    check_keys,
-    check_plain_rows,
-    to_debezium_spec,
-)
 from penstock.operators.user_functions import process_spec
 from penstock.state.tables.specs import TimeDomain
 
@@ -118,7 +115,7 @@ class AnyStream(JoinSteps):
         >>> [(row["user"], str(row["window_end"]), row["clicks"]) for row in out.rows()]
         [('ada', '2024-01-01 12:01:00', 2)]
         """
-        check_plain_rows("aggregate", self.builder.changelog_keys(self.port))
+        check_append_only("window", self.port.schema)
         step = WindowStep(
             self.builder, self.port, name, window, on_bad, parallelism=parallelism
         )
@@ -152,7 +149,9 @@ class AnyStream(JoinSteps):
         >>> status = p.run_in_process("memory:")
         5 rows
         """
-        return self._then(operator, *others, name=name, parallelism=parallelism)
+        return self._then(
+            operator, *others, name=name, parallelism=parallelism, settles=True
+        )
 
     def _stream_at(self, port: Port) -> "Stream":
         return Stream(self.builder, port)
@@ -165,7 +164,7 @@ class AnyStream(JoinSteps):
         ttl_domain: TimeDomain | str | None,
         parallelism: int | None,
     ) -> "Stream":
-        check_plain_rows("aggregate", self.builder.changelog_keys(self.port))
+        check_append_only("aggregate", self.port.schema)
         changelog = add_updating_aggregate(
             self.builder,
             self.port,
@@ -183,8 +182,12 @@ class AnyStream(JoinSteps):
         *others: "AnyStream",
         name: str | None = None,
         parallelism: int | None = None,
+        settles: bool = False,
     ) -> "Stream":
-        """Add an operator behind this stream and others, under an automatic name by default."""
+        """Add an operator behind this stream and others, under an automatic name by default.
+
+        An operator that looks at each change, not only at signs, gets settled changelogs.
+        """
         builder, spec = self.builder, _to_spec(step)
         name = builder.name_for(spec.kind) if name is None else name
         for stream in others:
@@ -203,6 +206,8 @@ class AnyStream(JoinSteps):
                     operator=name,
                 )
         ports = [stream.port for stream in (self, *others)]
+        if settles:
+            ports = [builder.settled(port) for port in ports]
         operator = builder.add_step(name, spec, ports, parallelism=parallelism)
         return Stream(builder, builder.port(operator))
 
@@ -243,7 +248,7 @@ class WindowedStream:
         return Stream(self.builder, *self._windows.add(aggregates))
 
 
-class Stream(AnyStream, RowSteps, EventTimeSteps):
+class Stream(AnyStream, RowSteps, EventTimeSteps, ChangelogSteps):
     """The rows between two steps. Made by `Pipeline.read` and by steps."""
 
     def __init__(
@@ -279,18 +284,9 @@ class Stream(AnyStream, RowSteps, EventTimeSteps):
         >>> sales.aggregate("spent", total=pen.sum("price")).write("out", out)
         >>> status = p.run_in_process("memory:")
         >>> out.rows()
-        [{'op': 'insert', 'before': None, 'after': {'total': 14}}]
+        [{'change': 'insert', 'total': 14}]
         """
         return self._aggregated(name, aggregates, ttl, ttl_domain, parallelism)
-
-    @step(_broken)
-    def to_debezium(self) -> "Stream":
-        """Turn a changelog into Debezium's records `{before, after, op}`.
-
-        The key columns move into both `before` and `after`.
-        """
-        check_keys(self.port.schema, self.builder.changelog_keys(self.port))
-        return self._then(to_debezium_spec())
 
     @step(_broken)
     def union(self, *others: "Stream") -> "Stream":
@@ -311,7 +307,7 @@ class Stream(AnyStream, RowSteps, EventTimeSteps):
 
         With `parallelism` the next step has so many.
         """
-        check_plain_rows("rebalance", self.builder.changelog_keys(self.port))
+        check_append_only("rebalance", self.port.schema)
         return Stream(
             self.builder, self.port.sent(Exchange.REBALANCE, parallelism=parallelism)
         )
@@ -393,9 +389,8 @@ class Stream(AnyStream, RowSteps, EventTimeSteps):
         {"n": 1}
         """
         spec = sink.sink_spec() if isinstance(sink, Writable) else _to_spec(sink)
-        self.builder.add_step(
-            name, spec, [self.port], parallelism=parallelism, is_sink=True
-        )
+        rows = self.builder.settled(self.port)
+        self.builder.add_step(name, spec, [rows], parallelism=parallelism, is_sink=True)
 
 
 class KeyedStream(AnyStream):
@@ -430,7 +425,7 @@ class KeyedStream(AnyStream):
         >>> spent.write("out", out)
         >>> status = p.run_in_process("memory:")
         >>> out.rows()
-        [{'user': 'ada', 'op': 'insert', 'before': None, 'after': {'total': 14}}]
+        [{'change': 'insert', 'user': 'ada', 'total': 14}]
         """
         return self._aggregated(name, aggregates, ttl, ttl_domain, parallelism)
 

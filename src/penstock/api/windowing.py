@@ -21,7 +21,7 @@ import polars as pl
 from penstock.api.graph_builder import GraphBuilder, Port
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import OperatorId
-from penstock.core.schema import StreamSchema
+from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import BAD, LATE, Exchange
@@ -31,7 +31,6 @@ from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.expressions import with_columns_spec
 from penstock.operators.updating.aggregate import updating_aggregate_spec
-from penstock.operators.updating.changelog import AFTER, BEFORE, OP
 from penstock.operators.updating.combine import combine_spec, partial_schema
 from penstock.operators.updating.lifetimes import LAST_SEEN, Expiry
 from penstock.operators.windows.aggregation import (
@@ -281,7 +280,7 @@ def add_updating_aggregate(
                     "state: rename it",
                     operator=name,
                 )
-    taken = (*keys, OP, BEFORE, AFTER)
+    taken = (*keys, CHANGE_COLUMN)
     plan = compile_aggregates(name, aggregates, stream, taken=taken, keys=keys)
     if expiry is not None and (hidden := expiry.hidden_aggregates(stream)):
         kept = compile_aggregates(name, hidden, stream, keys=keys)

@@ -1,4 +1,4 @@
-"""Stream schemas: which columns a stream has, which one is its event time, which are its key.
+"""Stream schemas: the columns of a stream, and which are its event time, its key, its changes.
 
 Pure. Event times are microseconds since 1970-01-01 UTC; timestamps without a zone are taken
 as UTC, and finer ones are rounded down.
@@ -7,7 +7,8 @@ as UTC, and finer ones are rounded down.
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import pyarrow as pa
@@ -21,6 +22,21 @@ from penstock.errors import CorruptStateError, ErrorCode, SchemaError, did_you_m
 RESERVED_PREFIX = "_penstock"
 RESERVED_NAMES = frozenset({"_key_hash", "_operation", "_expires_at"})
 """Names of columns that Penstock adds to state files."""
+
+CHANGE_COLUMN = "change"
+"""The column of a changelog that says what each row does to the table."""
+
+
+class Settling(Enum):
+    """How far the changes of a key within one epoch are brought into one form."""
+
+    SETTLED = "settled"
+    """At most one change per key, its kind exact, an update's two rows side by side."""
+    TOGETHER = "together"
+    """Rows count by their signs only; all rows of a key are in one subtask."""
+    APART = "apart"
+    """Rows count by their signs only; those of a key may be in several subtasks."""
+
 
 _ROLES = b"penstock.stream"
 
@@ -37,6 +53,14 @@ class StreamSchema:
     """The timestamp column that holds each row's event time; None if rows have none."""
     key_columns: tuple[str, ...] = ()
     """The columns that make up the key, in the order they are hashed; () if not keyed."""
+    table_key: tuple[str, ...] | None = None
+    """The columns that tell apart the rows of the table whose changes a changelog holds.
+
+    None for an append-only stream, where every row stands for itself; () for a table of one
+    row. If no key is known, all columns but `change` are it, and equal rows are counted.
+    """
+    settling: Settling = Settling.APART
+    """What a changelog promises about the changes of one key within an epoch."""
 
     def __post_init__(self) -> None:
         given: object = self.arrow
@@ -63,7 +87,28 @@ class StreamSchema:
 
     def keyed_by(self, *key_columns: str) -> Self:
         """Return the same columns with another key."""
-        return type(self)(self.arrow, self.time_column, key_columns)
+        return replace(self, key_columns=key_columns)
+
+    @property
+    def is_changelog(self) -> bool:
+        """Whether rows are changes of a table, told by their column `change`."""
+        return self.table_key is not None
+
+    @property
+    def is_bag(self) -> bool:
+        """Whether it is a changelog without a known key: equal rows may be there several times."""
+        names = [name for name in self.arrow.names if name != CHANGE_COLUMN]
+        return self.table_key is not None and set(self.table_key) == set(names)
+
+    def loosened(self) -> Self:
+        """Return the schema of some of its rows: of a changelog, signs are all that is exact."""
+        if self.settling is not Settling.SETTLED:
+            return self
+        return replace(self, settling=Settling.TOGETHER)
+
+    def with_columns(self, arrow: pa.Schema, time_column: str | None) -> Self:
+        """Return other columns of the same rows; what they are about stays as it is."""
+        return replace(self, arrow=arrow, time_column=time_column)
 
     def keys_of(self, rows: Rows) -> list[Column]:
         """Return the key columns of some rows, in order."""
@@ -103,10 +148,14 @@ class StreamSchema:
 
     def to_bytes(self) -> bytes:
         """Return the schema in Arrow's IPC form, with the roles in its metadata."""
-        roles = json.dumps(
-            {"time_column": self.time_column, "key_columns": self.key_columns}
-        )
-        metadata = {**(self.arrow.metadata or {}), _ROLES: roles.encode()}
+        roles: dict[str, Any] = {
+            "time_column": self.time_column,
+            "key_columns": self.key_columns,
+        }
+        if self.table_key is not None:
+            roles["table_key"] = self.table_key
+            roles["settling"] = self.settling.value
+        metadata = {**(self.arrow.metadata or {}), _ROLES: json.dumps(roles).encode()}
         return self.arrow.with_metadata(metadata).serialize().to_pybytes()
 
     @classmethod
@@ -117,6 +166,8 @@ class StreamSchema:
             metadata = dict(schema.metadata or {})
             roles = json.loads(metadata.pop(_ROLES))
             time_column, key_columns = roles["time_column"], tuple(roles["key_columns"])
+            table_key = None if "table_key" not in roles else tuple(roles["table_key"])
+            settling = Settling(roles.get("settling", Settling.APART.value))
         except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
             raise CorruptStateError(
                 f"{len(data)} bytes are not the schema of a stream ({error!r}): they were "
@@ -124,7 +175,7 @@ class StreamSchema:
                 code=ErrorCode.UNDECODABLE,
             ) from error
         bare = schema.with_metadata(metadata) if metadata else schema.remove_metadata()
-        return cls(bare, time_column, key_columns)
+        return cls(bare, time_column, key_columns, table_key, settling)
 
 
 if not TYPE_CHECKING:  # A checker knows the names of the fields.
@@ -172,6 +223,24 @@ def _problems(stream: StreamSchema) -> Iterator[_Problem]:
             )
             yield mismatch, text
     yield from _key_problems(stream)
+    yield from _changelog_problems(stream)
+
+
+def _changelog_problems(stream: StreamSchema) -> Iterator[_Problem]:
+    mismatch, names = ErrorCode.SCHEMA_MISMATCH, stream.arrow.names
+    if stream.table_key is None:
+        return
+    for name in stream.table_key:
+        if name not in names:
+            yield mismatch, _unknown("column of the table's key", name, names)
+    kinds = [str(kind) for kind in _types_of(stream.arrow, CHANGE_COLUMN)]
+    if kinds != ["string"]:
+        found = f"has the type {kinds[0]}" if kinds else "is missing"
+        text = (
+            f"a changelog says in the text column {CHANGE_COLUMN!r} what each row does to the "
+            f"table, but it {found}: add it, or leave table_key out"
+        )
+        yield mismatch, text
 
 
 def how_to_time(name: str, kind: Any) -> str:

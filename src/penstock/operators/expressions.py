@@ -15,9 +15,10 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.schema import StreamSchema, how_to_time
+from penstock.core.schema import CHANGE_COLUMN, StreamSchema, how_to_time
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
+from penstock.operators.changelogs.changes import project_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.expression_checks import (
     NO_COLUMNS,
@@ -110,7 +111,14 @@ class Filter(Configured[FilterConfig], ArrowOperator):
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input, after checking that the predicate fits it."""
         self._prepare(inputs[0].arrow)
-        return inputs[0]
+        if inputs[0].is_changelog and CHANGE_COLUMN in self._predicate.meta.root_names():
+            raise SchemaError(
+                f"filter({self._predicate}) looks at {CHANGE_COLUMN!r} of a changelog: the rows "
+                "it keeps would be changes of no table. Make append-only rows of them with "
+                "to_rows() before",
+                column=CHANGE_COLUMN,
+            )
+        return inputs[0].loosened()
 
     @override
     def process_batch(
@@ -168,8 +176,18 @@ class Project(Configured[SelectConfig], ArrowOperator):
         time, keys = inputs[0].time_column, inputs[0].key_columns
         keeps_time = time in names and pa.types.is_timestamp(plan.schema.field(time).type)
         keeps_keys = names.issuperset(keys) and plan.computed_names.isdisjoint(keys)
+        table_key = project_changes(
+            inputs[0], plan.schema.names, sorted(plan.computed_names), self.config.kind
+        )
+        # Without some column, or with another value of it, an update may change nothing.
+        is_more = plan.schema.names[: len(inputs[0].arrow)] == inputs[0].arrow.names
+        is_settled = is_more and plan.computed_names.isdisjoint(inputs[0].arrow.names)
         return StreamSchema(
-            plan.schema, time if keeps_time else None, keys if keeps_keys else ()
+            plan.schema,
+            time if keeps_time else None,
+            keys if keeps_keys else (),
+            table_key,
+            inputs[0].settling if is_settled else inputs[0].loosened().settling,
         )
 
     @override

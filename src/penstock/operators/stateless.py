@@ -1,7 +1,7 @@
 """Operators without state and without expressions: map_batches, map, rename, key_by, union."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import polars as pl
@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from penstock.core.batch import find_differences
 from penstock.core.rows import is_pandas
-from penstock.core.schema import StreamSchema
+from penstock.core.schema import CHANGE_COLUMN, Settling, StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, PenstockError, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import BAD, MAIN, OperatorSpec, UserFunction
@@ -176,7 +176,7 @@ class MapBatches(Configured[MapBatchesConfig], ArrowOperator):
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return what was declared, else the input's."""
         check_convertible(self._convert, inputs[0].arrow, self.config.function.name)
-        return self._schema or inputs[0]
+        return self._schema or inputs[0].loosened()
 
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
@@ -329,10 +329,15 @@ class Rename(Configured[RenameConfig], ArrowOperator):
             field.with_name(names.get(field.name, field.name)) for field in stream.arrow
         ]
         time = stream.time_column
+        table_key = stream.table_key
+        if table_key is not None:
+            table_key = tuple(names.get(key, key) for key in table_key)
         return StreamSchema(
             pa.schema(fields).with_metadata(stream.arrow.metadata or {}),
             None if time is None else names.get(time, time),
             tuple(names.get(key, key) for key in stream.key_columns),
+            table_key,
+            stream.settling,
         )
 
     @override
@@ -351,6 +356,7 @@ class Union(_PassOn[UnionConfig]):
         """Return the first input's columns, which the others must have too.
 
         Layouts and the order of columns may differ. The key is kept if all inputs have it.
+        Of several changelogs the rows are those of all tables, without a key of their own.
         """
         first = inputs[0]
         problems: list[str] = []
@@ -360,6 +366,12 @@ class Union(_PassOn[UnionConfig]):
                 found.append(
                     f"its time column is {other.time_column!r}, expected {first.time_column!r}"
                 )
+            if other.is_changelog != first.is_changelog:
+                is_one = "a changelog" if other.is_changelog else "append-only"
+                found.append(
+                    f"it is {is_one}, unlike input 0: to_table makes a changelog of rows, to_rows "
+                    "rows of a changelog"
+                )
             problems += [f"input {index}: {problem}" for problem in found]
         if problems:
             raise SchemaError(
@@ -368,4 +380,8 @@ class Union(_PassOn[UnionConfig]):
                 "before"
             )
         has_one_key = all(other.key_columns == first.key_columns for other in inputs)
-        return first if has_one_key else first.keyed_by()
+        stream = first if has_one_key else first.keyed_by()
+        if not stream.is_changelog:
+            return stream
+        names = [name for name in stream.arrow.names if name != CHANGE_COLUMN]
+        return replace(stream, table_key=tuple(names), settling=Settling.APART)

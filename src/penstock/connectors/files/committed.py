@@ -19,7 +19,7 @@ checks hold for them too.
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypeAlias
@@ -286,6 +286,17 @@ def read_committed(
     return (
         pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
     )
+
+
+def read_epochs(
+    url: StorePlace, store_options: Mapping[str, Any] | None
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the epochs of each file and its rows, the newest epoch first; see `read_committed`."""
+    store, records = _read_lists(url, 0, store_options)
+    for record in reversed(records):
+        schema = schema_of(record.schema)
+        for file in record.files:
+            yield record.epoch, _read(store, record, file, schema)
 
 
 def _read_lists(

@@ -8,7 +8,7 @@ function, never in a row, so it fails the epoch even if rows that raise go to th
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,6 +21,7 @@ from penstock.core.batch import describe_sample, find_differences
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, ExternalError, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import BAD, MAIN
+from penstock.operators.changelogs.changes import project_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
@@ -139,16 +140,20 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
         added = pa.field(spec.output, spec.return_type)
         at = schema.get_field_index(spec.output)
         if at < 0:
-            return StreamSchema(
-                schema.append(added), stream.time_column, stream.key_columns
-            )
+            table_key = stream.table_key
+            if table_key is not None and stream.is_bag:
+                table_key = (*table_key, spec.output)
+            return replace(stream, arrow=schema.append(added), table_key=table_key)
         # As with an expression: rows came to their subtask by the old value of a key column.
         time, keys = stream.time_column, stream.key_columns
         is_no_time = time == spec.output and not pa.types.is_timestamp(added.type)
+        project_changes(stream, schema.names, [spec.output], f"udf {spec.name!r}")
         return StreamSchema(
             schema.set(at, added),
             None if is_no_time else time,
             () if spec.output in keys else keys,
+            stream.table_key,
+            stream.loosened().settling,
         )
 
     @override

@@ -26,12 +26,12 @@ from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.compiled import AggregateConfig
 from penstock.operators.aggregates.frames import ALL_ROWS, columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
+from penstock.operators.changelogs.changes import changelog_schema, to_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.expressions import to_array
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.timers import DueTimers, Timers
-from penstock.operators.updating.changelog import changelog_schema, to_changes
 from penstock.operators.updating.lifetimes import (
     EARLIER,
     LAST_SEEN,
@@ -191,9 +191,10 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
             )
             gone = keys.filter(pa.array(is_due))
             self._delete(gone, state, ctx)
-            before = self._struct(self._plan.results_of(state, ()), None)
-            after = pa.nulls(gone.num_rows, before.type)
-            collector.collect(to_changes(ctx.outputs[MAIN].arrow, gone, before, after))
+            was = np.ones(gone.num_rows, np.bool_)
+            before = self._shown(gone, self._plan.results_of(state, ()))
+            changes = to_changes(ctx.outputs[MAIN].arrow, before, before, was, ~was)
+            collector.collect(changes)
 
     def _delete(
         self, keys: pa.RecordBatch, state: pl.DataFrame, ctx: OperatorContext
@@ -305,14 +306,13 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
             before, after = before.filter(picked), after.filter(picked)
             keys = keys.filter(picked.to_arrow())
             found, lives = found[changed], lives[changed]
-        rows = self._struct(before, found), self._struct(after, lives)
-        collector.collect(to_changes(ctx.outputs[MAIN].arrow, keys, *rows))
+        rows = self._shown(keys, before), self._shown(keys, after)
+        collector.collect(to_changes(ctx.outputs[MAIN].arrow, *rows, found, lives))
 
-    def _struct(self, results: pl.DataFrame, found: Any) -> "pa.StructArray":
-        """Return results as one column, null where there are none."""
-        arrays = [to_array(results.get_column(f.name), f.type) for f in self._results]
-        mask = None if found is None or found.all() else pa.array(~found)
-        return pa.StructArray.from_arrays(arrays, fields=self._results, mask=mask)
+    def _shown(self, keys: pa.RecordBatch, results: pl.DataFrame) -> list[Any]:
+        """Return the columns of the output for keys and their results."""
+        shown = [keys.column(n) for n in self._keys.names if n != ALL_ROWS]
+        return shown + [to_array(results[f.name], f.type) for f in self._results]
 
     def _timers_in(self, ctx: OperatorContext) -> Timers:
         is_event_time = self.timers() == (TimeDomain.EVENT_TIME,)

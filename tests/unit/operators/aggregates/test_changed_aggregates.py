@@ -93,11 +93,8 @@ class Job:
         found: dict[str, dict[str, Any]] = {}
         for row in self._out.rows():
             key = row.pop("k")
-            if self.kind == "kept":
-                found[key] = row["after"]
-            else:
-                times = {"window_start", "window_end", "window_time"}
-                found[key] = {n: value for n, value in row.items() if n not in times}
+            own = {"change", "window_start", "window_end", "window_time"}
+            found[key] = {n: value for n, value in row.items() if n not in own}
         return found
 
 

@@ -36,7 +36,7 @@ def test_a_stream_without_a_key_has_one_result_of_all_rows() -> None:
     )
     assert len(found) > 1
     assert fold(found, []) == {(): {"total": 36, "rows": 9, "keys": 3}}
-    assert list(found[0]) == ["op", "before", "after"]
+    assert list(found[0]) == ["change", "total", "rows", "keys"]
 
 
 def test_the_result_of_all_rows_has_a_time_to_live_too() -> None:

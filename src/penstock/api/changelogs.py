@@ -1,0 +1,219 @@
+"""ChangelogSteps: the steps of a stream that make changelogs of rows, and other forms of them.
+
+| step | from | to |
+|---|---|---|
+| `to_table`, `from_upserts`, `from_debezium` | rows | a changelog |
+| `to_debezium`, `to_upserts`, `to_rows` | a changelog | rows |
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.api.gathering import step
+from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
+from penstock.core.spellings import OnBad, diverts_bad
+from penstock.errors import ErrorCode, UserError
+from penstock.graph.logical import BAD
+from penstock.operators.changelogs.changes import check_append_only, check_changelog
+from penstock.operators.changelogs.debezium import from_debezium_spec
+from penstock.operators.changelogs.envelopes import (
+    DELETED,
+    ToDebeziumConfig,
+    ToRowsConfig,
+    ToUpsertsConfig,
+)
+from penstock.operators.changelogs.latest import latest_spec
+from penstock.operators.stateless import check_columns
+
+if TYPE_CHECKING:
+    from penstock.api.stream import Stream
+
+
+def _broken(stream: Any) -> Any:
+    return type(stream)(stream.builder, BrokenPort())
+
+
+class ChangelogSteps:
+    """The part of `Stream` that is about changelogs."""
+
+    builder: GraphBuilder
+    port: Port
+    _then: "Callable[..., Stream]"
+    """Adds an operator behind the stream; `Stream` has it."""
+
+    @step(_broken)
+    def to_debezium(self) -> "Stream":
+        """Turn a changelog into Debezium's records `{before, after, op}`, one per changed row.
+
+        >>> import penstock as pen
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-to-debezium")
+        >>> sales = p.read("sales", pen.list_source([{"user": "ada", "price": 7}]))
+        >>> spent = sales.key_by("user").aggregate("spent", total=pen.sum("price"))
+        >>> spent.to_debezium().write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> out.rows()
+        [{'before': None, 'after': {'user': 'ada', 'total': 7}, 'op': 'c'}]
+        """
+        check_changelog("to_debezium", self.port.schema)
+        return self._then(ToDebeziumConfig().to_operator_spec(), settles=True)
+
+    @step(_broken)
+    def to_upserts(self) -> "Stream":
+        """Turn a changelog into the latest row of each changed key, and a column `deleted`.
+
+        A row that is gone has only its key, and `deleted` is true.
+
+        >>> import penstock as pen
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-to-upserts")
+        >>> sales = p.read("sales", pen.list_source([{"user": "ada", "price": 7}]))
+        >>> spent = sales.key_by("user").aggregate("spent", total=pen.sum("price"))
+        >>> spent.to_upserts().write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> out.rows()
+        [{'user': 'ada', 'total': 7, 'deleted': False}]
+        """
+        check_changelog("to_upserts", self.port.schema)
+        return self._then(ToUpsertsConfig().to_operator_spec(), settles=True)
+
+    @step(_broken)
+    def to_rows(self) -> "Stream":
+        """Turn a changelog into append-only rows: each change stands for itself.
+
+        >>> import penstock as pen, polars as pl
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-to-rows")
+        >>> sales = p.read("sales", pen.list_source([{"user": "ada", "price": 7}]))
+        >>> spent = sales.key_by("user").aggregate("spent", total=pen.sum("price"))
+        >>> spent.to_rows().filter(pl.col("change") == "insert").write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> out.rows()
+        [{'change': 'insert', 'user': 'ada', 'total': 7}]
+        """
+        check_changelog("to_rows", self.port.schema)
+        return self._then(ToRowsConfig().to_operator_spec(), settles=True)
+
+    @step(_broken, is_named=True)
+    def to_table(
+        self,
+        name: str,
+        *,
+        key: str | Sequence[str],
+        order_by: str | None = None,
+        parallelism: int | None = None,
+    ) -> "Stream":
+        """Keep the last row of each key and emit how it changes: a changelog of the table.
+
+        The last row is the one with the latest event time, or the greatest value of `order_by`;
+        of several rows at the same instant it is the greatest one by its columns in order.
+
+        >>> import penstock as pen
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-to-table")
+        >>> rows = [{"user": "ada", "v": 2}, {"user": "ada", "v": 1}]
+        >>> users = p.read("users", pen.list_source(rows))
+        >>> users.to_table("users-by-name", key="user", order_by="v").write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> out.rows()
+        [{'change': 'insert', 'user': 'ada', 'v': 2}]
+        """
+        check_append_only("to_table", self.port.schema)
+        order = self.port.schema.time_column if order_by is None else order_by
+        if order is None:
+            raise UserError(
+                f"to_table {name!r} keeps the last row of each key, and nothing says which one "
+                "that is: give order_by=, a column that grows, or read the rows with an "
+                "event_time. from_upserts takes rows in the order in which they come",
+                code=ErrorCode.INVALID_CONFIG,
+                operator=name,
+            )
+        return self._latest(name, self.port, key, order=order, parallelism=parallelism)
+
+    @step(_broken, is_named=True)
+    def from_upserts(
+        self,
+        name: str,
+        *,
+        key: str | Sequence[str],
+        deleted: str | None = None,
+        order_by: str | None = None,
+        parallelism: int | None = None,
+    ) -> "Stream":
+        """Take each row as the new row of its key, and emit how the table changes.
+
+        Rows of a key count in the order in which their source brings them, which must then be
+        one split, such as a partition of a topic; or by the values of `order_by`. Where the
+        column `deleted` is true the row of the key is gone.
+
+        >>> import penstock as pen
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-from-upserts")
+        >>> rows = [{"user": "ada", "city": "Rom"}, {"user": "ada", "city": "Ulm"}]
+        >>> users = p.read("users", pen.list_source(rows))
+        >>> users.from_upserts("users-by-name", key="user").write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> out.rows()
+        [{'change': 'insert', 'user': 'ada', 'city': 'Ulm'}]
+        """
+        check_append_only("from_upserts", self.port.schema)
+        return self._latest(
+            name, self.port, key, order=order_by, deleted=deleted, parallelism=parallelism
+        )
+
+    @step(_broken, is_named=True)
+    def from_debezium(
+        self,
+        name: str,
+        *,
+        key: str | Sequence[str],
+        on_bad: OnBad = "fail",
+        parallelism: int | None = None,
+    ) -> "Stream":
+        """Read Debezium's records `{before, after, op}` as a changelog of their table.
+
+        `key` names columns of `after`. State tells what a row was before, so records may lack
+        it or come twice; those of a key must come in order, from one split. With
+        `on_bad="divert"` records that cannot be read go to the side output `BAD`.
+
+        >>> import penstock as pen
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-from-debezium")
+        >>> records = [{"before": None, "after": {"id": 1, "n": 5}, "op": "c"}]
+        >>> orders = p.read("orders", pen.list_source(records))
+        >>> orders.from_debezium("orders-by-id", key="id").write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> out.rows()
+        [{'change': 'insert', 'id': 1, 'n': 5}]
+        """
+        check_append_only("from_debezium", self.port.schema)
+        diverts_bad(on_bad, where=f"from_debezium {name!r}: ")
+        builder = self.builder
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        spec = from_debezium_spec(keys, on_bad)
+        records = builder.add_step(f"{name}-records", spec, [self.port])
+        sides = {BAD: builder.port(records, BAD)} if on_bad == "divert" else {}
+        rows = builder.port(records)
+        return self._latest(
+            name, rows, keys, deleted=DELETED, parallelism=parallelism, sides=sides
+        )
+
+    def _latest(
+        self,
+        name: str,
+        rows: Port,
+        key: str | Sequence[str],
+        *,
+        parallelism: int | None,
+        order: str | None = None,
+        deleted: str | None = None,
+        sides: Mapping[str, Port] | None = None,
+    ) -> "Stream":
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        check_columns(keys, rows.schema.arrow.names, f"the key of {name!r}")
+        if not keys:
+            raise UserError(
+                f"{name!r} needs a key: name the columns that tell its rows apart",
+                code=ErrorCode.INVALID_CONFIG,
+                operator=name,
+            )
+        sent = rows.sent_by(keys)
+        spec = latest_spec(sent.schema, order, deleted)
+        operator = self.builder.add_step(name, spec, [sent], parallelism=parallelism)
+        stream: Any = type(self)
+        changelog: Stream = stream(self.builder, self.builder.port(operator), sides)
+        return changelog

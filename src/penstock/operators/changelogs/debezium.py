@@ -1,0 +1,206 @@
+"""FromDebezium: reads Debezium's records into rows and a mark of deletion; bad ones are set aside.
+
+    {before, after, op}                       after's columns …, deleted
+    op c, r or u    the row is `after`        deleted=false
+    op d            the key, from `before`    deleted=true
+    all null        a tombstone: nothing
+
+Only `after` and the key are believed. What a row was before is told by the state of the operator
+behind this one, so records without `before`, or that come twice, are no harm.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from typing_extensions import override
+
+from penstock.core.schema import StreamSchema
+from penstock.core.spellings import OnBad
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import MAIN, OperatorSpec
+from penstock.operators.changelogs.envelopes import AFTER, BEFORE, DELETED, OP
+from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.stateless import bad_rows_of, check_columns, divert
+from penstock.state.tables.sorted_rows import Flags
+
+PAYLOAD = "payload"
+"""The column that holds the record where a connector also writes its schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromDebeziumConfig(OperatorConfig):
+    """The config of operators that read Debezium's records."""
+
+    kind: ClassVar[str] = "from_debezium"
+
+    key: tuple[str, ...]
+    """The columns of `after` that are the table's key."""
+    on_bad: OnBad = "fail"
+    """Whether records that cannot be read fail the epoch, or go to the `BAD` output."""
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        return {"key": ", ".join(self.key)}
+
+
+def from_debezium_spec(key: Sequence[str], on_bad: OnBad) -> OperatorSpec:
+    """Read records into rows and a mark of deletion."""
+    return FromDebeziumConfig(tuple(key), on_bad).to_operator_spec()
+
+
+class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
+    """Rewrites records as rows of the table that they are about."""
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        """Return the columns of `after`, the stream's event time if it has one, and `deleted`."""
+        row, time = _row_type(inputs[0].arrow), inputs[0].time_column
+        names = [field.name for field in row]
+        check_columns(self.config.key, names, "from_debezium")
+        fields = [field.with_nullable(True) for field in row]  # noqa: FBT003
+        if time is not None and time not in names:
+            fields.append(inputs[0].arrow.field(time))
+        if DELETED in names:
+            raise SchemaError(
+                f"the table has a column {DELETED!r}, as the mark of deletions is called: rename "
+                f"it inside of {AFTER!r} before",
+                column=DELETED,
+            )
+        return StreamSchema(pa.schema([*fields, pa.field(DELETED, pa.bool_())]), time)
+
+    @override
+    def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
+        """Return the stream of records that cannot be read, if they do not fail the epoch."""
+        return bad_rows_of(inputs[0]) if self.config.on_bad == "divert" else {}
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        before, after, op = _parts_of(batch)
+        is_delete = _is(op, "d")
+        is_upsert = _is(op, "c") | _is(op, "r") | _is(op, "u")
+        has_after, has_before = _is_there(after), _is_there(before)
+        source = pc.if_else(pa.array(is_delete), before, after)
+        names = [field.name for field in source.type]
+        columns = dict(zip(names, source.flatten(), strict=True))
+        has_key = np.ones(batch.num_rows, np.bool_)
+        for name in self.config.key:
+            has_key &= _is_there(columns[name])
+        is_tombstone = ~_is_there(op) & ~has_after & ~has_before
+        has_row = np.where(is_delete, has_before, has_after)
+        is_good = (is_delete | is_upsert) & has_row & has_key
+        is_bad = ~is_good & ~is_tombstone
+        if is_bad.any():
+            reasons = np.select(
+                [~(is_delete | is_upsert), ~has_row],
+                ["its op is none of c, r, u, d", "it has no row"],
+                "its key is null",
+            )[is_bad]
+            self._set_aside(
+                batch.filter(pa.array(is_bad)), reasons.tolist(), ctx, collector
+            )
+        schema = ctx.outputs[MAIN].arrow
+        deleted = pa.array(is_delete)
+        arrays = [
+            deleted
+            if field.name == DELETED
+            else self._column(field, columns, deleted, batch)
+            for field in schema
+        ]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        collector.collect(rows.filter(pa.array(is_good)))
+
+    def _column(
+        self, field: Any, columns: Mapping[str, Any], deleted: Any, batch: pa.RecordBatch
+    ) -> Any:
+        if field.name not in columns:
+            return batch.column(field.name)
+        if field.name in self.config.key:
+            return columns[field.name]
+        return pc.if_else(deleted, pa.scalar(None, field.type), columns[field.name])
+
+    def _set_aside(
+        self,
+        bad: pa.RecordBatch,
+        reasons: Sequence[str],
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        if self.config.on_bad == "divert":
+            divert(bad, reasons, ctx, collector)
+            return
+        raise UserError(
+            f"{bad.num_rows} records are not Debezium's: {reasons[0]}, such as "
+            f"{bad.slice(0, 1).to_pylist()[0]!s:.200}. Give on_bad='divert' and read "
+            "side_output(pen.BAD) to go on without them",
+            code=ErrorCode.UNREADABLE_INPUT,
+        )
+
+
+def _row_type(schema: pa.Schema) -> Any:
+    """Return the type of the rows of a table, or raise why records do not tell."""
+    fields = {field.name: field.type for field in schema}
+    payload = fields.get(PAYLOAD)
+    if AFTER not in fields and payload is not None and pa.types.is_struct(payload):
+        fields = {field.name: field.type for field in payload}
+    problems = [f"there is no {name!r}" for name in (AFTER, OP) if name not in fields]
+    row, before = fields.get(AFTER), fields.get(BEFORE)
+    if row is not None and not pa.types.is_struct(row):
+        problems.append(f"{AFTER!r} is {row}, not a struct of the table's columns")
+    elif row is not None and before is not None and not _is_part(before, row):
+        problems.append(f"{BEFORE!r} is {before}, unlike {AFTER!r}, which is {row}")
+    if problems:
+        raise SchemaError(
+            f"these are no records of Debezium: {'; '.join(problems)}. Records have the columns "
+            f"{BEFORE}, {AFTER} and {OP}, at the top or inside of {PAYLOAD!r}; give their types "
+            "as the schema of the source"
+        )
+    return row
+
+
+def _is_part(before: Any, row: Any) -> bool:
+    if pa.types.is_null(before):
+        return True
+    types = {field.name: field.type for field in row}
+    return pa.types.is_struct(before) and all(
+        types.get(field.name) == field.type for field in before
+    )
+
+
+def _parts_of(batch: pa.RecordBatch) -> tuple[Any, Any, Any]:
+    """Return `before` and `after`, in one type, and `op`."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if AFTER not in columns:
+        payload: Any = batch.column(PAYLOAD)
+        names = [field.name for field in payload.type]
+        columns = dict(zip(names, payload.flatten(), strict=True))
+    after: Any = columns[AFTER]
+    before: Any = columns.get(BEFORE)
+    if before is None or pa.types.is_null(before.type):
+        before = pa.nulls(batch.num_rows, after.type)
+    elif not before.type.equals(after.type):
+        parts = dict(zip([f.name for f in before.type], before.flatten(), strict=True))
+        filled = [
+            parts.get(field.name, pa.nulls(batch.num_rows, field.type))
+            for field in after.type
+        ]
+        before = pa.StructArray.from_arrays(
+            filled, fields=list(after.type), mask=before.is_null()
+        )
+    return before, after, columns[OP]
+
+
+def _is_there(column: Any) -> Flags:
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+
+
+def _is(column: Any, value: str) -> Flags:
+    same = pc.equal(column, pa.scalar(value, column.type))
+    return np.asarray(same.fill_null(False).to_numpy(zero_copy_only=False))  # noqa: FBT003

@@ -1,0 +1,218 @@
+"""Latest: keeps the last row of each key and emits how it changes, which makes rows a changelog.
+
+Which row is the last one is told by a column (an event time, a version), of several the greatest
+row; or by the order in which rows come, for sources that promise to bring the rows of a key in
+order. A column may say that the row of a key is gone.
+
+    to_table        by event time
+    from_upserts    as rows come, or by a column; with deletions
+    from_debezium   as records come, with deletions
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.core.schema import StreamSchema
+from penstock.core.watermark import CheckpointBarrier
+from penstock.errors import SchemaError
+from penstock.graph.logical import MAIN, OperatorSpec
+from penstock.operators.aggregates.frames import (
+    check_groupable,
+    columns_to_frame,
+    decoded,
+    frame_schema,
+)
+from penstock.operators.changelogs.changes import changelog_schema, to_changes
+from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.stateless import check_columns
+from penstock.state.tables.sorted_rows import Flags, equal_keys, take_rows
+from penstock.state.tables.specs import TableSpec, keyed_table
+
+TABLE = "rows"
+_PLACE = "_penstock_place"
+
+
+@dataclass(frozen=True, slots=True)
+class LatestConfig(OperatorConfig):
+    """The config of operators that keep the last row of each key."""
+
+    kind: ClassVar[str] = "latest"
+
+    rows: bytes
+    """The input's schema, as `StreamSchema.to_bytes` returns it; its key is the table's."""
+    order: str | None = None
+    """The column that tells which row is the last one; None for the order in which rows come."""
+    deleted: str | None = None
+    """The column that is true where the row of a key is gone; it is no column of the table."""
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        key = ", ".join(StreamSchema.from_bytes(self.rows).key_columns)
+        by = {} if self.order is None else {"order": self.order}
+        gone = {} if self.deleted is None else {"deleted": self.deleted}
+        return {"key": key, **by, **gone}
+
+
+def latest_spec(
+    rows: StreamSchema, order: str | None = None, deleted: str | None = None
+) -> OperatorSpec:
+    """Keep the last row of each key and emit its changes; rows come by key."""
+    named = [name for name in (order, deleted) if name is not None]
+    check_columns(named, rows.arrow.names, "the table")
+    if deleted is not None:
+        found = rows.arrow.field(deleted).type
+        if not pa.types.is_boolean(found):
+            raise SchemaError(
+                f"column {deleted!r} says which rows are deleted, but it is {found}: it must be "
+                "true or false",
+                column=deleted,
+            )
+        if deleted in rows.key_columns or deleted == order:
+            raise SchemaError(
+                f"column {deleted!r} says which rows are deleted: it cannot be a key or an order "
+                "as well",
+                column=deleted,
+            )
+    return LatestConfig(rows.to_bytes(), order, deleted).to_operator_spec()
+
+
+class Latest(Configured[LatestConfig], ArrowOperator):
+    """Merges an epoch's rows into a `KeyedTable` and emits a changelog of it."""
+
+    def __init__(self, config: LatestConfig) -> None:
+        super().__init__(config)
+        self._stream = StreamSchema.from_bytes(config.rows)
+        shown = [f for f in self._stream.arrow if f.name != config.deleted]
+        self._shown = decoded(pa.schema(shown))
+        """The columns of the table."""
+        # By an order of its own, a deletion must be remembered: an older row may still come.
+        is_marked = config.deleted is not None and config.order is not None
+        mark = [pa.field(str(config.deleted), pa.bool_())] if is_marked else []
+        self._stored = pa.schema([*self._shown, *mark])
+        self._taken: list[pa.RecordBatch] = []
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        keys, time = self._stream.key_columns, self._stream.time_column
+        check_groupable(inputs[0].arrow, keys)
+        fields = {field.name: field for field in self._shown}
+        key = [fields.pop(name) for name in keys]
+        return changelog_schema(key, list(fields.values()), time)
+
+    @override
+    def tables(self) -> Sequence[TableSpec]:
+        keys = self._stream.key_columns
+        return [keyed_table(TABLE, self._stored, key_columns=keys)]
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        self._taken.append(batch)
+
+    @override
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Compare the last row of each key of this epoch with the one that is kept."""
+        if not self._taken:
+            return
+        rows, is_gone = self._last_rows()
+        self._taken = []
+        table = ctx.get_keyed_state(TABLE)
+        known = table.get(rows)
+        was = known.found
+        if self.config.order is not None:
+            is_newer = self._is_newer(rows, known.rows, was)
+            rows, is_gone = _picked(rows, is_newer), is_gone[is_newer]
+            before, was = _picked(known.rows, is_newer), was[is_newer]
+        else:
+            before = known.rows
+        if self.config.deleted in self._stored.names:
+            mark = before.column(str(self.config.deleted))
+            was = was & ~mark.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+            table.put(rows)
+        else:
+            table.put(_picked(rows, ~is_gone))
+            table.delete(_picked(rows, is_gone))
+        self._emit(before, rows, (was, ~is_gone), ctx, collector)
+
+    def _emit(
+        self,
+        before: pa.RecordBatch,
+        after: pa.RecordBatch,
+        there: tuple[Flags, Flags],
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        schema = ctx.outputs[MAIN].arrow
+        names = schema.names[1:]
+        was, is_there = there
+        olds: list[Any] = [before.column(name) for name in names]
+        news: list[Any] = [after.column(name) for name in names]
+        every = np.arange(after.num_rows)
+        same = was & is_there & equal_keys(olds, every, news, every)
+        changed = pa.array((was | is_there) & ~same)
+        olds = [column.filter(changed) for column in olds]
+        news = [column.filter(changed) for column in news]
+        picked = changed.to_numpy(zero_copy_only=False)
+        changes = to_changes(schema, olds, news, was[picked], is_there[picked])
+        collector.collect(changes)
+
+    def _last_rows(self) -> tuple[pa.RecordBatch, Flags]:
+        """Return the last row of each key in the epoch, and which say that theirs is gone."""
+        config, keys = self.config, list(self._stream.key_columns)
+        frame = columns_to_frame(self._taken, self._stream.arrow.names)
+        frame = frame.with_row_index(_PLACE)
+        if config.order is not None:
+            frame = frame.sort(self._ordered_by(), nulls_last=False, maintain_order=True)
+        last = frame.group_by(keys, maintain_order=True).agg(pl.col(_PLACE).last())
+        places = last.get_column(_PLACE).to_numpy().astype(np.int64)
+        table = pa.Table.from_batches(self._taken)
+        if config.deleted is None:
+            is_gone = np.zeros(len(places), np.bool_)
+        else:
+            gone: Any = take_rows(table.column(config.deleted).combine_chunks(), places)
+            is_gone = gone.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+        picked = take_rows(table.select(self._stored.names), places).combine_chunks()
+        cast = picked.cast(self._stored)
+        return next(iter(cast.to_batches())), is_gone
+
+    def _ordered_by(self) -> list[str]:
+        """Return the columns that decide which of two rows is the later one."""
+        types = frame_schema(self._stored)
+        others = [
+            name
+            for name in self._stored.names
+            if name != self.config.order and not types[name].is_nested()
+        ]
+        return [str(self.config.order), *others]
+
+    def _is_newer(self, rows: pa.RecordBatch, known: pa.RecordBatch, was: Flags) -> Flags:
+        """Return which rows are later than those that are kept."""
+        names = self._ordered_by()
+        new, old = columns_to_frame([rows], names), columns_to_frame([known], names)
+        later = np.ones(rows.num_rows, np.bool_)
+        is_open = was.copy()
+        for name in names:
+            one, other = new[name], old[name]
+            is_above = ((one > other) | (one.is_not_null() & other.is_null())).fill_null(
+                value=False
+            )
+            is_equal = one.eq_missing(other)
+            later[is_open & ~is_above.to_numpy() & ~is_equal.to_numpy()] = False
+            is_open &= is_equal.to_numpy()
+        later[is_open] = False  # the same row again
+        return later
+
+
+def _picked(rows: pa.RecordBatch, which: Flags) -> pa.RecordBatch:
+    return rows if which.all() else rows.filter(pa.array(which))
