@@ -19,9 +19,11 @@ import pyarrow as pa
 
 from penstock.core.clock import DurationLike, new_token, to_micros
 from penstock.core.ids import OperatorId
+from penstock.core.schema import Settling
 from penstock.core.settings import current
 from penstock.errors import ErrorCode, UserError
-from penstock.graph.logical import Edge, Exchange, LogicalGraph, Node, OperatorSpec
+from penstock.graph.logical import MAIN, Edge, Exchange, LogicalGraph, Node, OperatorSpec
+from penstock.operators.changelogs.settling import settle_spec
 from penstock.operators.frames import polars_type
 from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _ROWS_PER_EPOCH = 1_000
 _SINK = OperatorId("preview-of-rows")
+_SETTLED = OperatorId("preview-of-changes")
 
 
 def run_in_process(
@@ -189,8 +192,14 @@ def _part_of(
     nodes = [_alone(node, needed) for node in graph.nodes if node.operator in needed]
     schema = graph.node(operator).outputs[output]
     plain = OperatorSpec(sink.kind, sink.config)
-    nodes.append(Node(_SINK, plain, inputs=(schema,)))
     edges = [edge for edge in graph.edges if edge.target in needed]
+    if schema.is_changelog and schema.settling is not Settling.SETTLED:
+        settled = replace(schema, settling=Settling.SETTLED)
+        spec = settle_spec()
+        nodes.append(Node(_SETTLED, spec, inputs=(schema,), outputs={MAIN: settled}))
+        edges.append(Edge(operator, _SETTLED, output, 0, Exchange.FORWARD))
+        operator, output, schema = _SETTLED, MAIN, settled
+    nodes.append(Node(_SINK, plain, inputs=(schema,)))
     edges.append(Edge(operator, _SINK, output, 0, Exchange.FORWARD))
     return LogicalGraph(graph.job, tuple(nodes), tuple(edges))
 
