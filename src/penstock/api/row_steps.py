@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from penstock.api.gathering import step
-from penstock.api.graph_builder import (
-    BrokenPort,
-    ExpressionLike,
-    GraphBuilder,
-    Port,
-    to_expression,
-    to_expressions,
-)
+from penstock.api.given_expressions import ExpressionLike, to_expression, to_expressions
+from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.spellings import OnBad
 from penstock.errors import ErrorCode, UserError

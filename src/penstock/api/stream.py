@@ -14,13 +14,8 @@ import polars as pl
 from penstock.api.changelogs import ChangelogSteps
 from penstock.api.event_time import EventTimeSteps
 from penstock.api.gathering import step
-from penstock.api.graph_builder import (
-    BrokenPort,
-    ExpressionLike,
-    GraphBuilder,
-    Port,
-    to_keys,
-)
+from penstock.api.given_expressions import ExpressionLike, to_keys
+from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.api.in_process import Preview, preview
 from penstock.api.joining import JoinSteps
 from penstock.api.other_words import KEYED_HINTS, STREAM_HINTS, WINDOWED_HINTS
