@@ -12,7 +12,11 @@ ExpressionLike: TypeAlias = pl.Expr | str | Any
 
 
 def to_expression(value: ExpressionLike) -> pl.Expr:
-    """Return an expression; text is the name of a column, as in Polars, other values literals."""
+    """Return an expression; text is the name of a column, as in Polars, other values literals.
+
+    >>> print(to_expression("price"), to_expression(3))
+    col("price") dyn int: 3
+    """
     if isinstance(value, pl.Expr):
         return value
     if isinstance(value, str):
@@ -53,6 +57,9 @@ def to_keys(
     A computed key gets its keyword or alias as name, which must be a new one. Without one it
     would have the name of a column that it is computed from, and replace it: then it is called
     "key", or "key_2" and so on if there is such a column.
+
+    >>> to_keys(["user", pl.col("n") % 2], {}, ["user", "n"])[0]
+    ['user', 'key']
     """
     keys: list[Any] = []
     computed: list[pl.Expr] = []
