@@ -14,7 +14,7 @@ from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import BAD
-from penstock.operators.changelogs.changes import check_append_only, check_changelog
+from penstock.operators.changelogs.changes import check_changelog
 from penstock.operators.changelogs.debezium import from_debezium_spec
 from penstock.operators.changelogs.envelopes import (
     DELETED,
@@ -114,7 +114,7 @@ class ChangelogSteps:
         >>> out.rows()
         [{'change': 'insert', 'user': 'ada', 'v': 2}]
         """
-        check_append_only("to_table", self.port.schema)
+        self.port.check_append_only("to_table")
         order = self.port.schema.time_column if order_by is None else order_by
         if order is None:
             raise UserError(
@@ -151,7 +151,7 @@ class ChangelogSteps:
         >>> out.rows()
         [{'change': 'insert', 'user': 'ada', 'city': 'Ulm'}]
         """
-        check_append_only("from_upserts", self.port.schema)
+        self.port.check_append_only("from_upserts")
         return self._latest(
             name, self.port, key, order=order_by, deleted=deleted, parallelism=parallelism
         )
@@ -180,7 +180,7 @@ class ChangelogSteps:
         >>> out.rows()
         [{'change': 'insert', 'id': 1, 'n': 5}]
         """
-        check_append_only("from_debezium", self.port.schema)
+        self.port.check_append_only("from_debezium")
         diverts_bad(on_bad, where=f"from_debezium {name!r}: ")
         builder = self.builder
         keys = (key,) if isinstance(key, str) else tuple(key)

@@ -34,7 +34,11 @@ def to_expression(value: ExpressionLike) -> pl.Expr:
 def to_expressions(
     values: Sequence[ExpressionLike], named: Mapping[str, ExpressionLike]
 ) -> list[pl.Expr]:
-    """Return expressions, those with a name last; a list counts as its items, as in Polars."""
+    """Return expressions, those with a name last; a list counts as its items, as in Polars.
+
+    >>> print(*to_expressions([["a", "b"]], {"c": pl.col("a") + 1}))
+    col("a") col("b") [(col("a")) + (dyn int: 1)].alias("c")
+    """
     aliased = [to_expression(value).alias(name) for name, value in named.items()]
     flat = _flat(values)
     if any(isinstance(value, Mapping) for value in flat):

@@ -26,6 +26,7 @@ from penstock.graph.logical import (
     WatermarkSpec,
 )
 from penstock.graph.validate import find_problems, validate
+from penstock.operators.changelogs.changes import check_append_only
 from penstock.operators.changelogs.envelopes import ToDebeziumConfig, ToUpsertsConfig
 from penstock.operators.changelogs.settling import settle_spec
 from penstock.operators.expressions import EventTimeConfig, FilterConfig, event_time_spec
@@ -61,6 +62,11 @@ class Port:
         """Return the same stream, its rows travelling to the owners of their keys."""
         schema = self.schema.keyed_by(*columns)
         return replace(self, schema=schema, exchange=Exchange.BY_KEY, parallelism=None)
+
+    def check_append_only(self, step: str) -> None:
+        """Refuse a step that cannot follow a changelog; one that is broken anyway may follow."""
+        if not isinstance(self, BrokenPort):
+            check_append_only(step, self.schema)
 
 
 class BrokenPort(Port):
@@ -125,6 +131,8 @@ class GraphBuilder:
         Of a changelog each key has at most one change per epoch, of an exact kind: what does
         not settle its changes itself gets an operator behind it that does.
         """
+        if isinstance(port, BrokenPort):
+            return port
         stream = port.schema
         sent_by = [] if stream.table_key is None else stream.key_columns
         is_split = not set(sent_by) <= set(stream.table_key or ())

@@ -29,7 +29,6 @@ from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.aggregates.frames import check_groupable
-from penstock.operators.changelogs.changes import check_append_only
 from penstock.operators.joins.interval_join import IntervalJoinConfig, find_bound_problems
 from penstock.operators.joins.matching import JoinConfig
 from penstock.operators.joins.session_join import SessionJoinConfig
@@ -202,7 +201,7 @@ def add_join(builder: GraphBuilder, left: Port, right: Port, asked: JoinAsked) -
             operator=asked.name,
         )
     for port in (left, right):
-        check_append_only("join", port.schema)
+        port.check_append_only("join")
     spec, keys = _timed_join(left.schema, right.schema, asked)
     sides = [port.sent_by(names) for port, names in zip((left, right), keys, strict=True)]
     builder.place(operator, spec, sides, parallelism=asked.parallelism)

@@ -62,7 +62,7 @@ class Pipeline:
     >>> pages = clicks.filter(pl.col("page") > 0).key_by("user")
     >>> pages.aggregate("pages", n=pen.count()).write("out", pen.stdout())
     >>> status = p.run_in_process("memory:")
-    {"user": "ada", "op": "insert", "before": null, "after": {"n": 1}}
+    {"change": "insert", "user": "ada", "n": 1}
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.spellings import OnBad
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.changelogs.changes import check_append_only, project_changes
+from penstock.operators.changelogs.changes import project_changes
 from penstock.operators.expression_checks import derive_types
 from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
 from penstock.operators.frames import SchemaLike, to_stream_schema
@@ -67,7 +67,7 @@ class RowSteps:
         ['page', 'seconds']
         """
         chosen = to_expressions(expressions, named)
-        if self.port.schema.is_changelog:
+        if not isinstance(self.port, BrokenPort) and self.port.schema.is_changelog:
             names = derive_types("select", self.port.schema.arrow, chosen).names()
             if CHANGE_COLUMN not in names:
                 chosen.insert(0, pl.col(CHANGE_COLUMN))
@@ -213,7 +213,7 @@ class RowSteps:
             )
         spec = given if isinstance(given, OperatorSpec) else given.to_operator_spec()
         if spec.kind == AsyncUdfSpec.kind:
-            check_append_only(spec.kind, self.port.schema)
+            self.port.check_append_only(spec.kind)
         return self._then(spec, name=name)
 
     def _with_function(

@@ -27,7 +27,6 @@ from penstock.core.spellings import OnBad, absent, renamed
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.graph.logical import MAIN, Exchange, OperatorSpec, Writable
 from penstock.operators.aggregates.aggregate import Aggregate
-from penstock.operators.changelogs.changes import check_append_only
 from penstock.operators.expressions import with_columns_spec
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.stateless import UnionConfig
@@ -110,7 +109,7 @@ class AnyStream(JoinSteps):
         >>> [(row["user"], str(row["window_end"]), row["clicks"]) for row in out.rows()]
         [('ada', '2024-01-01 12:01:00', 2)]
         """
-        check_append_only("window", self.port.schema)
+        self.port.check_append_only("window")
         step = WindowStep(
             self.builder, self.port, name, window, on_bad, parallelism=parallelism
         )
@@ -159,7 +158,7 @@ class AnyStream(JoinSteps):
         ttl_domain: TimeDomain | str | None,
         parallelism: int | None,
     ) -> "Stream":
-        check_append_only("aggregate", self.port.schema)
+        self.port.check_append_only("aggregate")
         changelog = add_updating_aggregate(
             self.builder,
             self.port,
@@ -302,7 +301,7 @@ class Stream(AnyStream, RowSteps, EventTimeSteps, ChangelogSteps):
 
         With `parallelism` the next step has so many.
         """
-        check_append_only("rebalance", self.port.schema)
+        self.port.check_append_only("rebalance")
         return Stream(
             self.builder, self.port.sent(Exchange.REBALANCE, parallelism=parallelism)
         )
