@@ -244,7 +244,7 @@ def test_a_computed_key_does_not_replace_a_column_silently() -> None:
 def test_a_computed_key_groups_rows() -> None:
     keyed = a_stream().key_by(parity=pl.col("n") % 2)
     counts = keyed.aggregate("counts", n=pen.count())
-    assert {row["parity"]: row["after"]["n"] for row in run(counts)} == {1: 2, 0: 1}
+    assert {row["parity"]: row["n"] for row in run(counts)} == {1: 2, 0: 1}
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_zones_that_are_offsets_are_fine_as_keys_and_columns() -> None:
     zoned = pa.array([AT, AT], pa.timestamp("us", "+01:00"))
     stream = a_stream(pa.table({"at": zoned, "n": [1, 2]}), event_time="at")
     counts = stream.key_by("at").aggregate("counts", n=pen.count())
-    assert [row["after"] for row in run(counts)] == [{"n": 2}]
+    assert [row["n"] for row in run(counts)] == [2]
     later = a_stream(pa.table({"at": zoned, "n": [1, 2]})).filter(pl.col("n") > 1)
     assert len(run(later.with_columns(pl.col("at").dt.hour().alias("hour")))) == 1
 
