@@ -3,6 +3,7 @@
 import math
 import uuid
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -135,4 +136,4 @@ def test_several_columns_count_one_after_the_other(
     places = np.arange(max(0, len(rows) - 1))
     signs = compare_rows(columns, places, columns, places + 1).tolist()
     keys = [key(place)[1:] for place in range(len(rows))]
-    assert signs == [(a > b) - (a < b) for a, b in zip(keys, keys[1:], strict=False)]
+    assert signs == [(a > b) - (a < b) for a, b in pairwise(keys)]

@@ -7,7 +7,7 @@ are the same for both kinds of table.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from penstock.core.batch import to_batch
 from penstock.core.hash_kernels import Hashes
 from penstock.core.ids import TaskInfo
 from penstock.core.key_hash import check_key_type, hash_keys
+from penstock.core.key_order import has_order
 from penstock.core.rows import RowsLike
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, StateError
@@ -143,15 +144,18 @@ class TypedSchema:
 
         Rows of such a key were routed wrongly, and after a restore no subtask would see them.
         """
-        hashes, owned = self.hashes_of(keys, row_count), task.key_range
-        if row_count == 0 or (int(hashes.min()) in owned and int(hashes.max()) in owned):
-            return hashes
+        hashes = self.hashes_of(keys, row_count)
+        self.check_owned(hashes, dict(zip(self.key_columns, keys, strict=True)), task)
+        return hashes
+
+    def check_owned(self, hashes: Hashes, keys: Mapping[str, Any], task: TaskInfo) -> None:
+        """Refuse hashes of keys that another subtask owns."""
+        owned = task.key_range
+        if not len(hashes) or (int(hashes.min()) in owned and int(hashes.max()) in owned):
+            return
         first, last = np.uint64(owned.start), np.uint64(owned.end - 1)
         index = int(np.flatnonzero((hashes < first) | (hashes > last))[0])
-        key = {
-            name: column[index].as_py()
-            for name, column in zip(self.key_columns, keys, strict=True)
-        }
+        key = {name: column[index].as_py() for name, column in keys.items()}
         raise StateError(
             f"key {key!r} does not belong to subtask {task.subtask.index} of "
             f"{task.subtask.parallelism} of operator {task.operator!r}: its hash "
@@ -259,6 +263,42 @@ class KeyedSchema(TypedSchema):
                 for field in self.declared
             ]
         )
+
+    @cached_property
+    def rest(self) -> tuple[str, ...]:
+        """The key columns that are not hashed: they tell the rows of one prefix apart."""
+        routed = self.routing_columns or self.key_columns
+        return tuple(name for name in self.key_columns if name not in routed)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The columns by which rows of equal hash are in order; () if they are in none."""
+        is_in_order = all(has_order(self.declared.field(name).type) for name in self.rest)
+        return self.rest if is_in_order else ()
+
+    def prefixes_of(self, prefixes: RowsLike) -> tuple[list[Any], int]:
+        """Return the columns of prefixes in their stored types, and how many there are.
+
+        Refused is what has no rows by prefix in order.
+        """
+        if not self.routing_columns:
+            raise SchemaError(
+                f"table {self.table_name!r} has one row per key: all rows of a part of its key "
+                f"columns ({', '.join(self.key_columns)}) can be looked up if it is declared "
+                "with these as routed_by",
+                table=self.table_name,
+            )
+        if self.rest != self.order:
+            columns = ", ".join(f"{n}: {self.declared.field(n).type}" for n in self.rest)
+            raise SchemaError(
+                f"the rows of table {self.table_name!r} have no order within a key of "
+                f"{', '.join(self.routing_columns)}, because its other key columns ({columns}) "
+                "hold lists: look rows up by their whole key, or use other key columns",
+                table=self.table_name,
+            )
+        batch = self._converted(prefixes, self.routing_columns)
+        fields = [self.declared.field(name) for name in self.routing_columns]
+        return [self._fit(batch, field) for field in fields], batch.num_rows
 
     def returned(self, columns: str | Sequence[str] | None) -> pa.Schema:
         """Return the schema of looked-up rows: as declared, but nullable for missing keys."""

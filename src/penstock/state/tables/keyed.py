@@ -6,7 +6,8 @@
     view.put(rows); view.get(keys).found; view.delete(keys)
 
 A file holds the user's columns plus `_key_hash` (ascending), `_operation` and `_expires_at`,
-one row per key. The newest version of a key decides: if it is a tombstone or expired, it hides
+one row per key. Of a table that is routed by some of its key columns, rows of equal hash are in
+order of the others. The newest version of a key decides: if it is a tombstone or expired, it hides
 the older ones.
 
 A delta is one file, or several parts with disjoint visible ranges when it is large. A put
@@ -142,7 +143,7 @@ class KeyedTable(TypedTable[state_pb2.KeyedTableConfig, KeyedSchema]):
                 plan, config, first_part=len(outputs), visible=stretch
             )
             runs = [FileRun(file, self) for file in restrict(plan.inputs, stretch)]
-            for rows in merge_runs(runs, self.schema.key_columns):
+            for rows in merge_runs(runs, self.schema.key_columns, self.schema.order):
                 writer.write(live_only(rows, instant) if plan.drops_deleted else rows)
             outputs += writer.finish()
         return tuple(outputs)

@@ -1,7 +1,8 @@
 """Runs: sorted rows of a keyed table in segments that are opened one at a time.
 
-A run holds one row per key, in order of key hash. Neighbouring segments may share a hash at
-their border. A run gives the lowest and highest hash of each segment, so that readers open
+A run holds one row per key, in order of key hash. Rows of equal hash are written in order of the
+rest, if the table has one; a segment checks that, because old files lack it, and nothing relies
+on it beyond one segment. Neighbouring segments may share a hash at their border. A run gives the lowest and highest hash of each segment, so that readers open
 only those they need; only `OpenSegments` decides which stay open. A run is a state file (its
 visible rows, in the current version), rows in memory, or rows on local disk.
 
@@ -31,13 +32,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.hash_kernels import Hashes
+from penstock.core.key_order import compare_rows, sort_within
 from penstock.errors import CorruptStateError, ErrorCode, StorageError
 from penstock.state.files.cache import CacheKey
 from penstock.state.files.reader import rows_in_range
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import EXPIRES_AT, OPERATION, KeyedSchema
 from penstock.state.tables.expiry import live_rows
-from penstock.state.tables.sorted_rows import hashes_of, join_rows, merge_rows
+from penstock.state.tables.sorted_rows import (
+    Flags,
+    Positions,
+    hashes_of,
+    join_rows,
+    merge_rows,
+    take_rows,
+)
 from penstock.state.tables.table import DataOperation
 from penstock.state.tables.typed_files import Cursor, TypedFile, TypedTable
 
@@ -49,7 +58,7 @@ _RUNS_MERGED = 4
 class Segment:
     """The rows of one segment, with their hashes, operations and expiry for lookups."""
 
-    __slots__ = ("expires_at", "hashes", "operations", "rows", "size_bytes")
+    __slots__ = ("_places", "expires_at", "hashes", "operations", "rows", "size_bytes")
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         """Wrap stored rows without copying them."""
@@ -64,6 +73,33 @@ class Segment:
         expires_at = rows.column(EXPIRES_AT)
         self.expires_at = None if expires_at.null_count == len(expires_at) else expires_at
         """When each row expires; None when none ever does."""
+        self._places: tuple[Positions | None] | None = None
+
+    def places_by(self, rest: Sequence[str]) -> Positions | None:
+        """Return where the rows are in order of hash and rest; None if they lie in that order.
+
+        The order is checked, and computed if need be, when it is first asked for.
+        """
+        if self._places is None:
+            columns = [self.rows.column(name) for name in rest]
+            pairs = np.flatnonzero(self.hashes[1:] == self.hashes[:-1])
+            is_in_order = bool(
+                (compare_rows(columns, pairs, columns, pairs + 1) <= 0).all()
+            )
+            places = None if is_in_order else sort_within(self.hashes, columns)
+            self._places = (places,)
+        return self._places[0]
+
+    def are_live(self, positions: Positions, instant: int | None) -> Flags | None:
+        """Tell which rows are neither tombstones nor expired; None when all are live."""
+        is_live = None
+        if self.operations is not None:
+            is_live = self.operations[positions] == DataOperation.UPSERT.value
+        if self.expires_at is not None and instant is not None:
+            unexpired = live_rows(take_rows(self.expires_at, positions), instant)
+            if unexpired is not None:
+                is_live = unexpired if is_live is None else is_live & unexpired
+        return is_live
 
 
 class Run(Protocol):
@@ -217,7 +253,9 @@ class FileRun(TypedFile):
         return np.clip(np.array(hashes, np.uint64), first, last)
 
 
-def merge_runs(runs: Sequence[Run], key_columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def merge_runs(
+    runs: Sequence[Run], key_columns: Sequence[str], rest: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
     """Yield the merged rows of `runs`, oldest run first.
 
     No hash is split over two batches that are yielded.
@@ -227,7 +265,8 @@ def merge_runs(runs: Sequence[Run], key_columns: Sequence[str]) -> Iterator[pa.R
         # Every cursor holds all rows of its run up to its own last hash, so no row up to the
         # lowest of these hashes is missing.
         bound = min(cursor.last_hash for cursor in cursors)
-        yield merge_rows([cursor.take(bound, "right") for cursor in cursors], key_columns)
+        taken = [cursor.take(bound, "right") for cursor in cursors]
+        yield merge_rows(taken, key_columns, rest)
 
 
 def _whole_hashes(run: Run) -> Iterator[pa.RecordBatch]:
@@ -323,9 +362,14 @@ class PendingRows:
     """The writes of one epoch of one view, newest last."""
 
     def __init__(
-        self, key_columns: Sequence[str], *, limit_bytes: int, spill_folder: Path
+        self,
+        key_columns: Sequence[str],
+        rest: Sequence[str] = (),
+        *,
+        limit_bytes: int,
+        spill_folder: Path,
     ) -> None:
-        self._key_columns = key_columns
+        self._order = key_columns, rest
         self._limit_bytes = limit_bytes
         self._spill_folder = spill_folder
         self._in_memory: list[MemoryRun] = []
@@ -354,7 +398,7 @@ class PendingRows:
             newest = [run.rows for run in self._in_memory[-_RUNS_MERGED:]]
             if newest[0].num_rows >= sum(rows.num_rows for rows in newest[1:]):
                 break
-            merged = merge_rows(newest, self._key_columns)
+            merged = merge_rows(newest, *self._order)
             self._in_memory[-_RUNS_MERGED:] = [MemoryRun(merged)]
         if self.size_bytes > self._limit_bytes:
             self._spill()
@@ -365,7 +409,7 @@ class PendingRows:
         self._spilled = []
 
     def _spill(self) -> None:
-        rows = merge_rows([run.rows for run in self._in_memory], self._key_columns)
+        rows = merge_rows([run.rows for run in self._in_memory], *self._order)
         self._spilled.append(SpilledRun(self._spill_folder, [rows], tier=0))
         self._in_memory = []
         while len(newest := self._spilled[-_RUNS_MERGED:]) == _RUNS_MERGED:
@@ -373,7 +417,7 @@ class PendingRows:
                 break
             merged = SpilledRun(
                 self._spill_folder,
-                merge_runs(newest, self._key_columns),
+                merge_runs(newest, *self._order),
                 tier=newest[0].tier + 1,
             )
             self._spilled[-_RUNS_MERGED:] = [merged]

@@ -1,4 +1,4 @@
-"""A keyed table as an operator uses it: get, put and delete many keys at once.
+"""A keyed table as an operator uses it: get, put and delete many keys or prefixes at once.
 
 The view is the fold of a list of files plus the epoch's own writes. It holds few rows:
 files are mapped from the executor's cache a row group at a time, and writes beyond a share
@@ -14,8 +14,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.hash_kernels import Hashes
+from penstock.core.key_hash import hash_keys
 from penstock.core.rows import RowsLike
-from penstock.errors import SchemaError
+from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.files.state_file import StateFile
 from penstock.state.tables.columns import KeyedSchema
 from penstock.state.tables.expiry import (
@@ -23,7 +24,12 @@ from penstock.state.tables.expiry import (
     expiry_of_rows,
     frontier_micros,
 )
-from penstock.state.tables.keyed_lookup import Matches, look_up
+from penstock.state.tables.keyed_lookup import (
+    Matches,
+    PrefixMatches,
+    look_up,
+    look_up_prefixes,
+)
 from penstock.state.tables.keyed_runs import (
     FileRun,
     OpenSegments,
@@ -32,7 +38,7 @@ from penstock.state.tables.keyed_runs import (
     live_only,
     merge_runs,
 )
-from penstock.state.tables.sorted_rows import Flags, sort_rows
+from penstock.state.tables.sorted_rows import Flags, GroupedRows, sort_rows
 from penstock.state.tables.table import (
     DataOperation,
     Files,
@@ -68,8 +74,9 @@ class KeyedView(View):
         self.table_name = table.schema.table_name
         budget = table.environment.memory_budget_bytes
         self._open_segments = OpenSegments(budget // _OPEN_SHARE)
+        self._key_order = self.schema.key_columns, self.schema.order
         self._pending = PendingRows(
-            self.schema.key_columns,
+            *self._key_order,
             limit_bytes=min(budget // _PENDING_SHARE, _PENDING_LIMIT_BYTES),
             spill_folder=table.environment.cache.root,
         )
@@ -103,14 +110,54 @@ class KeyedView(View):
             aligned = matches.aligned(self.schema.stored_columns, returned.names)
             rows = self.schema.lay_out(aligned, returned)
         except pa.ArrowException as error:
-            raise SchemaError(
-                f"the rows that table {self.schema.table_name!r} holds for these "
-                f"{keys.num_rows} keys do not fit into one record batch ({error}): look up "
-                "fewer keys at a time, or declare larger types: large_string, large_binary, or a "
-                "dictionary with a wider index",
-                table=self.schema.table_name,
-            ) from error
+            raise self._too_large(keys.num_rows, error) from error
         return KeyedRows(rows, matches.found)
+
+    def get_all(
+        self,
+        prefixes: RowsLike,
+        *,
+        columns: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        last: bool = False,
+    ) -> GroupedRows:
+        """Return all rows of each prefix: of equal values in the columns of `routed_by`.
+
+        They are grouped in the order of the prefixes, a repeated prefix once each time. The
+        rows of a prefix are in order of the other key columns, as `penstock.core.key_order`
+        defines it. With a `limit` only the first rows of each prefix are returned, or the
+        `last` ones, in the same order. `columns` limits what is fetched of each row.
+
+        The cost grows with the rows returned and the runs that hold them, not with the table.
+        All forms of rows that `get` takes are prefixes, too.
+        """
+        if limit is not None and (limit < 1 or isinstance(limit, bool)):
+            raise UserError(
+                f"table {self.table_name!r} was asked for at most {limit!r} rows per prefix: ask "
+                "for 1 or more, or leave the limit out",
+                code=ErrorCode.INVALID_NUMBER,
+                table=self.table_name,
+            )
+        keys, count = self.schema.prefixes_of(prefixes)
+        returned = pa.schema(
+            [
+                self.schema.declared.field(name)
+                for name in self.schema.returned(columns).names
+            ]
+        )
+        try:
+            matches = self._find_all(keys, count, returned.names, limit, last=last)
+            batches = [self.schema.lay_out(rows, returned) for rows in matches.batches()]
+            rows = pa.Table.from_batches(batches, returned)
+        except pa.ArrowException as error:
+            raise self._too_large(count, error) from error
+        return GroupedRows(rows, matches.offsets)
+
+    def delete_all(self, prefixes: RowsLike) -> None:
+        """Delete all rows of each prefix; one without rows is fine. See `get_all`."""
+        found = self.get_all(prefixes, columns=self.schema.key_columns)
+        for rows in found.rows.to_batches():
+            self.delete(rows)
 
     def put(self, rows: RowsLike) -> None:
         """Insert rows or replace those of equal key; the last row of a key in `rows` counts."""
@@ -155,7 +202,7 @@ class KeyedView(View):
     def flush(self, checkpointer: TableEpochCheckpointer[Any]) -> None:
         """Insert the epoch's writes in order of key hash, one row per key."""
         self.check_usable()
-        for rows in merge_runs(self._pending.runs(), self.schema.key_columns):
+        for rows in merge_runs(self._pending.runs(), *self._key_order):
             checkpointer.insert_data(rows)
 
     @override
@@ -187,7 +234,7 @@ class KeyedView(View):
     def _live_batches(
         self, runs: Sequence[Run], instant: int | None
     ) -> Iterator[pa.RecordBatch]:
-        for rows in merge_runs(runs, self.schema.key_columns):
+        for rows in merge_runs(runs, *self._key_order):
             live = live_only(rows, instant)
             if live.num_rows:
                 yield from self._declared_batches(live)
@@ -206,18 +253,59 @@ class KeyedView(View):
     def _find(self, keys: Sequence[Any], count: int, columns: Sequence[str]) -> Matches:
         """Look keys up. The search's own memory is freed before the caller copies the result."""
         hashes = self._owned_hashes(keys, count)
-        runs: list[Run] = []
-        if count:
-            first, last = int(hashes.min()), int(hashes.max())
-            may_hold = (run for run in self._runs if run.may_hold(first, last))
-            runs = [*may_hold, *self._pending.runs()]
         return look_up(
-            reversed(runs),
+            self._runs_with(hashes),
             hashes,
             keys,
             key_columns=self.schema.key_columns,
             columns=columns,
             instant=frontier_micros(self.schema.ttl, self._frontier),
+            rest=self.schema.order,
+        )
+
+    def _find_all(
+        self,
+        prefixes: Sequence[Any],
+        count: int,
+        columns: Sequence[str],
+        limit: int | None,
+        *,
+        last: bool,
+    ) -> PrefixMatches:
+        """Look prefixes up. The search's own memory is freed before the caller copies the result."""
+        self.check_usable()
+        schema = self.schema
+        names = schema.routing_columns
+        hashes = hash_keys(prefixes, row_count=count)
+        task = self._table.environment.task
+        schema.check_owned(hashes, dict(zip(names, prefixes, strict=True)), task)
+        copied = dict.fromkeys([*(schema.rest or names[:1]), *columns])
+        return look_up_prefixes(
+            self._runs_with(hashes),
+            hashes,
+            prefixes,
+            prefix_columns=names,
+            rest=schema.rest,
+            stored=pa.schema([schema.stored.field(name) for name in copied]),
+            instant=frontier_micros(schema.ttl, self._frontier),
+            limit=limit,
+            last=last,
+        )
+
+    def _runs_with(self, hashes: Hashes) -> list[Run]:
+        """Return the runs that may hold some of the hashes, newest first."""
+        if not len(hashes):
+            return []
+        first, last = int(hashes.min()), int(hashes.max())
+        files = [run for run in self._runs if run.may_hold(first, last)]
+        return [*reversed(self._pending.runs()), *reversed(files)]
+
+    def _too_large(self, count: int, error: Exception) -> SchemaError:
+        return SchemaError(
+            f"the rows that table {self.schema.table_name!r} holds for these {count} keys do not "
+            f"fit into one record batch ({error}): look up fewer keys at a time, or declare "
+            "larger types: large_string, large_binary, or a dictionary with a wider index",
+            table=self.schema.table_name,
         )
 
     def _write(
@@ -230,7 +318,7 @@ class KeyedView(View):
         rows = pa.RecordBatch.from_arrays(
             [*columns, pa.array(hashes), pa.array(operations), expires_at], schema=stored
         )
-        self._pending.add(sort_rows(rows, self.schema.key_columns))
+        self._pending.add(sort_rows(rows, *self._key_order))
 
     def _owned_hashes(self, keys: Sequence[Any], count: int) -> Hashes:
         """Return the key hashes; a key that another subtask owns is refused."""

@@ -4,9 +4,13 @@ Pure. Rows of equal hash may have different keys, so the hash only finds candida
 are compared by their columns. Key equality agrees exactly with the key hash: null equals null,
 every NaN equals every NaN, -0.0 equals 0.0, and nested values are equal when their parts are.
 "Newest" always means last: the last row of a batch, and the last of several batches.
+
+Rows of a table with a *rest*, the key columns that are not hashed, are in order of hash and
+rest, so that those of a key of the stream can be read in order and one of them is found fast.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,12 +19,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.hash_kernels import Hashes
+from penstock.core.key_order import compare_rows, sort_within
 from penstock.state.files.parquet import KEY_HASH
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Positions: TypeAlias = npt.NDArray[np.int64]
 _Array: TypeAlias = "pa.Array[Any]"
 RowsT = TypeVar("RowsT", pa.RecordBatch, pa.Table, _Array)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRows:
+    """The result of a lookup by key: rows of key i are `rows[offsets[i]:offsets[i + 1]]`."""
+
+    rows: pa.Table
+    offsets: Positions
+
+    def rows_of(self, index: int) -> pa.Table:
+        """Return the rows of one of the looked-up keys, in the table's order."""
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        return self.rows.slice(start, end - start)
 
 
 def equal_keys(
@@ -162,16 +180,20 @@ def join_rows(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return joined
 
 
-def sort_rows(rows: pa.RecordBatch, key_columns: Sequence[str]) -> pa.RecordBatch:
-    """Return stored rows in order of hash, the newest of each key only."""
+def sort_rows(
+    rows: pa.RecordBatch, key_columns: Sequence[str], rest: Sequence[str] = ()
+) -> pa.RecordBatch:
+    """Return stored rows in order of hash and rest, the newest of each key only."""
     hashes = hashes_of(rows)
     if bool((hashes[1:] > hashes[:-1]).all()):
         return rows
-    return _arrange(rows, key_columns, stable_order(hashes))
+    return _arrange(rows, key_columns, rest, stable_order(hashes))
 
 
 def merge_rows(
-    batches: Sequence[pa.RecordBatch], key_columns: Sequence[str]
+    batches: Sequence[pa.RecordBatch],
+    key_columns: Sequence[str],
+    rest: Sequence[str] = (),
 ) -> pa.RecordBatch:
     """Merge sorted batches, oldest first, into one sorted batch with the newest of each key."""
     filled = [batch for batch in batches if batch.num_rows]
@@ -179,7 +201,38 @@ def merge_rows(
         return filled[0] if filled else batches[0]
     rows = join_rows(filled)
     # NumPy's stable sort merges sorted runs in linear time, and equal hashes keep their age.
-    return _arrange(rows, key_columns, np.argsort(hashes_of(rows), kind="stable"))
+    order = np.argsort(hashes_of(rows), kind="stable")
+    return _arrange(rows, key_columns, rest, order)
+
+
+def order_of_rest(
+    hashes: Hashes, rest: Sequence[Any], order: Positions
+) -> tuple[Positions, Hashes]:
+    """Return an order by hash and rest, and for each row the number of its hash and rest.
+
+    `order` sorts `hashes`; rows of equal hash and rest keep the order that they have in it.
+    """
+    ordered = hashes[order]
+    is_like_next = ordered[1:] == ordered[:-1]
+    shared = np.flatnonzero(_is_in_pair(is_like_next))
+    if len(shared):
+        places = order[shared]
+        columns = [take_rows(column, places) for column in rest]
+        order = order.copy()
+        order[shared] = places[sort_within(ordered[shared], columns)]
+        pairs = np.flatnonzero(is_like_next)
+        is_like_next[pairs] = compare_rows(rest, order[pairs], rest, order[pairs + 1]) == 0
+    numbers = np.zeros(len(order), np.uint64)
+    numbers[order[1:]] = np.cumsum(~is_like_next)
+    return order, numbers
+
+
+def _is_in_pair(is_like_next: Flags) -> Flags:
+    """Tell for each row whether it is like the one before or after it."""
+    found = np.zeros(len(is_like_next) + 1, dtype=np.bool_)
+    found[:-1] |= is_like_next
+    found[1:] |= is_like_next
+    return found
 
 
 def newest_per_key(hashes: Hashes, keys: Sequence[Any], order: Positions) -> Positions:
@@ -193,10 +246,7 @@ def newest_per_key(hashes: Hashes, keys: Sequence[Any], order: Positions) -> Pos
     is_like_next = ordered[1:] == ordered[:-1]
     if not is_like_next.any():
         return order
-    is_shared = np.zeros(len(ordered), dtype=np.bool_)
-    is_shared[:-1] |= is_like_next
-    is_shared[1:] |= is_like_next
-    contested = np.flatnonzero(is_shared)
+    contested = np.flatnonzero(_is_in_pair(is_like_next))
     is_newest = np.ones(len(order), dtype=np.bool_)
     while len(contested) > 1:
         # The leader of a row is the last of the contested rows with its hash.
@@ -210,11 +260,15 @@ def newest_per_key(hashes: Hashes, keys: Sequence[Any], order: Positions) -> Pos
 
 
 def _arrange(
-    rows: pa.RecordBatch, key_columns: Sequence[str], order: Positions
+    rows: pa.RecordBatch, key_columns: Sequence[str], rest: Sequence[str], order: Positions
 ) -> pa.RecordBatch:
-    """Copy the newest row of each key, in `order`."""
+    """Copy the newest row of each key, in `order` and that of the rest."""
+    hashes = hashes_of(rows)
+    if rest:
+        # Rows of equal hash have many keys, of which those of equal rest are candidates.
+        order, hashes = order_of_rest(hashes, [rows.column(name) for name in rest], order)
     keys = [rows.column(name) for name in key_columns]
-    kept = pa.array(newest_per_key(hashes_of(rows), keys, order), pa.int64())
+    kept = pa.array(newest_per_key(hashes, keys, order), pa.int64())
     # A column of nulls is made new instead of copied: expiry without a time to live is one.
     columns: list[Any] = [
         pa.nulls(len(kept), column.type)

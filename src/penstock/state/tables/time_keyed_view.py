@@ -26,7 +26,12 @@ from penstock.state.tables.expiry import (
     given_expiry,
     is_expired,
 )
-from penstock.state.tables.sorted_rows import Positions, stable_order, take_rows
+from penstock.state.tables.sorted_rows import (
+    GroupedRows,
+    Positions,
+    stable_order,
+    take_rows,
+)
 from penstock.state.tables.table import Files, Frontier, TableEpochCheckpointer, View
 from penstock.state.tables.time_keyed_rows import (
     Chunk,
@@ -40,19 +45,6 @@ Bound: TypeAlias = int | datetime | EventTime | None
 """One end of a range of instants; None is no bound."""
 _PENDING_CHUNKS = 64
 """Batches written in one epoch are joined when there are this many."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedRows:
-    """The result of a lookup by key: rows of key i are `rows[offsets[i]:offsets[i + 1]]`."""
-
-    rows: pa.Table
-    offsets: Positions
-
-    def rows_of(self, index: int) -> pa.Table:
-        """Return the rows of one of the looked-up keys, in the order they were inserted."""
-        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
-        return self.rows.slice(start, end - start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,17 @@ from penstock.state.tables.table import (
 
 
 def a_schema(
-    columns: Mapping[str, Any], *keys: str, ttl: TimeToLive | None = None
+    columns: Mapping[str, Any],
+    *keys: str,
+    ttl: TimeToLive | None = None,
+    routed_by: tuple[str, ...] = (),
 ) -> KeyedSchema:
     """A declaration of columns given by type or as fields."""
     fields = [
         kind if isinstance(kind, pa.Field) else pa.field(name, kind)
         for name, kind in columns.items()
     ]
-    return KeyedSchema("table", pa.schema(fields), keys, ttl)
+    return KeyedSchema("table", pa.schema(fields), keys, ttl, routed_by)
 
 
 SIMPLE = a_schema({"key": pa.int64(), "value": pa.string()}, "key")
@@ -61,6 +64,19 @@ def an_environment(
 
 def rows_of(view: KeyedView) -> list[dict[str, Any]]:
     return [row for batch in view.scan() for row in batch.to_pylist()]
+
+
+@dataclass
+class Turning:
+    """A checkpointer that is handed rows of equal hash in the opposite order."""
+
+    checkpointer: Any
+
+    def insert_data(self, rows: pa.RecordBatch) -> None:
+        backwards = np.arange(rows.num_rows)[::-1]
+        hashes: Any = rows.column("_key_hash").to_numpy()
+        order = backwards[np.argsort(hashes[backwards], kind="stable")]
+        self.checkpointer.insert_data(rows.take(pa.array(order, pa.int64())))
 
 
 @dataclass
@@ -132,18 +148,33 @@ class KeyedHarness:
     def get_lagging(self, keys: pa.RecordBatch) -> list[dict[str, Any] | None]:
         return self._get(self.lagging, keys)
 
+    def get_all(self, prefixes: pa.RecordBatch, **options: Any) -> list[list[Any]]:
+        """Return the rows of each prefix."""
+        return self._get_all(self.views, prefixes, **options)
+
+    def get_all_lagging(self, prefixes: pa.RecordBatch) -> list[list[Any]]:
+        return self._get_all(self.lagging, prefixes)
+
+    def delete_all(self, prefixes: pa.RecordBatch) -> None:
+        for view, part in self.routed(prefixes):
+            view.delete_all(part)
+
     def scan(self) -> list[dict[str, Any]]:
         return [row for view in self.views for row in rows_of(view)]
 
-    def checkpoint(self) -> int:
-        """Checkpoint all subtasks and return the bytes written."""
+    def checkpoint(self, *, turned: bool = False) -> int:
+        """Checkpoint all subtasks and return the bytes written.
+
+        In `turned` files rows of equal hash lie in the wrong order, as in files from before
+        there was one.
+        """
         self.epoch += 1
         written = 0
         for index, (table, view) in enumerate(zip(self.tables, self.views, strict=True)):
             checkpointer = table.epoch_checkpointer(
                 Epoch(self.epoch), self.subtasks.pop(index, ())
             )
-            view.flush(checkpointer)
+            view.flush(Turning(checkpointer) if turned else checkpointer)  # type: ignore[arg-type]  # stands in
             result = checkpointer.finish(
                 CheckpointMessage(Epoch(self.epoch), self.frontier, Epoch(1))
             )
@@ -210,7 +241,8 @@ class KeyedHarness:
             yield self.views[index], batch.take(pa.array(positions, pa.int64()))
 
     def _positions(self, batch: pa.RecordBatch) -> Iterable[tuple[int, Any]]:
-        keys = [batch.column(name) for name in self.schema.key_columns]
+        names = self.schema.routing_columns or self.schema.key_columns
+        keys = [batch.column(name) for name in names]
         owners = owners_of(hash_keys(keys, row_count=batch.num_rows), self.parallelism)
         for index in range(self.parallelism):
             yield index, np.flatnonzero(owners == index)
@@ -229,6 +261,17 @@ class KeyedHarness:
             ):
                 answers[position] = row if found else None
                 assert found or not any(value is not None for value in row.values())
+        return answers
+
+    def _get_all(
+        self, views: Sequence[KeyedView], prefixes: pa.RecordBatch, **options: Any
+    ) -> list[list[Any]]:
+        answers: list[list[Any]] = [[] for _ in range(prefixes.num_rows)]
+        for index, positions in self._positions(prefixes):
+            part = prefixes.take(pa.array(positions, pa.int64()))
+            answer = views[index].get_all(part, **options)
+            for number, position in enumerate(positions):
+                answers[position] = answer.rows_of(number).to_pylist()
         return answers
 
     def _merge(self) -> None:

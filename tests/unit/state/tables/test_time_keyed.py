@@ -5,10 +5,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ErrorCode, SchemaError, StateError
+from penstock.state.tables.sorted_rows import GroupedRows
 from penstock.state.tables.specs import time_keyed_table
 from penstock.state.tables.table import Frontier
 from penstock.state.tables.time_keyed import TimeKeyedTable
-from penstock.state.tables.time_keyed_view import GroupedRows
 from tests.unit.state.files.file_builders import a_schema
 from tests.unit.state.tables.table_cluster import TableCluster
 from tests.unit.state.tables.time_rows import (
