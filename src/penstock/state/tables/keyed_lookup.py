@@ -182,9 +182,12 @@ class _Search:
     ) -> None:
         """Move positions from the first row of their hash on to the first of their rest."""
         columns = [segment.rows.column(name) for name in self._rest]
-        ends = segment.hashes.searchsorted(hashes, "right")
-        # A single row needs no search: it is the candidate.
-        left = np.flatnonzero(ends - positions > 1)
+        stored = segment.hashes
+        # A single row of its hash needs no search: it is the candidate.
+        following = np.minimum(positions + 1, len(stored) - 1)
+        left = np.flatnonzero((stored[following] == hashes) & (following > positions))
+        ends = positions.copy()
+        ends[left] = stored.searchsorted(hashes[left], "right")
         while len(left):
             middles = (positions[left] + ends[left]) // 2
             rows = middles if places is None else places[middles]

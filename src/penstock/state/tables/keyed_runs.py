@@ -58,10 +58,25 @@ _RUNS_MERGED = 4
 class Segment:
     """The rows of one segment, with their hashes, operations and expiry for lookups."""
 
-    __slots__ = ("_places", "expires_at", "hashes", "operations", "rows", "size_bytes")
+    __slots__ = (
+        "_in_order",
+        "_number",
+        "_places",
+        "expires_at",
+        "hashes",
+        "operations",
+        "rows",
+        "size_bytes",
+    )
 
-    def __init__(self, rows: pa.RecordBatch) -> None:
-        """Wrap stored rows without copying them."""
+    def __init__(
+        self, rows: pa.RecordBatch, number: int = 0, in_order: set[int] | None = None
+    ) -> None:
+        """Wrap stored rows without copying them.
+
+        `in_order` are the numbers of a run's segments that were found to be in order of the
+        rest. All segments of the run share it, so that none is checked at every opening.
+        """
         self.rows = rows
         self.size_bytes = rows.nbytes
         self.hashes = hashes_of(rows)
@@ -73,22 +88,23 @@ class Segment:
         expires_at = rows.column(EXPIRES_AT)
         self.expires_at = None if expires_at.null_count == len(expires_at) else expires_at
         """When each row expires; None when none ever does."""
-        self._places: tuple[Positions | None] | None = None
+        self._places: Positions | None = None
+        self._number = number
+        self._in_order = set() if in_order is None else in_order
 
     def places_by(self, rest: Sequence[str]) -> Positions | None:
         """Return where the rows are in order of hash and rest; None if they lie in that order.
 
         The order is checked, and computed if need be, when it is first asked for.
         """
-        if self._places is None:
+        if self._places is None and self._number not in self._in_order:
             columns = [self.rows.column(name) for name in rest]
             pairs = np.flatnonzero(self.hashes[1:] == self.hashes[:-1])
-            is_in_order = bool(
-                (compare_rows(columns, pairs, columns, pairs + 1) <= 0).all()
-            )
-            places = None if is_in_order else sort_within(self.hashes, columns)
-            self._places = (places,)
-        return self._places[0]
+            if (compare_rows(columns, pairs, columns, pairs + 1) <= 0).all():
+                self._in_order.add(self._number)
+            else:
+                self._places = sort_within(self.hashes, columns)
+        return self._places
 
     def are_live(self, positions: Positions, instant: int | None) -> Flags | None:
         """Tell which rows are neither tombstones nor expired; None when all are live."""
@@ -189,6 +205,7 @@ class FileRun(TypedFile):
         self.identity = file.identity
         self._cache = table.environment.cache
         self._open_segments = open_segments
+        self._in_order: set[int] = set()
 
     @cached_property
     def _segments(self) -> tuple[tuple[int, int, int], ...]:
@@ -237,7 +254,7 @@ class FileRun(TypedFile):
         rows = self.reader.read_segment(number)
         if low not in self.file.visible or high not in self.file.visible:
             rows = rows_in_range(rows, self.file.visible)
-        found = Segment(self.current(rows))
+        found = Segment(self.current(rows), index, self._in_order)
         # A fetched segment is a copy: it is not kept if the next read can map it from the cache.
         if kept is not None and (
             self.reader.bytes_read == fetched

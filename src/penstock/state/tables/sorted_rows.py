@@ -205,28 +205,6 @@ def merge_rows(
     return _arrange(rows, key_columns, rest, order)
 
 
-def order_of_rest(
-    hashes: Hashes, rest: Sequence[Any], order: Positions
-) -> tuple[Positions, Hashes]:
-    """Return an order by hash and rest, and for each row the number of its hash and rest.
-
-    `order` sorts `hashes`; rows of equal hash and rest keep the order that they have in it.
-    """
-    ordered = hashes[order]
-    is_like_next = ordered[1:] == ordered[:-1]
-    shared = np.flatnonzero(_is_in_pair(is_like_next))
-    if len(shared):
-        places = order[shared]
-        columns = [take_rows(column, places) for column in rest]
-        order = order.copy()
-        order[shared] = places[sort_within(ordered[shared], columns)]
-        pairs = np.flatnonzero(is_like_next)
-        is_like_next[pairs] = compare_rows(rest, order[pairs], rest, order[pairs + 1]) == 0
-    numbers = np.zeros(len(order), np.uint64)
-    numbers[order[1:]] = np.cumsum(~is_like_next)
-    return order, numbers
-
-
 def _is_in_pair(is_like_next: Flags) -> Flags:
     """Tell for each row whether it is like the one before or after it."""
     found = np.zeros(len(is_like_next) + 1, dtype=np.bool_)
@@ -259,16 +237,48 @@ def newest_per_key(hashes: Hashes, keys: Sequence[Any], order: Positions) -> Pos
     return order[is_newest]
 
 
+def newest_by_rest(
+    hashes: Hashes, prefix: Sequence[Any], rest: Sequence[Any], order: Positions
+) -> Positions:
+    """Return the newest rows of each key, as `newest_per_key` does, in order of hash and rest.
+
+    `prefix` are the key columns that are hashed. So rows of equal hash have many keys, and
+    those of equal rest, too, are the candidates for the same one.
+    """
+    ordered = hashes[order]
+    is_like_next = ordered[1:] == ordered[:-1]
+    pairs = np.flatnonzero(is_like_next)
+    signs = compare_rows(rest, order[pairs], rest, order[pairs + 1])
+    # Versions of one key, the usual case of equal hashes, are in order already.
+    if (signs > 0).any():
+        shared = np.flatnonzero(_is_in_pair(is_like_next))
+        places = order[shared]
+        columns = [take_rows(column, places) for column in rest]
+        order = order.copy()
+        order[shared] = places[sort_within(ordered[shared], columns)]
+        signs = compare_rows(rest, order[pairs], rest, order[pairs + 1])
+    repeated = pairs[signs == 0]
+    is_last = np.ones(len(order), dtype=np.bool_)
+    is_last[repeated] = False
+    if equal_keys(prefix, order[repeated], prefix, order[repeated + 1]).all():
+        return order[is_last]
+    numbers = np.zeros(len(order), dtype=np.uint64)
+    numbers[order[1:]] = np.cumsum(is_last[:-1])
+    return newest_per_key(numbers, prefix, order)
+
+
 def _arrange(
     rows: pa.RecordBatch, key_columns: Sequence[str], rest: Sequence[str], order: Positions
 ) -> pa.RecordBatch:
     """Copy the newest row of each key, in `order` and that of the rest."""
     hashes = hashes_of(rows)
+    keys = [rows.column(name) for name in key_columns if name not in rest]
     if rest:
-        # Rows of equal hash have many keys, of which those of equal rest are candidates.
-        order, hashes = order_of_rest(hashes, [rows.column(name) for name in rest], order)
-    keys = [rows.column(name) for name in key_columns]
-    kept = pa.array(newest_per_key(hashes, keys, order), pa.int64())
+        others = [rows.column(name) for name in rest]
+        newest = newest_by_rest(hashes, keys, others, order)
+    else:
+        newest = newest_per_key(hashes, keys, order)
+    kept = pa.array(newest, pa.int64())
     # A column of nulls is made new instead of copied: expiry without a time to live is one.
     columns: list[Any] = [
         pa.nulls(len(kept), column.type)

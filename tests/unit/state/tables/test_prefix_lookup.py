@@ -237,3 +237,15 @@ def test_a_segment_sorts_its_places_only_if_its_rows_are_not_in_order() -> None:
     assert places is not None
     assert turned.take(pa.array(places)).column("rest").equals(rows.column("rest"))
     assert segment.places_by(["rest"]) is places
+
+
+def test_a_run_remembers_which_of_its_segments_are_in_order() -> None:
+    rows, in_order = stored(numbered(1, 4)), {3}
+    for number in (3, 5):
+        assert Segment(rows, number, in_order).places_by(["rest"]) is None
+    assert in_order == {3, 5}
+    assert (
+        Segment(stored(numbered(1, 4), turned=True), 6, in_order).places_by(["rest"])
+        is not None
+    )
+    assert in_order == {3, 5}
