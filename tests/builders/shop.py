@@ -119,6 +119,7 @@ def shop_specs(version: int = 1) -> dict[str, list[TableSpec]]:
                 ttl=TTL,
                 ttl_domain=TimeDomain.PROCESSING_TIME,
             ),
+            keyed_table("lines", rows, key_columns=["key", "time"], routed_by=keys),
             time_keyed_table("panes", rows, time_column="time", key_columns=keys),
             time_keyed_table("marks", rows, time_column="time"),
         ]
@@ -177,6 +178,17 @@ def read_keyed(managers: Iterable[TableManager], table: str) -> dict[str, tuple[
     return found
 
 
+def read_lines(managers: Iterable[TableManager]) -> list[tuple[str, Any, int]]:
+    """All rows of the table with many rows per key, those of one key in its order."""
+    rows: list[tuple[str, Any, int]] = []
+    for manager in managers:
+        view = manager.get_keyed_state("lines")
+        keys = {key for batch in view.scan() for key, _, _ in _triples(batch)}
+        found = view.get_all(keys_batch(sorted(keys))).rows
+        rows += [triple for batch in found.to_batches() for triple in _triples(batch)]
+    return sorted(rows, key=lambda row: row[0])
+
+
 def read_time_keyed(
     managers: Iterable[TableManager], table: str
 ) -> list[tuple[str, Any, int]]:
@@ -219,6 +231,7 @@ class ShopModel:
     counts: dict[str, Written] = field(default_factory=dict)
     totals: dict[str, Written] = field(default_factory=dict)
     recent: dict[str, Written] = field(default_factory=dict)
+    lines: dict[str, dict[int, Written]] = field(default_factory=dict)
     panes: list[tuple[str, Written]] = field(default_factory=list)
     marks: list[tuple[str, Written]] = field(default_factory=list)
     frontier: Frontier = field(default_factory=Frontier)
@@ -242,6 +255,14 @@ class ShopModel:
             for key, row in rows.items()
             if row.is_live(instant)
         }
+
+    def expected_lines(self, version: int) -> list[tuple[str, Any, int]]:
+        """The rows of the table with many rows per key, which never expire, in order."""
+        return [
+            (key, row.value(version), time)
+            for key, line in sorted(self.lines.items())
+            for time, row in sorted(line.items(), key=lambda item: item[0])
+        ]
 
     def expected_time_keyed(self, table: str, version: int) -> list[tuple[str, Any, int]]:
         """The live rows of a time-keyed table, those of one key as they were inserted."""
@@ -319,12 +340,18 @@ class ShopEpoch:
             manager.get_keyed_state(table).put(owned(batch, subtask))
         written = getattr(self.model, table)
         for key, number, time in rows:
-            start = time if table == "totals" else self.frontier.processing_time_micros
-            written[key] = Written(number, self.version, time, start + TTL)
+            start = self.frontier.processing_time_micros if table == "recent" else time
+            row = Written(number, self.version, time, start + TTL)
+            if table == "lines":
+                written.setdefault(key, {})[time] = row
+            else:
+                written[key] = row
 
     def delete(self, table: str, keys: Sequence[str]) -> None:
         for subtask, manager in self._subtasks():
-            manager.get_keyed_state(table).delete(owned(keys_batch(keys), subtask))
+            view = manager.get_keyed_state(table)
+            delete = view.delete_all if table == "lines" else view.delete
+            delete(owned(keys_batch(keys), subtask))
         for key in keys:
             getattr(self.model, table).pop(key, None)
 
@@ -406,6 +433,7 @@ def check_typed_tables(
     """Compare the live rows of all subtasks with the model's."""
     for table in ("totals", "recent"):
         assert read_keyed(managers, table) == model.expected_keyed(table, version)
+    assert read_lines(managers) == model.expected_lines(version)
     panes = read_time_keyed(managers, "panes")
     assert panes == model.expected_time_keyed("panes", version)
     marks = read_time_keyed(managers, "marks")

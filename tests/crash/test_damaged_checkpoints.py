@@ -75,6 +75,7 @@ def three_epochs() -> tuple[dict[str, bytes], dict[int, ShopModel]]:
             [
                 ("put", "totals", rows),
                 ("put", "recent", rows),
+                ("put", "lines", rows),
                 ("insert_panes", rows, None),
                 *(("insert_marks", index, rows, None) for index in range(2)),
                 *(("count", index, f"{index}", number) for index in range(2)),

@@ -24,6 +24,7 @@ from tests.builders.state_job import StateJob
 
 KEYS = [f"key {number}" for number in range(24)]
 ROWS = [(key, 1, 10) for key in KEYS]
+KEYED = ("totals", "recent", "lines")
 HISTORIES = [
     (middle, index, end)
     for middle in (2, 3, 4)
@@ -67,7 +68,7 @@ def one_subtask() -> tuple[dict[str, bytes], ShopModel]:
     for number in (1, 2):
         rows = [(key, number, 10) for key in KEYS]
         history.run_epoch(
-            ("put", "totals", rows), ("put", "recent", rows), ("insert_panes", rows, 30)
+            *(("put", table, rows) for table in KEYED), ("insert_panes", rows, 30)
         )
     store = history.job.store
     assert isinstance(store, MemoryStore)
@@ -88,10 +89,10 @@ def test_what_one_subtask_deleted_and_merged_away_never_comes_back(
     history = rescaled_to(middle)
     job = history.job
     gone = [key for key in KEYS if owner_of_key(key, middle) == index]
-    history.run_epoch(("delete", "totals", gone), ("delete", "recent", gone))
+    history.run_epoch(*(("delete", table, gone) for table in KEYED))
     assert job.compact(SHOP, index)
     history.run_epoch()
-    for table in ("totals", "recent"):
+    for table in KEYED:
         assert (
             sum(file.row_count for file in files_of(job.metadata[SHOP][index], table)) == 0
         )

@@ -54,6 +54,8 @@ def operations(number: int) -> list[Operation]:
     return [
         ("put", "totals", rows),
         ("delete", "totals", ["a", "c"] if number % 2 else ["b"]),
+        ("put", "lines", [*rows, *((key, number, 5 * number) for key in "ace")]),
+        ("delete", "lines", ["b", "e"] if number % 2 else ["a"]),
         ("insert_panes", rows[:4], 10 * number + 15),
         ("insert_marks", number, rows[:1], 10 * number + 15),
         ("count", 0, f"of {number}", number),

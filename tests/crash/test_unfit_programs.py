@@ -50,6 +50,7 @@ def two_epochs() -> tuple[dict[str, bytes], ShopModel]:
             [
                 ("put", "totals", ROWS[version:]),
                 ("put", "recent", ROWS[version:]),
+                ("put", "lines", ROWS[version:]),
                 ("insert_panes", ROWS[version:], None),
                 ("insert_marks", 0, ROWS[version:], None),
                 ("count", 0, f"by version {version}", 1),
@@ -64,7 +65,7 @@ def two_epochs() -> tuple[dict[str, bytes], ShopModel]:
 def read_everything(managers: list[TableManager]) -> None:
     for manager in managers:
         dict(manager.get_global_keyed_state("counts").items())
-        for table in ("totals", "recent"):
+        for table in ("totals", "recent", "lines"):
             list(manager.get_keyed_state(table).scan())
         for table in ("panes", "marks"):
             manager.get_time_keyed_state(table).rows()

@@ -43,7 +43,7 @@ some_keys = st.lists(keys, min_size=1, max_size=4)
 numbers = st.integers(0, 99)
 times = st.integers(-5, 60)
 rows = st.lists(st.tuples(keys, numbers, times), min_size=1, max_size=4)
-tables = st.sampled_from(["totals", "recent"])
+tables = st.sampled_from(["totals", "recent", "lines"])
 indexes = st.integers(0, 3)
 puts = st.tuples(st.just("put"), tables, rows)
 deletes = st.tuples(st.just("delete"), tables, some_keys)
@@ -280,7 +280,7 @@ class StateMachine(RuleBasedStateMachine):
         return any(
             len(cut_runs(files_of(metadata, table))) > 16
             for metadata in self.job.metadata[SHOP].values()
-            for table in ("totals", "recent", "panes", "marks")
+            for table in ("totals", "recent", "lines", "panes", "marks")
         )
 
     def check_nothing_unreferenced(self) -> None:

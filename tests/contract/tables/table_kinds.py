@@ -57,6 +57,27 @@ def _scan(view: Any) -> Items:
     return items_in(pa.Table.from_batches(view.scan(), schema=SCHEMA))
 
 
+LINES = 3
+"""Rows of each key in the table with many rows per key."""
+
+
+def _put_lines(view: Any, items: Items) -> None:
+    """Put the rows of each key, which differ in their time, in the wrong order."""
+    for line in reversed(range(LINES)):
+        rows = a_batch(items).to_pydict() | {"at": [line] * len(items)}
+        view.put(pa.table(rows).cast(SCHEMA))
+
+
+def _get_lines(view: Any) -> Items:
+    """Read the keys that a scan shows, and find each with all of its rows in order."""
+    names = pa.Table.from_batches(view.scan(), schema=SCHEMA)["name"].unique()
+    found = view.get_all(names)
+    assert found.rows["at"].cast(pa.int64()).to_pylist() == list(range(LINES)) * len(names)
+    first = view.get_all(names, limit=1)
+    assert first.rows["name"].to_pylist() == names.to_pylist()
+    return items_in(first.rows)
+
+
 KINDS = [
     TableKind(
         "global",
@@ -81,6 +102,12 @@ KINDS = [
         keyed_table("table", SCHEMA, key_columns=["name"]),
         write=lambda view, items: view.put(a_batch(items)),
         read=_scan,
+    ),
+    TableKind(
+        "keyed with many rows per key",
+        keyed_table("table", SCHEMA, key_columns=["name", "at"], routed_by=["name"]),
+        write=_put_lines,
+        read=_get_lines,
     ),
 ]
 
