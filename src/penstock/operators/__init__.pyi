@@ -15,6 +15,7 @@ from ..state.files.migration import MigratableState as MigratableState
 from ..state.tables.global_keyed import GlobalKeyedView as GlobalKeyedView
 from ..state.tables.keyed_view import KeyedRows as KeyedRows
 from ..state.tables.keyed_view import KeyedView as KeyedView
+from ..state.tables.sorted_rows import GroupedRows as GroupedRows
 from ..state.tables.specs import TimeDomain as TimeDomain
 from ..state.tables.specs import global_table as global_table
 from ..state.tables.specs import keyed_table as keyed_table
@@ -56,6 +57,7 @@ __all__ = [
     "EventTime",
     "ExternalError",
     "GlobalKeyedView",
+    "GroupedRows",
     "KeyTimeView",
     "KeyedRows",
     "KeyedView",

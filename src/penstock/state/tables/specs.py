@@ -186,7 +186,8 @@ def keyed_table(
     `schema` is a `pa.Schema`, or a state class that has one as its `SCHEMA`.
     `ttl` such as "1h" counts from the row's `time_column` by the watermark, or from the epoch
     that put the row by processing time. `routed_by` names some of the key columns: the
-    subtask that owns their hash owns the row, so a key of the stream may have several rows.
+    subtask that owns their hash owns the row, so a key of the stream may have several rows,
+    and all rows of such a prefix can be looked up; see `KeyedView.get_all`.
     Columns in `groups` may come and go; see `penstock.state.tables.column_groups`.
     """
     table = TableName(name)

@@ -19,6 +19,8 @@ EXPIRING = a_schema(
     {"key": pa.int64(), "time": pa.timestamp("us")}, "key", ttl=TimeToLive(10, "time")
 )
 
+MANY = a_schema({"key": pa.string(), "line": pa.int64()}, "key", "line", routed_by=("key",))
+
 COUNT = 4 * ROW_GROUP_ROWS
 
 DELTAS = frozenset({0})
@@ -35,6 +37,14 @@ def timed(time: int, *keys: int) -> pa.RecordBatch:
     return pa.record_batch(
         [pa.array(keys, pa.int64()), pa.array([time] * len(keys), pa.timestamp("us"))],
         schema=EXPIRING.declared,
+    )
+
+
+def lines(line: int, *values: str) -> pa.RecordBatch:
+    """A row of each of some keys that have many."""
+    return pa.record_batch(
+        [pa.array(values, pa.string()), pa.array([line] * len(values), pa.int64())],
+        schema=MANY.declared,
     )
 
 
@@ -205,3 +215,43 @@ def test_ranges_are_joined_where_they_touch(
     ranges: list[KeyRange], joined: list[KeyRange]
 ) -> None:
     assert join_ranges(ranges) == joined
+
+
+def test_rows_deleted_by_prefix_stay_hidden_and_are_dropped_in_the_end(
+    tmp_path: Path,
+) -> None:
+    harness = KeyedHarness(tmp_path, MANY)
+    asked = pa.record_batch({"key": ["c", "b", "a"]})
+    for line in (2, 0, 1):
+        harness.put(lines(line, "a", "b", "c"))
+        harness.checkpoint()
+    assert harness.compact() == 1
+    for line in (9, 8):
+        harness.delete_all(pa.record_batch({"key": ["a", "c"]}))
+        harness.put(lines(line, "c"))
+        harness.checkpoint()
+    # The older file holds what the tombstones hide, so a merge of the newer ones keeps them.
+    assert harness.compact(levels=DELTAS) == 1
+    assert [file.row_count for file in harness.files()] == [9, 8]
+    expected = [[8], [0, 1, 2], []]
+    assert [[row["line"] for row in found] for found in harness.get_all(asked)] == expected
+    assert harness.compact() == 1
+    assert [file.row_count for file in harness.files()] == [4]
+    assert [[row["line"] for row in found] for found in harness.get_all(asked)] == expected
+
+
+def test_rows_of_one_prefix_lie_in_one_file_however_small_files_are(tmp_path: Path) -> None:
+    harness = KeyedHarness(tmp_path, MANY)
+    names = [f"key {number}" for number in range(20)]
+    for line in range(4):
+        harness.put(lines(3 - line, *names))
+        harness.checkpoint()
+    assert harness.compact(target_file_bytes=1) == 1
+    assert count_runs(harness.files()) == 1
+    asked = pa.record_batch({"key": names})
+    for parallelism in (1, 3):
+        harness.restore(parallelism)
+        found = harness.get_all(asked, columns="line")
+        assert found == [[{"line": line} for line in range(4)]] * len(names)
+        last = harness.get_all(asked, columns="line", limit=1, last=True)
+        assert last == [[{"line": 3}]] * len(names)

@@ -235,7 +235,9 @@ def test_a_segment_sorts_its_places_only_if_its_rows_are_not_in_order() -> None:
     segment = Segment(turned)
     places = segment.places_by(["rest"])
     assert places is not None
-    assert turned.take(pa.array(places)).column("rest").equals(rows.column("rest"))
+    assert (
+        turned.take(pa.array(places, pa.int64())).column("rest").equals(rows.column("rest"))
+    )
     assert segment.places_by(["rest"]) is places
 
 

@@ -159,8 +159,8 @@ def test_lists_in_the_rest_have_no_order_and_are_refused_by_prefix(tmp_path: Pat
         view.get_all(["ada"])
 
 
-@pytest.mark.parametrize("limit", [0, -1, True])
-def test_a_limit_that_asks_for_nothing_is_refused(tmp_path: Path, limit: int) -> None:
+@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "2"])
+def test_a_limit_that_is_no_number_of_rows_is_refused(tmp_path: Path, limit: Any) -> None:
     with pytest.raises(UserError, match="1 or more"):
         a_view(tmp_path).get_all(["ada"], limit=limit)
 
@@ -196,7 +196,8 @@ def stored_keys(harness: KeyedHarness) -> list[tuple[int, Any]]:
     assert isinstance(harness.store, MemoryStore)
     (file,) = harness.files()
     rows = pq.read_table(pa.BufferReader(harness.store.read(file.path)))
-    return list(zip(rows["_key_hash"].to_pylist(), rows["at"].to_pylist(), strict=True))
+    hashes: list[Any] = rows["_key_hash"].to_pylist()
+    return list(zip(hashes, rows["at"].to_pylist(), strict=True))
 
 
 def test_rows_of_one_prefix_lie_in_files_in_key_order(tmp_path: Path) -> None:
