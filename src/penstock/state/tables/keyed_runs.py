@@ -58,17 +58,6 @@ _RUNS_MERGED = 4
 class Segment:
     """The rows of one segment, with their hashes, operations and expiry for lookups."""
 
-    __slots__ = (
-        "_in_order",
-        "_number",
-        "_places",
-        "expires_at",
-        "hashes",
-        "operations",
-        "rows",
-        "size_bytes",
-    )
-
     def __init__(
         self, rows: pa.RecordBatch, number: int = 0, in_order: set[int] | None = None
     ) -> None:
@@ -89,19 +78,19 @@ class Segment:
         self.expires_at = None if expires_at.null_count == len(expires_at) else expires_at
         """When each row expires; None when none ever does."""
         self._places: Positions | None = None
-        self._number = number
-        self._in_order = set() if in_order is None else in_order
+        self._known = set() if in_order is None else in_order, number
 
     def places_by(self, rest: Sequence[str]) -> Positions | None:
         """Return where the rows are in order of hash and rest; None if they lie in that order.
 
         The order is checked, and computed if need be, when it is first asked for.
         """
-        if self._places is None and self._number not in self._in_order:
+        in_order, number = self._known
+        if self._places is None and number not in in_order:
             columns = [self.rows.column(name) for name in rest]
             pairs = np.flatnonzero(self.hashes[1:] == self.hashes[:-1])
             if (compare_rows(columns, pairs, columns, pairs + 1) <= 0).all():
-                self._in_order.add(self._number)
+                in_order.add(number)
             else:
                 self._places = sort_within(self.hashes, columns)
         return self._places
@@ -287,16 +276,31 @@ def merge_runs(
 
 
 def _whole_hashes(run: Run) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a run so that no hash is split: segments that share one are joined."""
+    """Yield the rows of a run so that no hash is split.
+
+    If segments share a hash, its rows are joined, and only those: of a table with many rows
+    per key all neighbours may share one.
+    """
     firsts, lasts = run.first_hashes, run.last_hashes
-    parts: list[pa.RecordBatch] = []
+    shared: list[pa.RecordBatch] = []
     for index in range(len(firsts)):
-        if parts and firsts[index] > lasts[index - 1]:
-            joined, parts = join_rows(parts), []
-            yield joined
-        parts.append(run.read_segment(index).rows)
-    if parts:
-        yield join_rows(parts)
+        rows = run.read_segment(index).rows
+        if shared:
+            last = hashes_of(shared[0])[-1]
+            count = int(np.searchsorted(hashes_of(rows), last, "right"))
+            shared.append(rows.slice(0, count))
+            rows = rows.slice(count)
+            if rows.num_rows == 0:
+                continue
+            yield join_rows(shared)
+        count = rows.num_rows
+        if count and index + 1 < len(firsts) and firsts[index + 1] <= lasts[index]:
+            count = int(np.searchsorted(hashes_of(rows), hashes_of(rows)[-1]))
+        shared = [rows.slice(count)] if count < rows.num_rows else []
+        if count:
+            yield rows.slice(0, count)
+    if shared:
+        yield join_rows(shared)
 
 
 def live_only(rows: pa.RecordBatch, instant: int | None) -> pa.RecordBatch:

@@ -156,6 +156,29 @@ def test_merging_yields_whole_hashes_although_segments_share_them(tmp_path: Path
     assert all(not one & other for one in ends for other in ends if one is not other)
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 10, 97])
+@pytest.mark.parametrize("per_hash", [1, 3, 7, 50])
+def test_merging_holds_little_although_every_border_splits_a_hash(
+    size: int, per_hash: int
+) -> None:
+    """Of tables with many rows per key no segment ends with a hash."""
+    pairs = [(n // per_hash, n) for n in range(300)]
+    parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+
+    class CutRun(Run):
+        first_hashes = np.array([part[0][0] for part in parts], np.uint64)
+        last_hashes = np.array([part[-1][0] for part in parts], np.uint64)
+
+        def read_segment(self, index: int) -> Segment:
+            return Segment(hashed_rows(*parts[index], value=0))
+
+    batches = list(merge_runs([CutRun()], ["key"]))
+    assert [key for b in batches for key in b["key"].to_pylist()] == list(range(300))
+    assert max(batch.num_rows for batch in batches) <= max(size, per_hash)
+    ends = [set(hashes_of(batch).tolist()) for batch in batches]
+    assert sum(len(one) for one in ends) == len(set().union(*ends))
+
+
 def test_merging_no_runs_or_empty_ones_yields_nothing() -> None:
     assert list(merge_runs([], ["key"])) == []
     assert list(merge_runs([MemoryRun(sorted_rows(0, 0, 0))], ["key"])) == []
