@@ -38,6 +38,8 @@ from penstock.state.tables.sorted_rows import (
 
 _FEWEST_ROWS = 16
 """Of a prefix with a limit at least this many rows are asked of every segment."""
+_NO_LIMIT = 1 << 32
+"""No prefix has as many rows, so such a limit is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,7 @@ def look_up_prefixes(
     search = _PrefixSearch(
         hashes, prefixes, prefix_columns, rest=rest, stored=stored, instant=instant
     )
+    limit = None if limit is None or limit >= _NO_LIMIT else limit
     width = None if limit is None else max(_FEWEST_ROWS, 2 * limit)
     tables, picked, probes, count = [], [], [], 0
     unsettled = np.arange(len(hashes), dtype=np.int64)

@@ -131,7 +131,7 @@ class KeyedView(View):
         The cost grows with the rows returned and the runs that hold them, not with the table.
         All forms of rows that `get` takes are prefixes, too.
         """
-        is_number = isinstance(limit, int | np.integer) and not isinstance(limit, bool)
+        is_number = isinstance(limit, int) and not isinstance(limit, bool)
         if limit is not None and not (is_number and limit >= 1):
             raise UserError(
                 f"table {self.table_name!r} was asked for at most {limit!r} rows per prefix: ask "

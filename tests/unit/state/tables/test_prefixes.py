@@ -61,6 +61,8 @@ def test_a_limit_gives_the_first_or_the_last_rows_in_the_same_order(tmp_path: Pa
     view.put(rows_of("ada", *range(100)) + rows_of("bob", 7))
     assert values(view, "ada", "bob", limit=2) == [["ada0", "ada1"], ["bob7"]]
     assert values(view, "ada", "bob", limit=2, last=True) == [["ada98", "ada99"], ["bob7"]]
+    for limit in (100, 1 << 31, 1 << 32, 1 << 63, 1 << 64):
+        assert [len(found) for found in values(view, "ada", "bob", limit=limit)] == [100, 1]
 
 
 def test_columns_limit_what_is_returned(tmp_path: Path) -> None:
