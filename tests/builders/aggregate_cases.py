@@ -201,3 +201,38 @@ SKETCHES: Mapping[str, pen.Aggregate] = {
     "top_by": pen.approx_top_k("real", 2, error=0.5, by="short"),
 }
 """Estimates that are coarse enough to be wrong on few rows."""
+
+PAIR_STATISTICS = (
+    *("corr", "covar_pop", "covar_samp", "regr_count", "regr_avgx", "regr_avgy"),
+    *("regr_sxx", "regr_syy", "regr_sxy", "regr_slope", "regr_intercept", "regr_r2"),
+)
+
+
+def pair_statistics(rows: Sequence[Row], y: str, x: str) -> Row:
+    """Return all statistics of the pairs of two columns, exactly until the last step."""
+    pairs = [(row[x], row[y]) for row in rows if row[x] is not None and row[y] is not None]
+    n, found = len(pairs), dict.fromkeys(PAIR_STATISTICS)
+    found["regr_count"] = n
+    if not n:
+        return found
+    xs, ys = ([Fraction(pair[side]) for pair in pairs] for side in (0, 1))
+    mean_x, mean_y = sum(xs) / n, sum(ys) / n
+    sxx = sum((value - mean_x) ** 2 for value in xs)
+    syy = sum((value - mean_y) ** 2 for value in ys)
+    sxy = sum((a - mean_x) * (b - mean_y) for a, b in zip(xs, ys, strict=True))
+    exact: dict[str, Any] = {
+        "covar_pop": sxy / n,
+        "covar_samp": sxy / (n - 1) if n > 1 else None,
+        "regr_avgx": mean_x,
+        "regr_avgy": mean_y,
+        "regr_sxx": sxx,
+        "regr_syy": syy,
+        "regr_sxy": sxy,
+    }
+    if sxx:
+        exact["regr_slope"] = sxy / sxx
+        exact["regr_intercept"] = mean_y - sxy / sxx * mean_x
+        exact["regr_r2"] = sxy**2 / (sxx * syy) if syy else 1
+        if syy:
+            exact["corr"] = float(sxy) / math.sqrt(sxx) / math.sqrt(syy)
+    return found | {n: None if v is None else float(v) for n, v in exact.items()}

@@ -22,9 +22,11 @@ from penstock.operators.updating.combine import CombineConfig, combine_spec
 from tests.builders.aggregate_cases import (
     FLAGGED,
     MORE_CASES,
+    PAIR_STATISTICS,
     SKETCHES,
     Oracle,
     flagged,
+    pair_statistics,
     ranked,
     values_of,
 )
@@ -256,6 +258,30 @@ def test_estimates_are_the_same_however_rows_are_cut_and_partials_merged(
     assert {group_of(row): comparable(row) for row in found} == {
         group_of(row): comparable(row) for row in expected
     }
+
+
+PAIRED = compile_aggregates(
+    "pairs",
+    {name: getattr(pen, name)("price", "short") for name in PAIR_STATISTICS},
+    SCHEMA,
+)
+
+
+@pytest.mark.slow
+@given(rows=st.lists(ROWS, max_size=30), data=st.data())
+def test_statistics_of_pairs_are_exact_to_nine_digits_however_they_are_merged(
+    rows: list[Row], data: st.DataObject
+) -> None:
+    for result in merged_in_any_way(PAIRED, rows, data):
+        members = [row for row in rows if group_of(row) == group_of(result)]
+        expected = pair_statistics(members, "price", "short")
+        # What is added up are products of distances of at most 2**15 and 10**4.
+        wrong = {
+            name: (result[name], value)
+            for name, value in expected.items()
+            if not agrees(result[name], value, 2.0**15 * 1e4 if "_s" in name else 1e4)
+        }
+        assert wrong == {}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.testing import LocalJob
 from tests.builders.aggregate_cases import MORE_CASES, SKETCHES
-from tests.builders.aggregated_rows import agrees
+from tests.builders.aggregated_rows import agrees, fold
 
 NUMBERS = itertools.count()
 FIRST = datetime(2026, 1, 1)  # noqa: DTZ001 (event times have no zone here)
@@ -86,7 +86,7 @@ def results(
     LocalJob(pipeline, settings=settings).run()
     if step in WINDOWS:
         return {(row["key"], row["window_start"]): row for row in out.rows()}
-    return {row["key"]: row["after"] for row in out.rows()}
+    return {key: row for (key,), row in fold(out.rows(), ["key"]).items()}
 
 
 @pytest.mark.slow
