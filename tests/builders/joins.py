@@ -147,6 +147,20 @@ def window_sql(how: str, width: int, slide: int, *, where: bool) -> str:
     )
 
 
+def same_window_sql(how: str, width: int, slide: int) -> str:
+    """Return counts by key and window of both sides, joined by both."""
+    counts = (
+        "SELECT key, w, count(*) AS c FROM (SELECT *, unnest(range((floor(t / {s}) * {s})"
+        "::BIGINT, (t - {w})::BIGINT, -{s})) AS w FROM {side}) GROUP BY key, w"
+    )
+    left, right = (counts.format(s=slide, w=width, side=side) for side in "lr")
+    return (
+        f", lc AS ({left}), rc AS ({right}) SELECT coalesce(lc.key, rc.key), lc.c, rc.c, "
+        f"coalesce(lc.w, rc.w), coalesce(lc.w, rc.w) + {width} "
+        f"FROM lc {how} JOIN rc ON lc.key = rc.key AND lc.w = rc.w"
+    )
+
+
 def session_sql(how: str, gap: int, *, where: bool) -> str:
     """Return the join in sessions as SQL: they are cut over the rows of both sides."""
     return f"""

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pen
+from penstock.core.clock import new_token
 from penstock.core.settings import CompactionSettings
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
@@ -15,11 +17,15 @@ from penstock.runtime.in_process import Chaos
 from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
 from tests.builders.joins import (
     HOWS,
+    SECOND,
     WHERE,
     JoinJob,
     Row,
+    in_order,
     interval_sql,
+    result_of,
     run_sql,
+    same_window_sql,
     session_sql,
     window_sql,
 )
@@ -129,3 +135,57 @@ def test_a_join_of_a_few_rows_is_what_sql_says(case: str, how: str) -> None:
     joins = JoinJob(left, right, watermark_delay="30s", how=how, **CASES[case].options)
     LocalJob(joins.pipeline, settings=small_epochs(7)).run()
     assert joins.found() == run_sql(CASES[case].sql(how, where=False), left, right)
+
+
+@pytest.mark.slow
+@settings(max_examples=RUNS)
+@given(
+    how=st.sampled_from(HOWS),
+    bounds=st.tuples(st.integers(-9, 9), st.integers(-9, 9)).map(sorted),
+    left=st.lists(rows, max_size=40),
+    right=st.lists(rows, max_size=40),
+    budget=st.integers(1, 9),
+)
+def test_what_a_join_emits_is_never_late_for_the_step_behind_it(
+    *, how: str, bounds: list[int], left: list[Row], right: list[Row], budget: int
+) -> None:
+    within = (bounds[0] * SECOND, bounds[1] * SECOND)
+    ordered = [sorted(side, key=lambda row: row["at"]) for side in (left, right)]
+    joins = JoinJob(*ordered, how=how, within=within)
+    counts = joins.joined.window("w", pen.tumbling("1s")).aggregate(rows=pen.count())
+    token = new_token()
+    counted, late = pen.list_sink(f"counted-{token}"), pen.list_sink(f"dropped-{token}")
+    counts.write("counts", counted)
+    counts.side_output(pen.LATE).write("dropped", late)
+    LocalJob(joins.pipeline, settings=small_epochs(budget)).run()
+    assert late.rows() == []
+    assert sum(row["rows"] for row in counted.rows()) == len(joins.out.rows())
+    assert joins.late.rows() == joins.late_right.rows() == []
+
+
+@pytest.mark.slow
+@settings(max_examples=RUNS)
+@given(
+    how=st.sampled_from(HOWS[:4]),
+    left=st.lists(rows, max_size=30),
+    right=st.lists(rows, max_size=30),
+    budget=st.integers(1, 25),
+    sliding=st.booleans(),
+)
+def test_aggregates_over_equal_windows_are_joined_as_sql_joins_them(
+    *, how: str, left: list[Row], right: list[Row], budget: int, sliding: bool
+) -> None:
+    window = pen.sliding("10s", "5s") if sliding else pen.tumbling("10s")
+    job = JoinJob(left, right, watermark_delay="100s", within=("0s", "0s"), parallelism=2)
+    lefts = job.left.key_by("key").window("lw", window).aggregate(n=pen.count())
+    rights = (
+        job.right.key_by(key=pl.col("id")).window("rw", window).aggregate(n=pen.count())
+    )
+    out = pen.list_sink(f"same-{new_token()}")
+    options: Any = {"on": "key", "how": how, "window": pen.same_window()}
+    lefts.join("same", rights, **options).write("o", out)
+    LocalJob(job.pipeline, settings=small_epochs(budget)).run(parallelism=3)
+    found = in_order(
+        (row["key"], row["n"], row["n_right"], *result_of(row)[-2:]) for row in out.rows()
+    )
+    assert found == run_sql(same_window_sql(how, 10, 5 if sliding else 10), left, right)

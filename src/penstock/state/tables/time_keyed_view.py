@@ -45,6 +45,8 @@ Bound: TypeAlias = int | datetime | EventTime | None
 """One end of a range of instants; None is no bound."""
 _PENDING_CHUNKS = 64
 """Batches written in one epoch are joined when there are this many."""
+_OWN_SHARE = 4
+"""Own rows of earlier epochs beyond the memory budget divided by this are mapped from files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class TimeKeyedView(View):
         """The rows of files."""
         self._pending: list[Chunk] = []
         """The rows of this epoch."""
+        self._own_files: list[StateFile] = []
+        """The files whose rows are held in memory, because they were written here."""
         self.fold_again(table, frontier)
 
     def insert(self, rows: RowsLike, expires_at: ExpiresAt) -> None:
@@ -215,7 +219,22 @@ class TimeKeyedView(View):
         joined = [*self._chunks, *join_chunks(written, self.schema)]
         self._chunks = settle_chunks(joined, self.schema, clock)
         self._pending = []
+        known = {file.path for file in self.files}
+        self._own_files += [file for file in files if file.path not in known]
         self.files = tuple(files)
+        self._map_own_rows()
+
+    def _map_own_rows(self) -> None:
+        """Replace rows in memory by those of their files, if they take more than their share."""
+        own = [chunk for chunk in self._chunks if not chunk.is_mapped]
+        limit = self._table.environment.memory_budget_bytes // _OWN_SHARE
+        if sum(chunk.rows.nbytes for chunk in own) <= limit:
+            return
+        listed = {file.path for file in self.files}
+        written = [file for file in self._own_files if file.path in listed]
+        mapped = [chunk for chunk in self._chunks if chunk.is_mapped]
+        self._chunks = [*mapped, *self._read_chunks(written)]
+        self._own_files = []
 
     @override
     def catch_up(self, missing: Sequence[StateFile], files: Sequence[StateFile]) -> None:
@@ -225,7 +244,7 @@ class TimeKeyedView(View):
 
     @override
     def release(self) -> None:
-        self._chunks, self._pending = [], []
+        self._chunks, self._pending, self._own_files = [], [], []
         self.is_released = True
 
     @override
@@ -236,6 +255,7 @@ class TimeKeyedView(View):
         self._frontier = frontier
         self._clock_micros = clock_within_epoch(self.schema.domain, frontier)
         self._chunks = self._read_chunks(table.files)
+        self._own_files = []
         self.files: Files = table.files
         self.is_released = False
 

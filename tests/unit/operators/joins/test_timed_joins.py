@@ -12,7 +12,8 @@ from penstock.catalog import default_registry
 from penstock.core.watermark import IDLE
 from penstock.errors import SchemaError
 from penstock.operators import EventTime
-from penstock.testing import OperatorHarness
+from penstock.operators.user_functions import source_spec
+from penstock.testing import EOF, PAUSE, LocalJob, OperatorHarness, ScriptedSource
 from tests.builders.joins import SECOND, JoinJob, in_order, left_row, result_of, right_row
 
 
@@ -117,6 +118,31 @@ def test_an_idle_side_does_not_hold_the_other_one() -> None:
         join.watermark(IDLE, input=1)
         join.barrier()
         assert list(map(result_of, join.take())) == [(1, None, 10)]
+
+
+@pytest.mark.parametrize(
+    ("idle_timeout", "found"), [("5s", [(1, None)]), (None, [])], ids=["idle", "waiting"]
+)
+def test_a_source_that_is_silent_holds_a_join_until_it_counts_as_idle(
+    idle_timeout: str | None, found: list[Any]
+) -> None:
+    def at(second: int, **more: int) -> dict[str, Any]:
+        return {"key": 1, "at": datetime.fromtimestamp(second, UTC), **more}
+
+    talking = [at(10, n=1), PAUSE("20s"), at(1_000, n=2), PAUSE("20s"), EOF, at(2_000, n=3)]
+    silent = [at(0, m=1), PAUSE("1h"), at(2_000, m=2)]
+    p, out = pen.Pipeline("p"), pen.list_sink(f"idle-{idle_timeout}")
+    left = p.read("left", source_spec(ScriptedSource(talking)), event_time="at")
+    right = p.read(
+        "right",
+        source_spec(ScriptedSource(silent)),
+        event_time="at",
+        idle_timeout=idle_timeout,
+    )
+    joined = left.join("join", right, on="key", how="left", within=("0s", "5s"))
+    joined.select("n", "m").write("out", out)
+    LocalJob(p).run(epochs=30)
+    assert [(row["n"], row["m"]) for row in out.rows()] == found
 
 
 @pytest.mark.parametrize(

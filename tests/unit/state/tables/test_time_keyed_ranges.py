@@ -1,5 +1,6 @@
 """Rows of a key within a range of time: found among all chunks, a bounded number at a time."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.state.tables.table import TableEnvironment
 from penstock.state.tables.time_keyed_rows import expand_ranges
 from penstock.state.tables.time_keyed_view import KeyTimeView
 from tests.unit.state.tables.table_cluster import TableCluster
-from tests.unit.state.tables.time_rows import PANES, Row, a_batch, inserting
+from tests.unit.state.tables.time_rows import PANES, Row, a_batch, inserting, rows_in
 
 users = st.sampled_from(["a", "b", None])
 instants = st.integers(-5, 5)
@@ -77,3 +79,27 @@ def test_ranges_are_expanded_in_order_and_in_pieces(
     assert pairs == [
         (n, start + k) for n, (start, count) in enumerate(ranges) for k in range(count)
     ]
+
+
+class TightCluster(TableCluster):
+    """Has no memory for rows of earlier epochs."""
+
+    def environment(self, index: int) -> TableEnvironment:
+        return replace(super().environment(index), memory_budget_bytes=1)
+
+
+@given(given_epochs=epochs, parallelism=st.integers(1, 2))
+def test_rows_that_are_mapped_from_their_files_are_the_same(
+    given_epochs: list[list[Row]], parallelism: int
+) -> None:
+    tight, plenty = TightCluster(PANES, parallelism), TableCluster(PANES, parallelism)
+    for number, rows in enumerate([*given_epochs, []]):
+        for cluster in (tight, plenty):
+            write = inserting(*rows, expires_at=number + 2)
+            cluster.run_epoch(write, watermark=number, warm=True)
+        for index in range(parallelism):
+            found, expected = (c.view(index, warm=True) for c in (tight, plenty))
+            assert sorted(map(str, rows_in(found.rows()))) == sorted(
+                map(str, rows_in(expected.rows()))
+            )
+            assert not any(not chunk.is_mapped for chunk in found._chunks)
