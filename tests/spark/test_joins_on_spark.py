@@ -35,7 +35,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-class StopNowError(Exception):
+class StopNowError(BaseException):
     """Ends a driver in the midst of its job."""
 
 

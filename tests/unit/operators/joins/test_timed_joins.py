@@ -66,9 +66,16 @@ def test_an_unmatched_row_comes_when_the_watermark_is_beyond_its_last_partner() 
 
 def test_a_partner_at_the_last_moment_counts() -> None:
     with Join(how="left", within=("-2s", "3s")) as join:
-        join.step(a_row(10, 1), watermark=13)
+        assert join.step(a_row(10, 1), watermark=13) == []
         assert join.step(right=[a_row(13, 2)], watermark=99) == [(1, 2, 13)]
         assert join.step(watermark=200) == []
+
+
+def test_a_row_that_had_a_match_is_not_emitted_alone_later() -> None:
+    with Join(how="full", within=("-2s", "3s")) as join:
+        assert join.step(a_row(10, 1), right=[a_row(8, 2)], watermark=0) == [(1, 2, 10)]
+        assert join.step(watermark=12) == []  # no further row could match the right one
+        assert join.step(watermark=99) == []
 
 
 def test_a_row_that_comes_behind_its_last_partner_is_emitted_at_once() -> None:
@@ -191,6 +198,14 @@ def test_a_session_is_cut_over_the_rows_of_both_sides() -> None:
         assert join.step(watermark=15) == []
         assert join.step(watermark=16) == [(1, 2, 0, 15), (3, 2, 0, 15)]
         assert join.kept() == (0, 0)
+
+
+def test_a_session_that_goes_on_keeps_its_first_rows() -> None:
+    with Join(window=pen.session("5s")) as join:
+        join.step(a_row(0, 1), right=[a_row(5, 2)], watermark=0)
+        assert join.step(a_row(10, 3), watermark=8) == []
+        assert join.step(a_row(14, 4), watermark=12) == []
+        assert [one[:2] for one in join.step(watermark=20)] == [(1, 2), (3, 2), (4, 2)]
 
 
 @pytest.mark.parametrize(
