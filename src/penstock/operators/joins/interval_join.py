@@ -221,7 +221,7 @@ class IntervalJoin(TimedJoin[IntervalJoinConfig]):
         if self.how is How.ANTI:
             return
         firsts: dict[int, tuple[Pick, Flags]] = {}
-        pairs = (pair for rows in fresh for pair in self._pairs(rows, self.right, ctx))
+        pairs = (p for rows in fresh for p in self._pairs_at(rows.whole, self.right, ctx))
         for right, left in pairs:
             if self.how is How.SEMI:
                 _, found = firsts.setdefault(
@@ -246,13 +246,14 @@ class IntervalJoin(TimedJoin[IntervalJoinConfig]):
     ) -> Rows:
         """Emit what this epoch's left rows make of all right rows; return those that wait."""
         matched = np.zeros(len(rows.micros), np.bool_)
-        for left, right in self._pairs(rows, self.left, ctx):
+        one_sided = self.how.is_one_sided
+        for left, right in self._pairs_at(rows.whole, self.left, ctx, first_only=one_sided):
             matched[left.places] = True
-            if not self.how.is_one_sided:
+            if not one_sided:
                 collector.collect(self._joined(left, right))
         if self.how is How.SEMI:
             self._collect_left(rows.pick(np.flatnonzero(matched)), collector)
-        kept = ~matched if self.how.is_one_sided else np.ones(len(matched), np.bool_)
+        kept = ~matched if one_sided else np.ones(len(matched), np.bool_)
         if watermark is not None:
             is_due = rows.micros + self._upper < watermark
             if self.how.emits_unmatched[0]:
@@ -261,23 +262,33 @@ class IntervalJoin(TimedJoin[IntervalJoinConfig]):
                 kept &= ~is_due  # nothing in this epoch asks for them any more
         return rows.where(kept)
 
-    def _pairs(
-        self, rows: Rows, side: JoinSide, ctx: OperatorContext
-    ) -> Iterator[tuple[Pick, Pick]]:
-        """Yield the matches of rows of one side among what the other side keeps: own, other."""
-        return self._pairs_at(rows.whole, side, ctx)
-
     def _pairs_at(
-        self, pick: Pick, side: JoinSide, ctx: OperatorContext
+        self,
+        pick: Pick,
+        side: JoinSide,
+        ctx: OperatorContext,
+        *,
+        first_only: bool = False,
     ) -> Iterator[tuple[Pick, Pick]]:
+        """Yield the matches of rows of one side among what the other side keeps: own, other.
+
+        With `first_only` not all of a row's matches need to come.
+        """
         is_left = side is self.left
         other = self.right if is_left else self.left
         first, last = self._lower, self._upper
         if not is_left:
             first, last = -last, -first
         micros = pick.micros
-        keys, starts, ends = side.stream.key_columns, micros + first, micros + (last + 1)
-        for numbers, found in other.partners_of(ctx, keys, pick, starts, ends):
+        bounds = micros + first, micros + (last + 1)
+        found_pairs = other.partners_of(
+            ctx,
+            side.stream.key_columns,
+            pick,
+            bounds,
+            first_only=first_only and self.rules.predicate is None,
+        )
+        for numbers, found in found_pairs:
             own = Pick(pick.rows, pick.times, pick.places[numbers])
             left, right = (own, found) if is_left else (found, own)
             matches = self.rules.are_matches(left, right, self._times(left, right))
@@ -292,7 +303,7 @@ class IntervalJoin(TimedJoin[IntervalJoinConfig]):
     def _are_matched_at(self, pick: Pick, side: JoinSide, ctx: OperatorContext) -> Flags:
         """Tell which picked rows have a match among what the other side keeps."""
         matched = np.zeros(pick.rows.num_rows, np.bool_)
-        for own, _ in self._pairs_at(pick, side, ctx):
+        for own, _ in self._pairs_at(pick, side, ctx, first_only=True):
             matched[own.places] = True
         return matched[pick.places]
 

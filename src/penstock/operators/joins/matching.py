@@ -190,15 +190,17 @@ class JoinSide:
         ctx: OperatorContext,
         keys: Sequence[str],
         pick: Pick,
-        starts: Micros,
-        ends: Micros,
+        bounds: tuple[Micros, Micros],
+        *,
+        first_only: bool = False,
     ) -> Iterator[tuple[Positions, Pick]]:
         """Yield the rows kept here that have the key of a row of the other side.
 
         `keys` names the other side's key columns. Each of the picked rows is looked for at
         times in its own `[start, end)`. A result holds positions in `pick.places` and the rows
-        found; it has a bounded size.
+        found; it has a bounded size. With `first_only` one partner of a row may stand for all.
         """
+        starts, ends = bounds
         columns = [pick.column(key) for key in keys]
         probes = pa.RecordBatch.from_arrays(columns, names=list(self.stream.key_columns))
         places: Positions | None = None
@@ -207,7 +209,9 @@ class JoinSide:
             places = np.flatnonzero(has_key)
             probes = take_rows(probes, places)
             starts, ends = starts[places], ends[places]
-        for found in self.view(ctx).get_between(probes, starts, ends):
+        for found in self.view(ctx).get_between(
+            probes, starts, ends, first_only=first_only
+        ):
             numbers = found.probes if places is None else places[found.probes]
             yield numbers, Pick(found.rows, found.times, found.places)
 

@@ -197,7 +197,9 @@ class WindowJoin(TimedJoin[WindowJoinConfig]):
         emits_left, emits_right = self.how.emits_unmatched
         for placed in self._in_windows(self.left, starts, ctx):
             matched = np.zeros(len(placed.starts), np.bool_)
-            for numbers, left, right in self._pairs(placed, self.left, ctx):
+            one_sided = self.how.is_one_sided
+            pairs = self._pairs(placed, self.left, ctx, first_only=one_sided)
+            for numbers, left, right in pairs:
                 matched[numbers] = True
                 if not self.how.is_one_sided:
                     own = self._window_columns(placed.starts[numbers])
@@ -210,7 +212,8 @@ class WindowJoin(TimedJoin[WindowJoinConfig]):
             return
         for placed in self._in_windows(self.right, starts, ctx):
             matched = np.zeros(len(placed.starts), np.bool_)
-            for numbers, _, _ in self._pairs(placed, self.right, ctx):
+            pairs = self._pairs(placed, self.right, ctx, first_only=True)
+            for numbers, _, _ in pairs:
                 matched[numbers] = True
             if not matched.all():
                 own = self._window_columns(placed.starts[~matched])
@@ -233,13 +236,22 @@ class WindowJoin(TimedJoin[WindowJoinConfig]):
                 yield _InWindows(rows.pick(places), at)
 
     def _pairs(
-        self, placed: _InWindows, side: JoinSide, ctx: OperatorContext
+        self,
+        placed: _InWindows,
+        side: JoinSide,
+        ctx: OperatorContext,
+        *,
+        first_only: bool,
     ) -> Iterator[tuple[np.typing.NDArray[np.int64], Pick, Pick]]:
         """Yield the matches of rows of one side: numbers of those rows, left rows, right rows."""
         other = self.right if side is self.left else self.left
         keys, starts = side.stream.key_columns, placed.starts
-        ends = starts + self._grid.width_micros
-        for numbers, found in other.partners_of(ctx, keys, placed.pick, starts, ends):
+        bounds = starts, starts + self._grid.width_micros
+        first_only = first_only and self.rules.predicate is None
+        found_pairs = other.partners_of(
+            ctx, keys, placed.pick, bounds, first_only=first_only
+        )
+        for numbers, found in found_pairs:
             pick = placed.pick
             own = Pick(pick.rows, pick.times, pick.places[numbers])
             left, right = (own, found) if side is self.left else (found, own)

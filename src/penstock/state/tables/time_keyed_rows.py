@@ -48,6 +48,8 @@ class Probes:
     hashes: Hashes
     by_hash: Positions
     """Their order by hash: searching in order is several times faster than in any other."""
+    first_only: bool = False
+    """Whether one match of each is enough."""
 
 
 class Chunk:
@@ -170,8 +172,8 @@ class Chunk:
 
         Pairs are (probe, row) positions in order of the probes, a bounded number at a time.
         """
-        hashes, by_hash, keys = probed.hashes, probed.by_hash, probed.keys
-        order, stored, times = self._by_hash_and_time
+        hashes, by_hash = probed.hashes, probed.by_hash
+        _, stored, times = self._by_hash_and_time
         wanted = hashes[by_hash]
         first = np.searchsorted(stored, wanted, "left")
         last = np.searchsorted(stored, wanted, "right")
@@ -183,14 +185,37 @@ class Chunk:
         probes, first, last = probes[back], first[is_known][back], last[is_known][back]
         first = _bisect_each(times, first, last, starts[probes])
         last = _bisect_each(times, first, last, ends[probes])
+        counts = last - first
+        if not probed.first_only:
+            yield from self._true_matches(probed, probes, first, counts, clock_micros)
+            return
+        # Nearly always the first candidate is live and has the key itself, not only its hash.
+        is_found = np.zeros(len(hashes), np.bool_)
+        few = np.minimum(counts, 1)
+        for found, rows in self._true_matches(probed, probes, first, few, clock_micros):
+            is_found[found] = True
+            yield found, rows
+        others = np.where(is_found[probes], 0, counts - few)
+        yield from self._true_matches(probed, probes, first + 1, others, clock_micros)
+
+    def _true_matches(
+        self,
+        probed: "Probes",
+        probes: Positions,
+        first: Positions,
+        counts: Positions,
+        clock_micros: int | None,
+    ) -> Iterator[tuple[Positions, Positions]]:
+        """Yield those rows of the ranges of some probes that are live and have their key."""
+        order = self._by_hash_and_time[0]
         live = live_rows(self.rows.column(EXPIRES_AT), clock_micros)
         ours = [self.rows.column(name) for name in self._schema.key_columns]
-        for owners, places in expand_ranges(first, last - first):
+        for owners, places in expand_ranges(first, counts):
             found = probes[owners]
             rows = places if order is None else order[places]
             if live is not None:
                 found, rows = found[live[rows]], rows[live[rows]]
-            same = equal_keys(keys, found, ours, rows)
+            same = equal_keys(probed.keys, found, ours, rows)
             if not same.all():
                 found, rows = found[same], rows[same]
             if len(rows):

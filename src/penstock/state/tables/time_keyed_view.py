@@ -172,12 +172,13 @@ class TimeKeyedView(View):
         return GroupedRows(self.schema.to_declared(grouped), offsets)
 
     def get_between(
-        self, keys: RowsLike, starts: Micros, ends: Micros
+        self, keys: RowsLike, starts: Micros, ends: Micros, *, first_only: bool = False
     ) -> Iterator[Matches]:
         """Yield the live rows of each key with a time in the key's own `[start, end)`.
 
         They come in no order, a bounded number at a time, and are not copied. The cost follows
-        the rows that are found, however many a key has at other times.
+        the rows that are found, however many a key has at other times. With `first_only` any
+        one of them may stand for all, for those who ask whether there are some.
         """
         keys = self.schema.key_rows_of(keys)
         if keys.num_rows == 0:
@@ -185,7 +186,7 @@ class TimeKeyedView(View):
         task = self._table.environment.task
         columns = self.schema.keys_of(keys)
         hashes = self.schema.owned_hashes(columns, keys.num_rows, task)
-        probes = Probes(columns, hashes, stable_order(hashes))
+        probes = Probes(columns, hashes, stable_order(hashes), first_only)
         first, last = int(starts.min()), int(ends.max())
         for chunk in self._all_chunks():
             low, high = chunk.time_bounds
@@ -311,10 +312,10 @@ class KeyTimeView:
         return self.by_time.get(keys)
 
     def get_between(
-        self, keys: RowsLike, starts: Micros, ends: Micros
+        self, keys: RowsLike, starts: Micros, ends: Micros, *, first_only: bool = False
     ) -> Iterator[Matches]:
         """Yield the live rows of each key in a range of time; see `TimeKeyedView.get_between`."""
-        return self.by_time.get_between(keys, starts, ends)
+        return self.by_time.get_between(keys, starts, ends, first_only=first_only)
 
     def insert(self, rows: RowsLike, expires_at: ExpiresAt) -> None:
         """Add rows; see `TimeKeyedView.insert`."""

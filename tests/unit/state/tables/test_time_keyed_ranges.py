@@ -22,13 +22,15 @@ epochs = st.lists(
 probes = st.lists(st.tuples(users, instants, instants), max_size=8)
 
 
-def found_between(view: KeyTimeView, asked: list[tuple[str | None, int, int]]) -> list[Any]:
+def found_between(
+    view: KeyTimeView, asked: list[tuple[str | None, int, int]], *, first_only: bool = False
+) -> list[Any]:
     keys = pa.RecordBatch.from_pydict(
         {"user": pa.array([a[0] for a in asked], pa.string())}
     )
     starts, ends = (np.array([a[at] for a in asked], np.int64) for at in (1, 2))
     rows: list[Any] = []
-    for matches in view.get_between(keys, starts, ends):
+    for matches in view.get_between(keys, starts, ends, first_only=first_only):
         numbers = (
             matches.rows.column("n").take(pa.array(matches.places, pa.int64())).to_pylist()
         )
@@ -55,6 +57,25 @@ def test_rows_of_a_key_in_a_range_are_those_that_a_scan_finds(
         if found == user and start <= at < end
     )
     assert found_between(view.by_key(), asked) == expected
+
+
+@given(given_epochs=epochs, asked=probes)
+def test_the_first_match_stands_for_all(
+    given_epochs: list[list[Row]], asked: list[tuple[str | None, int, int]]
+) -> None:
+    cluster = TableCluster(PANES)
+    for number, rows in enumerate(given_epochs):
+        cluster.run_epoch(inserting(*rows, expires_at=2 + number), watermark=number)
+    view = cluster.view().by_key()
+    some, every = (found_between(view, asked, first_only=only) for only in (True, False))
+    assert {one[0] for one in some} == {one[0] for one in every}
+    assert set(some) <= set(every)
+
+
+def test_only_one_match_of_many_is_looked_at() -> None:
+    view = TableCluster(PANES).view()
+    view.insert(a_batch(*(("a", 1, n) for n in range(100))), None)
+    assert len(found_between(view.by_key(), [("a", 0, 9)], first_only=True)) == 1
 
 
 def test_expired_rows_are_not_found_in_a_range() -> None:
