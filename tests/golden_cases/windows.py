@@ -51,10 +51,24 @@ def session_window(inputs: GoldenInputs) -> pen.Stream:
     return results.select("user_id", "rows", start="window_start", end="window_end")
 
 
+def windowed_inner_join(inputs: GoldenInputs) -> pen.Stream:
+    """Two streams of aggregates over the same hours, joined by the hour alone."""
+    counts = []
+    for event_type, column in (("dropoff", "drivers"), ("pickup", "pickups")):
+        cars = inputs.cars(f"{event_type}-cars", watermark_delay="1m")
+        hours = cars.filter(pl.col("event_type") == event_type).window(
+            f"{event_type}-hours", pen.tumbling("1h")
+        )
+        counts.append(hours.aggregate(**{column: pen.count_distinct("driver_id")}))
+    joined = counts[0].join("both", counts[1], window=pen.same_window())
+    return joined.select("drivers", "pickups", hour="window_start")
+
+
 WINDOW_CASES = (
     GoldenCase("hourly_by_event_type", hourly_by_event_type, instants=["hour"]),
     GoldenCase("tight_watermark", tight_watermark, instants=["timestamp"]),
     GoldenCase("month_loose_watermark", month_loose_watermark, instants=["month"]),
     GoldenCase("sliding_window_end", sliding_window_end, "impulse", ["start", "end"]),
+    GoldenCase("windowed_inner_join", windowed_inner_join, instants=["hour"]),
     GoldenCase("session_window", session_window, "impulse", ["start", "end"]),
 )

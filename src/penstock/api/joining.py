@@ -241,7 +241,8 @@ def keys_of(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the columns that two sides are joined by, or raise why they cannot be.
 
-    Without any named, they are the keys of sides that are keyed already.
+    Without any named, they are the keys of sides that are keyed already. Rows that carry windows
+    may be joined by these alone.
     """
     on, left_on, right_on = map(_to_names, (asked.on, asked.left_on, asked.right_on))
     if on is not None and (left_on is not None or right_on is not None):
@@ -251,7 +252,8 @@ def keys_of(
     else:
         left_on = on or left_on or left.key_columns
         right_on = on or right_on or right.key_columns or left.key_columns
-        if left_on and right_on:
+        has_none = not left_on and not right_on and isinstance(asked.window, SameWindow)
+        if (left_on and right_on) or has_none:
             check_problems(asked.name, find_key_problems(left, right, left_on, right_on))
             return left_on, right_on
         problem = "it has no key: name the columns that are equal in a match, with on="

@@ -48,6 +48,17 @@ def test_streams_that_are_keyed_are_joined_by_their_keys() -> None:
     assert joined.schema.arrow.names[:5] == ["order", "at", "price", "order_right", "id"]
 
 
+def test_rows_that_carry_windows_may_be_joined_by_these_alone() -> None:
+    left, right = two()
+    counts = [
+        stream.window(name, pen.tumbling("1m")).aggregate(**{name: pen.count()})
+        for name, stream in (("orders-w", left), ("payments-w", right))
+    ]
+    joined = counts[0].join("both", counts[1], window=pen.same_window())
+    windows = ["window_start", "window_end", "window_time"]
+    assert joined.schema.arrow.names == [*windows, "orders-w", "payments-w"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

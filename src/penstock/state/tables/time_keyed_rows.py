@@ -70,6 +70,9 @@ class Chunk:
     @cached_property
     def times(self) -> Micros:
         """The event time of each row, rounded down to microseconds."""
+        column: Any = self.rows.column(self._schema.time_column)
+        if column.type.unit == "us" and not column.null_count:
+            return micros_of(column)  # without a copy, perhaps of a mapped file
         return self._schema.stream.event_times_of(self.rows)
 
     @cached_property
