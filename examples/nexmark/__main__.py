@@ -1,0 +1,82 @@
+"""Runs a query of Nexmark and prints how many rows came out, how fast, and the first of them.
+
+python -m examples.nexmark q5 --events 10M
+python -m examples.nexmark              # lists the queries
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import penstock as pen
+from examples.nexmark import row_queries, table_queries, window_queries
+from examples.nexmark.site import Site, generated
+
+Query = Callable[[Site], pen.Stream]
+_UNITS = {"k": 1_000, "M": 1_000_000}
+_SHOWN_ROWS = 5
+
+
+def queries() -> dict[str, Query]:
+    """Return all queries by name, in their order."""
+    modules = (row_queries, window_queries, table_queries)
+    found = {
+        name: function
+        for module in modules
+        for name, function in vars(module).items()
+        if name[0] == "q" and name[1:].isdigit()
+    }
+    return dict(sorted(found.items(), key=lambda item: int(item[0][1:])))
+
+
+def to_count(text: str) -> int:
+    """Return a number of events such as 10M.
+
+    >>> to_count("10M"), to_count("1.5k"), to_count("7")
+    (10000000, 1500, 7)
+    """
+    unit = _UNITS.get(text[-1:], 1)
+    return int(float(text.rstrip("kM")) * unit)
+
+
+def run(name: str, events: int, parallelism: int, *, in_process: bool) -> None:
+    """Run a query over generated events, and print what came out."""
+    pipeline = pen.Pipeline(f"nexmark-{name}", parallelism=parallelism)
+    site = Site(pipeline, generated(events, splits=parallelism))
+    result = queries()[name](site)
+    with tempfile.TemporaryDirectory(prefix="nexmark-") as folder:
+        output = Path(folder) / "out"
+        result.write("out", pen.files(str(output), format="parquet"))
+        started = time.perf_counter()
+        start = pipeline.run_in_process if in_process else pipeline.run
+        start(str(Path(folder) / "checkpoints"))
+        seconds = time.perf_counter() - started
+        rows = pen.read_committed(str(output))
+    sys.stdout.write(
+        f"{name}: {events:,} events in {seconds:.1f} s, {events / seconds:,.0f} events/s, "
+        f"{rows.num_rows:,} rows\n"
+    )
+    for row in rows.slice(0, _SHOWN_ROWS).to_pylist():
+        sys.stdout.write(f"  {row}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the arguments; without a query, list them all."""
+    parser = argparse.ArgumentParser(prog="python -m examples.nexmark", description=__doc__)
+    parser.add_argument("query", nargs="?", choices=queries(), help="such as q5")
+    parser.add_argument("--events", type=to_count, default=1_000_000, help="such as 10M")
+    parser.add_argument("--parallelism", type=int, default=2)
+    parser.add_argument("--in-process", action="store_true", help="without Spark")
+    given = parser.parse_args(arguments)
+    if given.query is None:
+        for name, query in queries().items():
+            sys.stdout.write(f"{name:4} {query.__doc__}\n")
+        return
+    run(given.query, given.events, given.parallelism, in_process=given.in_process)
+
+
+if __name__ == "__main__":
+    main()
