@@ -1,5 +1,7 @@
 """Queries whose results change as bids come: q15, q16, q17 and q18."""
 
+from typing import Any
+
 import polars as pl
 
 import penstock as pen
@@ -12,11 +14,11 @@ RANKS = {
     "rank3": _PRICE >= 1_000_000,
 }
 """Cheap, middling and dear bids."""
-_COUNTS = {
+_COUNTS: dict[str, Any] = {
     "total_bids": pen.count(),
     **{f"{rank}_bids": pen.count(where=where) for rank, where in RANKS.items()},
 }
-_DISTINCT = {
+_DISTINCT: dict[str, Any] = {
     f"{rank}_{column}s": pen.count_distinct(column, where=where)
     for column in ("bidder", "auction")
     for rank, where in {"total": None, **RANKS}.items()
