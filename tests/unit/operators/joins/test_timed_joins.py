@@ -10,7 +10,7 @@ import pytest
 import penstock as pen
 from penstock.catalog import default_registry
 from penstock.core.watermark import IDLE
-from penstock.errors import SchemaError
+from penstock.errors import SchemaError, StateError
 from penstock.operators import EventTime
 from penstock.operators.user_functions import source_spec
 from penstock.testing import EOF, PAUSE, LocalJob, OperatorHarness, ScriptedSource
@@ -273,6 +273,50 @@ def test_a_join_can_be_joined_and_windowed_again() -> None:
     counts.write("out", out)
     p.run_in_process("memory:")
     assert sorted((row["k"], row["n"]) for row in out.rows()) == [(1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_refused"),
+    [
+        ({"within": ("0s", "5s")}, {"within": ("0s", "6s")}, True),
+        ({"within": ("0s", "5s")}, {"within": ("0s", "5s"), "how": "left"}, True),
+        ({"within": ("0s", "5s")}, {"within": ("0s", "5s"), "suffix": "_r"}, False),
+        ({"window": pen.tumbling("5s")}, {"window": pen.tumbling("6s")}, True),
+        (
+            {"window": pen.tumbling("5s")},
+            {"window": pen.tumbling("5s"), "how": "full"},
+            False,
+        ),
+        ({"window": pen.session("5s")}, {"window": pen.session("6s")}, True),
+    ],
+    ids=str,
+)
+def test_state_that_was_kept_for_another_time_is_refused(
+    before: dict[str, Any], after: dict[str, Any], is_refused: bool
+) -> None:
+    with Join(**before) as join:
+        join.step(a_row(1, 1), right=[a_row(20, 2)], watermark=0)
+        kept = join.checkpoint()
+    graph = JoinJob([], [], **after).pipeline.graph()
+    changed = next(node.spec for node in graph.nodes if node.operator == "join")
+    with OperatorHarness.restore(kept, operator=changed) as restored:
+        if is_refused:
+            with pytest.raises(StateError, match="rows"):
+                restored.barrier()
+        else:
+            restored.barrier()
+
+
+def test_a_stream_can_be_joined_with_itself() -> None:
+    rows = [
+        {"k": 1, "n": n, "at": datetime(2026, 1, 1, 0, 0, n, tzinfo=UTC)} for n in (1, 2, 9)
+    ]
+    p, out = pen.Pipeline("p"), pen.list_sink("with-itself")
+    stream = p.read("rows", pen.list_source(rows), event_time="at")
+    next_ones = stream.join("next", stream, on="k", within=("1us", "5s"), parallelism=2)
+    next_ones.select("n", "n_right").write("out", out)
+    p.run_in_process("memory:")
+    assert out.rows() == [{"n": 1, "n_right": 2}]
 
 
 def test_aggregates_over_equal_windows_are_joined_by_window_and_key() -> None:
