@@ -170,10 +170,10 @@ class Latest(Configured[LatestConfig], ArrowOperator):
     def _last_rows(self) -> tuple[pa.RecordBatch, Flags]:
         """Return the last row of each key in the epoch, and which say that theirs is gone."""
         config, keys = self.config, list(self._stream.key_columns)
-        frame = columns_to_frame(self._taken, self._stream.arrow.names)
-        frame = frame.with_row_index(_PLACE)
-        if config.order is not None:
-            frame = frame.sort(self._ordered_by(), nulls_last=False, maintain_order=True)
+        if config.order is None:
+            frame = columns_to_frame(self._taken, keys).with_row_index(_PLACE)
+        else:
+            frame = self._rivals(config.order, keys)
         last = frame.group_by(keys, maintain_order=True).agg(pl.col(_PLACE).last())
         places = last.get_column(_PLACE).to_numpy().astype(np.int64)
         table = pa.Table.from_batches(self._taken)
@@ -185,6 +185,27 @@ class Latest(Configured[LatestConfig], ArrowOperator):
         picked = take_rows(table.select(self._stored.names), places).combine_chunks()
         cast = picked.cast(self._stored)
         return next(iter(cast.to_batches())), is_gone
+
+    def _rivals(self, order: str, keys: list[str]) -> pl.DataFrame:
+        """Return the rows of the epoch that may be their key's last, the greatest one last.
+
+        Nearly always these are one per key, so that only their order is looked at.
+        """
+        frame = columns_to_frame(self._taken, [*dict.fromkeys([*keys, order])])
+        frame = frame.with_row_index(_PLACE)
+        value = pl.col(order)
+        greatest = value.nan_max() if frame.schema[order].is_float() else value.max()
+        highest = frame.filter(value.eq_missing(greatest.over(keys)))
+        is_tied = pl.len().over(keys) > 1
+        tied = highest.filter(is_tied)
+        if not tied.height:
+            return highest
+        whole = columns_to_frame(self._taken, self._stream.arrow.names)
+        places = tied.get_column(_PLACE)
+        rows = whole.select(pl.all().gather(places)).with_columns(places)
+        ordered = rows.sort(self._ordered_by(), nulls_last=False, maintain_order=True)
+        names = [*keys, _PLACE]
+        return pl.concat([highest.filter(~is_tied).select(names), ordered.select(names)])
 
     def _ordered_by(self) -> list[str]:
         """Return the columns that decide which of two rows is the later one."""
