@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 import penstock as pen
 from penstock.core.clock import new_token
-from penstock.core.settings import CompactionSettings
-from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.environment import DriverSettings
-from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
+from penstock.testing import LocalJob
 from tests.builders.aggregated_rows import Row, fold
+from tests.builders.lives import LIVES, Life, a_job_of, live
 
 JOBS = {50: 40, 150: 100}.get(settings().max_examples, 400)
 """How many whole jobs the property runs, by profile."""
@@ -89,26 +87,10 @@ def a_job(
     steps: Any = stream.key_by("user") if is_keyed else stream
     lives = steps.aggregate("lives", ttl=f"{TTL}m", rows=pen.count(), total=pen.sum("n"))
     lives.write("out", out)
-    return LocalJob(
-        pipeline,
-        settings=DriverSettings(
-            budget=SourceBudget(rows=rows_per_epoch),
-            adapts_budget=False,
-            compaction=CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3),
-        ),
-    )
+    return a_job_of(pipeline, rows_per_epoch)
 
 
 SOURCES = st.just([0]) | st.lists(st.integers(0, 2), min_size=1, max_size=6)
-DEATHS = [FaultMode.CRASH_BEFORE, FaultMode.CRASH_AFTER]
-LIVES = st.lists(
-    st.tuples(
-        st.integers(1, 3),  # subtasks
-        st.none() | st.integers(1, 4),  # epochs until it is stopped
-        st.none() | st.tuples(st.sampled_from(DEATHS), st.integers(1, 60)),
-    ),
-    max_size=3,
-)
 
 
 def at(hours_and_users: Sequence[tuple[str, int]]) -> list[Row]:
@@ -167,19 +149,12 @@ def test_the_table_depends_on_the_rows_alone_and_not_on_how_epochs_and_splits_cu
     rows_per_epoch: int,
     splits: int,
     sources: list[int],
-    lives: list[tuple[int, int | None, tuple[FaultMode, int] | None]],
+    lives: list[Life],
 ) -> None:
     rows, delay = drawn
     out = pen.list_sink(f"lives-{new_token()}")
     job = a_job(rows, delay, out, rows_per_epoch, splits=splits, sources=sources)
-    for parallelism, epochs, fault in lives:
-        faults = [] if fault is None else [Fault(fault[0], at=fault[1])]
-        try:
-            job.run(*faults, parallelism=parallelism, epochs=epochs)
-        except CrashError:
-            continue
-    job.run_until_done(parallelism=2)
-    assert_job_is_whole(job.checkpoints)
+    live(job, lives)
     assert fold(out.rows(), ["user"]) == expected(rows, delay)
 
 

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 import penstock as pen
 from penstock.core.clock import new_token
-from penstock.core.settings import CompactionSettings
-from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.environment import DriverSettings
-from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
+from penstock.testing import LocalJob
 from tests.builders.aggregated_rows import Row, agrees, fold
+from tests.builders.lives import LIVES, Life, a_job_of, live
 
 JOBS = {50: 20, 150: 40}.get(settings().max_examples, 300)
 """How many whole jobs the property runs, by profile."""
@@ -38,15 +36,6 @@ ROWS = st.lists(
         }
     ),
     max_size=40,
-)
-DEATHS = [FaultMode.CRASH_BEFORE, FaultMode.CRASH_AFTER]
-LIVES = st.lists(
-    st.tuples(
-        st.integers(1, 3),  # subtasks
-        st.none() | st.integers(1, 4),  # epochs until it is stopped
-        st.none() | st.tuples(st.sampled_from(DEATHS), st.integers(1, 60)),
-    ),
-    max_size=4,
 )
 AGGREGATES: dict[str, Any] = {
     "rows": pen.count(),
@@ -94,14 +83,7 @@ def a_job(rows: Sequence[Row], out: Any, rows_per_epoch: int) -> LocalJob:
     stream = pipeline.read("rows", source, event_time="at", watermark_delay="1s")
     keyed = stream.key_by("user", "site")
     keyed.aggregate("totals", **AGGREGATES).write("out", out)
-    return LocalJob(
-        pipeline,
-        settings=DriverSettings(
-            budget=SourceBudget(rows=rows_per_epoch),
-            adapts_budget=False,
-            compaction=CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3),
-        ),
-    )
+    return a_job_of(pipeline, rows_per_epoch)
 
 
 @pytest.mark.slow
@@ -109,19 +91,12 @@ def a_job(rows: Sequence[Row], out: Any, rows_per_epoch: int) -> LocalJob:
 @given(rows=ROWS, lives=LIVES, rows_per_epoch=st.integers(3, 20))
 def test_the_changelog_leads_to_what_one_pass_over_all_rows_gives(
     rows: list[Row],
-    lives: list[tuple[int, int | None, tuple[FaultMode, int] | None]],
+    lives: list[Life],
     rows_per_epoch: int,
 ) -> None:
     out = pen.list_sink(f"changes-{new_token()}")
     job = a_job(rows, out, rows_per_epoch)
-    for parallelism, epochs, fault in lives:
-        faults = [] if fault is None else [Fault(fault[0], at=fault[1])]
-        try:
-            job.run(*faults, parallelism=parallelism, epochs=epochs)
-        except CrashError:
-            continue
-    job.run_until_done(parallelism=2)
-    assert_job_is_whole(job.checkpoints)
+    live(job, lives)
     wanted = expected(rows)
     found = fold(out.rows(), ["user", "site"])
     assert found.keys() == wanted.keys()
