@@ -11,7 +11,13 @@ from penstock.connectors.nexmark import rows as nexmark_rows
 from penstock.connectors.nexmark import source as nexmark
 from penstock.operators import event_time, expressions, stateless, user_functions
 from penstock.operators.changelogs import debezium, envelopes, latest, settling
-from penstock.operators.joins import interval_join, session_join, window_join
+from penstock.operators.joins import (
+    interval_join,
+    session_join,
+    table_join,
+    table_output,
+    window_join,
+)
 from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import OperatorConfig, Registry
 from penstock.operators.udfs import async_operator, functions, native, specs
@@ -57,6 +63,7 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (interval_join.IntervalJoinConfig, interval_join.IntervalJoin),
     (window_join.WindowJoinConfig, window_join.WindowJoin),
     (session_join.SessionJoinConfig, session_join.SessionJoin),
+    (table_output.TableJoinConfig, table_join.TableJoin),
 )
 """The class of each kind's config, and the function or class that builds the operator from it."""
 

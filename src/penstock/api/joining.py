@@ -8,6 +8,7 @@
 | `window=pen.tumbling(…)`, `pen.sliding(…)` | rows in the same window | `window_join` |
 | `window=pen.session(…)` | rows in the same session | `session_join` |
 | `window=pen.same_window()` | aggregates over the same window | `interval_join` |
+| none of these | all rows so far, tables as they are | `table_join` |
 
 `add_join` chooses by these arguments. Rows of both sides are sent by their keys; the left side is
 input 0 of the operator, the right side input 1.
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
+from penstock.api.table_joining import Ttl, table_join_spec
 from penstock.api.windowing import PaneWindow, SessionWindow, window_to_micros
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
@@ -38,6 +40,7 @@ from penstock.operators.joins.sides import (
     find_key_problems,
     to_how,
 )
+from penstock.operators.joins.table_output import without_change
 from penstock.operators.joins.window_join import WindowJoinConfig
 from penstock.operators.windows.aggregation import WINDOW_END, WINDOW_START, WINDOW_TIME
 from penstock.operators.windows.sessions import WAKES_AT
@@ -98,7 +101,7 @@ class JoinSteps:
         within: Within | None = None,
         where: pl.Expr | None = None,
         suffix: str = "_right",
-        ttl: Any = None,
+        ttl: Ttl | None = None,
         on_bad: OnBad = "fail",
         parallelism: int | None = None,
     ) -> "Stream":
@@ -108,7 +111,10 @@ class JoinSteps:
         `left + lower <= right <= left + upper`. Pairs are emitted at once, rows without a match
         when the watermark says that none can come. With `window` rows match that are in the
         same window; everything is emitted when the window closes. `pen.same_window()` joins
-        aggregates over equal windows.
+        aggregates over equal windows. Without either, all rows of both sides are joined, as
+        tables are: what is emitted is a changelog, unless two append-only streams are
+        joined by `how="inner"`. `ttl` such as "1d" or ("1d", None) says for how long rows of
+        both sides, or of each, are kept.
 
         Keys are the columns `on`, or `left_on` and `right_on`, or those of `key_by`; a null
         matches nothing. `where` is a Polars expression that pairs must fulfil besides. Columns
@@ -183,7 +189,7 @@ class JoinAsked:
     within: Within | None
     where: pl.Expr | None
     suffix: str
-    ttl: Any
+    ttl: Ttl | None
     on_bad: OnBad
     parallelism: int | None
 
@@ -193,16 +199,11 @@ def add_join(builder: GraphBuilder, left: Port, right: Port, asked: JoinAsked) -
     operator = builder.claim(asked.name)
     _check_arguments(asked)
     if asked.within is None and asked.window is None:
-        raise UserError(
-            f"join {asked.name!r} does not say for how long rows are kept: give it "
-            "within=(lower, upper), bounds for the event time of right rows around that of left "
-            "rows, or a window=, such as pen.tumbling('10m')",
-            code=ErrorCode.INVALID_CONFIG,
-            operator=asked.name,
-        )
-    for port in (left, right):
-        port.check_append_only("join")
-    spec, keys = _timed_join(left.schema, right.schema, asked)
+        spec, keys = _table_join(left.schema, right.schema, asked)
+    else:
+        for port in (left, right):
+            port.check_append_only("join")
+        spec, keys = _timed_join(left.schema, right.schema, asked)
     sides = [port.sent_by(names) for port, names in zip((left, right), keys, strict=True)]
     builder.place(operator, spec, sides, parallelism=asked.parallelism)
     return builder.port(operator)
@@ -288,7 +289,19 @@ def _timed_join(
         problems += _find_window_problems(left, right)
         keys = _with_windows(keys[0]), _with_windows(keys[1])
     check_problems(asked.name, problems)
-    common: dict[str, Any] = {
+    common = _common_of(left, right, keys, asked)
+    config = _config_of(asked, common)
+    check_problems(asked.name, config.rules().find_problems())
+    if isinstance(asked.window, SessionWindow):
+        _check_sessions(asked.name, left, right, keys)
+    return config.to_operator_spec(), keys
+
+
+def _common_of(
+    left: StreamSchema, right: StreamSchema, keys: _Keys, asked: JoinAsked
+) -> dict[str, Any]:
+    """Return what the configs of all joins hold."""
+    return {
         "left": left.keyed_by(*keys[0]).to_bytes(),
         "right": right.keyed_by(*keys[1]).to_bytes(),
         "how": str(to_how(asked.how)),
@@ -296,11 +309,16 @@ def _timed_join(
         "where": None if asked.where is None else asked.where.meta.serialize(),
         "diverts_bad": diverts_bad(asked.on_bad, where=f"join {asked.name!r}: "),
     }
-    config = _config_of(asked, common)
-    check_problems(asked.name, config.rules().find_problems())
-    if isinstance(asked.window, SessionWindow):
-        _check_sessions(asked.name, left, right, keys)
-    return config.to_operator_spec(), keys
+
+
+def _table_join(
+    left: StreamSchema, right: StreamSchema, asked: JoinAsked
+) -> tuple[OperatorSpec, _Keys]:
+    """Return the operator of a join of all rows, and the keys of both sides."""
+    keys = keys_of(without_change(left), without_change(right), asked)
+    sides = left.keyed_by(*keys[0]), right.keyed_by(*keys[1])
+    common = _common_of(left, right, keys, asked)
+    return table_join_spec(asked.name, sides, asked.ttl, common), keys
 
 
 def _config_of(asked: JoinAsked, common: dict[str, Any]) -> JoinConfig:

@@ -15,7 +15,7 @@ _TOTAL = (
 )
 _JOIN = (
     'join("a-name", other, on="column", within=("-5m", "10m")) joins two streams by key and event '
-    "time; docs/joins.md shows all kinds of joins"
+    "time, without within all rows; docs/joins.md shows all kinds of joins"
 )
 _NO_UNIQUE = (
     "there is no such step yet: an operator of your own keeps the keys that it has seen in a "

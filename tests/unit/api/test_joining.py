@@ -70,7 +70,7 @@ def test_rows_that_carry_windows_may_be_joined_by_these_alone() -> None:
             {"on": None, "left_on": "at", "right_on": "id"},
             "keys are equal only if their types",
         ),
-        ({"within": None}, "does not say for how long rows are kept"),
+        ({"within": None, "ttl": "soon"}, "'soon' is not a valid ttl"),
         ({"window": pen.tumbling("1m")}, "two kinds of joins"),
         ({"ttl": "1h"}, "ttl= does not go with within="),
         (

@@ -118,8 +118,8 @@ _HARMS = {
     "changelog is made of",
     "async_udf": "an answer may come in a later epoch than that of the other half of an update. "
     "Call it on the rows that the changelog is made of",
-    "join": "rows that were joined could not be taken out again. Join the rows that the "
-    "changelog is made of",
+    "join": "by event time, rows that were joined could not be taken out again. Leave out within= "
+    "and window= to join tables, or join the rows that the changelog is made of",
     "from_upserts": "its rows are changes already",
     "from_debezium": "its rows are changes already",
     "to_table": "its rows are changes of a table already",

@@ -192,6 +192,15 @@ class JoinRules:
         return tuple({**columns, **own}.values())
 
     @cached_property
+    def right_names(self) -> Mapping[str, str]:
+        """What each column of the right side is called where pairs are emitted."""
+        return {
+            column.right: column.field.name
+            for column in self._pair_columns
+            if column.right is not None
+        }
+
+    @cached_property
     def _columns(self) -> tuple[_Column, ...]:
         if not self.how.is_one_sided:
             return self._pair_columns
