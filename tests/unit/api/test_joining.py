@@ -92,7 +92,7 @@ def test_rows_that_carry_windows_may_be_joined_by_these_alone() -> None:
         ({"suffix": ""}, "give the join another suffix="),
         ({"on_bad": "skip"}, "on_bad"),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else "-".join(given),
 )
 def test_arguments_that_cannot_work_are_refused_with_what_to_do(
     options: dict[str, Any], said: str
