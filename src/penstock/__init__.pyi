@@ -3,6 +3,9 @@
 from .api.checkpoints import Checkpoints as Checkpoints
 from .api.checkpoints import checkpoints as checkpoints
 from .api.joining import same_window as same_window
+from .api.lookups import lookup_frame as lookup_frame
+from .api.lookups import lookup_function as lookup_function
+from .api.lookups import lookup_stream as lookup_stream
 from .api.pipeline import Pipeline as Pipeline
 from .api.stream import KeyedStream as KeyedStream
 from .api.stream import Stream as Stream
@@ -14,6 +17,7 @@ from .connectors.files.committed import committed_files as committed_files
 from .connectors.files.committed import read_committed as read_committed
 from .connectors.files.connector import files as files
 from .connectors.files.latest import read_latest as read_latest
+from .connectors.files.lookup import lookup_files as lookup_files
 from .connectors.impulse import impulse as impulse
 from .connectors.memory import list_sink as list_sink
 from .connectors.memory import list_source as list_source
@@ -151,6 +155,10 @@ __all__ = [
     "last",
     "list_sink",
     "list_source",
+    "lookup_files",
+    "lookup_frame",
+    "lookup_function",
+    "lookup_stream",
     "main",
     "max",
     "median",

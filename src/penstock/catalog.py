@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from penstock.connectors import impulse, memory, stdout
+from penstock.connectors.files import lookup as files_lookup
 from penstock.connectors.files import sink as files_sink
 from penstock.connectors.files import source as files_source
 from penstock.connectors.nexmark import rows as nexmark_rows
@@ -12,8 +13,11 @@ from penstock.connectors.nexmark import source as nexmark
 from penstock.operators import event_time, expressions, stateless, user_functions
 from penstock.operators.changelogs import debezium, envelopes, latest, settling
 from penstock.operators.joins import (
+    function_lookup,
     interval_join,
+    lookup_join,
     session_join,
+    stream_lookup,
     table_join,
     table_output,
     window_join,
@@ -64,6 +68,10 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (window_join.WindowJoinConfig, window_join.WindowJoin),
     (session_join.SessionJoinConfig, session_join.SessionJoin),
     (table_output.TableJoinConfig, table_join.TableJoin),
+    (files_lookup.FilesLookupConfig, lookup_join.LookupJoin),
+    (lookup_join.FrameLookupConfig, lookup_join.LookupJoin),
+    (stream_lookup.StreamLookupConfig, stream_lookup.StreamLookup),
+    (function_lookup.FunctionLookupConfig, function_lookup.FunctionLookup),
 )
 """The class of each kind's config, and the function or class that builds the operator from it."""
 

@@ -1,11 +1,14 @@
 """Joins on an embedded Spark: their driver dies, they go on, and are what SQL says."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import penstock as pen
+from penstock.core.clock import new_token
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions
@@ -62,3 +65,38 @@ def test_a_join_whose_driver_died_goes_on_and_is_what_sql_says(
         run(on_status=stop_early)
     run()
     assert job.found() == run_sql(sql, *ROWS)
+
+
+async def _ask(keys: pl.DataFrame) -> pl.DataFrame:
+    return keys.select("key", asked=pl.col("key") * 2)
+
+
+def test_rows_are_looked_up_in_all_kinds_of_lookups_on_spark(tmp_path: Path) -> None:
+    session = shared_session()
+    names = pl.DataFrame({"key": [1, 2], "name": ["one", "two"]})
+    names.write_parquet(tmp_path / "names.parquet")
+    out = pen.list_sink(f"looked-up-{new_token()}")
+    p = pen.Pipeline("lookups", parallelism=2)
+    rows = p.read("rows", pen.list_source([{"key": n % 4} for n in range(12)], splits=2))
+    lasts = p.read("lasts", pen.list_source([{"key": 3, "last": "three"}]))
+    frame = session.createDataFrame([(0, "zero")], "key long, framed string")
+    (
+        rows.join("files", pen.lookup_files(tmp_path / "*.parquet"), on="key", how="left")
+        .join("frame", pen.lookup_frame(frame), on="key", how="left")
+        .join("stream", pen.lookup_stream(lasts), on="key", how="left")
+        .join(
+            "function",
+            pen.lookup_function(_ask, schema={"key": int, "asked": int}),
+            on="key",
+        )
+        .write("out", out)
+    )
+    chosen = RunOptions(checkpoint=str(tmp_path / "checkpoints"), session=session)
+    run_on_spark(p.graph(), p.registry, chosen)
+    found = Counter(tuple(row.values()) for row in out.rows())
+    assert found == {
+        (0, None, "zero", None, 0): 3,
+        (1, "one", None, None, 2): 3,
+        (2, "two", None, None, 4): 3,
+        (3, None, None, "three", 6): 3,
+    }

@@ -9,6 +9,7 @@
 | `window=pen.session(…)` | rows in the same session | `session_join` |
 | `window=pen.same_window()` | aggregates over the same window | `interval_join` |
 | none of these | all rows so far, tables as they are | `table_join` |
+| a lookup on the right, such as `pen.lookup_files(…)` | rows and what is known of their key | see `lookups` |
 
 `add_join` chooses by these arguments. Rows of both sides are sent by their keys; the left side is
 input 0 of the operator, the right side input 1.
@@ -23,6 +24,7 @@ import pyarrow as pa
 
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
+from penstock.api.lookups import LookupLike, StreamTable, place_lookup, refuse_arguments
 from penstock.api.table_joining import Ttl, table_join_spec
 from penstock.api.windowing import PaneWindow, SessionWindow, window_to_micros
 from penstock.core.clock import DurationLike, to_micros
@@ -91,7 +93,7 @@ class JoinSteps:
     def join(
         self,
         name: str,
-        right: "JoinSteps",
+        right: "JoinSteps | LookupLike",
         *,
         on: Names | None = None,
         left_on: Names | None = None,
@@ -115,6 +117,8 @@ class JoinSteps:
         tables are: what is emitted is a changelog, unless two append-only streams are
         joined by `how="inner"`. `ttl` such as "1d" or ("1d", None) says for how long rows of
         both sides, or of each, are kept.
+        A lookup on the right, such as `pen.lookup_files(…)`, is asked for the key of each row at
+        once.
 
         Keys are the columns `on`, or `left_on` and `right_on`, or those of `key_by`; a null
         matches nothing. `where` is a Polars expression that pairs must fulfil besides. Columns
@@ -141,7 +145,6 @@ class JoinSteps:
         >>> [(row["order"], row["paid"].minute) for row in out.rows()]
         [(7, 3)]
         """
-        _check_right(name, self.builder, right)
         asked = JoinAsked(
             name=name,
             on=on,
@@ -156,6 +159,9 @@ class JoinSteps:
             on_bad=on_bad,
             parallelism=parallelism,
         )
+        if isinstance(right, LookupLike):
+            return self._stream_at(add_lookup_join(self.builder, self.port, right, asked))
+        _check_right(name, self.builder, right)
         return self._stream_at(add_join(self.builder, self.port, right.port, asked))
 
 
@@ -164,7 +170,7 @@ def _check_right(name: str, builder: GraphBuilder, right: object) -> None:
     if not isinstance(right, JoinSteps):
         raise UserError(
             f"join {name!r} cannot read from {right!r:.80}: give a stream, which read and steps "
-            "return",
+            "return, or a lookup, such as pen.lookup_files(…)",
             code=ErrorCode.INVALID_CONFIG,
             operator=name,
         )
@@ -206,6 +212,30 @@ def add_join(builder: GraphBuilder, left: Port, right: Port, asked: JoinAsked) -
         spec, keys = _timed_join(left.schema, right.schema, asked)
     sides = [port.sent_by(names) for port, names in zip((left, right), keys, strict=True)]
     builder.place(operator, spec, sides, parallelism=asked.parallelism)
+    return builder.port(operator)
+
+
+def add_lookup_join(
+    builder: GraphBuilder, left: Port, lookup: LookupLike, asked: JoinAsked
+) -> Port:
+    """Add the operator that looks up the keys of a stream's rows; return its output."""
+    operator = builder.claim(asked.name)
+    _check_arguments(asked)
+    diverts = diverts_bad(asked.on_bad, where=f"join {asked.name!r}: ")
+    given = {"within": asked.within, "window": asked.window, "ttl": asked.ttl}
+    refuse_arguments(asked.name, {**given, "on_bad": "divert" if diverts else None})
+    left.check_append_only("lookup join")
+    if isinstance(lookup, StreamTable):
+        _check_right(asked.name, builder, lookup.stream)
+    keys = keys_of(left.schema, lookup.schema, asked)
+    common: dict[str, Any] = {
+        "left": left.schema.keyed_by(*keys[0]).to_bytes(),
+        "right": lookup.schema.keyed_by(*keys[1]).to_bytes(),
+        "how": str(to_how(asked.how)),
+        "suffix": asked.suffix,
+        "where": None if asked.where is None else asked.where.meta.serialize(),
+    }
+    place_lookup(builder, operator, left, lookup, common, parallelism=asked.parallelism)
     return builder.port(operator)
 
 

@@ -280,9 +280,10 @@ class ChainedOperator(OperatorNode[ArrowOperator, OperatorContext, ArrowCollecto
         No hook of an operator that was closed for good is called.
         """
         if any(self._is_timed):
-            # An input whose rows have no event time may never get a watermark.
+            # An input whose rows have no event time may never get a watermark, and says nothing
+            # about the time of others: only its end counts.
             watermarks = [
-                IDLE if said is None and not is_timed else said
+                said if is_timed or said == MAX_EVENT_TIME else IDLE
                 for said, is_timed in zip(watermarks, self._is_timed, strict=True)
             ]
         self._advance = advance(self._previous, watermarks)

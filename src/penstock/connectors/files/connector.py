@@ -153,6 +153,10 @@ class FilesSpec:
 
     def source_spec(self) -> OperatorSpec:
         """Return the source that reads them; without a schema this reads the first file."""
+        return self.source_config().to_operator_spec()
+
+    def source_config(self) -> FilesSourceConfig:
+        """Return the config of that source."""
         if self.format is None:
             raise UserError(
                 f"the format of {self.path!r} is not known: pass format=, one of "
@@ -168,7 +172,7 @@ class FilesSpec:
             schema = infer_schema(pattern, self.format, self.store_options)
         stream = schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
         check_types(stream.arrow, self.format)
-        config = FilesSourceConfig(
+        return FilesSourceConfig(
             pattern.root,
             pattern.pattern,
             self.format,
@@ -181,7 +185,6 @@ class FilesSpec:
             moved_root=moved_root,
             store_options=dict(self.store_options),
         )
-        return config.to_operator_spec()
 
     def sink_spec(self) -> OperatorSpec:
         """Return the sink that writes them, exactly once."""

@@ -174,6 +174,12 @@ def infer_schema(
     raise _no_files(files)
 
 
+def format_of(config: FilesSourceConfig) -> FileFormat:
+    """Return what reads files as a config says."""
+    schema = StreamSchema.from_bytes(config.schema).arrow
+    return _FORMATS[config.format](schema, ignores_extra=config.ignores_extra)
+
+
 def check_types(schema: pa.Schema, format_: FormatName) -> None:
     """Refuse columns that files of a format cannot have, and text without any column."""
     if not schema.names and format_ != "parquet":
@@ -194,9 +200,7 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         self._open_files = open_files
         self._files = config.files
         self._stream = StreamSchema.from_bytes(config.schema)
-        self._format: FileFormat = _FORMATS[config.format](
-            self._stream.arrow, ignores_extra=config.ignores_extra
-        )
+        self._format: FileFormat = format_of(config)
         self._opened: ObjectStore | None = None
         self._listed: dict[str, int] = {}
         self._listed_at_micros: int | None = None

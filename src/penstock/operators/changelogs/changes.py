@@ -120,6 +120,9 @@ _HARMS = {
     "Call it on the rows that the changelog is made of",
     "join": "by event time, rows that were joined could not be taken out again. Leave out within= "
     "and window= to join tables, or join the rows that the changelog is made of",
+    "lookup join": "what was looked up for a row is not remembered, so it could not be taken out "
+    "again. Join it with another stream instead, without within= and window=: such a join of "
+    "tables keeps both sides",
     "from_upserts": "its rows are changes already",
     "from_debezium": "its rows are changes already",
     "to_table": "its rows are changes of a table already",

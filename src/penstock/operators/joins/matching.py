@@ -204,7 +204,7 @@ class JoinSide:
         columns = [pick.column(key) for key in keys]
         probes = pa.RecordBatch.from_arrays(columns, names=list(self.stream.key_columns))
         places: Positions | None = None
-        has_key = _without_nulls(columns)
+        has_key = without_nulls(columns)
         if has_key is not None:
             places = np.flatnonzero(has_key)
             probes = take_rows(probes, places)
@@ -217,11 +217,11 @@ class JoinSide:
 
     def has_key(self, batch: pa.RecordBatch) -> Flags:
         """Tell which rows have no null in their key."""
-        found = _without_nulls([batch.column(name) for name in self.stream.key_columns])
+        found = without_nulls([batch.column(name) for name in self.stream.key_columns])
         return np.ones(batch.num_rows, np.bool_) if found is None else found
 
 
-def _without_nulls(columns: Sequence[Any]) -> Flags | None:
+def without_nulls(columns: Sequence[Any]) -> Flags | None:
     """Tell which rows have no null in some columns; None for all."""
     nulls = [c.is_null().to_numpy(zero_copy_only=False) for c in columns if c.null_count]
     return ~np.logical_or.reduce(nulls) if nulls else None

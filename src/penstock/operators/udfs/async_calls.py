@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -57,10 +57,34 @@ class CallTimeoutError(Exception):
     """A call took longer than its time limit."""
 
 
+class CallLimits(Protocol):
+    """How many calls may wait at the same time, for how long, and how often one is repeated."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether no call may be far ahead of the oldest one without an answer."""
+
+    @property
+    def max_concurrency(self) -> int:
+        """The most calls under way."""
+
+    @property
+    def timeout_micros(self) -> int:
+        """How long one attempt may take."""
+
+    @property
+    def retries(self) -> int:
+        """How many attempts follow one that failed."""
+
+    @property
+    def retry_delay_micros(self) -> int:
+        """The pause before the first of them."""
+
+
 class CallPool:
     """Makes calls of one async function. Used by one thread; `close` ends its own."""
 
-    def __init__(self, function: Callable[..., Awaitable[Any]], spec: AsyncUdfSpec) -> None:
+    def __init__(self, function: Callable[..., Awaitable[Any]], spec: CallLimits) -> None:
         self._function = function
         self._spec = spec
         self._changed = threading.Condition()

@@ -327,10 +327,10 @@ def load_function(spec: UdfSpec | AsyncUdfSpec) -> Callable[..., Any]:
     """Return the function of a declaration; refuse one that cannot be called as declared."""
     function: Callable[..., Any] = unpickle_function(spec.function)
     problems = _find_call_problems(function, spec)
-    is_async, wants_async = _is_async(function), isinstance(spec, AsyncUdfSpec)
-    if is_async and not wants_async:
+    waits, wants_async = is_async(function), isinstance(spec, AsyncUdfSpec)
+    if waits and not wants_async:
         problems.append("it is async: declare it with async_udf")
-    elif wants_async and not is_async and not problems:
+    elif wants_async and not waits and not problems:
         problems.append("it is not async: declare it with udf, or make it `async def`")
     if problems:
         raise UserError(
@@ -356,7 +356,8 @@ def _find_call_problems(function: Any, spec: ResultSpec) -> list[str]:
     return []
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Tell whether calls of a function are awaited."""
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
