@@ -23,6 +23,7 @@ from penstock.operators.joins import (
     window_join,
 )
 from penstock.operators.operator import ArrowOperator, SourceOperator
+from penstock.operators.ranking import changelog_top, deduplicate, top, window_top
 from penstock.operators.registry import OperatorConfig, Registry
 from penstock.operators.udfs import async_operator, functions, native, specs
 from penstock.operators.updating import aggregate, combine
@@ -64,6 +65,10 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (panes.PaneCombinerConfig, panes.PaneCombiner),
     (panes.PaneWindowConfig, panes.PaneWindows),
     (sessions.SessionWindowConfig, sessions.SessionWindows),
+    (top.TopConfig, top.Top),
+    (changelog_top.ChangelogTopConfig, changelog_top.ChangelogTop),
+    (window_top.RankedRowsConfig, window_top.RankedRows),
+    (deduplicate.DeduplicateConfig, deduplicate.Deduplicate),
     (interval_join.IntervalJoinConfig, interval_join.IntervalJoin),
     (window_join.WindowJoinConfig, window_join.WindowJoin),
     (session_join.SessionJoinConfig, session_join.SessionJoin),

@@ -17,9 +17,13 @@ _JOIN = (
     'join("a-name", other, on="column", within=("-5m", "10m")) joins two streams by key and event '
     "time, without within all rows; docs/joins.md shows all kinds of joins"
 )
-_NO_UNIQUE = (
-    "there is no such step yet: an operator of your own keeps the keys that it has seen in a "
-    'keyed table; docs/operators.md shows one. Or take key_by(…).aggregate("a-name", n=pen.count())'
+_ONE_OF_EQUALS = (
+    'deduplicate("a-name", on="id", ttl="1h") emits the first row of each key, with keep="last" a '
+    'changelog of the last one; pen.count_distinct("column") counts values'
+)
+_FIRST_ROWS = (
+    'top("a-name", 10, by="price", per="auction") keeps the first rows of each key, '
+    "window(…).top(10, by=…) those of windows; rank= adds the rank as a column"
 )
 _LOOK = (
     "preview(n) runs the pipeline up to here over a few rows; write(name, pen.list_sink(…)) "
@@ -51,15 +55,24 @@ _BY_HINT: dict[str, tuple[str, ...]] = {
         *("merge", "crossJoin", "join_asof", "join_where", "connect", "coGroup", "lookup"),
         *("interval_join", "intervalJoin", "cogroup", "window_join", "windowJoin"),
     ),
-    _NO_UNIQUE: (
-        *("unique", "distinct", "n_unique", "dedup", "deduplicate", "drop_duplicates"),
-        *("dropDuplicates", "dropDuplicatesWithinWatermark"),
+    _ONE_OF_EQUALS: (
+        *("unique", "distinct", "n_unique", "dedup", "drop_duplicates"),
+        *("dropDuplicates", "dropDuplicatesWithinWatermark", "keep_first"),
     ),
     _LOOK: (
         *("show", "head", "limit", "take", "tail", "collect", "fetch", "first", "sample"),
         *("to_pandas", "toPandas", "to_polars", "to_arrow", "toArrow", "describe"),
     ),
-    _NO_ORDER: ("sort", "sort_values", "order_by", "orderBy", "rank", "shift", "diff"),
+    _FIRST_ROWS: (
+        "rank",
+        "top_k",
+        "nlargest",
+        "nsmallest",
+        "bottom_k",
+        "row_number",
+        "topk",
+    ),
+    _NO_ORDER: ("sort", "sort_values", "order_by", "orderBy", "shift", "diff"),
     _WRITE: (
         *("sink", "sink_parquet", "sink_csv", "write_parquet", "write_csv", "to_parquet"),
         *(
@@ -171,7 +184,8 @@ WINDOWED_HINTS = {
             ),
             "join",
         ),
-        "say what to compute first, with aggregate(n=pen.count(), …), which returns a stream",
+        "say what to compute first, with aggregate(n=pen.count(), …) or top(n, by=…), which return "
+        "a stream",
     ),
 }
 """The same for `WindowedStream`."""

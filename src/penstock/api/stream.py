@@ -19,6 +19,7 @@ from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.api.in_process import Preview, preview
 from penstock.api.joining import JoinSteps
 from penstock.api.other_words import KEYED_HINTS, STREAM_HINTS, WINDOWED_HINTS
+from penstock.api.ranking import RankingSteps, WindowRankingSteps
 from penstock.api.row_steps import RowSteps
 from penstock.api.windowing import Window, WindowStep, add_updating_aggregate
 from penstock.core.clock import DurationLike
@@ -41,7 +42,7 @@ def _broken(stream: "AnyStream | WindowedStream") -> "Stream":
     return Stream(stream.builder, BrokenPort())
 
 
-class AnyStream(JoinSteps):
+class AnyStream(JoinSteps, RankingSteps):
     """What `Stream` and `KeyedStream` share: a place in the graph, windows and operators."""
 
     def __init__(self, builder: GraphBuilder, port: Port) -> None:
@@ -206,7 +207,7 @@ class AnyStream(JoinSteps):
         return Stream(builder, builder.port(operator))
 
 
-class WindowedStream:
+class WindowedStream(WindowRankingSteps):
     """A stream cut into windows; `aggregate` takes what to compute. Made by `window`."""
 
     def __init__(self, builder: GraphBuilder, windows: WindowStep | None) -> None:
@@ -240,6 +241,9 @@ class WindowedStream:
         if self._windows is None:
             return _broken(self)
         return Stream(self.builder, *self._windows.add(aggregates))
+
+    def _stream_at(self, port: Port, sides: Mapping[str, Port] | None = None) -> "Stream":
+        return Stream(self.builder, port, sides)
 
 
 class Stream(AnyStream, RowSteps, EventTimeSteps, ChangelogSteps):

@@ -130,8 +130,9 @@ class WindowStep:
         parallelism: int | None,
     ) -> None:
         self._builder = builder
-        self._port = port
-        self._name = name
+        self.rows = port
+        """The stream that is cut."""
+        self.name = name
         self._window = window
         self._parallelism = parallelism
         self._lengths = _ANY_LENGTHS
@@ -143,9 +144,9 @@ class WindowStep:
 
     def add(self, aggregates: Mapping[str, Aggregate]) -> tuple[Port, Mapping[str, Port]]:
         """Add the operators; return the results, and the side outputs by name."""
-        builder, lengths, rows = self._builder, self._lengths, self._port
-        operator = producer = builder.claim(self._name)
-        aggregation = _compile(self._name, rows.schema, aggregates)
+        builder, lengths, rows = self._builder, self._lengths, self.rows
+        operator = producer = builder.claim(self.name)
+        aggregation = _compile(self.name, rows.schema, aggregates)
         is_keyed = bool(aggregation.stream.key_columns)
         if rows.exchange in (Exchange.BY_KEY, Exchange.BROADCAST):
             # The step's own edge by key sends the rows, or partials of them.

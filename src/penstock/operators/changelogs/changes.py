@@ -123,6 +123,8 @@ _HARMS = {
     "lookup join": "what was looked up for a row is not remembered, so it could not be taken out "
     "again. Join it with another stream instead, without within= and window=: such a join of "
     "tables keeps both sides",
+    "deduplicate": "a row that it dropped could not come back when the one it emitted is deleted. "
+    "Deduplicate the rows that the changelog is made of",
     "from_upserts": "its rows are changes already",
     "from_debezium": "its rows are changes already",
     "to_table": "its rows are changes of a table already",

@@ -89,7 +89,7 @@ def settle(rows: pa.Table, key: Sequence[str], sent_by: Sequence[str] = ()) -> p
     if not rows.num_rows:
         return rows
     is_added = are_added(rows).to_numpy()
-    groups = _groups_of(rows, key)
+    groups = first_equal_rows(rows, key)
     kept = _remaining(rows, groups, is_added)
     # Rows of a group side by side, in the order in which groups come; removals first.
     order: Positions = kept[np.lexsort((kept, is_added[kept], groups[kept]))]
@@ -114,7 +114,7 @@ def settle(rows: pa.Table, key: Sequence[str], sent_by: Sequence[str] = ()) -> p
     return settled.set_column(place, rows.schema.field(place), kinds)
 
 
-def _groups_of(rows: pa.Table, columns: Sequence[str]) -> Positions:
+def first_equal_rows(rows: pa.Table, columns: Sequence[str]) -> Positions:
     """Return the first row that is equal in these columns, for each row."""
     if not columns:
         return np.zeros(rows.num_rows, np.int64)
@@ -138,7 +138,7 @@ def _remaining(rows: pa.Table, groups: Positions, is_added: Flags) -> Positions:
     large = every[is_large]
     names = [name for name in rows.column_names if name != CHANGE_COLUMN]
     taken: Any = large
-    equal = _groups_of(rows.take(taken), names)
+    equal = first_equal_rows(rows.take(taken), names)
     signs = np.where(is_added[large], 1, -1)
     net = np.bincount(equal, signs, len(large)).astype(np.int64)[equal]
     # Of equal rows, the first ones of the sign that prevails are kept, as many as prevail.

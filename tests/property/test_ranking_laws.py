@@ -1,0 +1,396 @@
+"""Laws of rankings in whole jobs: after each epoch they are what DuckDB says of the rows so far."""
+
+# ruff: noqa: S608 (queries are made of the words of tests)
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pen
+from penstock.core.clock import new_token
+from penstock.core.settings import CompactionSettings
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
+from tests.builders.aggregated_rows import fold
+
+JOBS = {50: 10, 150: 25}.get(settings().max_examples, 300)
+"""How many whole jobs a property runs, by profile."""
+Row: TypeAlias = Mapping[str, Any]
+SECOND = 1_000_000
+_COLUMNS: dict[str, Any] = {
+    "id": pa.int64(),
+    "key": pa.string(),
+    "price": pa.float64(),
+    "n": pa.int8(),
+    "at": pa.timestamp("us"),
+}
+SCHEMA = pa.schema(_COLUMNS)
+ROWS = st.lists(
+    st.builds(
+        lambda id_, key, price, n, at: {
+            "id": id_,
+            "key": key,
+            "price": price,
+            "n": n,
+            "at": at * SECOND,
+        },
+        st.integers(0, 6),
+        st.sampled_from(["a", "b", "b", "c", None]),
+        st.sampled_from([None, 1.5, 2.0, 2.0, 3.0, -0.0, 0.0, float("inf")]),
+        st.sampled_from([0, 1, None]),
+        st.integers(0, 40),
+    ),
+    max_size=60,
+)
+LIVES = st.lists(
+    st.tuples(st.integers(1, 3), st.none() | st.integers(1, 60)), min_size=1, max_size=5
+)
+ORDERS: dict[str, tuple[Any, Any, str]] = {
+    "price": ("price", True, "price DESC NULLS LAST"),
+    "least": ("price", False, "price ASC NULLS FIRST"),
+    "both": (["price", "n"], True, "price DESC NULLS LAST, n DESC NULLS LAST"),
+    "mixed": (
+        *(["price", "at"], [True, False]),
+        'price DESC NULLS LAST, "at" ASC NULLS FIRST',
+    ),
+}
+
+
+class Job:
+    """A job whose rows so far are known: each epoch also writes what it read."""
+
+    def __init__(self, rows: Sequence[Row], budget: int, *, splits: int = 2) -> None:
+        token = new_token()
+        self.seen = pen.list_sink(f"seen-{token}")
+        self.out = pen.list_sink(f"out-{token}")
+        self.late = pen.list_sink(f"late-{token}")
+        self.pipeline = pen.Pipeline("ranking", parallelism=2)
+        source = pen.list_source(list(rows), SCHEMA, splits=splits)
+        self.stream = self.pipeline.read(
+            "rows", source, event_time="at", watermark_delay="100s"
+        )
+        self.stream.write("seen", self.seen)
+        self._budget = budget
+
+    def lives(self, lives: Iterable[tuple[int, int | None]]) -> Iterable[None]:
+        """Run some epochs at several parallelisms with deaths, then all others one by one."""
+        job = LocalJob(
+            self.pipeline,
+            settings=DriverSettings(
+                budget=SourceBudget(rows=self._budget),
+                adapts_budget=False,
+                compaction=CompactionSettings(
+                    min_files=2, min_expiring_files=2, max_runs=3
+                ),
+            ),
+        )
+        for parallelism, at in lives:
+            faults = [] if at is None else [Fault(FaultMode.CRASH_AFTER, at=at)]
+            try:
+                job.run(*faults, parallelism=parallelism, epochs=2)
+            except CrashError:
+                continue
+            yield
+        job.run_until_done(parallelism=2)
+        yield
+        assert_job_is_whole(job.checkpoints)
+
+
+def ask(query: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return what DuckDB makes of rows, which are called `rows`."""
+    with duckdb.connect() as connection:
+        connection.register("rows", pa.Table.from_pylist(list(rows), SCHEMA))
+        found: Any = connection.sql(query).to_arrow_table()
+    listed: list[dict[str, Any]] = found.to_pylist()
+    return listed
+
+
+def bag(rows: Iterable[Row]) -> Counter[Any]:
+    """Return rows as a bag; zeros of either sign are equal as keys are."""
+    return Counter(tuple(sorted(row.items(), key=lambda one: one[0])) for row in rows)
+
+
+def folded(changes: Iterable[Row]) -> Counter[Any]:
+    """Return the bag that changes lead to; no row may go that is not there."""
+    table: Counter[Any] = Counter()
+    for change in changes:
+        kept = {name: value for name, value in change.items() if name != "change"}
+        sign = 1 if change["change"] in ("insert", "update-after") else -1
+        table.update({row: sign * times for row, times in bag([kept]).items()})
+        assert min(table.values()) >= 0, change
+    return +table
+
+
+def ranked_sql(order: str, per: str, ties: Sequence[str], source: str = "rows") -> str:
+    by = ORDERS[order][2]
+    down = "DESC NULLS LAST" if by.split()[1] == "DESC" else "ASC NULLS FIRST"
+    rest = "".join(f', "{name}" {down}' for name in ties)
+    return (
+        f"SELECT *, row_number() OVER (PARTITION BY {per} ORDER BY {by}{rest}) AS rank "
+        f"FROM {source} QUALIFY rank <= $n"
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=JOBS)
+@given(
+    rows=ROWS,
+    order=st.sampled_from(sorted(ORDERS)),
+    n=st.integers(1, 4),
+    is_keyed=st.booleans(),
+    is_ranked=st.booleans(),
+    budget=st.integers(3, 25),
+    lives=LIVES,
+)
+def test_the_first_rows_of_an_append_only_stream_are_those_of_sql_after_each_epoch(
+    *,
+    rows: list[Row],
+    order: str,
+    n: int,
+    is_keyed: bool,
+    is_ranked: bool,
+    budget: int,
+    lives: list[tuple[int, int | None]],
+) -> None:
+    job = Job(rows, budget)
+    by, descending, _ = ORDERS[order]
+    options: dict[str, Any] = {"by": by, "descending": descending}
+    per = "key" if is_keyed else None
+    options["rank"] = "rank" if is_ranked else None
+    job.stream.top("top", n, per=per, **options).write("out", job.out)
+    ties = [name for name in SCHEMA.names if name != "key" or not is_keyed]
+    query = ranked_sql(order, "key" if is_keyed else "1", ties).replace("$n", str(n))
+    for _ in job.lives(lives):
+        wanted = ask(query, job.seen.rows())
+        if is_ranked:
+            keys = ["key", "rank"] if is_keyed else ["rank"]
+            fold(job.out.rows(), keys)
+        else:
+            wanted = [{k: v for k, v in row.items() if k != "rank"} for row in wanted]
+        assert folded(job.out.rows()) == bag(wanted)
+
+
+LATEST = (
+    '(SELECT * FROM rows QUALIFY row_number() OVER (PARTITION BY id ORDER BY "at" DESC, '
+    "key DESC NULLS LAST, price DESC NULLS LAST, n DESC NULLS LAST) = 1)"
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=JOBS)
+@given(
+    rows=ROWS,
+    order=st.sampled_from(sorted(ORDERS)),
+    n=st.integers(1, 4),
+    per=st.sampled_from(["key", None]),
+    rank=st.sampled_from(["rank", None]),
+    is_bag=st.booleans(),
+    budget=st.integers(3, 25),
+    lives=LIVES,
+)
+def test_the_first_rows_of_a_table_that_changes_are_those_of_sql_after_each_epoch(
+    *,
+    rows: list[Row],
+    order: str,
+    n: int,
+    per: str | None,
+    rank: str | None,
+    is_bag: bool,
+    budget: int,
+    lives: list[tuple[int, int | None]],
+) -> None:
+    # Both zeros are one value: which of them is kept depends on what was stored first.
+    rows = [{**row, "price": 0.0} if row["price"] == 0 else row for row in rows]
+    job = Job(rows, budget)
+    by, descending, _ = ORDERS[order]
+    table, source = job.stream.to_table("table", key="id"), LATEST
+    if is_bag:
+        table = table.union(job.stream.to_table("other", key="id"))
+        source = f"(SELECT * FROM {LATEST} UNION ALL SELECT * FROM {LATEST})"
+    top = table.top("top", n, by=by, per=per, descending=descending, rank=rank)
+    top.write("out", job.out)
+    # A table's rows are told apart by its key, those of a bag by all columns as they stand.
+    ties = [name for name in SCHEMA.names if name != per] if is_bag else ["id"]
+    query = ranked_sql(order, per or "1", ties, source).replace("$n", str(n))
+    for _ in job.lives(lives):
+        wanted = ask(query, job.seen.rows())
+        if rank is None:
+            wanted = [{k: v for k, v in row.items() if k != "rank"} for row in wanted]
+        assert folded(job.out.rows()) == bag(wanted)
+        if rank is not None:
+            fold(job.out.rows(), ["rank"] if per is None else [per, "rank"])
+
+
+WINDOWS = {
+    "tumbling": (pen.tumbling("10s"), 10, 10),
+    "sliding": (pen.sliding("10s", "4s"), 10, 4),
+}
+
+
+@pytest.mark.slow
+@settings(max_examples=JOBS)
+@given(
+    rows=ROWS,
+    window=st.sampled_from([*WINDOWS, "session"]),
+    order=st.sampled_from(sorted(ORDERS)),
+    n=st.integers(1, 4),
+    is_keyed=st.booleans(),
+    budget=st.integers(3, 25),
+    lives=LIVES,
+)
+def test_the_first_rows_of_windows_are_those_of_sql(
+    *,
+    rows: list[Row],
+    window: str,
+    order: str,
+    n: int,
+    is_keyed: bool,
+    budget: int,
+    lives: list[tuple[int, int | None]],
+) -> None:
+    job = Job(rows, budget)
+    by, descending, _ = ORDERS[order]
+    stream: Any = job.stream.key_by("key") if is_keyed else job.stream
+    per = "key" if is_keyed else "1"
+    if window == "session":
+        cut = stream.window("w", pen.session("4s"))
+        source = f"""(
+            SELECT id, key, price, n, "at", min("at") OVER (PARTITION BY {per}, s) AS w FROM (
+                SELECT *, sum(is_first::INT) OVER (PARTITION BY {per} ORDER BY "at") AS s FROM (
+                    SELECT *, coalesce("at" - lag("at") OVER (PARTITION BY {per} ORDER BY "at")
+                        > INTERVAL 4 SECONDS, true) AS is_first FROM rows)))"""
+    else:
+        given, width, slide = WINDOWS[window]
+        cut = stream.window("w", given)
+        second = 'epoch("at")::BIGINT'
+        source = (
+            f"(SELECT *, make_timestamp(unnest(range({second} // {slide} * {slide}, "
+            f"{second} - {width}, -{slide})) * {SECOND}) AS w FROM rows)"
+        )
+    top = cut.top(n, by=by, descending=descending, rank="rank")
+    top.write("out", job.out)
+    top.side_output(pen.LATE).write("late", job.late)
+    ties = [name for name in SCHEMA.names if name != "key" or not is_keyed]
+    query = ranked_sql(order, f"{per}, w", ties, source).replace("$n", str(n))
+    for _ in job.lives(lives):
+        pass
+    found = [
+        {**{name: row[name] for name in (*SCHEMA.names, "rank")}, "w": row["window_start"]}
+        for row in job.out.rows()
+    ]
+    assert bag(found) == bag(ask(query, rows))
+    assert job.late.rows() == []
+
+
+def chain(rows: Iterable[Row], ttl: int | None) -> list[Row]:
+    """Return the first rows of each key, a time to live or more apart, as a plain loop."""
+    ordered = sorted(
+        rows,
+        key=lambda row: [
+            (value is not None, value)
+            for value in (row["at"], row["id"], row["price"], row["n"])
+        ],
+    )
+    ends: dict[Any, Any] = {}
+    found = []
+    for row in ordered:
+        end = ends.get(row["key"])
+        if end is None or (ttl is not None and row["at"] >= end):
+            found.append(row)
+            ends[row["key"]] = row["at"] + (ttl or 0)
+    return found
+
+
+@pytest.mark.slow
+@settings(max_examples=JOBS)
+@given(
+    rows=ROWS,
+    ttl=st.sampled_from([None, 1, 7, 30]),
+    budget=st.integers(3, 25),
+    lives=LIVES,
+)
+def test_of_rows_in_order_of_time_the_first_ones_do_not_depend_on_how_the_job_is_run(
+    *,
+    rows: list[Row],
+    ttl: int | None,
+    budget: int,
+    lives: list[tuple[int, int | None]],
+) -> None:
+    # Rows of one instant would be first or not by the epoch that they are in.
+    rows = [
+        {**row, "at": place * SECOND + row["at"] // 40, "price": abs(row["price"] or 1)}
+        for place, row in enumerate(rows)
+    ]
+    job = Job(rows, budget, splits=1)
+    lifetime = "forever" if ttl is None else f"{ttl}s"
+    job.stream.deduplicate("first", "key", ttl=lifetime).write("out", job.out)
+    for _ in job.lives(lives):
+        seen = [{**row, "at": _micros(row["at"])} for row in job.seen.rows()]
+        found = [{**row, "at": _micros(row["at"])} for row in job.out.rows()]
+        assert bag(found) == bag(chain(seen, None if ttl is None else ttl * SECOND))
+
+
+@pytest.mark.slow
+@settings(max_examples=JOBS)
+@given(
+    rows=ROWS,
+    ttl=st.sampled_from([1, 7, 30]),
+    delay=st.sampled_from(["0s", "5s", "100s"]),
+    budget=st.integers(1, 25),
+    lives=LIVES,
+)
+def test_in_any_disorder_no_two_rows_of_a_key_are_within_the_time_to_live_and_none_is_lost(
+    *,
+    rows: list[Row],
+    ttl: int,
+    delay: str,
+    budget: int,
+    lives: list[tuple[int, int | None]],
+) -> None:
+    job = Job(rows, budget)
+    timed = job.stream.watermark("again", "at", delay=delay)
+    once = timed.deduplicate("first", "key", ttl=f"{ttl}s")
+    once.write("out", job.out)
+    once.side_output(pen.LATE).write("late", job.late)
+    for _ in job.lives(lives):
+        pass
+    emitted: dict[Any, list[int]] = {}
+    for row in job.out.rows():
+        emitted.setdefault(row["key"], []).append(_micros(row["at"]))
+    for times in emitted.values():
+        ordered = sorted(times)
+        gaps = [b - a for a, b in pairwise(ordered)]
+        assert all(gap >= ttl * SECOND for gap in gaps)
+    late = bag(job.late.rows())
+    for row in job.seen.rows():
+        end = max(emitted.get(row["key"], [-(10**12)])) + ttl * SECOND
+        assert _micros(row["at"]) < end or late[next(iter(bag([row])))], row
+
+
+def _micros(instant: Any) -> int:
+    micros: Any = pa.scalar(instant, pa.timestamp("us")).value
+    return int(micros)
+
+
+def test_of_rows_of_one_epoch_the_least_of_each_key_is_the_first() -> None:
+    rows = [
+        {"id": n, "key": "ab"[n % 2], "price": n % 3 / 2, "n": n % 2, "at": n % 4 * SECOND}
+        for n in range(40)
+    ]
+    job = Job(rows, 100)
+    job.stream.deduplicate("first", "key", ttl="forever").write("out", job.out)
+    for _ in job.lives([]):
+        pass
+    query = (
+        "SELECT * FROM rows QUALIFY row_number() OVER "
+        '(PARTITION BY key ORDER BY "at", id, price, n) = 1'
+    )
+    assert bag(job.out.rows()) == bag(ask(query, rows))
