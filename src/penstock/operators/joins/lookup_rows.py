@@ -1,7 +1,8 @@
 """LookupRows: rows in memory that are found by their key, however many a key has.
 
-Rows are sorted by the hash of their key once. Keys are looked for by bisection, and those of
-equal hashes are compared. A null in a key matches nothing.
+Rows are sorted by the hash of their key once. A directory says where the rows of each prefix of
+hashes begin, so that a key is found in two steps: bisection would miss the processor's caches
+twenty times. Keys of equal hashes are compared. A null in a key matches nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,12 +41,18 @@ class LookupRows:
         self.rows = take_rows(rows, order)
         """The rows that have a key, in another order than they were given."""
         self._hashes = hashes[order]
+        # About one row per prefix; hashes that are cut short have 8 bits.
+        bits = min(24, max(8, len(hashes).bit_length()))
+        self._shift = np.uint64(64 - bits)
+        prefixes = np.arange(1 << bits, dtype=np.uint64) << self._shift
+        begins = np.append(np.searchsorted(self._hashes, prefixes), len(hashes))
+        self._begins = begins.astype(np.int32 if len(hashes) < 1 << 31 else np.int64)
         self._columns: list[Any] = [self.rows.column(name) for name in keys]
 
     @property
     def size_bytes(self) -> int:
         """About how much memory it takes."""
-        return self.rows.nbytes + self._hashes.nbytes
+        return self.rows.nbytes + self._hashes.nbytes + self._begins.nbytes
 
     def partners_of(self, columns: Sequence[Any]) -> Iterator[tuple[Positions, Positions]]:
         """Yield which of some keys match which rows: numbers of keys, and of rows.
@@ -59,8 +66,9 @@ class LookupRows:
             for column, own in zip(columns, self._columns, strict=True)
         ]
         hashes = hash_keys(asked)
-        starts = np.searchsorted(self._hashes, hashes, "left")
-        counts = np.searchsorted(self._hashes, hashes, "right") - starts
+        prefixes = (hashes >> self._shift).astype(np.int64)
+        starts: Positions = self._begins[prefixes].astype(np.int64)
+        counts: Positions = self._begins[prefixes + 1].astype(np.int64) - starts
         has_key = without_nulls(asked)
         if has_key is not None:
             counts[~has_key] = 0
@@ -72,6 +80,9 @@ class LookupRows:
             end = max(first + 1, end)
             numbers, places = _ranges(starts[first:end], counts[first:end])
             numbers += first
+            is_near = self._hashes[places] == hashes[numbers]
+            if not is_near.all():
+                numbers, places = numbers[is_near], places[is_near]
             same = equal_keys(asked, numbers, self._columns, places)
             if not same.all():
                 numbers, places = numbers[same], places[same]
