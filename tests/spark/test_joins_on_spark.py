@@ -51,11 +51,18 @@ def test_a_join_whose_driver_died_goes_on_and_is_what_sql_says(
         *ROWS, watermark_delay="200s", parallelism=2, splits=2, how="full", **options
     )
 
+    run_twice(job.pipeline, tmp_path)
+    assert job.found() == run_sql(sql, *ROWS)
+
+
+def run_twice(pipeline: pen.Pipeline, checkpoints: Path) -> None:
+    """Run a job whose driver dies after two epochs, then to its end."""
+
     def run(**more: Any) -> None:
         chosen = RunOptions(
-            checkpoint=str(tmp_path), session=shared_session(), settings=SMALL, **more
+            checkpoint=str(checkpoints), session=shared_session(), settings=SMALL, **more
         )
-        run_on_spark(job.pipeline.graph(), job.pipeline.registry, chosen)
+        run_on_spark(pipeline.graph(), pipeline.registry, chosen)
 
     def stop_early(status: pen.JobStatus) -> None:
         if status.epochs_published == 2:
@@ -64,7 +71,6 @@ def test_a_join_whose_driver_died_goes_on_and_is_what_sql_says(
     with pytest.raises(StopNowError):
         run(on_status=stop_early)
     run()
-    assert job.found() == run_sql(sql, *ROWS)
 
 
 async def _ask(keys: pl.DataFrame) -> pl.DataFrame:
@@ -100,3 +106,24 @@ def test_rows_are_looked_up_in_all_kinds_of_lookups_on_spark(tmp_path: Path) -> 
         (2, "two", None, None, 4): 3,
         (3, None, None, "three", 6): 3,
     }
+
+
+def test_a_join_of_tables_whose_driver_died_leads_to_the_join_of_what_they_are(
+    tmp_path: Path,
+) -> None:
+    users = [{"user": n % 9, "city": n} for n in range(120)]
+    orders = [{"order": n, "user": n * 7 % 12} for n in range(120)]
+    pipeline = pen.Pipeline("tables", parallelism=2)
+    cities = pipeline.read("users", pen.list_source(users)).from_upserts("c", key="user")
+    ordered = pipeline.read("orders", pen.list_source(orders))
+    out = pen.list_sink("tables-on-spark")
+    cities.join("join", ordered, on="user", how="full", ttl=(None, None)).write("out", out)
+    run_twice(pipeline, tmp_path)
+    found: Counter[Any] = Counter()
+    for row in out.rows():
+        sign = 1 if row["change"] in ("insert", "update-after") else -1
+        found[row["user"], row["city"], row["order"]] += sign
+    last = {row["user"]: row["city"] for row in users}
+    wanted = {(row["user"], last.get(row["user"]), row["order"]) for row in orders}
+    assert set((+found).elements()) == wanted
+    assert sum(found.values()) == len(orders)

@@ -1,7 +1,11 @@
 """Joins of tables, one epoch at a time: what they emit and keep, for how long, and what they refuse."""
 
+import json
 import logging
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -102,6 +106,13 @@ def test_equal_rows_of_an_append_only_side_are_rows_each() -> None:
         join.step([{"k": 1, "a": 1}] * 2)
         assert join.kept() == (2, 0)
         assert signed(join.step(right=[{"k": 1, "b": 0}])) == [("+", 1, 1)] * 2
+
+
+def test_numbers_of_rows_are_never_used_again() -> None:
+    with Join() as join:
+        for n in range(3):
+            join.step([{"k": 1, "a": n}])
+        assert join.kept() == (3, 0)
 
 
 def test_a_hot_key_of_a_semi_join_is_asked_only_whether_there_is_any() -> None:
@@ -290,3 +301,20 @@ def test_a_predicate_reads_the_columns_of_a_pair() -> None:
         assert signed(join.step(right=[right])) == [("+", 1, 5, 6), ("-", 1, 5, None)]
         found = join.step(right=[{**right, "change": "delete"}])
         assert signed(found) == [("+", 1, 5, None), ("-", 1, 5, 6)]
+
+
+@pytest.mark.slow
+def test_state_four_times_the_memory_budget_is_joined_in_little_memory(
+    tmp_path: Path,
+) -> None:
+    module = "tests.unit.operators.joins.large_join_program"
+    ran = subprocess.run(
+        [sys.executable, "-m", module, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    figures = json.loads(ran.stdout)
+    assert figures["kept_bytes"] > 4 * figures["budget_bytes"] - 1
+    assert figures["changes"] >= figures["kept_rows"]
+    assert figures["peak_bytes"] < 3 * figures["budget_bytes"]
