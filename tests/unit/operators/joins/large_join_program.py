@@ -6,6 +6,7 @@ join keeps, and how many changes came out. Rows are held by Arrow alone.
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,6 @@ import pyarrow as pa
 import penstock as pen
 from penstock.state.storage.urls import open_store
 from penstock.testing import OperatorHarness
-from tests.unit.state.files.file_builders import a_schema
 
 BUDGET = 16 << 20
 TEXT_BYTES = 1_000
@@ -26,13 +26,10 @@ KEYS = 1_000_000
 def main(folder: str) -> None:
     """Join rows epoch by epoch."""
     pipeline = pen.Pipeline("large")
-    sides = [
-        pipeline.read(
-            name,
-            pen.list_source([], a_schema(**{"k": pa.int64(), name: pa.binary()})),
-        )
-        for name in ("one", "two")
-    ]
+    sides = []
+    for name in ("one", "two"):
+        columns: dict[str, Any] = {"k": pa.int64(), name: pa.binary()}
+        sides.append(pipeline.read(name, pen.list_source([], pa.schema(columns))))
     joined = sides[0].join("join", sides[1], on="k", how="full", ttl=(None, None))
     joined.write("out", pen.blackhole())
     node = next(node for node in pipeline.graph().nodes if node.operator == "join")
