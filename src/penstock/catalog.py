@@ -26,7 +26,7 @@ from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.ranking import changelog_top, deduplicate, top, window_top
 from penstock.operators.registry import OperatorConfig, Registry
 from penstock.operators.udfs import async_operator, functions, native, specs
-from penstock.operators.updating import aggregate, combine
+from penstock.operators.updating import aggregate, combine, retracting
 from penstock.operators.windows import panes, sessions
 
 _Build: TypeAlias = Callable[[Any], ArrowOperator | SourceOperator]
@@ -56,6 +56,7 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (stdout.BlackholeConfig, stdout.Blackhole),
     (combine.CombineConfig, combine.Combine),
     (aggregate.UpdatingAggregateConfig, aggregate.UpdatingAggregate),
+    (retracting.RetractingAggregateConfig, retracting.RetractingAggregate),
     (settling.SettleConfig, settling.Settle),
     (latest.LatestConfig, latest.Latest),
     (debezium.FromDebeziumConfig, debezium.FromDebezium),

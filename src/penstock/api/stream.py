@@ -159,7 +159,6 @@ class AnyStream(JoinSteps, RankingSteps):
         ttl_domain: TimeDomain | str | None,
         parallelism: int | None,
     ) -> "Stream":
-        self.port.check_append_only("aggregate")
         changelog = add_updating_aggregate(
             self.builder,
             self.port,

@@ -31,8 +31,14 @@ from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.expressions import with_columns_spec
 from penstock.operators.updating.aggregate import updating_aggregate_spec
-from penstock.operators.updating.combine import combine_spec, partial_schema
+from penstock.operators.updating.change_plan import compile_changes
+from penstock.operators.updating.combine import (
+    combine_changes_spec,
+    combine_spec,
+    partial_schema,
+)
 from penstock.operators.updating.lifetimes import LAST_SEEN, Expiry
+from penstock.operators.updating.retracting import retracting_aggregate_spec
 from penstock.operators.windows.aggregation import (
     OWN_COLUMNS,
     WindowAggregation,
@@ -272,6 +278,15 @@ def add_updating_aggregate(
         if ttl_domain is not None:
             domain = to_time_domain(ttl_domain, "ttl_domain", where=repr(name))
     stream, keys = rows.schema, rows.schema.key_columns
+    if stream.is_changelog:
+        if ttl is not None or ttl_domain is not None:
+            raise UserError(
+                f"{name!r} follows a changelog, which says itself when rows are gone: leave ttl "
+                "out, or give it to the step that makes the changelog",
+                code=ErrorCode.INVALID_CONFIG,
+                operator=name,
+            )
+        return _add_retracting_aggregate(builder, rows, operator, aggregates, parallelism)
     if ttl_micros is not None:
         with builder.problems.noting():
             expiry = Expiry.of(ttl_micros, domain, stream)
@@ -301,4 +316,38 @@ def add_updating_aggregate(
     if parallelism is None and not keys:
         parallelism = 1
     builder.place(operator, spec, [partials], parallelism=parallelism)
+    return builder.port(operator)
+
+
+def _add_retracting_aggregate(
+    builder: GraphBuilder,
+    rows: Port,
+    operator: OperatorId,
+    aggregates: Mapping[str, Any],
+    parallelism: int | None,
+) -> Port:
+    """Add a combiner and an aggregate behind a changelog; return the changelog of results."""
+    stream, keys = rows.schema, rows.schema.key_columns
+    taken = (*keys, CHANGE_COLUMN)
+    plan = compile_changes(str(operator), aggregates, stream, taken=taken, keys=keys)
+    if not keys and ALL_ROWS in plan.values:
+        raise SchemaError(
+            f"{str(operator)!r}: column {ALL_ROWS!r} has the name of a column that aggregates "
+            "of all rows add: rename it",
+            operator=str(operator),
+        )
+    whole = rows
+    if rows.exchange in (Exchange.BY_KEY, Exchange.BROADCAST):
+        whole = replace(rows, exchange=Exchange.FORWARD, schema=stream.keyed_by())
+    combined = builder.add_step(
+        builder.name_for("combine"),
+        combine_changes_spec(plan.arithmetic, keys, plan.values),
+        [whole],
+    )
+    changes = builder.port(combined)
+    changes = changes.sent_by(keys or (ALL_ROWS,))
+    spec = retracting_aggregate_spec(plan, changes.schema)
+    if parallelism is None and not keys:
+        parallelism = 1
+    builder.place(operator, spec, [changes], parallelism=parallelism)
     return builder.port(operator)

@@ -31,7 +31,7 @@ from typing_extensions import override
 from penstock.core.arrow_types import why_not_in_polars
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
-from penstock.operators.aggregates.compiled import Kind, Reduction
+from penstock.operators.aggregates.compiled import End, Kind, Reduction
 from penstock.operators.aggregates.frames import decoded, frame_schema
 from penstock.operators.expression_checks import derive_types
 from penstock.state.tables.column_groups import Meaning
@@ -70,6 +70,25 @@ class Aggregate(ABC):
         of `others` are null.
         """
         del partials, others
+        return None
+
+    def unmerge(
+        self, partials: Mapping[str, pl.Expr], removed: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr] | None:
+        """Return the partials without those of some of their rows; None if they do not tell.
+
+        It is for changelogs, whose rows are removed again. Without it, the values of all rows
+        are kept, and a group whose rows change is computed again.
+        """
+        del partials, removed
+        return None
+
+    def for_changes(self) -> "Aggregate":
+        """Return the form for a changelog, whose partials also tell when no values are left."""
+        return self
+
+    def kept(self) -> "Kept | None":
+        """Return what is kept of a changelog's rows if `unmerge` cannot be; None for all it reads."""
         return None
 
     def settle(self, **computed: pl.Expr) -> Mapping[str, pl.Expr] | None:
@@ -134,6 +153,21 @@ class Aggregate(ABC):
         """Return the type of the result, or None for the type that `final` gives."""
         del stream
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The values that an aggregate over a changelog keeps, each with the number of its rows."""
+
+    columns: tuple[str, ...]
+    counts: pl.Expr
+    """Which rows have such a value; others are passed over."""
+    aggregate: Aggregate
+    """What is computed of the rows that count."""
+    end: End | None = None
+    """The end of the values, in order of the columns, that alone decides on the result."""
+    is_distinct: bool = False
+    """Whether it is computed of different values, and `unmerge` takes out those that are gone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +281,11 @@ class ColumnAggregate(Aggregate):
         """Return the values that count; null for all others."""
         column = pl.col(self.column)
         return column if self.where is None else pl.when(self.where).then(column)
+
+    @override
+    def kept(self) -> Kept:
+        columns = tuple(dict.fromkeys((self.column, *self.others())))
+        return Kept(columns, self.values().is_not_null(), self.replaced(where=None))
 
     def type_in(self, stream: StreamSchema) -> Any:
         """Return the type of the values in a stream, in its plain layout."""

@@ -17,6 +17,8 @@ from penstock.operators.user_functions import to_failure
 from penstock.state.tables.column_groups import ColumnGroup, Meaning
 
 Kind: TypeAlias = Literal["count", "sum", "float_sum", "min", "max", "zero"]
+End: TypeAlias = Literal["first", "last"]
+"""An end of the values of a group in order."""
 _READ_ERRORS = (pl.exceptions.PolarsError, pa.ArrowException, ValueError, TypeError)
 _UNFIT = ("conversion from", "overflow")
 """How Polars begins its errors about values that do not fit a type."""
@@ -49,6 +51,7 @@ class AggregateConfig:
     """One row of partials: an Arrow stream in its IPC form."""
     meaning: tuple[str, str, str] = ("", "", "")
     was: tuple[str, ...] = ()
+    unmerged: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class CompiledAggregate:
     """What it computes: state of another meaning cannot be gone on from."""
     was: tuple[str, ...] = ()
     """The names that its result may have in a checkpoint."""
+    unmerged: tuple[pl.Expr, ...] | None = None
+    """As `from_pair`, but takes the second row's partials out of the first's; None if it cannot."""
 
     def to_group(self) -> ColumnGroup:
         """Return its partials as columns of a table that may come and go."""
@@ -115,7 +120,7 @@ class CompiledAggregate:
 
     def to_config(self) -> AggregateConfig:
         """Return it as plain data, so that workers need neither aggregate nor stream schema."""
-        pair, settled = self.from_pair, self.settled
+        pair, settled, unmerged = self.from_pair, self.settled, self.unmerged
         return AggregateConfig(
             self.shown,
             self.reads,
@@ -130,12 +135,14 @@ class CompiledAggregate:
             self.of_no_rows,
             (self.meaning.outline, self.meaning.expressions, self.meaning.dialect),
             self.was,
+            None if unmerged is None else tuple(e.meta.serialize() for e in unmerged),
         )
 
     @classmethod
     def from_config(cls, config: AggregateConfig) -> "CompiledAggregate":
         """Return the aggregate that went into a config."""
         read, pair, settled = pl.Expr.deserialize, config.from_pair, config.settled
+        unmerged = config.unmerged
         try:
             result, *partials = pa.ipc.read_schema(pa.py_buffer(config.fields))
             return cls(
@@ -153,6 +160,7 @@ class CompiledAggregate:
                 config.of_no_rows,
                 Meaning(*config.meaning),
                 config.was,
+                None if unmerged is None else tuple(map(read, unmerged)),
             )
         except _READ_ERRORS as error:
             raise UserError(

@@ -60,8 +60,12 @@ class _Compiler:
         finish = final.alias(self._result)
         others = {part: pl.col(other_column(name)) for part, name in names.items()}
         pair = self._named(names, aggregate.merge_pair(columns, others))
-        if pair is not None and settled is None:
-            pair = tuple(e.cast(types[e.meta.output_name()]) for e in pair)
+        unmerged = self._named(names, self._unmerged(columns, others))
+        if settled is None:
+            pair, unmerged = (
+                made and tuple(e.cast(types[e.meta.output_name()]) for e in made)
+                for made in (pair, unmerged)
+            )
         reductions = aggregate.reductions()
         fields = tuple(to_arrow_field(self._shown, n, kind) for n, kind in types.items())
         return CompiledAggregate(
@@ -78,7 +82,28 @@ class _Compiler:
             of_no_rows=self._of_no_rows(from_rows, settled, types, pa.schema(fields)),
             meaning=self._meaning(partial, merged, final),
             was=aggregate.former_names,
+            unmerged=unmerged,
         )
+
+    def _unmerged(
+        self, columns: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
+    ) -> dict[str, pl.Expr] | None:
+        """Return how rows of a changelog are taken out again; None if they cannot be."""
+        if not self._stream.is_changelog:
+            return None
+        try:
+            made = self._aggregate.unmerge(columns, others)
+        except Exception as error:  # the boundary to user code
+            raise self._refusal(f"unmerge raised {_first_line(error)}") from error
+        if made is None:
+            return None
+        unmerged = self._checked("unmerge", made)
+        if unmerged.keys() != columns.keys():
+            raise self._refusal(
+                f"unmerge gives {sorted(unmerged)} and partial {sorted(columns)}: both must "
+                "give the same"
+            )
+        return unmerged
 
     def _merging(
         self,
@@ -271,6 +296,8 @@ def compile_aggregates(
             continue
         try:
             fitted = aggregate.for_stream(stream)
+            if stream.is_changelog:
+                fitted = fitted.for_changes()
             made = _Compiler(name, aggregate.display(), fitted, stream).compile()
             compiled.append(replace(made, step=step))
             clashes = [field.name for field in made.partials if field.name in keys]

@@ -1,7 +1,7 @@
 """The aggregates count, count_distinct, bool_and and bool_or: what comes out of counting."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import polars as pl
@@ -11,6 +11,7 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import SchemaError
 from penstock.operators.aggregates.aggregate import (
     ColumnAggregate,
+    Kept,
     find_where_problems,
     is_orderable,
 )
@@ -79,6 +80,11 @@ class CountDistinct(ColumnAggregate):
     @override
     def final(self, values: pl.Expr) -> pl.Expr:
         return values.list.len().cast(pl.Int64)
+
+    @override
+    def kept(self) -> Kept:
+        """Count the values that are there: one that comes again, or goes once, changes nothing."""
+        return replace(super().kept(), aggregate=CountValues(self.column), is_distinct=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,12 +46,11 @@ from penstock.operators.aggregates.sketches import (
     as_shares,
 )
 from penstock.operators.aggregates.top_values import ApproxTopK
-from penstock.operators.aggregates.totals import (
-    Avg,
+from penstock.operators.aggregates.totals import Avg, Sum
+from penstock.operators.aggregates.variances import (
     Deviation,
     PopulationDeviation,
     PopulationVariance,
-    Sum,
     Variance,
 )
 from penstock.operators.user_functions import pickle_function

@@ -1,8 +1,8 @@
 """The aggregates of two columns of numbers: corr, covar_pop, covar_samp and regr_*.
 
 Only rows that have both values count. Kept are the count, both means, and the sums of products
-of distances from them, merged by Chan's formula as those of a variance are. All are sums, so a
-row could be taken out of them again.
+of distances from them, merged by Chan's formula as those of a variance are. Over a changelog the
+same formula takes rows out again.
 
 As in SQL, `y` comes first: it is what is explained, and `x` explains it. What would divide by a
 variance of zero is null. Distances below the precision of floats count as none: values that
@@ -11,7 +11,7 @@ differ by less than a ten-trillionth of their mean are one value.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import polars as pl
 from typing_extensions import override
@@ -33,6 +33,8 @@ class PairStatistic(ColumnAggregate):
     x: str = ""
     statistic: str = "corr"
     """Which of the statistics: they differ in the last step only."""
+    counts_odd: bool = False
+    """Whether pairs with NaN or an infinite number are counted apart, as in a changelog."""
 
     @property
     def function(self) -> str:  # type: ignore[override]
@@ -50,6 +52,11 @@ class PairStatistic(ColumnAggregate):
         if self.where is not None:
             counts &= self.where
         values = {n: pl.when(counts).then(c.cast(pl.Float64)) for n, c in columns.items()}
+        odd = {}
+        if self.counts_odd:
+            is_finite = values["x"].is_finite() & values["y"].is_finite()
+            odd = {"odd": (~is_finite).sum().cast(pl.Int64)}
+            values = {n: pl.when(is_finite).then(c) for n, c in values.items()}
         count = values["x"].count().cast(pl.Int64)
         means = {f"mean_{name}": column.mean() for name, column in values.items()}
         sums = {
@@ -64,6 +71,7 @@ class PairStatistic(ColumnAggregate):
                 n: pl.when(count > 0).then(s * count).otherwise(0.0)
                 for n, s in sums.items()
             },
+            **odd,
         }
 
     @override
@@ -87,7 +95,7 @@ class PairStatistic(ColumnAggregate):
             between = (count * apart[a] * apart[b]).sum()
             between -= pl.when(total > 0).then(rounded).otherwise(0.0)
             merged[part] = parts[part].sum() + between
-        return merged
+        return {**merged, **({"odd": parts["odd"].sum()} if self.counts_odd else {})}
 
     @override
     def merge_pair(
@@ -110,11 +118,45 @@ class PairStatistic(ColumnAggregate):
         for part, (a, b) in _SUMS.items():
             between = (distance[a] * distance[b] * mine * other / total).fill_null(0.0)
             merged[part] = partials[part] + others[part].fill_null(0.0) + between
+        if self.counts_odd:
+            merged["odd"] = partials["odd"] + others["odd"].fill_null(0)
         return merged
 
     @override
+    def unmerge(
+        self, partials: Mapping[str, pl.Expr], removed: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        """Solve the formula for what is left; rounding must not leave negative squares."""
+        whole, gone = partials["count"], removed["count"]
+        left = whole - gone
+        unmerged, distance = {"count": left}, {}
+        for name in ("x", "y"):
+            part = f"mean_{name}"
+            distance[name] = (partials[part] - removed[part]).fill_null(0.0)
+            mean = partials[part] + distance[name] * gone / left
+            unmerged[part] = pl.when(left > 0).then(mean)
+        for part, (a, b) in _SUMS.items():
+            between = distance[a] * distance[b] * whole * gone / left
+            rest = partials[part] - removed[part] - between
+            rest = rest.clip(0.0) if a == b else rest
+            unmerged[part] = pl.when(left > 1).then(rest).otherwise(0.0)
+        if self.counts_odd:
+            unmerged["odd"] = partials["odd"] - removed["odd"]
+        return unmerged
+
+    @override
+    def for_changes(self) -> Self:
+        return self.replaced(counts_odd=True)
+
+    @override
     def final(self, count: pl.Expr, **parts: pl.Expr) -> pl.Expr:
-        return _statistics(count=count, **parts)[self.statistic]
+        odd = parts.pop("odd", None)
+        found = _statistics(count=count, **parts)[self.statistic]
+        if odd is None:
+            return found
+        if self.statistic == "regr_count":
+            return found + odd
+        return pl.when(odd > 0).then(float("nan")).otherwise(found)
 
 
 def _statistics(

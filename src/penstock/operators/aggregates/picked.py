@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import polars as pl
@@ -13,10 +13,11 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import InternalError, SchemaError
 from penstock.operators.aggregates.aggregate import (
     ColumnAggregate,
+    Kept,
     find_name_problems,
     is_orderable,
 )
-from penstock.operators.aggregates.compiled import Kind
+from penstock.operators.aggregates.compiled import End, Kind
 from penstock.operators.aggregates.frames import frame_schema
 
 
@@ -40,6 +41,7 @@ class Min(OneValue):
     function: ClassVar[str] = "min"
     reduced: ClassVar[Mapping[str, Kind]] = {"value": "min"}
     wins = staticmethod(operator.lt)
+    end: ClassVar[End] = "first"
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
@@ -57,6 +59,10 @@ class Min(OneValue):
         takes_other = self.wins(other, mine) | mine.is_null()
         return {"value": pl.when(takes_other).then(other).otherwise(mine)}
 
+    @override
+    def kept(self) -> Kept:
+        return replace(super().kept(), end=self.end)
+
 
 @dataclass(frozen=True, eq=False)
 class Max(Min):
@@ -65,6 +71,7 @@ class Max(Min):
     function: ClassVar[str] = "max"
     reduced: ClassVar[Mapping[str, Kind]] = {"value": "max"}
     wins = staticmethod(operator.gt)
+    end: ClassVar[End] = "last"
 
     @override
     def merge(self, value: pl.Expr) -> Mapping[str, pl.Expr]:
@@ -213,6 +220,15 @@ class First(OneValue):
     @override
     def final(self, time: pl.Expr, value: pl.Expr) -> pl.Expr:
         return value
+
+    @override
+    def kept(self) -> Kept:
+        counts, order = self.values().is_not_null(), str(self.order)
+        if self.needs_place:
+            counts &= pl.col(order).is_not_null()
+        columns = tuple(dict.fromkeys((order, self.column)))
+        end: End = "last" if self.is_last else "first"
+        return Kept(columns, counts, self.replaced(where=None), end)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,9 @@
-"""The aggregates sum, avg, var, stddev and their _pop; of no values they are null, as in SQL."""
+"""The aggregates sum and avg, over rows and over changelogs; of no values they are null.
+
+Over a changelog rows are taken out again by arithmetic. There they count values, because a sum that
+comes back to zero does not tell whether any are left. NaN and infinite numbers are counted
+instead of added: nothing brings a sum back from them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +15,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
-from penstock.operators.aggregates.aggregate import ColumnAggregate, is_number
+from penstock.operators.aggregates.aggregate import Aggregate, ColumnAggregate, is_number
 from penstock.operators.aggregates.compiled import Kind, Reduction
 
 _LONG = pl.Int64()
@@ -20,6 +25,7 @@ _LONG_CARRY = 1 << 64
 _DECIMAL_CARRY = 10**19
 _SHORT_DECIMALS = 19
 """How many digits decimals may have whose sums fit 38 digits, however many rows there are."""
+_NOT_FINITE: Mapping[str, float] = {"plus": float("inf"), "minus": float("-inf")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +105,24 @@ class Sum(ColumnAggregate):
             mine, other = mine % unit, other % unit
         return {"sum": pl.coalesce(mine + other, mine, other), "carry": carry}
 
+    def less(
+        self, partials: Mapping[str, pl.Expr], removed: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        """Subtract one sum from another; both are of the same rows, or one of a part of them."""
+        mine, gone = partials["sum"], removed["sum"]
+        if not self._is_carried():
+            return {"sum": pl.coalesce(mine - gone, mine)}
+        carry = partials["carry"], removed["carry"]
+        if self._is_decimal():
+            carry = carry[0].cast(_WIDE), carry[1].cast(_WIDE)
+        total = pl.coalesce(_widen(mine) - _widen(gone), _widen(mine))
+        return {"sum": total, "carry": carry[0] - carry[1]}
+
+    @override
+    def for_changes(self) -> Aggregate:
+        kind = FloatTotal if self.dtype.is_float() else CountedSum
+        return kind(self.column, self.where, self.dtype)
+
     @override
     def final(self, sum: pl.Expr, carry: pl.Expr | None = None) -> pl.Expr:
         """Return the total in its own type; one that does not fit is an error."""
@@ -170,6 +194,12 @@ class AdditiveAggregate(ColumnAggregate):
     ) -> Mapping[str, pl.Expr]:
         return {part: partials[part] + others[part].fill_null(0) for part in partials}
 
+    @override
+    def unmerge(
+        self, partials: Mapping[str, pl.Expr], removed: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        return {part: partials[part] - removed[part] for part in partials}
+
 
 @dataclass(frozen=True, eq=False)
 class Avg(AdditiveAggregate):
@@ -192,96 +222,119 @@ class Avg(AdditiveAggregate):
     def final(self, sum: pl.Expr, count: pl.Expr) -> pl.Expr:
         return pl.when(count > 0).then(sum / count)
 
+    @override
+    def for_changes(self) -> Aggregate:
+        return FloatTotal(self.column, self.where, self.dtype, is_mean=True)
+
 
 @dataclass(frozen=True, eq=False)
-class Variance(ColumnAggregate):
-    """The sample variance of a column; null of fewer than two values.
+class FloatTotal(AdditiveAggregate):
+    """The sum of floats, with counts of all values and of those that are not finite."""
 
-    Kept are count, mean and the sum of squared distances from it, merged by Chan's formula:
-    unlike sums of squares they stay exact when the mean is large.
-    """
-
-    function: ClassVar[str] = "var"
+    function: ClassVar[str] = "sum"
     wanted: ClassVar[str] = "numbers"
-    ddof: ClassVar[int] = 1
-    """What is taken off the count: a mean of the sample itself costs one of its values."""
     fits = staticmethod(is_number)
+
+    is_mean: bool = False
 
     @override
     def partial(self) -> Mapping[str, pl.Expr]:
-        """Count, mean and squared distances of values."""
         values = self.values().cast(pl.Float64)
-        count = values.count().cast(pl.Int64)
+        counts = {"count": values.count(), "nan": values.is_nan().sum()}
+        counts |= {part: (values == sign).sum() for part, sign in _NOT_FINITE.items()}
         return {
-            "count": count,
-            "mean": values.mean(),
-            "m2": pl.when(count > 0).then(values.var(ddof=0) * count).otherwise(0.0),
+            "sum": pl.when(values.is_finite()).then(values).sum(),
+            **{part: count.cast(pl.Int64) for part, count in counts.items()},
         }
 
     @override
-    def merge(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> Mapping[str, pl.Expr]:
-        """Add the distances from each mean, and the distances of the means from the common one.
+    def unmerge(
+        self, partials: Mapping[str, pl.Expr], removed: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        """Subtract; without finite numbers the sum is 0, whatever rounding has left of it."""
+        left = dict(super().unmerge(partials, removed))
+        finite = left["count"] - left["nan"] - left["plus"] - left["minus"]
+        left["sum"] = pl.when(finite > 0).then(left["sum"]).otherwise(0.0)
+        return left
 
-        Distances are small numbers and means may be large ones. So everything is computed from
-        distances, and the rounding error of the common mean is subtracted again.
-        """
-        total = count.sum()
-        base = mean.max()
-        common = pl.when(total > 0).then(base + ((mean - base) * count).sum() / total)
-        apart = mean - common
-        rounded = (count * apart).sum() ** 2 / total
-        between = (count * apart**2).sum() - pl.when(total > 0).then(rounded).otherwise(0.0)
-        return {"count": total, "mean": common, "m2": m2.sum() + between}
+    @override
+    def final(
+        self, sum: pl.Expr, count: pl.Expr, nan: pl.Expr, plus: pl.Expr, minus: pl.Expr
+    ) -> pl.Expr:
+        total = sum / count if self.is_mean else sum
+        return pl.when(count > 0).then(
+            pl.when((nan > 0) | ((plus > 0) & (minus > 0)))
+            .then(float("nan"))
+            .when(plus > 0)
+            .then(float("inf"))
+            .when(minus > 0)
+            .then(float("-inf"))
+            .otherwise(total)
+        )
+
+    @override
+    def for_changes(self) -> Aggregate:
+        return self
+
+    @override
+    def outline(self) -> str:
+        return f"{'avg' if self.is_mean else 'sum'}({self.arguments()}) and counts"
+
+
+@dataclass(frozen=True, eq=False)
+class CountedSum(Sum):
+    """The sum of whole numbers, decimals or durations, and the count of their values."""
+
+    @override
+    def partial(self) -> Mapping[str, pl.Expr]:
+        count = self.values().count().cast(pl.Int64)
+        return {**super().partial(), "count": count}
+
+    @override
+    def merge(
+        self, sum: pl.Expr, carry: pl.Expr | None = None, count: pl.Expr | None = None
+    ) -> Mapping[str, pl.Expr]:
+        merged = super().merge(sum, carry)
+        return merged if count is None else {**merged, "count": count.sum()}
 
     @override
     def merge_pair(
         self, partials: Mapping[str, pl.Expr], others: Mapping[str, pl.Expr]
     ) -> Mapping[str, pl.Expr]:
-        """Merge two by the distance of their means, which is exact where these are close."""
-        mine, other = partials["count"], others["count"].fill_null(0)
-        total = mine + other
-        distance = others["mean"] - partials["mean"]
-        common = (
-            pl.when(other == 0)
-            .then(partials["mean"])
-            .when(mine == 0)
-            .then(others["mean"])
-            .otherwise(partials["mean"] + distance * other / total)
-        )
-        between = (distance**2 * mine * other / total).fill_null(0.0)
-        both = partials["m2"] + others["m2"].fill_null(0.0)
-        return {"count": total, "mean": common, "m2": both + between}
+        count = partials["count"] + others["count"].fill_null(0)
+        return {**super().merge_pair(partials, others), "count": count}
 
     @override
-    def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
-        return pl.when(count > self.ddof).then(m2 / (count - self.ddof))
-
-
-@dataclass(frozen=True, eq=False)
-class Deviation(Variance):
-    """The sample standard deviation of a column; null of fewer than two values."""
-
-    function: ClassVar[str] = "stddev"
+    def unmerge(
+        self, partials: Mapping[str, pl.Expr], removed: Mapping[str, pl.Expr]
+    ) -> Mapping[str, pl.Expr]:
+        """Subtract in 128 bits, as `merge_pair` adds."""
+        count = partials["count"] - removed["count"]
+        return {**self.less(partials, removed), "count": count}
 
     @override
-    def final(self, count: pl.Expr, mean: pl.Expr, m2: pl.Expr) -> pl.Expr:
-        return super().final(count, mean, m2).sqrt()
+    def settle(self, **computed: pl.Expr) -> Mapping[str, pl.Expr] | None:
+        settled = super().settle(**computed)
+        return None if settled is None else {**settled, "count": computed["count"]}
 
+    @override
+    def final(
+        self, sum: pl.Expr, carry: pl.Expr | None = None, count: pl.Expr | None = None
+    ) -> pl.Expr:
+        total = super().final(sum, carry)
+        return total if count is None else pl.when(count > 0).then(total)
 
-@dataclass(frozen=True, eq=False)
-class PopulationVariance(Variance):
-    """The variance of a column whose values are all there are; null of none."""
+    @override
+    def reductions(self) -> None:
+        return None
 
-    function: ClassVar[str] = "var_pop"
-    ddof: ClassVar[int] = 0
+    @override
+    def for_changes(self) -> Aggregate:
+        return self
 
-
-@dataclass(frozen=True, eq=False)
-class PopulationDeviation(Deviation):
-    """The standard deviation of a column whose values are all there are; null of none."""
-
-    function: ClassVar[str] = "stddev_pop"
-    ddof: ClassVar[int] = 0
+    @override
+    def outline(self) -> str:
+        return f"{super().outline()} and count"
 
 
 def _widen(values: pl.Expr) -> pl.Expr:

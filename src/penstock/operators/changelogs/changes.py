@@ -114,8 +114,6 @@ _HARMS = {
     "by key",
     "window": "a window would have to take rows out again that were changed. Cut the rows that "
     "the changelog is made of into windows",
-    "aggregate": "its aggregates cannot take rows out again. Aggregate the rows that the "
-    "changelog is made of",
     "async_udf": "an answer may come in a later epoch than that of the other half of an update. "
     "Call it on the rows that the changelog is made of",
     "join": "by event time, rows that were joined could not be taken out again. Leave out within= "

@@ -192,7 +192,8 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
             gone = keys.filter(pa.array(is_due))
             self._delete(gone, state, ctx)
             was = np.ones(gone.num_rows, np.bool_)
-            before = self._shown(gone, self._plan.results_of(state, ()))
+            results = self._plan.results_of(state, ())
+            before = output_columns(gone, results, self._results)
             changes = to_changes(ctx.outputs[MAIN].arrow, before, before, was, ~was)
             collector.collect(changes)
 
@@ -295,25 +296,45 @@ class UpdatingAggregate(Configured[UpdatingAggregateConfig], ArrowOperator):
     ) -> None:
         """Emit the changes of results between two states; `there` says which keys are in each."""
         before, after = (self._plan.results_of(state, ()) for state in states)
-        found, lives = there
-        changed = found != lives
-        for field in self._results:
-            was, now = before.get_column(field.name), after.get_column(field.name)
-            changed |= was.ne_missing(now).to_numpy()
-        changed &= found | lives
-        if not changed.all():
-            picked = pl.Series(changed)
-            before, after = before.filter(picked), after.filter(picked)
-            keys = keys.filter(picked.to_arrow())
-            found, lives = found[changed], lives[changed]
-        rows = self._shown(keys, before), self._shown(keys, after)
-        collector.collect(to_changes(ctx.outputs[MAIN].arrow, *rows, found, lives))
-
-    def _shown(self, keys: pa.RecordBatch, results: pl.DataFrame) -> list[Any]:
-        """Return the columns of the output for keys and their results."""
-        shown = [keys.column(n) for n in self._keys.names if n != ALL_ROWS]
-        return shown + [to_array(results[f.name], f.type) for f in self._results]
+        schema = ctx.outputs[MAIN].arrow
+        changes = to_result_changes(schema, keys, (before, after), there, self._results)
+        collector.collect(changes)
 
     def _timers_in(self, ctx: OperatorContext) -> Timers:
         is_event_time = self.timers() == (TimeDomain.EVENT_TIME,)
         return ctx.event_timers if is_event_time else ctx.processing_timers
+
+
+def output_columns(
+    keys: pa.RecordBatch, results: pl.DataFrame, fields: Sequence["pa.Field[Any]"]
+) -> list[Any]:
+    """Return the columns of the output for keys and their results."""
+    shown = [keys.column(n) for n in keys.schema.names if n != ALL_ROWS]
+    return shown + [to_array(results[f.name], f.type) for f in fields]
+
+
+def to_result_changes(
+    schema: pa.Schema,
+    keys: pa.RecordBatch,
+    results: tuple[pl.DataFrame, pl.DataFrame],
+    there: tuple[Flags, Flags],
+    fields: Sequence["pa.Field[Any]"],
+) -> pa.RecordBatch:
+    """Return the changes between results before and after, row by row.
+
+    `there` says which keys are in each; `fields` are the columns of the results. What is as
+    before makes no change.
+    """
+    (before, after), (found, lives) = results, there
+    changed = found != lives
+    for field in fields:
+        was, now = before.get_column(field.name), after.get_column(field.name)
+        changed |= was.ne_missing(now).to_numpy()
+    changed &= found | lives
+    if not changed.all():
+        picked = pl.Series(changed)
+        before, after = before.filter(picked), after.filter(picked)
+        keys = keys.filter(picked.to_arrow())
+        found, lives = found[changed], lives[changed]
+    olds, news = (output_columns(keys, side, fields) for side in (before, after))
+    return to_changes(schema, olds, news, found, lives)

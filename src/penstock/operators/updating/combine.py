@@ -2,18 +2,21 @@
 
 An exchange then moves one row per key and epoch instead of one per row. The operator has no
 state: it emits the partials of an epoch's rows in the same epoch.
+
+Of a changelog it makes partials by key and sign. Where values are kept, which partials do not
+tell, it emits the different rows with their signs added up.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.arrow_types import stored_type
-from penstock.core.schema import StreamSchema
+from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.watermark import CheckpointBarrier, Watermark
 from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.compiled import AggregateConfig
@@ -22,9 +25,11 @@ from penstock.operators.aggregates.frames import (
     KEY_OF_ALL_ROWS,
     check_groupable,
     columns_to_frame,
+    decoded,
     to_batch,
 )
 from penstock.operators.aggregates.plan import AggregatePlan
+from penstock.operators.changelogs.changes import are_added
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
@@ -33,6 +38,8 @@ from penstock.state.tables.specs import TimeDomain
 
 _MAX_ROWS = 1_000_000
 _MAX_BYTES = 256 * 1024 * 1024
+SIGN = f"{CHANGE_COLUMN}.sign"
+"""The column that says how often partials or values are added; below 0 they are removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +55,14 @@ class CombineConfig(OperatorConfig):
     """With it, rows of a key that are so far apart by event time have partials of their own."""
     time: str = ""
     """The column of event times, if there is a time to live by it."""
+    is_signed: bool = False
+    """Whether rows are changes, and the sign of each partial is in a column of its own."""
+    values: tuple[str, ...] = ()
+    """The columns that are sent instead of partials, if there are any."""
 
     @override
     def shown(self) -> Mapping[str, str]:
-        plan = AggregatePlan.from_config(self.aggregates)
+        plan = AggregatePlan.from_config(self.aggregates).without(CHANGE_COLUMN)
         by = {"by": ", ".join(self.keys)} if self.keys else {}
         return {**by, "aggregates": plan.display()}
 
@@ -67,6 +78,29 @@ def combine_spec(
     if expiry is not None and expiry.by_event_time and time is not None:
         config = replace(config, ttl_micros=expiry.micros, time=time)
     return config.to_operator_spec()
+
+
+def combine_changes_spec(
+    plan: AggregatePlan, keys: Sequence[str], values: Sequence[str]
+) -> OperatorSpec:
+    """Turn changes into partials by key and sign, or into rows of these values with a sign."""
+    config = CombineConfig(
+        tuple(keys), plan.to_config(), is_signed=True, values=tuple(values)
+    )
+    return config.to_operator_spec()
+
+
+def signed_schema(
+    plan: AggregatePlan, keys: Sequence[str], values: Sequence[str], stream: StreamSchema
+) -> StreamSchema:
+    """Return the schema of partials, or of values, that are added or removed."""
+    partials = partial_schema(plan, keys, stream)
+    by = [partials.arrow.field(name) for name in partials.key_columns]
+    sent: Sequence[pa.Field[Any]] = plan.partials
+    if values:
+        sent = [f for f in decoded(stream.arrow) if f.name in values and f.name not in keys]
+    fields = pa.schema([*by, pa.field(SIGN, pa.int64()), *sent])
+    return StreamSchema(fields, None, partials.key_columns)
 
 
 def partial_schema(
@@ -94,14 +128,19 @@ class Combine(Configured[CombineConfig], ArrowOperator):
         self._expiry: Expiry | None = None
         if config.ttl_micros is not None:
             self._expiry = Expiry(config.ttl_micros, TimeDomain.EVENT_TIME)
-        self._columns = tuple(dict.fromkeys((*self._keys, *self._plan.reads)))
+        reads = config.values or self._plan.reads
+        signed = (CHANGE_COLUMN,) if config.is_signed else ()
+        self._columns = tuple(dict.fromkeys((*self._keys, *reads, *signed)))
         self._taken: list[pa.RecordBatch] = []
         self._row_count = 0
         self._size_bytes = 0
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        check_groupable(inputs[0].arrow, self._keys)
+        values = self.config.values
+        check_groupable(inputs[0].arrow, tuple(dict.fromkeys((*self._keys, *values))))
+        if self.config.is_signed:
+            return signed_schema(self._plan, self._keys, values, inputs[0])
         return partial_schema(self._plan, self._keys, inputs[0])
 
     @override
@@ -135,8 +174,19 @@ class Combine(Configured[CombineConfig], ArrowOperator):
         if not self._taken:
             return
         rows = columns_to_frame(self._taken, self._columns)
+        if self.config.is_signed:
+            added: Any = are_added(pa.Table.from_batches(self._taken))
+            is_added = pl.Series(added.to_numpy())
+            sign = pl.when(is_added).then(pl.lit(1, pl.Int64)).otherwise(-1).alias(SIGN)
+            rows = rows.drop(CHANGE_COLUMN).with_columns(sign)
         self._taken, self._row_count, self._size_bytes = [], 0, 0
-        if self._expiry is None:
+        if self.config.values:
+            names = [name for name in rows.columns if name != SIGN]
+            net = rows.group_by(names).agg(pl.col(SIGN).sum())
+            partials = net.filter(pl.col(SIGN) != 0)
+        elif self.config.is_signed:
+            partials = self._plan.partials_of(rows, [*self._keys, SIGN])
+        elif self._expiry is None:
             partials = self._plan.partials_of(rows, self._keys)
         else:
             time = self.config.time
