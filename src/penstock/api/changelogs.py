@@ -14,7 +14,6 @@ from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import BAD
-from penstock.operators.changelogs.changes import check_changelog
 from penstock.operators.changelogs.debezium import from_debezium_spec
 from penstock.operators.changelogs.envelopes import (
     DELETED,
@@ -23,6 +22,7 @@ from penstock.operators.changelogs.envelopes import (
     ToUpsertsConfig,
 )
 from penstock.operators.changelogs.latest import latest_spec
+from penstock.operators.changes import check_changelog
 from penstock.operators.stateless import check_columns
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from penstock.graph.logical import (
     WatermarkSpec,
 )
 from penstock.graph.validate import find_problems, validate
-from penstock.operators.changelogs.changes import check_append_only
 from penstock.operators.changelogs.envelopes import ToDebeziumConfig, ToUpsertsConfig
 from penstock.operators.changelogs.settling import settle_spec
+from penstock.operators.changes import check_append_only
 from penstock.operators.expressions import EventTimeConfig, FilterConfig, event_time_spec
 from penstock.operators.operator import ArrowOperator, DisplayableOperator, SourceOperator
 from penstock.operators.registry import Registry

@@ -17,7 +17,7 @@ from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.spellings import OnBad
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.changelogs.changes import project_changes
+from penstock.operators.changes import project_changes
 from penstock.operators.expression_checks import derive_types
 from penstock.operators.expressions import filter_spec, select_spec, with_columns_spec
 from penstock.operators.frames import SchemaLike, to_stream_schema

@@ -18,7 +18,7 @@ from typing_extensions import override
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema, how_to_time
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.changelogs.changes import project_changes
+from penstock.operators.changes import project_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.expression_checks import (
     NO_COLUMNS,

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from penstock.connectors.files.committed import read_epochs
 from penstock.core.schema import CHANGE_COLUMN
 from penstock.errors import ErrorCode, SchemaError, StateError, UserError, did_you_mean
-from penstock.operators.changelogs.changes import are_added
 from penstock.operators.changelogs.envelopes import AFTER, BEFORE, DELETED, OP
+from penstock.operators.changes import are_added
 from penstock.state.storage.urls import StorePlace
 
 _ROWS_AT_A_TIME = 1_000_000

@@ -22,13 +22,13 @@ from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import SchemaError
 from penstock.graph.logical import MAIN
-from penstock.operators.changelogs.changes import (
+from penstock.operators.changelogs.settling import settle
+from penstock.operators.changes import (
     DELETE,
     UPDATE_BEFORE,
     are_added,
     check_changelog,
 )
-from penstock.operators.changelogs.settling import settle
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig, OperatorConfigT

@@ -28,7 +28,7 @@ from penstock.operators.aggregates.frames import (
     decoded,
     frame_schema,
 )
-from penstock.operators.changelogs.changes import changelog_schema, to_changes
+from penstock.operators.changes import changelog_schema, to_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig

@@ -26,7 +26,7 @@ from penstock.core.schema import CHANGE_COLUMN, Settling, StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.aggregates.frames import check_groupable, columns_to_frame
-from penstock.operators.changelogs.changes import are_added, check_changelog, kinds_of
+from penstock.operators.changes import are_added, check_changelog, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig

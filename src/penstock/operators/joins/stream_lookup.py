@@ -23,7 +23,7 @@ from penstock.core.key_hash import hash_keys
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import ErrorCode, SchemaError, StateError, UserError
-from penstock.operators.changelogs.changes import are_added
+from penstock.operators.changes import are_added
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.joins.lookup_join import LookupConfig, LookupOperator
 from penstock.operators.joins.lookup_rows import LookupRows, in_one_batch, in_plain_layouts

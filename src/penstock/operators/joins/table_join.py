@@ -25,7 +25,7 @@ from penstock.core.arrow_types import Micros, relay
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.changelogs.changes import kinds_of
+from penstock.operators.changes import kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.joins.sides import EVENT_TIME, How, Pick, plain
 from penstock.operators.joins.table_output import TableJoinConfig, derive_output

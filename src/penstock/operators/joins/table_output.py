@@ -28,7 +28,7 @@ from penstock.core.key_order import has_order
 from penstock.core.schema import CHANGE_COLUMN, Settling, StreamSchema
 from penstock.errors import SchemaError
 from penstock.operators.aggregates.frames import frame_schema
-from penstock.operators.changelogs.changes import check_free
+from penstock.operators.changes import check_free
 from penstock.operators.joins.matching import JoinConfig
 from penstock.operators.joins.sides import EVENT_TIME, How, JoinRules, plain
 

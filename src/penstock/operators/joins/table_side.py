@@ -25,8 +25,8 @@ from penstock.core.arrow_types import Micros, relay
 from penstock.core.schema import Settling, StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import BAD
-from penstock.operators.changelogs.changes import are_added
 from penstock.operators.changelogs.settling import settle
+from penstock.operators.changes import are_added
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.joins.sides import BAD_RIGHT, SIDES, plain
 from penstock.operators.joins.table_output import without_change

@@ -25,8 +25,8 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import SchemaError
 from penstock.operators.aggregates.frames import check_groupable
-from penstock.operators.changelogs.changes import are_added
 from penstock.operators.changelogs.settling import first_equal_rows, settle
+from penstock.operators.changes import are_added
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.ranking.order import places_within

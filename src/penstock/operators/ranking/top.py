@@ -24,8 +24,8 @@ from typing_extensions import override
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.watermark import CheckpointBarrier
 from penstock.operators.aggregates.frames import ALL_ROWS, check_groupable, decoded
-from penstock.operators.changelogs.changes import changelog_schema, kinds_of
 from penstock.operators.changelogs.settling import first_equal_rows, settle
+from penstock.operators.changes import changelog_schema, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.ranking.order import RankOrder, places_within

@@ -21,7 +21,7 @@ from penstock.core.batch import describe_sample, find_differences
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, ExternalError, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import BAD, MAIN
-from penstock.operators.changelogs.changes import project_changes
+from penstock.operators.changes import project_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured

@@ -26,7 +26,7 @@ from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.compiled import AggregateConfig
 from penstock.operators.aggregates.frames import ALL_ROWS, columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
-from penstock.operators.changelogs.changes import changelog_schema, to_changes
+from penstock.operators.changes import changelog_schema, to_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.expressions import to_array
 from penstock.operators.operator import ArrowOperator

@@ -9,9 +9,9 @@ import pytest
 
 import penstock as pen
 from penstock.errors import SchemaError, UserError
-from penstock.operators.changelogs.changes import changelog_schema
 from penstock.operators.changelogs.debezium import from_debezium_spec
 from penstock.operators.changelogs.envelopes import ToDebeziumConfig, ToUpsertsConfig
+from penstock.operators.changes import changelog_schema
 from penstock.testing import OperatorHarness, run_pipeline
 
 TABLE = changelog_schema(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SchemaError
-from penstock.operators.changelogs.changes import KINDS
 from penstock.operators.changelogs.settling import settle
+from penstock.operators.changes import KINDS
 
 Change = tuple[str, int, Any]
 _COLUMNS: dict[str, Any] = {"change": pa.string(), "k": pa.int64(), "x": pa.float64()}
