@@ -29,7 +29,7 @@ from penstock.operators.aggregates.frames import (
     to_batch,
 )
 from penstock.operators.aggregates.plan import AggregatePlan
-from penstock.operators.changelogs.changes import are_added
+from penstock.operators.changes import are_added
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig

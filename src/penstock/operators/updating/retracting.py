@@ -22,7 +22,7 @@ from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.compiled import AggregateConfig, CompiledAggregate
 from penstock.operators.aggregates.frames import ALL_ROWS, columns_to_frame, to_batch
 from penstock.operators.aggregates.plan import AggregatePlan
-from penstock.operators.changelogs.changes import changelog_schema
+from penstock.operators.changes import changelog_schema
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
