@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import penstock as pen
-from examples.nexmark import row_queries, table_queries, window_queries
+from examples.nexmark import join_queries, row_queries, table_queries, window_queries
 from examples.nexmark.site import Site, generated
 
 Query = Callable[[Site], pen.Stream]
@@ -22,7 +22,7 @@ _SHOWN_ROWS = 5
 
 def queries() -> dict[str, Query]:
     """Return all queries by name, in their order."""
-    modules = (row_queries, window_queries, table_queries)
+    modules = (row_queries, window_queries, table_queries, join_queries)
     found = {
         name: function
         for module in modules

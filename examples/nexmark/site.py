@@ -1,7 +1,7 @@
 """Site: the streams of an auction site that the queries read, generated or from Parquet files."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -20,8 +20,6 @@ class Site:
 
     pipeline: pen.Pipeline
     read: Callable[[pen.Pipeline, Kind], pen.Stream]
-    side: Path | None = field(default=None)
-    """A folder of a small table that queries look values up in."""
 
     @cached_property
     def bids(self) -> pen.Stream:

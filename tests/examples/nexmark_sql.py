@@ -17,6 +17,41 @@ _SQL = {
     "q0": "select auction, bidder, price, date_time, extra from bids",
     "q1": "select auction, bidder, date_time, extra, price * 0.908::double price from bids",
     "q2": "select auction, price from bids where auction % 123 = 0",
+    "q3": """
+        select p.name, p.city, p.state, a.id from auctions a join persons p on a.seller = p.id
+        where a.category = 10 and p.state in ('OR', 'ID', 'CA')
+    """,
+    "q4": """
+        select category, avg(final) average from (
+            select a.id, a.category, max(b.price) final from auctions a, bids b
+            where a.id = b.auction and b.date_time between a.date_time and a.expires
+            group by all
+        ) group by category
+    """,
+    "q9": """
+        select a.id, category, seller, expires, a.date_time, auction, bidder, price,
+            b.date_time bid_time
+        from auctions a, bids b
+        where a.id = b.auction and b.date_time between a.date_time and a.expires
+        qualify row_number() over (
+            partition by a.id order by price desc, b.date_time, bidder desc
+        ) = 1
+    """,
+    "q19": """
+        select auction, bidder, price, date_time, row_number() over (
+            partition by auction order by price desc, bidder desc, date_time desc
+        ) rank from bids qualify rank <= 10
+    """,
+    "q20": """
+        select b.auction, b.bidder, b.price, b.date_time, a.id, a.item_name, a.seller,
+            a.category
+        from bids b join auctions a on b.auction = a.id where a.category = 10
+    """,
+    "q23": """
+        select b.auction, b.bidder, b.price, p.id person, p.name, a.id sold, a.seller,
+            a.category
+        from bids b join persons p on b.bidder = p.id join auctions a on b.bidder = a.seller
+    """,
     "q5": """
         with ends as (
             select auction, date_trunc('second', date_time)
@@ -60,6 +95,11 @@ _SQL = {
             max(date_time) + interval '10 seconds' window_end,
             max(date_time) + interval '10 seconds' window_time, count(*) bids
         from numbered group by bidder, n
+    """,
+    "q13": """
+        select auction, bidder, price, date_time, auction % 10000 as "key",
+            'value-' || (auction % 10000) as "value"
+        from bids
     """,
     "q14": """
         select auction, bidder, date_time, extra, price * 0.908::double price,

@@ -20,13 +20,16 @@ from tests.examples.nexmark_sql import SQL
 
 EVENTS = 6_000
 KEYS = {
+    "q4": ["category"],
+    "q9": ["id"],
+    "q19": ["auction", "rank"],
     "q15": ["day"],
     "q16": ["channel", "day"],
     "q17": ["auction", "day"],
     "q18": ["bidder", "auction"],
 }
 """The keys of queries whose output is a changelog."""
-SMALL = {"q8": 50}
+SMALL = {"q3": 50, "q8": 50}
 """The rows of a small epoch of queries that read few events."""
 
 
