@@ -198,7 +198,7 @@ def run_with(job: LocalJob, aggregates: dict[str, Any], *, of_rows: bool) -> Non
         {"n": pen.count("x")},
         {"n": pen.count(where=pl.col("x") > 0)},
     ],
-    ids=str,
+    ids=["added", "of-a-column", "where"],
 )
 def test_state_goes_on_only_with_the_same_aggregates(after: Any) -> None:
     pipeline = pen.Pipeline("p")
