@@ -12,7 +12,6 @@ FEWEST_LINES = 100
 """In the source tree: a file does one whole job."""
 SMALL = {
     "src/penstock/__main__.py": "what `python -m penstock` runs has this name in Python",
-    "src/penstock/catalog.py": "the list of all built-in kinds, above every package it names",
 }
 """Files of the source tree that are whole jobs although they are small, and why."""
 MOST_FILES = 20

@@ -226,7 +226,9 @@ class SparkExecutor:
             return_when=futures.FIRST_COMPLETED,
         )
         if running.done():
-            return running.result()
+            # Also what prepares the thread for its first call may find that the JVM is gone.
+            with noticing_its_end(self._session, f"an epoch of job {str(job.graph.job)!r}"):
+                return running.result()
         is_overdue = not self._cancelled.done()
         self._cancel_until_done([running])
         raise source_overran(job, epoch) if is_overdue else epoch_cancelled(job)
