@@ -94,6 +94,10 @@ class SideModel:
         return changes
 
 
+NAMES = ("id", "k", "v", "id_right", "v_right")
+"""The columns of the result, in the order of SQL."""
+
+
 def to_rows(kind: str, changes: Sequence[Change]) -> list[dict[str, Any]]:
     """Return changes as the stream has them."""
     kinds = {1: "insert", -1: "delete"}
@@ -130,8 +134,7 @@ def fold(table: Counter[Any], changes: Sequence[Mapping[str, Any]]) -> None:
     """Add the signs of changes to a table."""
     for row in changes:
         sign = -1 if row.get("change") in ("delete", "update-before") else 1
-        names = ("id", "k", "v", "id_right", "v_right")
-        table[tuple(row[name] for name in names if name in row)] += sign
+        table[tuple(row[name] for name in NAMES if name in row)] += sign
     assert all(count >= 0 for count in table.values()), (
         "a row was removed that is not there"
     )
@@ -157,7 +160,7 @@ def check_key(schema: Any, table: Counter[Any]) -> None:
     """Check that no two rows of the result have the same table key."""
     if schema.table_key is None or schema.is_bag:
         return
-    names = [name for name in schema.arrow.names if name != "change"]
+    names = [name for name in NAMES if name in schema.arrow.names]
     places = [names.index(name) for name in schema.table_key]
     keys = Counter(tuple(row[place] for place in places) for row in table.elements())
     assert set(keys.values()) <= {1}, schema.table_key

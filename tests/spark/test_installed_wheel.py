@@ -43,7 +43,7 @@ def run():
     keyed = numbers.process("twice", Twice()).with_columns(k=pl.col("counter") % 7).key_by("k")
     keyed.aggregate("counts", n=pen.count()).write("out", pen.files("out", format="jsonl"))
     pipeline.run("checkpoints")
-    changes = pl.from_arrow(pen.read_committed("out")).unnest("after")
+    changes = pl.from_arrow(pen.read_committed("out"))
     print("rows", changes.group_by("k").agg(pl.col("n").max())["n"].sum())
     print("from", Path(pen.__file__).parents[1])
 
