@@ -255,7 +255,7 @@ def _check_rank(shown: str, stream: StreamSchema, rank: object) -> None:
         )
 
 
-def _expiry_of(shown: str, ttl: object, stream: StreamSchema) -> Expiry | None:
+def _expiry_of(shown: str, ttl: Any, stream: StreamSchema) -> Expiry | None:
     """Return when keys are forgotten; None for never, with a warning unless it was asked for."""
     if ttl == FOREVER:
         return None
@@ -266,7 +266,7 @@ def _expiry_of(shown: str, ttl: object, stream: StreamSchema) -> Expiry | None:
             shown,
         )
         return None
-    return Expiry.of(to_micros(ttl, "ttl"), None, stream)  # type: ignore[arg-type]
+    return Expiry.of(to_micros(ttl, "ttl"), None, stream)
 
 
 def _order_of_last(shown: str, keep: object, ttl: object, stream: StreamSchema) -> str:

@@ -176,5 +176,5 @@ def _raw(array: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def _flags(array: Any) -> Signs:
     """Return booleans as 0 and 1; nulls as 0."""
-    flags: Signs = array.fill_null(False).cast(pa.int8()).to_numpy()  # noqa: FBT003 - Arrow's
+    flags: Signs = array.fill_null(False).cast(pa.int8()).to_numpy()  # noqa: FBT003 (Arrow's signature)
     return flags

@@ -67,7 +67,7 @@ def are_added(rows: pa.RecordBatch | pa.Table) -> Any:
     change: Any = rows.column(CHANGE_COLUMN)
     insert, before, after, delete = (pc.equal(change, pa.scalar(kind)) for kind in KINDS)
     added: Any = pc.or_(insert, after)
-    is_known: Any = pc.fill_null(pc.or_(added, pc.or_(before, delete)), pa.scalar(False))  # noqa: FBT003
+    is_known: Any = pc.fill_null(pc.or_(added, pc.or_(before, delete)), pa.scalar(False))  # noqa: FBT003 (Arrow's signature)
     if not pc.all(is_known, min_count=0).as_py():
         wrong = change.filter(pc.invert(is_known))[0].as_py()
         raise SchemaError(

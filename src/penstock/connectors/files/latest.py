@@ -142,7 +142,7 @@ def _flat(rows: pa.Table) -> pa.Table:
         added: Any = are_added(rows)
         return rows.drop_columns([CHANGE_COLUMN]).append_column(_ADDED, added)
     if DELETED in names:
-        deleted: Any = pc.fill_null(rows.column(DELETED), pa.scalar(False))  # noqa: FBT003
+        deleted: Any = pc.fill_null(rows.column(DELETED), pa.scalar(False))  # noqa: FBT003 (Arrow's signature)
         added = pc.invert(deleted)
         return rows.drop_columns([DELETED]).append_column(_ADDED, added)
     if {BEFORE, AFTER, OP} <= set(names):

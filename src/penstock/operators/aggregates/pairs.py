@@ -37,7 +37,7 @@ class PairStatistic(ColumnAggregate):
     """Whether pairs with NaN or an infinite number are counted apart, as in a changelog."""
 
     @property
-    def function(self) -> str:  # type: ignore[override]
+    def function(self) -> str:  # type: ignore[override] # of each statistic, not of the class
         """The name of the function that makes it."""
         return self.statistic
 

@@ -219,4 +219,5 @@ def _add_up(lists: pl.Series) -> pl.Series:
 
 def as_shares(q: float | Sequence[float]) -> float | tuple[float, ...]:
     """Return shares as they are kept: one number, or several that do not change."""
-    return tuple(q) if isinstance(q, list | tuple) else q  # type: ignore[return-value]
+    given: Any = q
+    return tuple(given) if isinstance(given, list | tuple) else given

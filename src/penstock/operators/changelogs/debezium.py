@@ -63,7 +63,7 @@ class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
         row, time = _row_type(inputs[0].arrow), inputs[0].time_column
         names = [field.name for field in row]
         check_columns(self.config.key, names, "from_debezium")
-        fields = [field.with_nullable(True) for field in row]  # noqa: FBT003
+        fields = [field.with_nullable(True) for field in row]  # noqa: FBT003 (Arrow's signature)
         if time is not None and time not in names:
             fields.append(inputs[0].arrow.field(time))
         if DELETED in names:
@@ -203,4 +203,4 @@ def _is_there(column: Any) -> Flags:
 
 def _is(column: Any, value: str) -> Flags:
     same = pc.equal(column, pa.scalar(value, column.type))
-    return np.asarray(same.fill_null(False).to_numpy(zero_copy_only=False))  # noqa: FBT003
+    return np.asarray(same.fill_null(False).to_numpy(zero_copy_only=False))  # noqa: FBT003 (Arrow's signature)

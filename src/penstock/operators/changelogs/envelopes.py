@@ -145,7 +145,7 @@ class ToUpserts(_OfEpoch[ToUpsertsConfig]):
                 column=DELETED,
             )
         fields = [
-            field if field.name in key else field.with_nullable(True)  # noqa: FBT003
+            field if field.name in key else field.with_nullable(True)  # noqa: FBT003 (Arrow's signature)
             for field in stream.arrow
             if field.name != CHANGE_COLUMN
         ]

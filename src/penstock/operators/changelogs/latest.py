@@ -138,7 +138,7 @@ class Latest(Configured[LatestConfig], ArrowOperator):
             before = known.rows
         if self.config.deleted in self._stored.names:
             mark = before.column(str(self.config.deleted))
-            was = was & ~mark.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+            was = was & ~mark.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003 (Arrow's signature)
             table.put(rows)
         else:
             table.put(_picked(rows, ~is_gone))
@@ -181,7 +181,7 @@ class Latest(Configured[LatestConfig], ArrowOperator):
             is_gone = np.zeros(len(places), np.bool_)
         else:
             gone: Any = take_rows(table.column(config.deleted).combine_chunks(), places)
-            is_gone = gone.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+            is_gone = gone.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003 (Arrow's signature)
         picked = take_rows(table.select(self._stored.names), places).combine_chunks()
         cast = picked.cast(self._stored)
         return next(iter(cast.to_batches())), is_gone

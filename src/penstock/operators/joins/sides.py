@@ -72,10 +72,10 @@ class How(StrEnum):
         return self in (How.LEFT, How.FULL, How.ANTI), self in (How.RIGHT, How.FULL)
 
 
-def to_how(how: object) -> How:
+def to_how(how: Any) -> How:
     """Return the kind of join that a user names."""
     try:
-        return How(how)  # type: ignore[arg-type]
+        return How(how)
     except ValueError:
         word = str(how).lower().replace("_", "").removeprefix("left")
         hint = {"outer": "full", "fullouter": "full", "semi": "semi", "anti": "anti"}.get(

@@ -110,7 +110,8 @@ class Deduplicate(Configured[DeduplicateConfig], ArrowOperator):
 
     @override
     def tables(self) -> Sequence[TableSpec]:
-        config, ttl = self.config, {}
+        config = self.config
+        ttl: dict[str, Any] = {}
         if config.ttl_micros is not None:
             ttl = {"ttl": config.ttl_micros, "ttl_domain": TimeDomain(config.ttl_domain)}
         if config.by_event_time:
@@ -121,7 +122,7 @@ class Deduplicate(Configured[DeduplicateConfig], ArrowOperator):
                 self._stored,
                 key_columns=self._keys,
                 description="keys that were seen",
-                **ttl,  # type: ignore[arg-type]
+                **ttl,
             )
         ]
 

@@ -144,14 +144,16 @@ def to_rank_order(
     step: str, stream: StreamSchema, by: object, *, descending: object
 ) -> RankOrder:
     """Return the order that a user asks for, or raise everything that is wrong with it."""
-    names = (by,) if isinstance(by, str) else by
+    names: Any = (by,) if isinstance(by, str) else by
     if not isinstance(names, list | tuple) or not names:
         raise UserError(
             f"{step} cannot rank by {by!r:.80}: name a column, or a list of them; compute others "
             "with with_columns before",
             code=ErrorCode.INVALID_CONFIG,
         )
-    directions = [descending] * len(names) if isinstance(descending, bool) else descending
+    directions: Any = (
+        [descending] * len(names) if isinstance(descending, bool) else descending
+    )
     problems = []
     if (
         not isinstance(directions, list | tuple)
@@ -179,7 +181,7 @@ def to_rank_order(
         raise SchemaError(f"{step} cannot rank its rows: {listed}")
     others = _tie_columns(stream, names)
     ties = tuple(n for n in others if types[n] != pl.Object)
-    return RankOrder(tuple(names), tuple(directions), ties)  # type: ignore[arg-type]
+    return RankOrder(tuple(names), tuple(directions), ties)
 
 
 def _tie_columns(stream: StreamSchema, by: Sequence[str]) -> list[str]:
