@@ -11,11 +11,13 @@ import pytest
 
 import penstock as pen
 from penstock.api.in_process import run_in_process
+from penstock.core.clock import SystemClock
 from penstock.errors import ExternalError
 from penstock.graph.logical import Exchange
 from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
+from penstock.runtime.driver.environment import ClockPacer
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.driver.signals import STOP_SIGNALS, StopSignals
 from penstock.state.storage.memory import MemoryStore
@@ -240,3 +242,19 @@ def test_a_job_that_is_stopped_before_it_starts_claims_nothing() -> None:
     status = driver.run()
     assert (status.phase, status.generation) == (JobPhase.STOPPED, None)
     assert job.checkpoints.newest() is None
+
+
+def test_a_signal_that_another_thread_receives_ends_a_wait_without_a_limit() -> None:
+    pacer = ClockPacer(SystemClock())
+
+    def receive() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: pacer.interrupt())
+    try:
+        receiver = threading.Timer(0.2, receive)
+        receiver.start()
+        pacer.wait_until(None)
+        receiver.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -26,6 +26,7 @@ from penstock.operators.registry import Registry
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import JobStatus
 from penstock.runtime.driver.policies import RestartPolicy, Trigger
+from penstock.runtime.driver.signals import wait_attentively
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.plan.physical import PhysicalPlan, compile_graph
 from penstock.state.checkpoints import (
@@ -156,7 +157,7 @@ class ClockPacer:
         seconds = None
         if micros is not None:
             seconds = max(0, micros - self._clock.now_micros()) / 1_000_000
-        self._attention.wait(seconds)
+        wait_attentively(self._attention.wait, seconds)
         self._attention.clear()
 
     def interrupt(self) -> None:

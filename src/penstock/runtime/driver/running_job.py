@@ -30,15 +30,13 @@ from penstock.errors import ErrorCode, FencedError, UserError
 from penstock.runtime.driver.decide import JobPhase, JobStatus, StopMode
 from penstock.runtime.driver.driver import JobDriver
 from penstock.runtime.driver.options import RunOptions
-from penstock.runtime.driver.signals import StopSignals
+from penstock.runtime.driver.signals import StopSignals, wait_attentively
 
 _log = logging.getLogger(__name__)
 
 Timeout: TypeAlias = float | str | timedelta
 """A number of seconds, as everywhere in Python, or a duration such as "10s"."""
 
-_LOOK_SECONDS = 0.5
-"""How long it may take until a signal is noticed."""
 _EXIT_SECONDS = 5.0
 """How long the end of the program waits for jobs that it stops."""
 
@@ -107,7 +105,7 @@ class RunningJob:
         self._thread.start()
         try:
             with self._signals.listening():
-                _wait_for(self._begun_or_ended)
+                wait_attentively(self._begun_or_ended.wait)
         except BaseException:
             self.stop(StopMode.IMMEDIATE)
             raise
@@ -172,7 +170,7 @@ class RunningJob:
 
     def _await_end(self, seconds: float | None) -> bool:
         """Wait, and return whether the job has ended."""
-        return _wait_for(self._ended, seconds)
+        return wait_attentively(self._ended.wait, seconds)
 
     def _request(self, mode: StopMode) -> None:
         driver = self._want(mode)
@@ -232,21 +230,6 @@ class RunningJob:
 
     def _close(self) -> None:
         """Release what else belongs to the job, which has ended."""
-
-
-def _wait_for(event: threading.Event, seconds: float | None = None) -> bool:
-    """Wait for an event, and return whether it came.
-
-    Each wait is short: a signal that another thread received is handled by the main thread
-    only when its wait ends.
-    """
-    ends_at = None if seconds is None else time.monotonic() + seconds
-    while True:
-        left = _LOOK_SECONDS if ends_at is None else ends_at - time.monotonic()
-        if event.wait(min(_LOOK_SECONDS, max(0.0, left))):
-            return True
-        if left <= 0:
-            return False
 
 
 def _to_seconds(timeout: Any) -> float | None:

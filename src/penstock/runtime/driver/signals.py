@@ -15,11 +15,16 @@ in it:
 | first | calls `first` of the newest `direct` |
 | second | calls `again` of the newest `direct` |
 | number `raises_at` and later | raises `StoppedNow` in the main thread |
+
+A signal may be received by any thread, or just before the main thread begins to wait. Neither
+ends the wait, and the handler runs when it ends. So whoever waits in the main thread waits by
+`wait_attentively`: for a short while, again and again.
 """
 
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -34,10 +39,26 @@ STOP_SIGNALS = tuple(
     if name in signal.Signals.__members__
 )
 _ON_SPARK_RAISES_AT = 3
+_LOOK_SECONDS = 0.5
+"""How long it may take until a signal is noticed."""
 
 
 class StoppedNow(BaseException):
     """Ends what the main thread does. It is no `Exception`, so that user code lets it pass."""
+
+
+def wait_attentively(wait: Callable[[float], bool], seconds: float | None = None) -> bool:
+    """Wait until `wait`, which gets a limit in seconds, says that what it waits for has come.
+
+    Return whether it came. Without a limit the wait has no end.
+    """
+    ends_at = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = _LOOK_SECONDS if ends_at is None else ends_at - time.monotonic()
+        if wait(min(_LOOK_SECONDS, max(0.0, left))):
+            return True
+        if left <= 0:
+            return False
 
 
 def _nothing() -> None:

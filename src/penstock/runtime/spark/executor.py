@@ -35,6 +35,7 @@ from penstock.core.ids import OperatorId
 from penstock.errors import ErrorCode, ExternalError, PenstockError
 from penstock.graph.codec import encode_graph
 from penstock.operators.worker_output import tell_output
+from penstock.runtime.driver.signals import wait_attentively
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.executor import (
     CompactionOrder,
@@ -220,11 +221,11 @@ class SparkExecutor:
         running = self._epochs.submit(self._run_epoch, job, epoch)
         limit = epoch.deadline_micros
         awaited: list[Future[Any]] = [running, self._cancelled]
-        futures.wait(
-            awaited,
-            None if limit is None else limit / 1_000_000,
-            return_when=futures.FIRST_COMPLETED,
-        )
+
+        def has_come(seconds: float) -> bool:
+            return bool(futures.wait(awaited, seconds, futures.FIRST_COMPLETED).done)
+
+        wait_attentively(has_come, None if limit is None else limit / 1_000_000)
         if running.done():
             # Also what prepares the thread for its first call may find that the JVM is gone.
             with noticing_its_end(self._session, f"an epoch of job {str(job.graph.job)!r}"):
@@ -272,7 +273,9 @@ class SparkExecutor:
     def compacted(self, *, wait: bool = False) -> Sequence[CompactionResult]:
         """Return, once, what was compacted; `wait` for all that is started."""
         if wait:
-            futures.wait(self._compacting)
+            wait_attentively(
+                lambda limit: not futures.wait(self._compacting, limit).not_done
+            )
         done = [future for future in self._compacting if future.done()]
         # Futures are not checked a second time: one that ends meanwhile would be lost.
         self._compacting = [future for future in self._compacting if future not in done]
