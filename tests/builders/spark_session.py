@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -26,12 +26,21 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as pen
 from penstock.core.clock import new_token
+from penstock.core.settings import current
+from penstock.operators import Registry
 from penstock.operators.splits import SourceBudget
+from penstock.operators.user_functions import pickle_function
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions
+from penstock.runtime.plan.executor import Executor
 from penstock.runtime.spark.attach import QUERY_ID
+from penstock.runtime.spark.executor import SparkExecutor
 from penstock.runtime.spark.running import run_on_spark
 from penstock.runtime.spark.session import open_session
+from penstock.runtime.spark.task import WorkerSpec
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.storage.urls import open_store
+from penstock.testing import Fault, FaultMode
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK_JVM = (
@@ -49,6 +58,36 @@ def shared_session() -> SparkSession:
     path = f"{ROOT}:{ROOT / 'src'}"
     session.sparkContext.environment["PYTHONPATH"] = path
     return session
+
+
+class OnSpark:
+    """A place of `run_modes`: tasks run in Spark's workers, faults hit the driver's calls alone."""
+
+    deaths: Sequence[Fault] = (
+        # All tasks of epoch 2 have done their work, and none of it counts.
+        Fault(FaultMode.CRASH_BEFORE, 1, "create", "*/0000000002/manifest.pb"),
+        # Epoch 3 is acknowledged, and its rows are not yet out.
+        Fault(FaultMode.CRASH_AFTER, 1, "create", "*/epochs/0000000003.record"),
+    )
+
+    def __init__(self, folder: Path, *, most_rows: int) -> None:
+        self._folder = folder
+        self.most_rows = most_rows
+
+    def new_store(self) -> ObjectStore:
+        return open_store(str(self._folder / "checkpoints"), durable=False)
+
+    def new_output(self) -> str:
+        return str(self._folder / "out")
+
+    def executor(
+        self, driver_store: ObjectStore, store: ObjectStore, registry: Registry
+    ) -> Executor:
+        del driver_store
+        cache_root = str(self._folder / "worker-cache")
+        kinds = pickle_function(registry, "registry")
+        spec = WorkerSpec(new_token(), store, cache_root, current(), kinds)
+        return SparkExecutor(shared_session(), spec)
 
 
 def job_ids() -> set[int]:

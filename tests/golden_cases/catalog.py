@@ -3,9 +3,10 @@
 import polars as pl
 
 import penstock as pen
-from tests.golden_cases.changelog_operators import LatestOrders
-from tests.golden_cases.golden_job import GoldenCase, GoldenInputs
+from tests.golden_cases.golden_case import GoldenCase, GoldenInputs
 from tests.golden_cases.windows import WINDOW_CASES
+
+MICROS_PER_SECOND = 1_000_000
 
 
 def cast_to_sink_type(inputs: GoldenInputs) -> pen.Stream:
@@ -38,10 +39,10 @@ def grouped_aggregates(inputs: GoldenInputs) -> pen.Stream:
 
 
 def debezium_pass_through(inputs: GoldenInputs) -> pen.Stream:
-    """A changelog in and out; what was before is told by state, not by the input."""
-    row_id = pl.coalesce(pl.col(side).struct.field("id") for side in ("after", "before"))
-    changes = inputs.order_changes().with_columns(id=row_id)
-    return changes.key_by("id").process("orders-by-id", LatestOrders())
+    """A changelog in and out, its dates in whole seconds."""
+    orders = inputs.order_changes().from_debezium("orders-by-id", key="id")
+    seconds = pl.col("order_date") // MICROS_PER_SECOND
+    return orders.with_columns(order_date=seconds).to_debezium()
 
 
 CASES = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden_cases.golden_job import (
+from tests.golden_cases.golden_case import (
     BESIDE,
     ROOT,
     VARIABLE,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.golden_cases.golden_job import BrokenChangelogError, fold_changes, to_multiset
+from tests.golden_cases.golden_case import BrokenChangelogError, fold_changes, to_multiset
 
 A = {"id": 1, "n": 10}
 B = {"id": 1, "n": 20}

@@ -3,7 +3,7 @@
 import polars as pl
 
 import penstock as pen
-from tests.golden_cases.golden_job import GoldenCase, GoldenInputs
+from tests.golden_cases.golden_case import GoldenCase, GoldenInputs
 
 
 def hourly_by_event_type(inputs: GoldenInputs) -> pen.Stream:
