@@ -38,12 +38,15 @@ class Site:
 
 
 def generated(
-    events: int, *, splits: int = 1
+    events: int, *, splits: int = 1, gap: str | None = None
 ) -> Callable[[pen.Pipeline, Kind], pen.Stream]:
-    """Return what reads the first so many events of the generator, all kinds counted."""
+    """Return what reads the first so many events of the generator, all kinds counted.
+
+    They happen every `gap`, by default every 100 microseconds.
+    """
 
     def read(pipeline: pen.Pipeline, kind: Kind) -> pen.Stream:
-        source = pen.nexmark(events, kind=kind, splits=splits)
+        source = pen.nexmark(events, kind=kind, splits=splits, gap=gap)
         return pipeline.read(kind, source, event_time="date_time")
 
     return read
