@@ -9,7 +9,8 @@ from pathlib import Path
 import duckdb
 from pyspark.sql import DataFrame
 
-from benchmarks.bids import bids_folder, warm_up_folder
+from benchmarks.bids import BIDS
+from benchmarks.inputs import Input
 from benchmarks.penstock_side import Build, default_rows_per_epoch, run_pipeline
 from benchmarks.sides import run_side, run_warm
 from benchmarks.structured_streaming import (
@@ -45,9 +46,10 @@ def compare(
     goal: float,
     goal_default: float,
     quick: bool,
+    read_from: Input = BIDS,
 ) -> Row:
     """Run Penstock, then the peer on both of its stores, on the same files."""
-    bids, few = bids_folder(quick=quick), warm_up_folder()
+    files, few = read_from.folder(quick=quick), read_from.warm_up_folder()
     settled_after = QUICK_SETTLED_AFTER if quick else SETTLED_AFTER
     _FOLDER.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_FOLDER))
@@ -58,16 +60,22 @@ def compare(
             rows_per_epoch=default_rows_per_epoch(),
             settled_after=settled_after,
             columns=columns,
+            read_from=read_from,
         )
-        own = run_side(run_warm, pipeline, few, bids, folder / "own", quick=quick)
+        own = run_side(run_warm, pipeline, few, files, folder / "own", quick=quick)
         row: Row = {"name": name, **_figures("penstock", own)}
         problems = []
         for label, store in (("rocksdb", ROCKSDB), ("default", DEFAULT)):
             theirs = folder / label
             streaming = partial(
-                run_query, query, store, mode=mode, settled_after=settled_after
+                run_query,
+                query,
+                store,
+                mode=mode,
+                settled_after=settled_after,
+                read_from=read_from,
             )
-            peer = run_side(run_warm, streaming, few, bids, theirs, quick=quick)
+            peer = run_side(run_warm, streaming, few, files, theirs, quick=quick)
             row |= _figures(label, peer)
             ratio = own["rows_per_second"] / peer["rows_per_second"]
             row["ratio" if label == "rocksdb" else "ratio_default"] = round(ratio, 2)

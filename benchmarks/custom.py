@@ -23,7 +23,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 import penstock as pen
-from benchmarks.bids import bids_folder, warm_up_folder
+from benchmarks.bids import BIDS
 from benchmarks.comparison import difference
 from benchmarks.penstock_side import default_rows_per_epoch, run_pipeline
 from benchmarks.sides import run_side, run_warm
@@ -31,7 +31,7 @@ from benchmarks.structured_streaming import (
     QUICK_SETTLED_AFTER,
     ROCKSDB,
     open_peer,
-    read_bids,
+    read_files,
 )
 from benchmarks.suites import Row
 from penstock.operators import ArrowCollector, ArrowOperator, OperatorContext, keyed_table
@@ -124,7 +124,7 @@ class RowTotals(_Totals):
 
 def run(*, quick: bool) -> Row:
     folder = Path(tempfile.mkdtemp(prefix="custom-", dir=_FOLDER))
-    bids = bids_folder(quick=quick)
+    bids = BIDS.folder(quick=quick)
     few = folder / "few"
     peer_rows = QUICK_PEER_ROWS if quick else PEER_ROWS
     _write_few(bids, few, peer_rows)
@@ -137,7 +137,7 @@ def run(*, quick: bool) -> Row:
             columns=("auction", "price", "ts"),
         )
         own = run_side(
-            run_warm, pipeline, warm_up_folder(), bids, folder / "own", quick=quick
+            run_warm, pipeline, BIDS.warm_up_folder(), bids, folder / "own", quick=quick
         )
         run_side(
             run_pipeline,
@@ -181,7 +181,7 @@ def run(*, quick: bool) -> Row:
 def run_peer(label: str, bids: Path, folder: Path) -> Row:
     """Run one of the peers over two files, a trigger each."""
     session = open_peer(ROCKSDB)
-    stream = read_bids(session, bids).select("auction", "price")
+    stream = read_files(session, bids).select("auction", "price")
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
     grouped = stream.groupBy("auction")
     if label == "pandas":

@@ -1,4 +1,4 @@
-"""Penstock's side of a comparison: a pipeline over the bids, on embedded Spark with two cores."""
+"""Penstock's side of a comparison: a pipeline over an input, on embedded Spark with two cores."""
 
 import itertools
 import shutil
@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 import penstock as pen
-from benchmarks.bids import ROWS_PER_FILE, SCHEMA
+from benchmarks.bids import BIDS
+from benchmarks.inputs import ROWS_PER_FILE, Input
 from benchmarks.profile_split import split_epochs
 from benchmarks.sides import folder_bytes
 from benchmarks.structured_streaming import CORES, SETTLED_AFTER, rows_per_trigger
@@ -28,21 +29,25 @@ Build = Callable[[pen.Stream], pen.Stream]
 
 def run_pipeline(
     build: Build,
-    bids: Path,
+    files: Path,
     folder: Path,
     *,
     rows_per_epoch: int,
     settled_after: int = SETTLED_AFTER,
-    columns: Sequence[str] = SCHEMA.names,
+    columns: Sequence[str] | None = None,
+    read_from: Input = BIDS,
 ) -> Row:
-    """Run a pipeline over all bids; results go to Parquet below `folder`, exactly once.
+    """Run a pipeline over all files; results go to Parquet below `folder`, exactly once.
 
     `columns` are those the query needs: the peers find that out by themselves.
     """
     pipeline = pen.Pipeline("benchmark", parallelism=CORES)
-    needed = pa.schema([SCHEMA.field(name) for name in columns])
-    source = pen.files(f"{bids}/*.parquet", schema=needed, in_time_order=True)
-    read = pipeline.read("bids", source, event_time="ts", watermark_delay="1s")
+    schema, time_column = read_from.schema, read_from.time_column
+    needed = pa.schema([schema.field(name) for name in columns or schema.names])
+    source = pen.files(f"{files}/*.parquet", schema=needed, in_time_order=True)
+    read = pipeline.read(
+        read_from.name, source, event_time=time_column, watermark_delay="1s"
+    )
     build(read).write("out", pen.files(str(folder / "out"), format="parquet"))
     epochs: list[tuple[float, int]] = []
 

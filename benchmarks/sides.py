@@ -47,7 +47,7 @@ def _plain_errors(function: Callable[..., Row], *arguments: Any, **options: Any)
 
 
 def run_warm(
-    function: Callable[..., Row], few: Path, bids: Path, folder: Path, *, quick: bool
+    function: Callable[..., Row], few: Path, files: Path, folder: Path, *, quick: bool
 ) -> Row:
     """Run a side on few files again and again before all of them are timed.
 
@@ -57,7 +57,7 @@ def run_warm(
     while time.monotonic() < warm:
         function(few, folder / "warm-up", settled_after=0)
         shutil.rmtree(folder / "warm-up")
-    return function(bids, folder)
+    return function(files, folder)
 
 
 def tree_of(root: int) -> list[int]:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import polars as pl
-
 import penstock as pen
 from benchmarks import structured_streaming
 from benchmarks.comparison import compare, difference
@@ -14,8 +12,7 @@ def build(bids: pen.Stream) -> pen.Stream:
     changes = bids.key_by("bidder").aggregate(
         "per-bidder", bids=pen.count(), total=pen.sum("price")
     )
-    after = pl.col("after").struct
-    return changes.select("bidder", bids=after.field("bids"), total=after.field("total"))
+    return changes.to_upserts().select("bidder", "bids", "total")
 
 
 def run(*, quick: bool) -> Row:
