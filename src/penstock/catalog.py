@@ -20,6 +20,8 @@ from penstock.operators.joins import (
     stream_lookup,
     table_join,
     table_output,
+    version_lookup,
+    version_source,
     window_join,
 )
 from penstock.operators.operator import ArrowOperator, SourceOperator
@@ -77,6 +79,8 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (files_lookup.FilesLookupConfig, lookup_join.LookupJoin),
     (lookup_join.FrameLookupConfig, lookup_join.LookupJoin),
     (stream_lookup.StreamLookupConfig, stream_lookup.StreamLookup),
+    (version_lookup.VersionLookupConfig, version_lookup.VersionLookup),
+    (version_source.VersionSourceConfig, version_source.VersionSource),
     (function_lookup.FunctionLookupConfig, function_lookup.FunctionLookup),
 )
 """The class of each kind's config, and the function or class that builds the operator from it."""

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pen
+from penstock.core.batch import to_ipc
 from penstock.core.clock import new_token
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
@@ -198,13 +199,52 @@ def test_rows_are_joined_with_files_as_they_were_when_the_interval_of_the_epoch_
     live(node_of(pen.Pipeline("p"), right, how, where=where), life, amnesia, bring, check)
 
 
+class Frame:
+    """Stands for a Spark DataFrame, which the driver computes."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.rows = rows
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 (as Spark calls it)
+        return self.rows
+
+
+@pytest.mark.slow
+@settings(max_examples=RUNS)
+@given(
+    how=st.sampled_from(["inner", "left"]),
+    where=st.booleans(),
+    life=lives,
+    amnesia=st.sampled_from(Amnesia),
+)
+def test_rows_are_joined_with_the_version_of_a_dataframe_that_their_epoch_brought_or_had(
+    *, how: str, where: bool, life: list[Epoch], amnesia: Amnesia
+) -> None:
+    p = pen.Pipeline("p")
+    right = pen.lookup_frame(Frame(table_of({})), reload="1m")
+
+    def bring(harness: OperatorHarness, before: Any, after: Any) -> None:
+        rows = table_of(after)
+        pieces = [rows.slice(start, 2) for start in range(0, max(rows.num_rows, 1), 2)]
+        parts = [
+            {"part": n, "parts": len(pieces), "rows": to_ipc(piece.to_batches(), RIGHT)}
+            for n, piece in enumerate(pieces)
+        ]
+        harness.push(parts, input=1)
+
+    def check(left: Any, table: pa.Table, rows: Any) -> None:
+        assert found(rows) == expected(left, table, how, where=where)
+
+    live(node_of(p, right, how, where=where), life, amnesia, bring, check)
+
+
 @pytest.mark.slow
 @settings(max_examples=RUNS)
 @given(
     budget=st.integers(1, 25),
     lives=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40)), max_size=3),
     chaos=st.tuples(st.sampled_from([0, 0, 0.05]), st.integers(0, 1_000)),
-    kind=st.sampled_from(["stream", "frame"]),
+    kind=st.sampled_from(["stream", "frame", "reloaded frame"]),
 )
 def test_every_row_is_joined_once_whatever_crashes(
     *,
@@ -219,6 +259,8 @@ def test_every_row_is_joined_once_whatever_crashes(
         "left", pen.list_source([{"key": n % 7, "n": n} for n in range(40)], splits=3)
     )
     right: Any = pen.lookup_frame(rights)
+    if kind == "reloaded frame":
+        right = pen.lookup_frame(Frame(pa.Table.from_pylist(rights)), reload="1s")
     if kind == "stream":
         right = pen.lookup_stream(p.read("right", pen.list_source(rights, splits=2)))
     left.join("join", right, on="key", how="left").write("out", out)

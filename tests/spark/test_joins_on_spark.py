@@ -108,6 +108,39 @@ def test_rows_are_looked_up_in_all_kinds_of_lookups_on_spark(tmp_path: Path) -> 
     }
 
 
+def test_a_dataframe_is_computed_again_when_a_reload_is_due_and_sees_new_files(
+    tmp_path: Path,
+) -> None:
+    session, folder = shared_session(), str(tmp_path / "names")
+    rows = session.createDataFrame([(0, "old"), (1, "old")], "key long, name string")
+    rows.coalesce(1).write.parquet(folder)
+    # Two shuffles, whose results Spark would use again.
+    frame = session.read.parquet(folder).groupBy("key").agg({"name": "max"})
+    names = frame.withColumnRenamed("max(name)", "name").orderBy("key")
+    out = pen.list_sink(f"computed-again-{new_token()}")
+    p = pen.Pipeline("reloaded", parallelism=2)
+    left = p.read("rows", pen.list_source([{"n": n, "key": n % 2} for n in range(200)]))
+    lookup = pen.lookup_frame(names, reload="1ms")
+    left.join("named", lookup, on="key").write("out", out)
+
+    def change(status: pen.JobStatus) -> None:
+        if status.epochs_published == 1 and status.phase == "running":
+            more = session.createDataFrame([(1, "sold")], "key long, name string")
+            more.coalesce(1).write.mode("append").parquet(folder)
+
+    chosen = RunOptions(
+        checkpoint=str(tmp_path / "checkpoints"),
+        session=session,
+        settings=SMALL,
+        on_status=change,
+    )
+    assert run_on_spark(p.graph(), p.registry, chosen).phase == "finished"
+    found = {row["n"]: row["name"] for row in out.rows()}
+    assert len(out.rows()) == len(found) == 200
+    assert {found[n] for n in range(60)} == {"old"}
+    assert [found[n] for n in (198, 199)] == ["old", "sold"]
+
+
 def test_a_join_of_tables_whose_driver_died_leads_to_the_join_of_what_they_are(
     tmp_path: Path,
 ) -> None:

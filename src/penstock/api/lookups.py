@@ -3,7 +3,7 @@
 | function | rows are |
 |---|---|
 | `lookup_files` | those of a folder, read again every `reload` |
-| `lookup_frame` | those of a frame, or what a function returns, called again every `reload` |
+| `lookup_frame` | those of a frame, or what a function returns, called again every `reload`; a Spark DataFrame is computed again by the driver |
 | `lookup_stream` | the last ones per key of a small stream, which every subtask gets whole |
 | `lookup_function` | what an async function says about a batch of keys |
 
@@ -13,7 +13,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 from typing_extensions import override
@@ -21,7 +21,6 @@ from typing_extensions import override
 from penstock.api.graph_builder import GraphBuilder, Port
 from penstock.core.batch import to_batches, to_ipc
 from penstock.core.clock import DurationLike, to_micros
-from penstock.core.figures import show_bytes
 from penstock.core.ids import OperatorId
 from penstock.core.rows import RowsLike, is_pandas
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
@@ -39,13 +38,21 @@ from penstock.operators.joins.lookup_join import (
 )
 from penstock.operators.joins.sides import check_problems
 from penstock.operators.joins.stream_lookup import StreamLookupConfig
-from penstock.operators.user_functions import pickle_function
+from penstock.operators.joins.version_lookup import VersionLookupConfig
+from penstock.operators.joins.version_source import (
+    VersionSourceConfig,
+    check_size,
+    keep_loader,
+)
+from penstock.operators.user_functions import (
+    USER_ERRORS,
+    name_of,
+    pickle_function,
+    to_failure,
+)
 
 if TYPE_CHECKING:
     from penstock.api.stream import Stream
-
-_MOST_BYTES = 64 << 20
-"""The largest frame that goes into a graph, which is sent to every worker."""
 
 
 def lookup_frame(
@@ -53,13 +60,18 @@ def lookup_frame(
     *,
     reload: DurationLike | None = None,
     schema: SchemaLike = None,
-) -> "FrameLookup":
+) -> "FrameLookup | VersionLookup":
     """Look up rows of a Polars, pandas or Spark DataFrame, an Arrow table or a list, in `join`.
 
-    The rows are part of the pipeline as they are at this call, up to 64 MiB. A Spark DataFrame
-    is collected. A function without arguments is called instead by each worker process that
-    needs the rows, and again every `reload`; its rows must have the columns of its first call,
-    which is made here, or of `schema`.
+    The rows are part of the pipeline as they are at this call, up to 64 MiB. With `reload` a
+    Spark DataFrame is computed again by the driver, whenever its clock is in another interval;
+    all rows of an epoch are looked up in the same version, which is kept in state.
+
+    A function without arguments is called by each worker process that needs the rows, and
+    again every `reload`; its rows must have the columns of its first call, which is made here,
+    or of `schema`. If the first call returns a Spark DataFrame, the driver makes all others.
+
+    A table that cannot be loaded again is used for three further intervals, with a warning.
 
     >>> import penstock as pen
     >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-lookup-frame")
@@ -70,25 +82,47 @@ def lookup_frame(
     >>> sorted((row["country"], row["name"]) for row in out.rows())
     [('ch', 'Switzerland'), ('xx', None)]
     """
-    if callable(rows):
-        given = as_schema(schema)
-        columns = _to_table(rows(), None).schema if given is None else _arrow(given)
-        return FrameLookup(columns, None, rows, to_reload_micros(reload))
-    if reload is not None:
-        raise UserError(
-            f"reload={reload!r} is for rows that can be loaded again, and these are a frame: give "
-            "a function that returns it, or write it as Parquet and use pen.lookup_files. A "
-            "Spark DataFrame can only be computed again on the driver, so write it as Parquet",
-            code=ErrorCode.INVALID_CONFIG,
+    every = to_reload_micros(reload)
+    given = as_schema(schema)
+    if callable(rows) and not _is_spark(rows):
+        if given is not None:
+            return FrameLookup(_arrow(given), None, rows, every)
+        first: Any = _call(rows)
+        if not _is_spark(first):
+            return FrameLookup(_to_table(first, None).schema, None, rows, every)
+        load, table = rows, _to_table(first, None)
+    else:
+        frame: Any = rows
+        load, table = (lambda: frame), _to_table(frame, given)
+        if every is not None and not _is_spark(frame):
+            raise UserError(
+                f"reload={reload!r} is for rows that can be loaded again, and these are a "
+                "frame: give a function that returns it, or write it as Parquet and use "
+                "pen.lookup_files",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+    check_size(table)
+    if every is None:
+        return FrameLookup(table.schema, to_ipc(table.to_batches(), table.schema))
+    return VersionLookup(table.schema, lambda: _to_table(load(), table.schema), every)
+
+
+def _is_spark(rows: object) -> bool:
+    """Tell whether these are rows of a Spark DataFrame, without importing Spark."""
+    return hasattr(rows, "toArrow")
+
+
+def _call(function: Callable[[], RowsLike]) -> RowsLike:
+    name = name_of(function)
+    try:
+        return function()
+    except USER_ERRORS as error:
+        failure = to_failure(
+            error,
+            f"function {name!r} of lookup_frame raised {type(error).__name__}: {error}. It is "
+            "called once where the pipeline is built, to learn its columns: or give schema=",
         )
-    table = _to_table(rows, as_schema(schema))
-    if table.nbytes > _MOST_BYTES:
-        raise UserError(
-            f"a frame of {show_bytes(table.nbytes)} is too large to be part of a pipeline, at "
-            f"most {show_bytes(_MOST_BYTES)}: write it as Parquet and use pen.lookup_files",
-            code=ErrorCode.INVALID_CONFIG,
-        )
-    return FrameLookup(table.schema, to_ipc(table.to_batches(), table.schema))
+        raise failure from failure.__cause__
 
 
 def _arrow(schema: StreamSchema | pa.Schema) -> pa.Schema:
@@ -103,8 +137,8 @@ def _to_table(rows: Any, schema: StreamSchema | pa.Schema | None) -> pa.Table:
             "pen.lookup_stream",
             code=ErrorCode.INVALID_CONFIG,
         )
-    if hasattr(rows, "toArrow"):
-        rows = rows.toArrow()
+    if _is_spark(rows):
+        rows = _collected(rows)
     if schema is not None:
         columns = _arrow(schema)
         return pa.Table.from_batches(to_batches(rows, columns), columns)
@@ -135,6 +169,22 @@ def _to_table(rows: Any, schema: StreamSchema | pa.Schema | None) -> pa.Table:
     return converted
 
 
+def _collected(frame: Any) -> Any:
+    """Return the rows of a Spark DataFrame as Arrow, as they are at this call."""
+    try:
+        if type(frame).__module__.startswith("pyspark.sql.classic"):
+            from penstock.runtime.spark.frame_source import compute_again
+
+            return compute_again(frame)
+        return frame.toArrow()
+    except USER_ERRORS as error:
+        failure = to_failure(
+            error,
+            f"the DataFrame cannot be computed: {type(error).__name__}: {error}",
+        )
+        raise failure from failure.__cause__
+
+
 @dataclass(frozen=True, slots=True)
 class FrameLookup(Lookup):
     """Rows to look up. Made by `lookup_frame`."""
@@ -154,6 +204,41 @@ class FrameLookup(Lookup):
         function = None if self.function is None else pickle_function(self.function)
         return FrameLookupConfig(
             **common, rows=self.rows, function=function, reload_micros=self.reload_micros
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLookup:
+    """Rows that the driver loads again and again. Made by `lookup_frame`."""
+
+    columns: pa.Schema
+    load: Callable[[], RowsLike]
+    reload_micros: int
+    shown_source: ClassVar[str] = "a Spark DataFrame"
+
+    @property
+    def schema(self) -> StreamSchema:
+        """The columns of its rows."""
+        return StreamSchema(self.columns)
+
+    def place(self, builder: GraphBuilder, join: OperatorId) -> Port:
+        """Add the source of its versions; return where every subtask gets them."""
+        spec = VersionSourceConfig(
+            join,
+            keep_loader(self.load),
+            self.schema.to_bytes(),
+            self.reload_micros,
+            self.shown_source,
+        ).to_operator_spec()
+        source = builder.add_source(
+            f"{join}-rows", spec, event_time=None, watermark=None, parallelism=1
+        )
+        return source.sent(Exchange.BROADCAST)
+
+    def config(self, common: Mapping[str, Any]) -> LookupConfig:
+        """Return the config of the operator, given what all of them have in common."""
+        return VersionLookupConfig(
+            **common, shown_source=self.shown_source, reload_micros=self.reload_micros
         )
 
 
@@ -308,7 +393,7 @@ def _untimed(port: Port) -> Port:
     return replace(port, schema=replace(port.schema, time_column=None))
 
 
-LookupLike: TypeAlias = Lookup | StreamTable
+LookupLike: TypeAlias = Lookup | VersionLookup | StreamTable
 
 
 def refuse_arguments(name: str, given: Mapping[str, object]) -> None:
@@ -352,5 +437,7 @@ def place_lookup(
         inputs.append(_untimed(changes.sent(Exchange.BROADCAST)))
     else:
         config = lookup.config(common)
+        if isinstance(lookup, VersionLookup):
+            inputs.append(lookup.place(builder, operator))
     check_problems(operator, config.rules().find_problems())
     builder.place(operator, config.to_operator_spec(), inputs, parallelism=parallelism)

@@ -288,6 +288,14 @@ class SourceOperator(ABC):
         """
         return True
 
+    def ends_with_others(self) -> bool:
+        """Return whether it ends when all other sources have: its rows are for theirs alone.
+
+        The driver says so then, and asks it for no further splits; those that were read
+        must have ended.
+        """
+        return False
+
     def poll_interval(self) -> DurationLike:
         """Return how long to wait before the next `plan_splits` if there was nothing to read."""
         return "100ms"

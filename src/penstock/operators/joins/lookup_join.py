@@ -202,7 +202,7 @@ class LookupJoin(LookupOperator[TableLookupConfig]):
             try:
                 self._table = TABLES.get(source, version, self._load, name)
             except PenstockError as error:
-                raise _not_loaded(error, name, ctx.task.operator) from error
+                raise not_loaded(error, name, ctx.task.operator) from error
             self._version = version
         return self._table
 
@@ -217,7 +217,7 @@ class LookupJoin(LookupOperator[TableLookupConfig]):
         return LookupRows(in_one_batch(batches, schema), self.right.key_columns)
 
 
-def _not_loaded(error: PenstockError, name: str, operator: str) -> PenstockError:
+def not_loaded(error: PenstockError, name: str, operator: str) -> PenstockError:
     """Return the error for a table that cannot be loaded: a mistake, or something to try again."""
     message = f"{name} cannot be loaded: {error.message}"
     if isinstance(error, UserError | UserCodeError):

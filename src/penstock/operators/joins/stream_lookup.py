@@ -10,9 +10,10 @@ pieces whose first hash is in its key range, those that changed; all of them rea
 when they start. So a change costs a piece, not the table, and any parallelism can go on.
 """
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +26,13 @@ from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import ErrorCode, SchemaError, StateError, UserError
 from penstock.operators.changes import are_added
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.joins.lookup_join import LookupConfig, LookupOperator
+from penstock.operators.joins.lookup_join import LookupConfig, LookupConfigT, LookupOperator
 from penstock.operators.joins.lookup_rows import LookupRows, in_one_batch, in_plain_layouts
 from penstock.operators.joins.sides import plain
+from penstock.state.tables.global_keyed import GlobalKeyedView
 from penstock.state.tables.sorted_rows import Positions, equal_keys, stable_order
 from penstock.state.tables.specs import TableSpec, global_table
 
-TABLE = "right"
 _PIECE_BITS = 8
 """The table is kept in 256 pieces: a change of one row writes about that part of it."""
 _SHIFT = np.uint64(64 - _PIECE_BITS)
@@ -52,37 +53,35 @@ class StreamLookupConfig(LookupConfig):
         return {**self.shown_keys(), "looks up": f"the last row per {key} of a stream"}
 
 
-class StreamLookup(LookupOperator[StreamLookupConfig]):
-    """Holds a small table, and joins the rows of each epoch with it."""
+class HeldLookup(LookupOperator[LookupConfigT], Generic[LookupConfigT]):
+    """Holds a small table that its second input brings, and joins the rows of each epoch with it.
 
-    def __init__(self, config: StreamLookupConfig) -> None:
+    Rows wait until the second input is complete; the table is kept as Arrow streams by number.
+    """
+
+    table_name: ClassVar[str]
+    """The global table; kinds that number their streams differently have different ones."""
+
+    def __init__(self, config: LookupConfigT) -> None:
         super().__init__(config)
         self._waiting: list[pa.RecordBatch] = []
         self._changes: list[pa.RecordBatch] = []
-        self._rows = empty_batch(self.right.arrow)
+        self.set_rows(empty_batch(self.right.arrow))
+
+    @abstractmethod
+    def apply(self, changes: Sequence[pa.RecordBatch], ctx: OperatorContext) -> None:
+        """Change the table by all that the second input brought in an epoch, and keep it."""
+
+    def set_rows(self, rows: pa.RecordBatch) -> None:
+        """Hold other rows."""
+        self.rows = rows
         """All rows of the table."""
-        self._table = LookupRows(self._rows, self.right.key_columns)
+        self._table = LookupRows(rows, self.right.key_columns)
         """The same by the key of the join."""
 
-    @override
-    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        right = plain(inputs[1]).arrow
-        if right.names != [CHANGE_COLUMN, *self.right.arrow.names]:
-            raise UserError(
-                "the right side of the join is another stream than it was made for",
-                code=ErrorCode.INVALID_GRAPH,
-            )
-        return super().output_schema(inputs)
-
-    @override
-    def tables(self) -> Sequence[TableSpec]:
-        return [global_table(TABLE, int, bytes, description="the rows that are looked up")]
-
-    @override
-    def on_start(self, ctx: OperatorContext) -> None:
-        """Read the table as all subtasks have written it."""
+    def hold(self, pieces: Iterable[bytes], ctx: OperatorContext) -> None:
+        """Hold the rows of several Arrow streams, or refuse those of another table."""
         schema = self.right.arrow
-        pieces = dict(ctx.get_global_keyed_state(TABLE).items()).values()
         parts: list[pa.RecordBatch] = []
         try:
             for data in pieces:
@@ -94,7 +93,22 @@ class StreamLookup(LookupOperator[StreamLookupConfig]):
                 code=ErrorCode.MIGRATION_FAILED,
                 operator=ctx.task.operator,
             ) from error
-        self._set_rows(in_one_batch(parts, schema))
+        self.set_rows(in_one_batch(parts, schema))
+
+    @override
+    def tables(self) -> Sequence[TableSpec]:
+        about = "the rows that are looked up"
+        return [global_table(self.table_name, int, bytes, description=about)]
+
+    def view(self, ctx: OperatorContext) -> GlobalKeyedView[int, bytes]:
+        """Return what is kept."""
+        return ctx.get_global_keyed_state(self.table_name)
+
+    @override
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Read the table as all subtasks have written it."""
+        kept = sorted(self.view(ctx).items())
+        self.hold((data for _, data in kept), ctx)
 
     @override
     def process_batch(
@@ -121,22 +135,42 @@ class StreamLookup(LookupOperator[StreamLookupConfig]):
     ) -> None:
         """Apply the changes, keep what they changed, and look up the rows of the epoch."""
         if self._changes:
-            changes = pa.Table.from_batches(self._changes).combine_chunks().to_batches()
-            self._changes = []
-            self._keep(self._apply(changes), ctx)
+            changes, self._changes = self._changes, []
+            self.apply(changes, ctx)
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
             self.emit(self.to_left(batch), [self._table], collector)
 
-    def _apply(self, changes: Sequence[pa.RecordBatch]) -> Positions:
+
+class StreamLookup(HeldLookup[StreamLookupConfig]):
+    """Holds the table of a changelog, in pieces by the hash of its key."""
+
+    table_name = "right"
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        right = plain(inputs[1]).arrow
+        if right.names != [CHANGE_COLUMN, *self.right.arrow.names]:
+            raise UserError(
+                "the right side of the join is another stream than it was made for",
+                code=ErrorCode.INVALID_GRAPH,
+            )
+        return super().output_schema(inputs)
+
+    @override
+    def apply(self, changes: Sequence[pa.RecordBatch], ctx: OperatorContext) -> None:
+        """Change the table, and keep the pieces of it that have other rows than before."""
+        self._keep(self._changed_by(pa.Table.from_batches(changes)), ctx)
+
+    def _changed_by(self, changes: pa.Table) -> Positions:
         """Change the table; return the pieces of it that have other rows than before.
 
         Each key has one change per epoch at most: all its rows go, and those added come.
         """
-        schema, kept = self.right.arrow, self._rows
+        schema, kept = self.right.arrow, self.rows
         pieces = []
         added = []
-        for batch in changes:
+        for batch in changes.combine_chunks().to_batches():
             flags = are_added(batch)
             rows = in_plain_layouts(batch, schema) if batch.num_rows else batch
             keys = self._key_of(rows)
@@ -145,26 +179,22 @@ class StreamLookup(LookupOperator[StreamLookupConfig]):
             pieces.append(_pieces_of(keys))
             added.append(rows.filter(flags))
         # A key whose changes came in two batches is in both: what was added is not removed.
-        self._set_rows(in_one_batch([kept, *added], schema))
+        self.set_rows(in_one_batch([kept, *added], schema))
         return np.unique(np.concatenate(pieces))
 
     def _keep(self, changed: Positions, ctx: OperatorContext) -> None:
         """Write the changed pieces that this subtask is responsible for."""
-        view, schema = ctx.get_global_keyed_state(TABLE), self.right.arrow
+        view, schema = self.view(ctx), self.right.arrow
         own = [p for p in changed.tolist() if p << int(_SHIFT) in ctx.task.key_range]
         if not own:
             return
-        pieces = _pieces_of(self._key_of(self._rows))
+        pieces = _pieces_of(self._key_of(self.rows))
         for piece in own:
-            rows = self._rows.filter(pa.array(pieces == piece))
+            rows = self.rows.filter(pa.array(pieces == piece))
             if rows.num_rows:
                 view.insert(piece, to_ipc([rows], schema))
             else:
                 view.remove(piece)
-
-    def _set_rows(self, rows: pa.RecordBatch) -> None:
-        self._rows = rows
-        self._table = LookupRows(rows, self.right.key_columns)
 
     def _key_of(self, rows: pa.RecordBatch) -> list[Any]:
         return [rows.column(name) for name in self.config.table_key]

@@ -236,9 +236,13 @@ class SourcePlanner:
         polls: list[int] = []
         has_more = has_ending = False
         inputs = known_inputs(self._graph, manifest)
-        for operator, planned in self.sources.items():
-            budget = replace(planned.budget, subtasks=planned.node.parallelism)
-            plan = self._ask(planned, budget, now_micros)
+        others_read = False
+        for operator, planned in self._in_order():
+            if planned.source.ends_with_others() and not others_read:
+                plan = SourcePlan((), is_complete=True)
+            else:
+                budget = replace(planned.budget, subtasks=planned.node.parallelism)
+                plan = self._ask(planned, budget, now_micros)
             if is_last:
                 plan = SourcePlan(
                     (),
@@ -267,6 +271,7 @@ class SourcePlanner:
                 )
             else:
                 phase = SourcePhase.READING
+                others_read = True
                 what = f"poll_interval of source {operator!r}"
                 polls.append(max(1, to_micros(planned.source.poll_interval(), what)))
                 if not (is_last or plan.splits):
@@ -275,6 +280,12 @@ class SourcePlanner:
             has_more |= plan.has_more
             has_ending |= phase is SourcePhase.ENDING
         return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
+
+    def _in_order(self) -> list[tuple[OperatorId, PlannedSource]]:
+        """Return the sources, behind the others those that end with them."""
+        return sorted(
+            self.sources.items(), key=lambda each: each[1].source.ends_with_others()
+        )
 
     def has_waiting(
         self, *, rows: int | None, size_bytes: int | None, now_micros: int

@@ -226,6 +226,16 @@ def streaming_refusal(kind: str) -> UserError:
     )
 
 
+def compute_again(frame: DataFrame) -> pa.Table:
+    """Return the rows of a DataFrame as they are at this call.
+
+    A DataFrame remembers which files it reads, and what it has computed of them. So the files
+    are listed again, and the rows are those of another DataFrame with the same plan.
+    """
+    frame._jdf.queryExecution().analyzed().refresh()  # noqa: SLF001 (Python has no name for it)
+    return frame.select("*").toArrow()
+
+
 def plain_offset(offset: Any) -> Any:
     """Return an offset as a checkpoint gives it back; refuse one that cannot be stored."""
     try:
