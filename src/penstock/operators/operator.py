@@ -39,6 +39,7 @@ from enum import Enum
 from functools import cache
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.core.clock import DurationLike
 from penstock.core.ids import Epoch
@@ -240,6 +241,35 @@ class ArrowOperator(ABC):
 
     def release(self) -> None:
         """Close connections; the instance is not used again. A dying process does not call it."""
+
+
+class EpochOperator(ArrowOperator):
+    """An operator with one input that works on the rows of an epoch when all of them are there."""
+
+    def __init__(self) -> None:
+        self._taken: list[pa.RecordBatch] = []
+
+    @abstractmethod
+    def process_epoch(
+        self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Process all rows of an epoch; not called without any. Chunks are the batches they came in."""
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Take rows until the epoch's are complete."""
+        self._taken.append(batch)
+
+    @override
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Process what was taken."""
+        if self._taken:
+            taken, self._taken = self._taken, []
+            self.process_epoch(pa.Table.from_batches(taken), ctx, collector)
 
 
 ONLY_SPLIT = "all"

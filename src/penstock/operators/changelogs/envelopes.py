@@ -9,6 +9,7 @@ Records of Debezium, written as JSON lines, are what readers of Debezium JSON ex
 need settled changes: one per key and epoch.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,7 +20,6 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
-from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import SchemaError
 from penstock.graph.logical import MAIN
 from penstock.operators.changelogs.settling import settle
@@ -30,7 +30,7 @@ from penstock.operators.changes import (
     check_changelog,
 )
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import ArrowOperator, EpochOperator
 from penstock.operators.registry import Configured, OperatorConfig, OperatorConfigT
 
 BEFORE, AFTER, OP = "before", "after", "op"
@@ -59,28 +59,21 @@ class ToRowsConfig(OperatorConfig):
     kind: ClassVar[str] = "to_rows"
 
 
-class _OfEpoch(Configured[OperatorConfigT], ArrowOperator):
-    """Gathers the changes of an epoch: batches may cut an update in two."""
-
-    def __init__(self, config: OperatorConfigT) -> None:
-        super().__init__(config)
-        self._taken: list[pa.RecordBatch] = []
+class _OfEpoch(Configured[OperatorConfigT], EpochOperator):
+    """Works on the settled changes of an epoch: batches may cut an update in two."""
 
     @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    def process_epoch(
+        self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        self._taken.append(batch)
-
-    def take(self, ctx: OperatorContext) -> pa.RecordBatch | None:
-        """Return the settled changes of the epoch, an update's two rows side by side."""
-        if not self._taken:
-            return None
-        rows = pa.Table.from_batches(self._taken)
-        self._taken = []
         if len(rows.column(0).chunks) > 1:  # several producers' batches may alternate
             rows = settle(rows, check_changelog(self.config.kind, ctx.inputs[0]))
-        return next(iter(rows.combine_chunks().to_batches()), None)
+        for batch in rows.combine_chunks().to_batches():
+            collector.collect(self.rewritten(batch, ctx))
+
+    @abstractmethod
+    def rewritten(self, rows: pa.RecordBatch, ctx: OperatorContext) -> pa.RecordBatch:
+        """Return another form of settled changes, in which an update's two rows are side by side."""
 
 
 class ToDebezium(_OfEpoch[ToDebeziumConfig]):
@@ -94,13 +87,8 @@ class ToDebezium(_OfEpoch[ToDebeziumConfig]):
         return StreamSchema(pa.schema([(BEFORE, row), (AFTER, row), (OP, pa.string())]))
 
     @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
+    def rewritten(self, rows: pa.RecordBatch, ctx: OperatorContext) -> pa.RecordBatch:
         """Put the two rows of an update into one record, and any other into its own."""
-        rows = self.take(ctx)
-        if rows is None:
-            return
         change: Any = rows.column(CHANGE_COLUMN)
         is_added = are_added(rows).to_numpy(zero_copy_only=False)
         is_before = pc.equal(change, pa.scalar(UPDATE_BEFORE)).to_numpy(
@@ -123,7 +111,7 @@ class ToDebezium(_OfEpoch[ToDebeziumConfig]):
         ops = pa.DictionaryArray.from_arrays(codes, pa.array(["c", "u", "d"]))
         columns: list[Any] = [values.take(befores), values.take(afters)]
         columns.append(ops.dictionary_decode())
-        collector.collect(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class ToUpserts(_OfEpoch[ToUpsertsConfig]):
@@ -153,12 +141,7 @@ class ToUpserts(_OfEpoch[ToUpsertsConfig]):
         return StreamSchema(schema, stream.time_column)
 
     @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        rows = self.take(ctx)
-        if rows is None:
-            return
+    def rewritten(self, rows: pa.RecordBatch, ctx: OperatorContext) -> pa.RecordBatch:
         change: Any = rows.column(CHANGE_COLUMN)
         shown: Any = rows.filter(pc.not_equal(change, pa.scalar(UPDATE_BEFORE)))
         deleted = pc.equal(shown.column(CHANGE_COLUMN), pa.scalar(DELETE))
@@ -171,7 +154,7 @@ class ToUpserts(_OfEpoch[ToUpsertsConfig]):
             for field in schema
             if field.name != DELETED
         ]
-        collector.collect(pa.RecordBatch.from_arrays([*columns, deleted], schema=schema))
+        return pa.RecordBatch.from_arrays([*columns, deleted], schema=schema)
 
 
 class ToRows(Configured[ToRowsConfig], ArrowOperator):

@@ -19,7 +19,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import SchemaError
 from penstock.graph.logical import MAIN, OperatorSpec
 from penstock.operators.aggregates.frames import (
@@ -30,7 +29,7 @@ from penstock.operators.aggregates.frames import (
 )
 from penstock.operators.changes import changelog_schema, to_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import EpochOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.stateless import check_columns
 from penstock.state.tables.sorted_rows import Flags, equal_keys, take_rows
@@ -84,7 +83,7 @@ def latest_spec(
     return LatestConfig(rows.to_bytes(), order, deleted).to_operator_spec()
 
 
-class Latest(Configured[LatestConfig], ArrowOperator):
+class Latest(Configured[LatestConfig], EpochOperator):
     """Merges an epoch's rows into a `KeyedTable` and emits a changelog of it."""
 
     def __init__(self, config: LatestConfig) -> None:
@@ -97,7 +96,6 @@ class Latest(Configured[LatestConfig], ArrowOperator):
         is_marked = config.deleted is not None and config.order is not None
         mark = [pa.field(str(config.deleted), pa.bool_())] if is_marked else []
         self._stored = pa.schema([*self._shown, *mark])
-        self._taken: list[pa.RecordBatch] = []
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -113,37 +111,28 @@ class Latest(Configured[LatestConfig], ArrowOperator):
         return [keyed_table(TABLE, self._stored, key_columns=keys)]
 
     @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        self._taken.append(batch)
-
-    @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    def process_epoch(
+        self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Compare the last row of each key of this epoch with the one that is kept."""
-        if not self._taken:
-            return
-        rows, is_gone = self._last_rows()
-        self._taken = []
+        last, is_gone = self._last_rows(rows)
         table = ctx.get_keyed_state(TABLE)
-        known = table.get(rows)
+        known = table.get(last)
         was = known.found
         if self.config.order is not None:
-            is_newer = self._is_newer(rows, known.rows, was)
-            rows, is_gone = _picked(rows, is_newer), is_gone[is_newer]
+            is_newer = self._is_newer(last, known.rows, was)
+            last, is_gone = _picked(last, is_newer), is_gone[is_newer]
             before, was = _picked(known.rows, is_newer), was[is_newer]
         else:
             before = known.rows
         if self.config.deleted in self._stored.names:
             mark = before.column(str(self.config.deleted))
             was = was & ~mark.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003 (Arrow's signature)
-            table.put(rows)
+            table.put(last)
         else:
-            table.put(_picked(rows, ~is_gone))
-            table.delete(_picked(rows, is_gone))
-        self._emit(before, rows, (was, ~is_gone), ctx, collector)
+            table.put(_picked(last, ~is_gone))
+            table.delete(_picked(last, is_gone))
+        self._emit(before, last, (was, ~is_gone), ctx, collector)
 
     def _emit(
         self,
@@ -167,31 +156,32 @@ class Latest(Configured[LatestConfig], ArrowOperator):
         changes = to_changes(schema, olds, news, was[picked], is_there[picked])
         collector.collect(changes)
 
-    def _last_rows(self) -> tuple[pa.RecordBatch, Flags]:
+    def _last_rows(self, rows: pa.Table) -> tuple[pa.RecordBatch, Flags]:
         """Return the last row of each key in the epoch, and which say that theirs is gone."""
         config, keys = self.config, list(self._stream.key_columns)
         if config.order is None:
-            frame = columns_to_frame(self._taken, keys).with_row_index(_PLACE)
+            frame = columns_to_frame(rows.to_batches(), keys).with_row_index(_PLACE)
         else:
-            frame = self._rivals(config.order, keys)
+            frame = self._rivals(rows.to_batches(), config.order, keys)
         last = frame.group_by(keys, maintain_order=True).agg(pl.col(_PLACE).last())
         places = last.get_column(_PLACE).to_numpy().astype(np.int64)
-        table = pa.Table.from_batches(self._taken)
         if config.deleted is None:
             is_gone = np.zeros(len(places), np.bool_)
         else:
-            gone: Any = take_rows(table.column(config.deleted).combine_chunks(), places)
+            gone: Any = take_rows(rows.column(config.deleted).combine_chunks(), places)
             is_gone = gone.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003 (Arrow's signature)
-        picked = take_rows(table.select(self._stored.names), places).combine_chunks()
+        picked = take_rows(rows.select(self._stored.names), places).combine_chunks()
         cast = picked.cast(self._stored)
         return next(iter(cast.to_batches())), is_gone
 
-    def _rivals(self, order: str, keys: list[str]) -> pl.DataFrame:
+    def _rivals(
+        self, taken: Sequence[pa.RecordBatch], order: str, keys: list[str]
+    ) -> pl.DataFrame:
         """Return the rows of the epoch that may be their key's last, the greatest one last.
 
         Nearly always these are one per key, so that only their order is looked at.
         """
-        frame = columns_to_frame(self._taken, [*dict.fromkeys([*keys, order])])
+        frame = columns_to_frame(taken, [*dict.fromkeys([*keys, order])])
         frame = frame.with_row_index(_PLACE)
         value = pl.col(order)
         greatest = value.nan_max() if frame.schema[order].is_float() else value.max()
@@ -200,7 +190,7 @@ class Latest(Configured[LatestConfig], ArrowOperator):
         tied = highest.filter(is_tied)
         if not tied.height:
             return highest
-        whole = columns_to_frame(self._taken, self._stream.arrow.names)
+        whole = columns_to_frame(taken, self._stream.arrow.names)
         places = tied.get_column(_PLACE)
         rows = whole.select(pl.all().gather(places)).with_columns(places)
         ordered = rows.sort(self._ordered_by(), nulls_last=False, maintain_order=True)

@@ -23,12 +23,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import CHANGE_COLUMN, Settling, StreamSchema
-from penstock.core.watermark import CheckpointBarrier
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.aggregates.frames import check_groupable, columns_to_frame
 from penstock.operators.changes import are_added, check_changelog, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import EpochOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.state.tables.sorted_rows import Flags, Positions, equal_keys
 
@@ -54,12 +53,8 @@ def settle_spec(sent_by: Sequence[str] = ()) -> OperatorSpec:
     return SettleConfig(tuple(sent_by)).to_operator_spec()
 
 
-class Settle(Configured[SettleConfig], ArrowOperator):
+class Settle(Configured[SettleConfig], EpochOperator):
     """Gathers the changes of an epoch and emits what they come to."""
-
-    def __init__(self, config: SettleConfig) -> None:
-        super().__init__(config)
-        self._taken: list[pa.RecordBatch] = []
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -68,20 +63,11 @@ class Settle(Configured[SettleConfig], ArrowOperator):
         return replace(stream, settling=Settling.SETTLED)
 
     @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    def process_epoch(
+        self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        self._taken.append(batch)
-
-    @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        if self._taken:
-            rows = pa.Table.from_batches(self._taken)
-            self._taken = []
-            key = check_changelog("settle", ctx.inputs[0])
-            collector.collect(settle(rows, key, self.config.sent_by))
+        key = check_changelog("settle", ctx.inputs[0])
+        collector.collect(settle(rows, key, self.config.sent_by))
 
 
 def settle(rows: pa.Table, key: Sequence[str], sent_by: Sequence[str] = ()) -> pa.Table:

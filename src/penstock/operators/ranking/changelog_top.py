@@ -22,13 +22,12 @@ from typing_extensions import override
 
 from penstock.core.key_order import has_order
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import SchemaError
 from penstock.operators.aggregates.frames import check_groupable
 from penstock.operators.changelogs.settling import first_equal_rows, settle
 from penstock.operators.changes import are_added
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import EpochOperator
 from penstock.operators.ranking.order import places_within
 from penstock.operators.ranking.top import COUNT, Ranking, TopConfig, meaning_of
 from penstock.operators.registry import Configured
@@ -51,7 +50,7 @@ class ChangelogTopConfig(TopConfig):
         return {"emits": shown.pop("keeps"), **shown, "keeps": "all rows of the table"}
 
 
-class ChangelogTop(Configured[ChangelogTopConfig], ArrowOperator):
+class ChangelogTop(Configured[ChangelogTopConfig], EpochOperator):
     """Keeps the rows of a table by key and rank, and emits how the first ones change."""
 
     def __init__(self, config: ChangelogTopConfig) -> None:
@@ -67,7 +66,6 @@ class ChangelogTop(Configured[ChangelogTopConfig], ArrowOperator):
             order = list(dict.fromkeys([*order, *rows.names]))
         self._rest = [name for name in order if name not in self._keys]
         self._stored = pa.schema([*rows, pa.field(COUNT, pa.int64())])
-        self._taken: list[pa.RecordBatch] = []
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -96,21 +94,11 @@ class ChangelogTop(Configured[ChangelogTopConfig], ArrowOperator):
         ]
 
     @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        self._taken.append(batch)
-
-    @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    def process_epoch(
+        self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Bring the table up to date, and compare the first rows of its changed keys."""
-        if not self._taken:
-            return
         table = ctx.get_keyed_state(TABLE)
-        rows = pa.Table.from_batches(self._taken)
-        self._taken = []
         firsts = np.unique(first_equal_rows(rows, self._keys))
         keys = take_rows(rows.select(list(self._keys)), firsts)
         before = self._first_rows(table, keys)

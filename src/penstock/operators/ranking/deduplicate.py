@@ -27,13 +27,13 @@ from penstock.core.arrow_types import Micros, relay, stored_type, to_micros_with
 from penstock.core.figures import show_duration
 from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import MAX_MICROS, CheckpointBarrier
+from penstock.core.watermark import MAX_MICROS
 from penstock.errors import SchemaError
 from penstock.graph.logical import LATE, OperatorSpec
 from penstock.operators.aggregates.frames import check_groupable, decoded, frame_schema
 from penstock.operators.changelogs.settling import first_equal_rows
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import EpochOperator
 from penstock.operators.ranking.order import RankOrder
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.updating.lifetimes import Expiry
@@ -86,7 +86,7 @@ def deduplicate_spec(rows: StreamSchema, expiry: Expiry | None) -> OperatorSpec:
     return DeduplicateConfig(rows.to_bytes(), **ttl).to_operator_spec()
 
 
-class Deduplicate(Configured[DeduplicateConfig], ArrowOperator):
+class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
     """Looks the keys of an epoch up once, and emits the rows of those it does not know."""
 
     def __init__(self, config: DeduplicateConfig) -> None:
@@ -97,7 +97,6 @@ class Deduplicate(Configured[DeduplicateConfig], ArrowOperator):
         own = [pa.field(FIRST_SEEN, _MICROS)] if config.by_event_time else []
         self._stored = pa.schema([*keys, *own])
         self._order = _order_of(stream)
-        self._taken: list[pa.RecordBatch] = []
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -127,20 +126,11 @@ class Deduplicate(Configured[DeduplicateConfig], ArrowOperator):
         ]
 
     @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        self._taken.append(batch)
-
-    @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    def process_epoch(
+        self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Emit the epoch's first rows of keys that are not known."""
-        if not self._taken:
-            return
-        rows = pa.Table.from_batches(self._taken).combine_chunks()
-        self._taken = []
+        rows = rows.combine_chunks()
         times = self._times_of(rows)
         firsts, groups = self._first_rows(rows, times)
         keys = take_rows(rows.select(list(self._keys)), firsts)

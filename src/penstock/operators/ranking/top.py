@@ -22,12 +22,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
-from penstock.core.watermark import CheckpointBarrier
 from penstock.operators.aggregates.frames import ALL_ROWS, check_groupable, decoded
 from penstock.operators.changelogs.settling import first_equal_rows, settle
 from penstock.operators.changes import changelog_schema, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import ArrowOperator
+from penstock.operators.operator import EpochOperator
 from penstock.operators.ranking.order import RankOrder, places_within
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.state.tables.column_groups import ColumnGroup, Meaning
@@ -143,7 +142,7 @@ class Ranking:
         return settle(changes, self.output.table_key or ())
 
 
-class Top(Configured[TopConfig], ArrowOperator):
+class Top(Configured[TopConfig], EpochOperator):
     """Merges an epoch's rows into the first rows of their keys, and emits what changes."""
 
     def __init__(self, config: TopConfig) -> None:
@@ -153,7 +152,6 @@ class Top(Configured[TopConfig], ArrowOperator):
         self._keys = stream.key_columns
         own = [pa.field(SLOT, pa.int32()), pa.field(COUNT, pa.int64())]
         self._stored = pa.schema([*self._ranking.rows, *own])
-        self._taken: list[pa.RecordBatch] = []
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -175,19 +173,11 @@ class Top(Configured[TopConfig], ArrowOperator):
         ]
 
     @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        self._taken.append(batch)
-
-    @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    def process_epoch(
+        self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Rank the epoch's rows together with those that are kept."""
-        if not self._taken:
-            return
-        fresh, groups, keys = self._first_fresh_rows()
+        fresh, groups, keys = self._first_fresh_rows(rows)
         table = ctx.get_keyed_state(TABLE)
         found = table.get_all(keys)
         known = found.rows
@@ -220,10 +210,8 @@ class Top(Configured[TopConfig], ArrowOperator):
         codes = np.where(changed < known.num_rows, _DELETED, _INSERTED)
         collector.collect(self._ranking.changes(take_rows(both, changed), changed, codes))
 
-    def _first_fresh_rows(self) -> tuple[pa.Table, Positions, pa.Table]:
+    def _first_fresh_rows(self, rows: pa.Table) -> tuple[pa.Table, Positions, pa.Table]:
         """Return the epoch's first rows of each key, the number of their key, and the keys."""
-        taken, self._taken = self._taken, []
-        rows = pa.Table.from_batches(taken)
         places = first_equal_rows(rows, self._keys)
         first = self.config.order.first_rows(rows, places, self.config.count)
         keys, groups = np.unique(places[first], return_inverse=True)
