@@ -28,7 +28,11 @@ from penstock.errors import ErrorCode, UserError
 from penstock.operators.changes import kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.joins.sides import EVENT_TIME, How, Pick, plain
-from penstock.operators.joins.table_output import TableJoinConfig, derive_output
+from penstock.operators.joins.table_output import (
+    TableJoinConfig,
+    derive_output,
+    meaning_of,
+)
 from penstock.operators.joins.table_parts import (
     Fresh,
     Part,
@@ -96,7 +100,8 @@ class TableJoin(Configured[TableJoinConfig], ArrowOperator):
 
     @override
     def tables(self) -> Sequence[TableSpec]:
-        return [self.left.table(), self.right.table()]
+        meaning = meaning_of(self.rules, self._output)
+        return [self.left.table(meaning), self.right.table(meaning)]
 
     @override
     def process_batch(

@@ -22,15 +22,18 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.batch import to_ipc
 from penstock.core.figures import show_duration
 from penstock.core.key_hash import check_key_type
 from penstock.core.key_order import has_order
 from penstock.core.schema import CHANGE_COLUMN, Settling, StreamSchema
 from penstock.errors import SchemaError
+from penstock.operators.aggregates.aggregate import DIALECT
 from penstock.operators.aggregates.frames import frame_schema
 from penstock.operators.changes import check_free
 from penstock.operators.joins.matching import JoinConfig
 from penstock.operators.joins.sides import EVENT_TIME, How, JoinRules, plain
+from penstock.state.tables.column_groups import ColumnGroup, Meaning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,22 @@ def without_change(stream: StreamSchema) -> StreamSchema:
         return stream
     arrow = stream.arrow.remove(stream.arrow.get_field_index(CHANGE_COLUMN))
     return replace(stream, arrow=arrow, table_key=None)
+
+
+def meaning_of(rules: JoinRules, output: StreamSchema) -> ColumnGroup:
+    """Return what state says about its join: that of another one is refused.
+
+    A changelog takes back what it has emitted. By another kind of join or predicate it would
+    take back rows that were never there, and leave others. Rows that are never taken back may
+    be joined by another predicate from some epoch on.
+    """
+    how, predicate = str(rules.how), rules.predicate
+    meaning = Meaning(how)
+    if predicate is not None and output.is_changelog:
+        meaning = Meaning(f"{how} where", str(predicate), DIALECT)
+    # It has no columns of its own, because it is about all of them.
+    fill = to_ipc([], pa.schema([]))
+    return ColumnGroup("join", (), meaning, fill, noun="kind of")
 
 
 def find_identity_problems(stream: StreamSchema, side: str) -> list[str]:

@@ -32,6 +32,7 @@ from penstock.operators.joins.sides import BAD_RIGHT, SIDES, plain
 from penstock.operators.joins.table_output import without_change
 from penstock.operators.joins.table_parts import Fresh, Part, first_equal
 from penstock.operators.windows.assignment import read_event_times, refuse_bad_times
+from penstock.state.tables.column_groups import ColumnGroup
 from penstock.state.tables.sorted_rows import Flags, Positions, take_rows
 from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table
 
@@ -76,8 +77,8 @@ class TableSide:
         """Return where bad rows go, if they are diverted."""
         return {self._bad: StreamSchema(stream.arrow)} if self._diverts_bad else {}
 
-    def table(self) -> TableSpec:
-        """Declare the table of kept rows."""
+    def table(self, meaning: ColumnGroup) -> TableSpec:
+        """Declare the table of kept rows; it says what kind of join keeps them."""
         time = self.stream.time_column if self._ttl_micros is not None else None
         return keyed_table(
             self.name,
@@ -90,6 +91,7 @@ class TableSide:
             else TimeDomain.EVENT_TIME,
             time_column=time,
             description=f"rows of the {self.name} side of the join",
+            groups=[meaning],
         )
 
     # ---- the rows of an epoch

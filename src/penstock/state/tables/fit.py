@@ -23,7 +23,12 @@ from penstock.core.figures import show_count, show_duration
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import plan_migration, resolve_chain
 from penstock.state.proto import state_pb2
-from penstock.state.tables.column_groups import ColumnGroups, GroupChange, GroupFate
+from penstock.state.tables.column_groups import (
+    ColumnGroups,
+    GroupChange,
+    GroupFate,
+    stored_groups,
+)
 from penstock.state.tables.columns import domain_of
 from penstock.state.tables.operator_tables import TABLE_KINDS, tables_by_name
 from penstock.state.tables.specs import TableSpec, follow_groups
@@ -161,7 +166,10 @@ def _common_columns(
             kept.append(before.field(name).with_name(field.name))
         if name in before.names or field.name not in was:
             declared.append(field)
-    return pa.schema(kept), pa.schema(declared)
+    # A column of no group does not come and go: without it rows are not what they were.
+    grouped = {c for group in stored_groups(before, after.names) for c in group.columns}
+    gone = [f for f in before if f.name not in after.names and f.name not in grouped]
+    return pa.schema([*kept, *gone]), pa.schema(declared)
 
 
 def _describe_changes(before: pa.Schema, after: pa.Schema) -> str:

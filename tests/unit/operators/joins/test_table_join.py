@@ -14,7 +14,7 @@ import pytest
 
 import penstock as pen
 from penstock.core.schema import Settling
-from penstock.errors import UserError
+from penstock.errors import StateError, UserError
 from penstock.operators import EventTime
 from penstock.testing import OperatorHarness
 from tests.unit.state.files.file_builders import a_schema
@@ -53,7 +53,7 @@ class Join(OperatorHarness):
         joined = streams[0].join("join", streams[1], on="k", ttl=ttl, **options)
         joined.write("out", pen.blackhole())
         node = next(node for node in p.graph().nodes if node.operator == "join")
-        self.output = joined.schema
+        self.output, self.spec = joined.schema, node.spec
         super().__init__(node.spec, *node.inputs)
 
     def step(
@@ -286,6 +286,42 @@ def test_rows_without_an_event_time_go_aside() -> None:
     with Join(TIMED, TIMED_RIGHT, how="left", on_bad="divert") as join:
         assert join.step([{"k": 1, "a": 1, "at": None}]) == []
         assert [row["a"] for row in join.take(pen.BAD)] == [1]
+
+
+BIG, HUGE = pl.col("a") > 5, pl.col("a") > 9
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_refused"),
+    [
+        ({"how": "left"}, {"how": "semi"}, True),
+        ({"how": "semi"}, {"how": "anti"}, True),
+        ({"how": "anti"}, {"how": "left"}, True),
+        ({"how": "inner"}, {"how": "left"}, True),
+        ({"how": "left"}, {"how": "inner"}, True),
+        ({"how": "left"}, {"how": "left", "where": BIG}, True),
+        ({"how": "left", "where": BIG}, {"how": "left"}, True),
+        ({"how": "left", "where": BIG}, {"how": "left", "where": HUGE}, True),
+        ({"how": "left", "where": BIG}, {"how": "left", "where": BIG}, False),
+        ({"how": "inner", "where": BIG}, {"how": "inner"}, False),
+        ({"how": "left"}, {"how": "left", "suffix": "_b", "ttl": "1d"}, False),
+    ],
+    ids=str,
+)
+def test_results_are_not_taken_back_by_another_kind_of_join_than_emitted_them(
+    before: dict[str, Any], after: dict[str, Any], is_refused: bool
+) -> None:
+    with Join(**before) as join:
+        join.step([{"k": 1, "a": 1}, {"k": 2, "a": 2}], [{"k": 1, "b": 7}])
+        kept = join.checkpoint()
+    with Join(**after) as other:
+        changed = other.spec
+    with OperatorHarness.restore(kept, operator=changed) as restored:
+        if is_refused:
+            with pytest.raises(StateError, match=r"kind of 'join' was|'_penstock_alone'"):
+                restored.barrier()
+        else:
+            restored.barrier()
 
 
 def test_the_join_by_event_time_still_refuses_changelogs() -> None:

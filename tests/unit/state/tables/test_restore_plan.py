@@ -6,10 +6,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from penstock.core.batch import to_ipc
 from penstock.core.ids import Epoch
 from penstock.errors import ErrorCode, StateError
 from penstock.state.files.migration import MigratableState
 from penstock.state.proto import state_pb2
+from penstock.state.tables.column_groups import ColumnGroup, Meaning
 from penstock.state.tables.fit import (
     TableFate,
     TablePlan,
@@ -331,3 +333,12 @@ def test_another_clock_for_the_time_to_live_is_refused() -> None:
     ]:
         detail = refused(declared, stored, ErrorCode.SCHEMA_MISMATCH)
         assert "time to live" in detail
+
+
+def test_a_column_of_no_group_is_not_dropped_beside_one_that_is_in_a_group() -> None:
+    fill = to_ipc([pa.RecordBatch.from_pylist([{"value": 0}])], pa.schema([VALUE]))
+    group = ColumnGroup("value", ("value",), Meaning("a sum"), fill)
+    stored = keyed(groups=[group])
+    declared = keyed(pa.schema([KEY, VALUE]), groups=[group])
+    told = refused(declared, stored, ErrorCode.SCHEMA_MISMATCH)
+    assert "'time' is gone" in told
