@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.arrow_types import Micros
+from penstock.core.arrow_types import Micros, relay
+from penstock.core.batch import empty_batch
 from penstock.core.watermark import MIN_MICROS, CheckpointBarrier
 from penstock.errors import ErrorCode, UserError
-from penstock.operators.aggregates.frames import to_frame
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.joins.matching import (
     JoinConfig,
@@ -41,6 +40,7 @@ from penstock.operators.joins.matching import (
     in_one_piece,
 )
 from penstock.operators.joins.sides import How, JoinRules, Pick
+from penstock.operators.joins.table_parts import first_equal
 from penstock.operators.joins.window_join import clipped_windows, window_rules, zone_of
 from penstock.operators.windows.aggregation import MICROS
 from penstock.operators.windows.assignment import Flags, find_length_problems, years_in
@@ -49,11 +49,10 @@ from penstock.operators.windows.sessions import (
     cut_sessions,
     in_one_number,
 )
-from penstock.state.tables.sorted_rows import Positions, take_rows
+from penstock.state.tables.sorted_rows import Positions, join_rows, take_rows
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.time_keyed_rows import expand_ranges
 
-_NUMBER = "number"
 _FIRST_KEYS, _MOST_KEYS = 1_024, 1 << 17
 """How many keys are looked at together; blocks grow and shrink with their rows."""
 _FEW_ROWS, _MANY_ROWS = 100_000, 1_000_000
@@ -183,54 +182,54 @@ class SessionJoin(TimedJoin[SessionJoinConfig]):
         fresh: Sequence[Rows],
         span: _Span,
         ctx: OperatorContext,
-    ) -> pl.DataFrame:
+    ) -> pa.RecordBatch:
         """Return every key once that has a row whose session may be over."""
         previous, watermark = span
-        frames = []
-        for side, rows in zip(self._sides, fresh, strict=True):
-            names = list(side.stream.key_columns)
-            schema = pa.schema([side.stream.arrow.field(name) for name in names])
-            batches = [schema.empty_table()]
-            if watermark is not None:
-                first = MIN_MICROS if previous is None else previous
-                batches.append(side.view(ctx).rows(first, watermark).select(names))
+        found: list[pa.RecordBatch] = []
+        if watermark is not None:
+            first = MIN_MICROS if previous is None else previous
+            for side, rows in zip(self._sides, fresh, strict=True):
+                due = side.view(ctx).rows(first, watermark)
                 ripe = rows.where(rows.micros + self._gap < watermark)
-                batches.append(pa.Table.from_batches([ripe.batch]).select(names))
-            frame = to_frame(pa.concat_tables(batches))
-            frames.append(frame.rename(dict(zip(names, self._names, strict=True))))
-        return pl.concat(frames).unique(maintain_order=True)
+                batches = [*due.to_batches(), ripe.batch]
+                found += [self._keys_of(batch, side) for batch in batches]
+        found = [keys for keys in found if keys.num_rows]
+        if not found:
+            return self._keys_of(empty_batch(self.left.stream.arrow), self.left)
+        whole = join_rows(found)
+        return take_rows(whole, np.unique(first_equal([whole], self._names)))
 
     @property
     def _names(self) -> tuple[str, ...]:
         """What key columns are called while keys of both sides are compared."""
         return self.left.stream.key_columns
 
-    def _numbers_of(self, rows: Rows, side: JoinSide, keys: pl.DataFrame) -> Positions:
+    def _keys_of(self, rows: pa.RecordBatch, side: JoinSide) -> pa.RecordBatch:
+        """Return the keys of rows of a side, named and typed as those of the left side."""
+        arrow = self.left.stream.arrow
+        pairs = zip(side.stream.key_columns, self._names, strict=True)
+        arrays = [relay(rows.column(own), arrow.field(name).type) for own, name in pairs]
+        return pa.RecordBatch.from_arrays(arrays, names=list(self._names))
+
+    def _numbers_of(self, rows: Rows, side: JoinSide, keys: pa.RecordBatch) -> Positions:
         """Return the number of each row's key, -1 for rows of other keys."""
-        names = list(side.stream.key_columns)
-        frame = to_frame(rows.batch.select(names))
-        frame = frame.rename(dict(zip(names, self._names, strict=True)))
-        numbered = keys.with_row_index(_NUMBER).with_columns(pl.col(_NUMBER).cast(pl.Int64))
-        renamed = {name: f"key_{at}" for at, name in enumerate(self._names)}
-        found = frame.rename(renamed).join(
-            numbered.rename(renamed),
-            on=list(renamed.values()),
-            how="left",
-            nulls_equal=True,
-            maintain_order="left",
-        )
-        return found[_NUMBER].fill_null(-1).to_numpy()
+        count = keys.num_rows
+        if not count:
+            return np.full(len(rows.micros), -1, np.int64)
+        own = self._keys_of(rows.batch, side)
+        first = first_equal([keys, own], self._names)[count:]
+        return np.where(first < count, first, -1)
 
     def _blocks(
         self,
-        keys: pl.DataFrame,
+        keys: pa.RecordBatch,
         fresh: Sequence[_Fresh],
         ctx: OperatorContext,
     ) -> Iterator[tuple[_Members, _Members]]:
         """Yield all rows of the keys, some keys at a time."""
         start, size = 0, _FIRST_KEYS
-        while start < keys.height:
-            end = min(keys.height, start + size)
+        while start < keys.num_rows:
+            end = min(keys.num_rows, start + size)
             block = keys.slice(start, end - start)
             left, right = (
                 self._members(side, block, start, own, ctx)
@@ -247,20 +246,22 @@ class SessionJoin(TimedJoin[SessionJoinConfig]):
     def _members(
         self,
         side: JoinSide,
-        block: pl.DataFrame,
+        block: pa.RecordBatch,
         start: int,
         fresh: _Fresh,
         ctx: OperatorContext,
     ) -> _Members:
         """Return the rows of a side that have one of the keys, which count from `start`."""
-        names = dict(zip(self._names, side.stream.key_columns, strict=True))
-        found = side.view(ctx).get(block.rename(names))
+        names, arrow = side.stream.key_columns, side.stream.arrow
+        columns = zip(block.columns, names, strict=True)
+        arrays = [relay(column, arrow.field(name).type) for column, name in columns]
+        found = side.view(ctx).get(pa.RecordBatch.from_arrays(arrays, names=list(names)))
         old = found.rows.select(side.stream.arrow.names)
-        keys = np.repeat(np.arange(start, start + block.height), np.diff(found.offsets))
+        keys = np.repeat(np.arange(start, start + block.num_rows), np.diff(found.offsets))
         wakes: Micros = found.rows.column(WAKES_AT).cast(pa.int64()).to_numpy()
         parts = [side.to_rows(batch) for batch in old.to_batches()]
         numbers = fresh.keys[fresh.order]
-        first, end = np.searchsorted(numbers, [start, start + block.height])
+        first, end = np.searchsorted(numbers, [start, start + block.num_rows])
         places = fresh.order[first:end]
         micros = fresh.rows.micros[places]
         parts.append(Rows(take_rows(fresh.rows.batch, places), micros))
