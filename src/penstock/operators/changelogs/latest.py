@@ -11,6 +11,7 @@ order. A column may say that the row of a key is gone.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,9 +19,11 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.key_hash import check_key_type, hash_keys_uncut
 from penstock.core.schema import StreamSchema
 from penstock.errors import SchemaError
 from penstock.graph.logical import MAIN, OperatorSpec
+from penstock.operators.aggregates.aggregate import is_orderable
 from penstock.operators.aggregates.frames import (
     check_groupable,
     columns_to_frame,
@@ -96,6 +99,7 @@ class Latest(Configured[LatestConfig], EpochOperator):
         is_marked = config.deleted is not None and config.order is not None
         mark = [pa.field(str(config.deleted), pa.bool_())] if is_marked else []
         self._stored = pa.schema([*self._shown, *mark])
+        self._types = frame_schema(self._stored)
 
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
@@ -190,30 +194,38 @@ class Latest(Configured[LatestConfig], EpochOperator):
         tied = highest.filter(is_tied)
         if not tied.height:
             return highest
-        whole = columns_to_frame(taken, self._stream.arrow.names)
-        places = tied.get_column(_PLACE)
-        rows = whole.select(pl.all().gather(places)).with_columns(places)
-        ordered = rows.sort(self._ordered_by(), nulls_last=False, maintain_order=True)
+        some: Any = tied.get_column(_PLACE).to_arrow()
+        rows = pa.Table.from_batches(taken).take(some).combine_chunks()
         names = [*keys, _PLACE]
+        whole = self._compared(rows).with_columns(tied.select(names))
+        by = [name for name in self._ordered_by if name not in keys]
+        ordered = whole.sort([*by, _PLACE], nulls_last=False)
         return pl.concat([highest.filter(~is_tied).select(names), ordered.select(names)])
 
+    @cached_property
     def _ordered_by(self) -> list[str]:
-        """Return the columns that decide which of two rows is the later one."""
-        types = frame_schema(self._stored)
-        others = [
-            name
-            for name in self._stored.names
-            if name != self.config.order and not types[name].is_nested()
-        ]
-        return [str(self.config.order), *others]
+        """The columns that decide which of two rows is the later one, most important first."""
+        others = [name for name in self._stored.names if name != self.config.order]
+        known = [name for name in others if _is_compared(self._stored.field(name).type)]
+        return [str(self.config.order), *known]
+
+    def _compared(self, rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
+        """Return what rows are compared by: values that have no order by their hashes."""
+        batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
+        plain = [n for n in self._ordered_by if is_orderable(self._types[n])]
+        frame = columns_to_frame(batches, plain)
+        return frame.with_columns(
+            pl.Series(name, hash_keys_uncut([rows.column(name)]))
+            for name in self._ordered_by
+            if name not in plain
+        )
 
     def _is_newer(self, rows: pa.RecordBatch, known: pa.RecordBatch, was: Flags) -> Flags:
         """Return which rows are later than those that are kept."""
-        names = self._ordered_by()
-        new, old = columns_to_frame([rows], names), columns_to_frame([known], names)
+        new, old = self._compared(rows), self._compared(known)
         later = np.ones(rows.num_rows, np.bool_)
         is_open = was.copy()
-        for name in names:
+        for name in self._ordered_by:
             one, other = new[name], old[name]
             is_above = ((one > other) | (one.is_not_null() & other.is_null())).fill_null(
                 value=False
@@ -223,6 +235,15 @@ class Latest(Configured[LatestConfig], EpochOperator):
             is_open &= is_equal.to_numpy()
         later[is_open] = False  # the same row again
         return later
+
+
+def _is_compared(kind: Any) -> bool:
+    """Tell whether rows can be compared by a column of a type: all but those with maps can."""
+    try:
+        check_key_type(kind)
+    except SchemaError:
+        return False
+    return True
 
 
 def _picked(rows: pa.RecordBatch, which: Flags) -> pa.RecordBatch:

@@ -1,5 +1,6 @@
 """Rows made a changelog: the last row of each key, by order or as they come, with deletions."""
 
+from decimal import Decimal
 from typing import Any
 
 import polars as pl
@@ -57,6 +58,43 @@ def test_rows_count_in_the_order_in_which_they_come() -> None:
 def test_a_row_that_comes_and_goes_in_one_epoch_is_not_seen() -> None:
     table = Table(deleted="gone")
     assert table.epoch(a_row("k", 1, "a"), a_row("k", None, None, gone=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.list_(pa.int64()), [[3], [1], [2]]),
+        (pa.struct([("n", pa.int64())]), [{"n": 3}, {"n": 1}, {"n": 2}]),
+        (pa.decimal256(50, 0), [Decimal(3), Decimal(1), Decimal(2)]),
+    ],
+    ids=str,
+)
+def test_of_rows_at_one_instant_epochs_do_not_decide_whatever_their_columns(
+    kind: Any, values: list[Any]
+) -> None:
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64()), ("x", kind)])
+    stream = pen.StreamSchema(schema, None, ("k",))
+    rows = [{"k": "k", "v": 1, "x": value} for value in values]
+    kept = []
+    for size in (1, 2, 3):
+        with OperatorHarness(latest_spec(stream, order="v"), stream) as table:
+            for start in range(0, len(rows), size):
+                table.push(rows[start : start + size])
+                table.barrier()
+            kept += table.state("rows").to_pylist()
+    assert kept[0] in rows
+    assert kept == [kept[0]] * 3
+
+
+def test_rows_with_a_map_are_compared_with_those_that_are_kept() -> None:
+    kind = pa.map_(pa.string(), pa.int64())
+    stream = pen.StreamSchema(pa.schema([("k", pa.string()), ("x", kind)]), None, ("k",))
+    with OperatorHarness(latest_spec(stream), stream) as table:
+        for value in ([("a", 1)], [("a", 1)], [("a", 2)]):
+            table.push([{"k": "k", "x": value}])
+            table.barrier()
+        changes = [row["change"] for row in table.take()]
+    assert changes == ["insert", "update-before", "update-after"]
 
 
 def test_by_an_order_the_greatest_row_wins_whenever_it_comes() -> None:

@@ -67,6 +67,7 @@ def compare(left: Any, right: Any, data_type: pa.DataType) -> list[bool]:
             pa.list_(pa.struct([("a", pa.string())])),
             [[{"a": "x"}], [{"a": None}], [None], None],
         ),
+        (pa.map_(pa.string(), pa.float64()), [[], [("a", NAN)], [("a", None)], None]),
         (pa.dictionary(pa.int8(), pa.string()), ["a", "b", None]),
         (pa.uuid(), [uuid.UUID(int=1).bytes, uuid.UUID(int=2).bytes, None]),
     ],
