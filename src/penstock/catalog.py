@@ -29,7 +29,7 @@ from penstock.operators.ranking import changelog_top, deduplicate, top, window_t
 from penstock.operators.registry import OperatorConfig, Registry
 from penstock.operators.udfs import async_operator, functions, native, specs
 from penstock.operators.updating import aggregate, combine, retracting
-from penstock.operators.windows import panes, sessions
+from penstock.operators.windows import changing, panes, revised_sessions, sessions
 
 _Build: TypeAlias = Callable[[Any], ArrowOperator | SourceOperator]
 
@@ -67,7 +67,10 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (envelopes.ToRowsConfig, envelopes.ToRows),
     (panes.PaneCombinerConfig, panes.PaneCombiner),
     (panes.PaneWindowConfig, panes.PaneWindows),
+    (changing.ChangingCombinerConfig, changing.ChangingCombiner),
+    (changing.ChangingWindowConfig, changing.ChangingWindows),
     (sessions.SessionWindowConfig, sessions.SessionWindows),
+    (revised_sessions.RevisedSessionConfig, revised_sessions.RevisedSessions),
     (top.TopConfig, top.Top),
     (changelog_top.ChangelogTopConfig, changelog_top.ChangelogTop),
     (window_top.RankedRowsConfig, window_top.RankedRows),

@@ -45,7 +45,7 @@ from penstock.operators.joins.sides import (
 from penstock.operators.joins.table_output import without_change
 from penstock.operators.joins.window_join import WindowJoinConfig
 from penstock.operators.windows.aggregation import WINDOW_END, WINDOW_START, WINDOW_TIME
-from penstock.operators.windows.sessions import WAKES_AT
+from penstock.operators.windows.session_merging import WAKES_AT
 
 if TYPE_CHECKING:
     from penstock.api.stream import Stream

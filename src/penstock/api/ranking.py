@@ -179,7 +179,8 @@ class WindowRankingSteps:
         """Emit the first n rows of each key and window when it closes; see `Stream.top`.
 
         A row has the key columns, those of the window, the rank if it is asked for, and the
-        other columns of the ranked row. Its event time is `window_time`.
+        other columns of the ranked row. Its event time is `window_time`. With `allowed_lateness`
+        the rows are a changelog.
 
         >>> import datetime as dt, penstock as pen
         >>> rows = pen.list_source(

@@ -87,6 +87,7 @@ class AnyStream(JoinSteps, RankingSteps):
         name: str,
         window: Window,
         *,
+        allowed_lateness: DurationLike | None = None,
         on_bad: OnBad = "fail",
         parallelism: int | None = None,
     ) -> "WindowedStream":
@@ -95,6 +96,10 @@ class AnyStream(JoinSteps, RankingSteps):
         `aggregate` of the returned stream takes what to compute. Rows whose event time is
         null or outside of the years 1 to 9999 fail the job, or go to the side output `BAD` if
         `on_bad` is "divert".
+
+        With `allowed_lateness` results are a changelog: a window is emitted when it closes, and
+        again when a row comes that is late by less than that. Behind a changelog, tumbling and
+        sliding windows take rows out again that are removed before they close.
 
         >>> import datetime as dt, penstock as pen
         >>> rows = [
@@ -110,9 +115,14 @@ class AnyStream(JoinSteps, RankingSteps):
         >>> [(row["user"], str(row["window_end"]), row["clicks"]) for row in out.rows()]
         [('ada', '2024-01-01 12:01:00', 2)]
         """
-        self.port.check_append_only("window")
         step = WindowStep(
-            self.builder, self.port, name, window, on_bad, parallelism=parallelism
+            self.builder,
+            self.port,
+            name,
+            window,
+            on_bad,
+            allowed_lateness=allowed_lateness,
+            parallelism=parallelism,
         )
         return WindowedStream(self.builder, step)
 

@@ -24,7 +24,7 @@ from penstock.core.ids import OperatorId
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.graph.logical import BAD, LATE, Exchange
+from penstock.graph.logical import BAD, LATE, Exchange, OperatorSpec
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.compiler import compile_aggregates
 from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS
@@ -49,7 +49,15 @@ from penstock.operators.windows.assignment import (
     find_grid_problems,
     find_length_problems,
 )
+from penstock.operators.windows.changed_rows import (
+    STATE_COLUMNS,
+    ChangedAggregation,
+    compile_changed,
+    find_name_problems,
+)
+from penstock.operators.windows.changing import changing_window_specs
 from penstock.operators.windows.panes import pane_window_specs
+from penstock.operators.windows.revised_sessions import revised_session_spec
 from penstock.operators.windows.sessions import session_window_spec
 from penstock.state.tables.specs import TimeDomain, to_time_domain
 
@@ -133,6 +141,7 @@ class WindowStep:
         window: Window,
         on_bad: OnBad,
         *,
+        allowed_lateness: DurationLike | None = None,
         parallelism: int | None,
     ) -> None:
         self._builder = builder
@@ -144,15 +153,22 @@ class WindowStep:
         self._lengths = _ANY_LENGTHS
         with builder.problems.noting():
             self._lengths = window_to_micros(name, window)
+        self._lateness: int | None = None
+        with builder.problems.noting():
+            self._lateness = lateness_to_micros(name, allowed_lateness)
         self._diverts_bad = False
         with builder.problems.noting():
             self._diverts_bad = diverts_bad(on_bad, where=f"window {name!r}: ")
+        if isinstance(window, SessionWindow):
+            port.check_append_only("session window")
 
     def add(self, aggregates: Mapping[str, Aggregate]) -> tuple[Port, Mapping[str, Port]]:
         """Add the operators; return the results, and the side outputs by name."""
-        builder, lengths, rows = self._builder, self._lengths, self.rows
+        builder, rows = self._builder, self.rows
         operator = producer = builder.claim(self.name)
-        aggregation = _compile(self.name, rows.schema, aggregates)
+        aggregation = _compile(
+            self.name, rows.schema, aggregates, is_revised=self._lateness is not None
+        )
         is_keyed = bool(aggregation.stream.key_columns)
         if rows.exchange in (Exchange.BY_KEY, Exchange.BROADCAST):
             # The step's own edge by key sends the rows, or partials of them.
@@ -160,20 +176,9 @@ class WindowStep:
         if isinstance(self._window, SessionWindow):
             if not is_keyed:
                 rows = self._with_one_key(operator, rows)
-            spec = session_window_spec(
-                lengths["gap"],
-                aggregation,
-                shown=str(self._window),
-                diverts_bad=self._diverts_bad,
-            )
+            spec = self._session_spec(aggregation)
         else:
-            combiner, spec = pane_window_specs(
-                WindowGrid(lengths["width"], lengths["slide"], lengths["offset"]),
-                aggregation,
-                consumer=operator,
-                shown=str(self._window),
-                diverts_bad=self._diverts_bad,
-            )
+            combiner, spec = self._pane_specs(operator, aggregation)
             producer = builder.add_step(f"{operator}-combiner", combiner, [rows])
             rows = builder.port(producer)
         parallelism = self._parallelism
@@ -184,6 +189,39 @@ class WindowStep:
         names = (LATE, BAD) if self._diverts_bad else (LATE,)
         # Late and bad rows are found where rows are assigned to windows.
         return builder.port(operator), {n: builder.port(producer, n) for n in names}
+
+    def _session_spec(self, aggregation: WindowAggregation) -> OperatorSpec:
+        """Return the operator of session windows."""
+        gap, shown = self._lengths["gap"], str(self._window)
+        diverts_bad = self._diverts_bad
+        if self._lateness is None:
+            return session_window_spec(
+                gap, aggregation, shown=shown, diverts_bad=diverts_bad
+            )
+        return revised_session_spec(
+            gap,
+            aggregation,
+            lateness_micros=self._lateness,
+            shown=shown,
+            diverts_bad=diverts_bad,
+        )
+
+    def _pane_specs(
+        self, operator: OperatorId, aggregation: WindowAggregation
+    ) -> tuple[OperatorSpec, OperatorSpec]:
+        """Return the combiner and the operator of tumbling and sliding windows."""
+        lengths = self._lengths
+        grid = WindowGrid(lengths["width"], lengths["slide"], lengths["offset"])
+        shared: dict[str, Any] = {
+            "consumer": operator,
+            "shown": str(self._window),
+            "diverts_bad": self._diverts_bad,
+        }
+        if self._lateness is None and not aggregation.stream.is_changelog:
+            return pane_window_specs(grid, aggregation, **shared)
+        return changing_window_specs(
+            grid, aggregation, lateness_micros=self._lateness, **shared
+        )
 
     def _with_one_key(self, operator: OperatorId, rows: Port) -> Port:
         """Return rows with a key that is the same for all of them, to be sent by."""
@@ -199,15 +237,24 @@ class WindowStep:
 
 
 def _compile(
-    name: str, stream: StreamSchema, aggregates: Mapping[str, Aggregate]
+    name: str,
+    stream: StreamSchema,
+    aggregates: Mapping[str, Aggregate],
+    *,
+    is_revised: bool,
 ) -> WindowAggregation:
     """Bind aggregates to a stream, or raise with all that is wrong with either."""
     problems = find_stream_problems(stream)
-    plan = None
+    plan, keys = None, stream.key_columns
+    taken = [*keys, *OWN_COLUMNS]
+    if is_revised or stream.is_changelog:
+        problems += find_name_problems(stream)
+        taken += [CHANGE_COLUMN, *STATE_COLUMNS]
     try:
-        taken = (*stream.key_columns, *OWN_COLUMNS)
-        keys = stream.key_columns
-        plan = compile_aggregates(name, aggregates, stream, taken=taken, keys=keys)
+        if stream.is_changelog:
+            plan = compile_changed(name, aggregates, stream, taken)
+        else:
+            plan = compile_aggregates(name, aggregates, stream, taken=taken, keys=keys)
     except SchemaError as error:
         problems.append(error.message)
     if plan is None or problems:
@@ -215,7 +262,23 @@ def _compile(
             f"window {name!r} cannot be computed:\n  " + "\n  ".join(problems),
             operator=name,
         )
-    return WindowAggregation(stream, plan)
+    kind = ChangedAggregation if stream.is_changelog else WindowAggregation
+    return kind(stream, plan)
+
+
+def lateness_to_micros(name: str, lateness: DurationLike | None) -> int | None:
+    """Return how late rows may be, in microseconds; None for results that do not change."""
+    if lateness is None:
+        return None
+    micros = to_micros(lateness, f"allowed_lateness of window {name!r}")
+    if problems := find_length_problems({"lateness": micros}):
+        raise UserError(
+            f"window {name!r} cannot have allowed_lateness={lateness!r}: {problems[0]}. Leave it "
+            "out if late rows shall change nothing",
+            code=ErrorCode.INVALID_NUMBER,
+            operator=name,
+        )
+    return micros
 
 
 def window_to_micros(name: str, window: Window) -> dict[str, int]:

@@ -112,8 +112,8 @@ def to_changes(
 _HARMS = {
     "rebalance": "changes of one key must reach one subtask. Leave it out: changes are spread "
     "by key",
-    "window": "a window would have to take rows out again that were changed. Cut the rows that "
-    "the changelog is made of into windows",
+    "session window": "a row that is taken out may split a session, and which rows are in one is "
+    "not kept. Use pen.tumbling or pen.sliding, or cut the rows that the changelog is made of",
     "async_udf": "an answer may come in a later epoch than that of the other half of an update. "
     "Call it on the rows that the changelog is made of",
     "join": "by event time, rows that were joined could not be taken out again. Leave out within= "

@@ -44,7 +44,7 @@ from penstock.operators.joins.table_parts import first_equal
 from penstock.operators.joins.window_join import clipped_windows, window_rules, zone_of
 from penstock.operators.windows.aggregation import MICROS
 from penstock.operators.windows.assignment import Flags, find_length_problems, years_in
-from penstock.operators.windows.sessions import (
+from penstock.operators.windows.session_merging import (
     WAKES_AT,
     cut_sessions,
     in_one_number,

@@ -20,7 +20,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.arrow_types import why_not_in_polars
-from penstock.core.schema import StreamSchema
+from penstock.core.schema import Settling, StreamSchema
 from penstock.errors import SchemaError
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.frames import decoded, frame_schema
@@ -139,8 +139,14 @@ class RankedRows(Configured[RankedRowsConfig], ArrowOperator):
                 "before, or give rank= another name",
                 columns=tuple(clashing),
             )
-        fields = [*window, *own, *kind.value_type]
-        return StreamSchema(pa.schema(fields), stream.time_column)
+        fields = pa.schema([*window, *own, *kind.value_type])
+        if stream.table_key is None:
+            return StreamSchema(fields, stream.time_column)
+        # Lists that change are changes of their rows: those of a window stay in one subtask.
+        key = (*stream.table_key, rank) if rank else tuple(fields.names[1:])
+        return StreamSchema(
+            fields, stream.time_column, table_key=key, settling=Settling.TOGETHER
+        )
 
     @override
     def process_batch(

@@ -4,7 +4,7 @@
 window operators share.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,8 +18,14 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, UserError, did_you_mean
 from penstock.operators.aggregates.compiled import AggregateConfig
-from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS, to_table
+from penstock.operators.aggregates.frames import (
+    ALL_ROWS,
+    KEY_OF_ALL_ROWS,
+    to_frame,
+    to_table,
+)
 from penstock.operators.aggregates.plan import AggregatePlan
+from penstock.operators.changes import changelog_schema
 from penstock.operators.context import OperatorContext
 from penstock.operators.registry import OperatorConfig
 from penstock.operators.windows.assignment import (
@@ -28,6 +34,7 @@ from penstock.operators.windows.assignment import (
     refuse_bad_times,
     years_in,
 )
+from penstock.state.tables.column_groups import ColumnGroup
 
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
@@ -76,17 +83,33 @@ class WindowAggregation:
         columns = [*self.key_fields, pa.field(PANE, MICROS), *self.plan.partials]
         return StreamSchema(pa.schema(columns), PANE)
 
+    @property
+    def finished(self) -> AggregatePlan:
+        """The aggregates whose results are emitted."""
+        return self.plan
+
+    @cached_property
+    def window_fields(self) -> tuple["pa.Field[Any]", ...]:
+        """The columns of the output that say which window it is about."""
+        time: Any = self.stream.arrow.field(self.stream.time_column or "")
+        instant = pa.timestamp("us", time.type.tz)
+        names = (WINDOW_START, WINDOW_END, WINDOW_TIME)
+        return tuple(pa.field(name, instant) for name in names)
+
     @cached_property
     def results(self) -> StreamSchema:
         """The schema of the output: a row per key and window."""
-        time: Any = self.stream.arrow.field(self.stream.time_column or "")
-        instant = pa.timestamp("us", time.type.tz)
-        columns = [
-            *(field for field in self.key_fields if field.name != ALL_ROWS),
-            *(pa.field(name, instant) for name in (WINDOW_START, WINDOW_END, WINDOW_TIME)),
-            *self.plan.results,
-        ]
+        keys = [field for field in self.key_fields if field.name != ALL_ROWS]
+        columns = [*keys, *self.window_fields, *self.finished.results]
         return StreamSchema(pa.schema(columns), WINDOW_TIME)
+
+    @cached_property
+    def revisions(self) -> StreamSchema:
+        """The schema of the output if results may change: a changelog of these rows."""
+        keys = [field for field in self.key_fields if field.name != ALL_ROWS]
+        start, end, time = self.window_fields
+        values = [time, *self.finished.results]
+        return changelog_schema([*keys, start, end], values, WINDOW_TIME)
 
     @cached_property
     def _years(self) -> tuple[int, int]:
@@ -111,21 +134,48 @@ class WindowAggregation:
             return frame
         return frame.with_columns(pl.lit(KEY_OF_ALL_ROWS, pl.Int64).alias(ALL_ROWS))
 
-    def results_of(
-        self, partials: pl.DataFrame, starts: pl.Expr, ends: pl.Expr, last: pl.Expr
-    ) -> pa.Table:
-        """Return the results of merged partials, given windows as instants in microseconds.
+    @property
+    def groups(self) -> tuple[ColumnGroup, ...]:
+        """The partials of each aggregate as columns of a table that may come and go."""
+        return self.plan.groups
+
+    def rows_of(self, batches: Sequence[pa.RecordBatch]) -> pl.DataFrame:
+        """Return rows, of which there are only the columns that are read, to make partials of."""
+        return to_frame(pa.Table.from_batches(batches))
+
+    def combine(self, rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+        """Return the partials of rows by group."""
+        return self.plan.partials_of(rows, by)
+
+    def condense(self, panes: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+        """Return the partials of each group as few rows, which can go on to be merged."""
+        return self.plan.merge(panes, by)
+
+    def merge(self, panes: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+        """Return one row of partials per group, all of whose panes are there."""
+        return self.plan.merge(panes, by)
+
+    def with_windows(
+        self, frame: pl.DataFrame, starts: pl.Expr, ends: pl.Expr, last: pl.Expr
+    ) -> pl.DataFrame:
+        """Return a frame with the columns of its windows, given as instants in microseconds.
 
         `last` is the last instant that a window holds. A window that reaches out of the
         years 1 to 9999 is cut off there: no row lies outside, and Python holds no other years.
         """
         instants = {WINDOW_START: starts, WINDOW_END: ends, WINDOW_TIME: last}
-        windows = partials.with_columns(
+        return frame.with_columns(
             instant.clip(*self._years).cast(pl.Datetime("us")).alias(name)
             for name, instant in instants.items()
         )
+
+    def results_of(
+        self, partials: pl.DataFrame, starts: pl.Expr, ends: pl.Expr, last: pl.Expr
+    ) -> pa.Table:
+        """Return the results of merged partials; windows are given as in `with_windows`."""
+        windows = self.with_windows(partials, starts, ends, last)
         kept = [*self.stream.key_columns, WINDOW_START, WINDOW_END, WINDOW_TIME]
-        return to_table(self.plan.results_of(windows, kept), self.results.arrow)
+        return to_table(self.finished.results_of(windows, kept), self.results.arrow)
 
 
 def find_stream_problems(stream: StreamSchema) -> list[str]:

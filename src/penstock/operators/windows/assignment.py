@@ -156,6 +156,17 @@ class WindowGrid:
         return first + self.width_micros, last + self.width_micros
 
 
+def reached_before(watermark_micros: int | None, lateness_micros: int) -> int | None:
+    """Return the instant that a watermark was beyond when it was so much earlier.
+
+    Windows that end until then take no row any more, if rows may be so late. Behind the year
+    9999 no row can follow at all.
+    """
+    if watermark_micros is None or watermark_micros >= END_MICROS:
+        return watermark_micros
+    return max(MIN_MICROS, watermark_micros - lateness_micros)
+
+
 def years_in(zone: str | None) -> tuple[int, int]:
     """Return the first and the last instant that Python's `datetime` holds in a time zone."""
     first, last = FIRST_MICROS, END_MICROS - 1

@@ -46,7 +46,12 @@ from penstock.operators.windows.aggregation import (
     WindowConfig,
     instant_of,
 )
-from penstock.operators.windows.assignment import WindowGrid, find_grid_problems, place_rows
+from penstock.operators.windows.assignment import (
+    WindowGrid,
+    find_grid_problems,
+    place_rows,
+    reached_before,
+)
 from penstock.state.tables.specs import TableSpec, time_keyed_table
 from penstock.state.tables.time_keyed_view import TimeKeyedView
 
@@ -118,6 +123,8 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
         super().__init__(config)
         self._grid = config.grid()
         self._aggregation = config.aggregation()
+        self._lateness = 0
+        """How long after its end a window takes rows, in microseconds."""
         self._batches: list[pa.RecordBatch] = []
         self._times: list[Micros] = []
         self._buffered_rows = 0
@@ -142,14 +149,14 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
         diverts_bad = self.config.diverts_bad
         times = self._aggregation.read_times(batch, ctx, diverts_bad=diverts_bad)
         if times.bad is not None:
-            collector.collect(batch.filter(pa.array(times.bad)), BAD)
-        reached = ctx.previous_watermark_of(self.config.consumer)
-        placed = place_rows(times, self._grid, instant_of(reached))
+            self._send_aside(batch.filter(pa.array(times.bad)), collector, BAD)
+        reached = instant_of(ctx.previous_watermark_of(self.config.consumer))
+        placed = place_rows(times, self._grid, reached_before(reached, self._lateness))
         if placed.outside is not None:
             ctx.count("rows_outside_windows", int(placed.outside.sum()))
         if placed.late is not None:
             ctx.count("late_rows", int(placed.late.sum()))
-            collector.collect(batch.filter(pa.array(placed.late)), LATE)
+            self._send_aside(batch.filter(pa.array(placed.late)), collector, LATE)
         rows, micros = batch.select(list(self._aggregation.reads)), times.micros
         if placed.kept is not None:
             rows, micros = rows.filter(pa.array(placed.kept)), micros[placed.kept]
@@ -174,7 +181,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
         times = np.concatenate(self._times)
         frame = pl.DataFrame()
         if aggregation.reads:
-            frame = to_frame(pa.Table.from_batches(self._batches))
+            frame = aggregation.rows_of(self._batches)
         self._batches, self._times, self._buffered_rows = [], [], 0
         for partials in self._partials_of(frame, times):
             keyed = aggregation.with_key(partials).rename({_PANE: PANE})
@@ -182,10 +189,7 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
 
     def _partials_of(self, frame: pl.DataFrame, times: Micros) -> Iterator[pl.DataFrame]:
         """Yield the partials per key and pane; `frame` has no columns if none is read."""
-        keys, compute = (
-            self._aggregation.stream.key_columns,
-            self._aggregation.plan.partials_of,
-        )
+        keys, compute = self._aggregation.stream.key_columns, self._aggregation.combine
         limit = 1 + len(times) // ROWS_WORTH_A_PASS
         panes = self._grid.panes_between(int(times.min()), int(times.max()), limit=limit)
         if panes is None or not frame.width:
@@ -200,6 +204,12 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
             if rows.height:
                 at = pl.lit(start, pl.Int64).alias(_PANE)
                 yield compute(rows, keys).with_columns(at)
+
+    def _send_aside(
+        self, rows: pa.RecordBatch, collector: ArrowCollector, output: str
+    ) -> None:
+        """Emit rows that are in no result."""
+        collector.collect(rows, output)
 
 
 _FIRST_BLOCK = 16
@@ -262,7 +272,7 @@ def _merge(
     grid: WindowGrid, starts: range, aggregation: WindowAggregation, rows: pl.DataFrame
 ) -> Iterator[pl.DataFrame]:
     """Merge the partials of consecutive windows, given where these start."""
-    keys, merge = aggregation.keys, aggregation.plan.merge
+    keys, merge = aggregation.keys, aggregation.merge
     if grid.is_pane_per_window:
         yield from group_by_instant(rows, PANE, keys, merge)
         return
@@ -271,7 +281,7 @@ def _merge(
     last = np.minimum(grid.last_starts(times), starts[-1])
     counts = (last - first) // grid.slide_micros + 1
     if int(counts.sum()) < ROWS_WORTH_A_PASS * len(starts):
-        shared = _repeat(rows, first, counts, grid.slide_micros)
+        shared = repeat_rows(rows, first, counts, grid.slide_micros)
         yield from group_by_instant(shared, PANE, keys, merge)
         return
     if not rows[PANE].is_sorted():
@@ -284,11 +294,8 @@ def _merge(
         yield merged.with_columns(pl.lit(start, pl.Int64).alias(PANE))
 
 
-def _repeat(
-    rows: pl.DataFrame,
-    first: "np.typing.NDArray[np.int64]",
-    counts: "np.typing.NDArray[np.int64]",
-    slide: int,
+def repeat_rows(
+    rows: pl.DataFrame, first: Micros, counts: Micros, slide: int
 ) -> pl.DataFrame:
     """Return each row once per window that it is in, with the start of that window."""
     places = np.repeat(np.arange(len(counts)), counts)
@@ -308,6 +315,8 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
         super().__init__(config)
         self._grid = config.grid()
         self._aggregation = config.aggregation()
+        self._lateness = 0
+        """How long after its end a window takes rows, in microseconds."""
         self._received: list[pa.RecordBatch] = []
 
     @override
@@ -323,8 +332,8 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
                 key_columns=self._aggregation.keys,
                 time_column=PANE,
                 description=f"partials per key and pane of {self.config.window}",
-                meaning=self._grid.meaning,
-                groups=self._aggregation.plan.groups,
+                meaning=self._meaning(),
+                groups=self._aggregation.groups,
             )
         ]
 
@@ -345,10 +354,12 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
         received, self._received = self._received, []
         schema = aggregation.partials.arrow
         fresh = panes_frame(pa.Table.from_batches(received, schema))
-        is_needed = fresh[PANE] >= grid.open_from(watermark)
+        self.revise(fresh, ctx, collector)
+        open_from = grid.open_from(reached_before(watermark, self._lateness))
+        is_needed = fresh[PANE] >= open_from
         needed, rest = fresh.filter(is_needed), fresh.filter(~is_needed)
         # Partials of several combiners become one row per key and pane.
-        merge = aggregation.plan.merge
+        merge = aggregation.condense
         parts = [
             part.select(needed.columns)
             for part in group_by_instant(needed, PANE, aggregation.keys, merge)
@@ -359,10 +370,24 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
         if closing is not None:
             panes = pl.concat([rest, needed])
             for merged in close_windows(grid, aggregation, view, panes, closing):
-                starts, ends = pl.col(PANE), pl.col(PANE) + grid.width_micros
-                results = aggregation.results_of(merged, starts, ends, ends - 1)
-                collector.collect(results)
+                self.emit(merged, ctx, collector)
         # The write comes last: a pane of this epoch must not be found in the table as well.
         if needed.height:
-            expiry = grid.last_ends(needed[PANE].to_numpy())
+            expiry = grid.last_ends(needed[PANE].to_numpy()) + self._lateness
             view.insert(to_table(needed, schema), pa.array(expiry).view(MICROS))
+
+    def revise(
+        self, fresh: pl.DataFrame, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit how partials change results that were emitted before: here they never do."""
+
+    def emit(
+        self, merged: pl.DataFrame, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Emit the results of windows that close; the pane column holds their start."""
+        del ctx
+        starts, ends = pl.col(PANE), pl.col(PANE) + self._grid.width_micros
+        collector.collect(self._aggregation.results_of(merged, starts, ends, ends - 1))
+
+    def _meaning(self) -> str:
+        return self._grid.meaning

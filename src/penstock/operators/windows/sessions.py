@@ -8,9 +8,6 @@ Rows and open sessions that are within a gap of each other become one session, i
 order they come. Lateness is decided for a whole session: rows whose session had ended when the
 epoch began are late, all others count.
 
-Merging sorts rows and open sessions by key and instant and cuts where the distance exceeds
-the gap, so sessions may have any length and rows may come in any order.
-
 Open sessions are kept in two tables:
 
 | table | kind | rows |
@@ -33,11 +30,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.arrow_types import Micros
-from penstock.core.schema import RESERVED_PREFIX, StreamSchema
+from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS, CheckpointBarrier
 from penstock.graph.logical import BAD, LATE, OperatorSpec
 from penstock.operators.aggregates.frames import ALL_ROWS, to_frame, to_table
-from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
@@ -48,120 +44,20 @@ from penstock.operators.windows.aggregation import (
     instant_of,
 )
 from penstock.operators.windows.assignment import END_MICROS, find_length_problems
+from penstock.operators.windows.session_merging import (
+    FRAGMENT,
+    KEY,
+    LAST,
+    SESSION,
+    SIZE,
+    START,
+    TIME,
+    WAKES_AT,
+    fragments_of,
+    merge_sessions,
+    number_keys,
+)
 from penstock.state.tables.specs import TableSpec, keyed_table, time_keyed_table
-
-KEY = f"{RESERVED_PREFIX}_key"
-"""The number of a row's key."""
-TIME = f"{RESERVED_PREFIX}_time"
-"""The event time of a row in microseconds."""
-SESSION = f"{RESERVED_PREFIX}_session"
-"""The number of the session that a row or a fragment belongs to."""
-FRAGMENT = f"{RESERVED_PREFIX}_fragment"
-START, LAST, WAKES_AT = "session_start", "session_last", "session_wakes_at"
-
-
-def number_keys(frame: pl.DataFrame, keys: Sequence[str]) -> pl.Series:
-    """Return the same number for equal keys: the position of the first row that has it.
-
-    Keys are equal as groups are: all nulls, all NaNs, and zeros of either sign.
-    """
-    positions = frame.select(*keys).with_row_index(KEY)
-    return positions.select(pl.col(KEY).cast(pl.Int64).first().over(*keys)).to_series()
-
-
-def fragments_of(
-    rows: pl.DataFrame, plan: AggregatePlan, gap: int
-) -> tuple[pl.Series, pl.DataFrame]:
-    """Group rows with `KEY` and `TIME` that are within a gap of each other.
-
-    Such a group is a fragment of a session, whose other rows may be in state. Return the
-    fragment of each row, and `FRAGMENT`, `KEY`, `START`, `LAST` and partials of each fragment.
-    """
-    key, time = rows[KEY].to_numpy(), rows[TIME].to_numpy()
-    order = np.argsort(in_one_number(key, time), kind="stable")
-    sorted_key, sorted_time = key[order], time[order]
-    fragment, first, last = cut_sessions(order, sorted_key, sorted_time, sorted_time, gap)
-    by_row = pl.Series(FRAGMENT, fragment)
-    partials = plan.partials_of(rows.hstack([by_row]), [FRAGMENT])
-    places = partials[FRAGMENT].to_numpy()
-    bounds = pl.DataFrame(
-        {
-            KEY: sorted_key[first][places],
-            START: sorted_time[first][places],
-            LAST: sorted_time[last][places],
-        }
-    )
-    return by_row, partials.hstack(bounds)
-
-
-def merge_sessions(
-    fragments: pl.DataFrame, known: pl.DataFrame, plan: AggregatePlan, gap: int
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Merge the fragments of this epoch with the sessions known before.
-
-    Both have `KEY`, `START`, `LAST` and partials, `known` also `WAKES_AT`, and fragments
-    `FRAGMENT`. Return the sessions by `SESSION`, and which session each fragment is in.
-    """
-    parts = [part.name for part in plan.partials]
-    columns = [KEY, START, LAST, WAKES_AT, FRAGMENT, *parts]
-    every = pl.concat([fragments, known], how="diagonal").select(columns)
-    key, start, last = (every[name].to_numpy() for name in (KEY, START, LAST))
-    order = np.argsort(in_one_number(key, start), kind="stable")
-    reached = _reached(key[order], last[order])
-    session, first, final = cut_sessions(order, key[order], start[order], reached, gap)
-    every = every.with_columns(pl.Series(SESSION, session))
-    merged = plan.merge(every, [SESSION])
-    wakes_at = every[WAKES_AT].fill_null(MAX_MICROS).to_numpy()[order]
-    places = merged[SESSION].to_numpy()
-    bounds = {
-        KEY: key[order][first],
-        START: start[order][first],
-        LAST: reached[final],
-        WAKES_AT: np.minimum.reduceat(wakes_at, first) if len(first) else wakes_at,
-    }
-    merged = merged.with_columns(pl.Series(n, of[places]) for n, of in bounds.items())
-    is_awake = pl.col(WAKES_AT) != MAX_MICROS
-    merged = merged.with_columns(pl.when(is_awake).then(WAKES_AT).alias(WAKES_AT))
-    placed = every.filter(pl.col(FRAGMENT).is_not_null()).select(FRAGMENT, SESSION)
-    return merged, placed
-
-
-def cut_sessions(
-    order: Micros, key: Micros, start: Micros, reached: Micros, gap: int
-) -> tuple[Micros, Micros, Micros]:
-    """Cut sorted rows into sessions: where the key changes or the distance exceeds the gap.
-
-    Return the session of each row, in the order the rows had before they were sorted, and the
-    first and the last row of each session, in sorted order.
-    """
-    is_new = np.ones(len(key), np.bool_)
-    is_new[1:] = (key[1:] != key[:-1]) | (start[1:] - reached[:-1] > gap)
-    first = np.flatnonzero(is_new)
-    last = np.append(first[1:], len(key))[: len(first)] - 1
-    session = np.empty(len(key), np.int64)
-    session[order] = np.cumsum(is_new) - 1
-    return session, first, last
-
-
-def _reached(key: Micros, last: Micros) -> Micros:
-    """Return the latest instant among each row and those of its key before it; sorted by key."""
-    ranked = np.sort(last)
-    rank = np.searchsorted(ranked, last)
-    # The ranks of a key are above those of earlier keys, so the maximum stays within a key.
-    highest = np.maximum.accumulate(key * len(key) + rank)
-    return ranked[highest - key * len(key)]
-
-
-def in_one_number(key: Micros, instant: Micros) -> Micros:
-    """Return numbers that sort by key, and within a key by instant."""
-    if not len(key):
-        return key
-    first, last = int(instant.min()), int(instant.max())
-    if (int(key.max()) + 1) * (last - first + 1) >= 1 << 63:
-        instant = np.searchsorted(np.sort(instant), instant)
-        first, last = 0, len(key) - 1
-    return key * (last - first + 1) + (instant - first)
-
 
 SESSIONS = "sessions"
 WAKE_UPS = "wake-ups"
@@ -172,15 +68,25 @@ _TIMES = (START, LAST, WAKES_AT)
 class SessionStore:
     """Reads and writes the sessions of one step; it decides nothing about them."""
 
-    def __init__(self, aggregation: WindowAggregation, shown: str) -> None:
+    def __init__(
+        self,
+        aggregation: WindowAggregation,
+        shown: str,
+        more: Sequence["pa.Field[Any]"] = (),
+        meaning: str = "",
+    ) -> None:
+        """Declare both tables; sessions may have more columns, and wake-ups a meaning."""
         self._keys = aggregation.keys
+        self._meaning = meaning
         self._groups = aggregation.plan.groups
         self._shown = shown
         keys = list(aggregation.key_fields)
         times = [pa.field(name, MICROS) for name in _TIMES]
         slots = [pa.field(SLOT, pa.int32()), pa.field(SLOTS, pa.int32())]
         self._probes = pa.schema([*keys, slots[0]])
-        self._sessions = pa.schema([*keys, *slots, *times, *aggregation.plan.partials])
+        self._sessions = pa.schema(
+            [*keys, *slots, *times, *more, *aggregation.plan.partials]
+        )
         self._wake_ups = pa.schema([*keys, pa.field(WAKES_AT, MICROS)])
 
     def tables(self) -> list[TableSpec]:
@@ -200,6 +106,7 @@ class SessionStore:
                 key_columns=self._keys,
                 time_column=WAKES_AT,
                 description=f"when to look at sessions of {self._shown}",
+                meaning=self._meaning,
             ),
         ]
 
@@ -290,6 +197,8 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         super().__init__(config)
         config.refuse(find_length_problems({"gap": config.gap_micros}))
         self._gap = config.gap_micros
+        self._lateness = 0
+        """How long after its end a session takes rows, in microseconds."""
         self._aggregation = config.aggregation()
         self._store = SessionStore(self._aggregation, config.window)
         self._batches: list[pa.RecordBatch] = []
@@ -346,9 +255,13 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         plan = aggregation.plan
         by_row, fragments = fragments_of(rows, plan, self._gap)
         known = self._store.read(ctx, keys)
-        merged, placed = merge_sessions(fragments, known, plan, self._gap)
+        merged, sessions_of = merge_sessions(fragments, known, plan, self._gap)
+        known = known.with_columns(sessions_of.slice(fragments.height))
         if previous is not None:
-            is_late = pl.col(LAST) + self._gap < previous
+            placed = fragments.select(FRAGMENT).with_columns(
+                sessions_of.head(fragments.height)
+            )
+            is_late = pl.col(LAST) + self._gap + self._lateness < previous
             late = placed.join(merged.filter(is_late), on=SESSION, how="semi")
             if late.height:
                 rows_late = by_row.is_in(late[FRAGMENT].implode())
@@ -357,14 +270,31 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
                 for batch in table.to_batches():
                     self._send_aside(batch, collector, LATE)
             merged = merged.filter(~is_late)
-        sessions = merged.join(keys, on=KEY)
-        is_closed = pl.lit(value=False)
-        if watermark is not None:
-            is_closed = pl.col(LAST) + self._gap < watermark
-        closed, ends = sessions.filter(is_closed), pl.col(LAST) + self._gap
+        # How many rows and sessions have become each session.
+        sizes = np.bincount(sessions_of.to_numpy(), minlength=1)
+        merged = merged.with_columns(pl.Series(SIZE, sizes[merged[SESSION].to_numpy()]))
+        self.settle(merged.join(keys, on=KEY), known, watermark, ctx, collector)
+
+    def settle(
+        self,
+        sessions: pl.DataFrame,
+        known: pl.DataFrame,
+        watermark: int | None,
+        ctx: OperatorContext,
+        collector: ArrowCollector,
+    ) -> None:
+        """Emit the sessions that close and keep the others, in place of those known before."""
+        is_closed, ends = self._is_closed(watermark), pl.col(LAST) + self._gap
+        closed = sessions.filter(is_closed)
         if closed.height:
-            collector.collect(aggregation.results_of(closed, pl.col(START), ends, ends))
-        self._keep(sessions.filter(~is_closed), known, watermark, ctx)
+            results = self._aggregation.results_of(closed, pl.col(START), ends, ends)
+            collector.collect(results)
+        self._keep(sessions.filter(~is_closed), known, ends, watermark, ctx)
+
+    def _is_closed(self, watermark: int | None) -> pl.Expr:
+        if watermark is None:
+            return pl.lit(value=False)
+        return pl.col(LAST) + self._gap < watermark
 
     def _take_rows(self) -> tuple[list[pa.RecordBatch], pl.DataFrame]:
         """Return this epoch's rows as they came, and the columns to read of them, with `TIME`."""
@@ -398,19 +328,17 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         self,
         sessions: pl.DataFrame,
         known: pl.DataFrame,
+        due: pl.Expr,
         watermark: int | None,
         ctx: OperatorContext,
     ) -> None:
-        """Write open sessions; set a wake-up for those that have none outstanding."""
-        is_asleep = pl.col(WAKES_AT).is_null()
+        """Write sessions; set a wake-up for those that have none until they are due."""
+        is_asleep = pl.col(WAKES_AT).is_null() | (pl.col(WAKES_AT) > due)
         if watermark is not None:
             is_asleep |= pl.col(WAKES_AT) < watermark
         asleep = sessions.with_columns(is_asleep.alias(SESSION))
         kept = asleep.with_columns(
-            pl.when(SESSION)
-            .then(pl.col(LAST) + self._gap)
-            .otherwise(pl.col(WAKES_AT))
-            .alias(WAKES_AT)
+            pl.when(SESSION).then(due).otherwise(pl.col(WAKES_AT)).alias(WAKES_AT)
         )
         self._store.write(ctx, kept, known)
         self._store.wake(ctx, kept.filter(pl.col(SESSION)))

@@ -147,7 +147,10 @@ def test_what_tells_rows_apart_is_kept(then: Then, problem: str) -> None:
     ("then", "step"),
     [
         (lambda c: c.rebalance(), "rebalance"),
-        (lambda c: c.window("w", pen.tumbling("1m")).aggregate(n=pen.count()), "window"),
+        (
+            lambda c: c.window("w", pen.session("1m")).aggregate(n=pen.count()),
+            "session window",
+        ),
         (lambda c: c.to_table("t", key="k", order_by="total"), "to_table"),
         (lambda c: c.from_upserts("t", key="k"), "from_upserts"),
         (lambda c: c.from_debezium("t", key="k"), "from_debezium"),
