@@ -1,6 +1,7 @@
 """Results of aggregates compared, and changelogs folded; one that contradicts itself is refused."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -35,6 +36,21 @@ def fold(
         else:
             table[key] = after
     return table
+
+
+def bag(rows: Iterable[Mapping[str, Any]]) -> Counter[Any]:
+    """Return how often each row is there; zeros of either sign are equal, as keys are."""
+    return Counter(tuple(sorted(row.items(), key=lambda item: item[0])) for row in rows)
+
+
+def fold_bag(changes: Iterable[Mapping[str, Any]]) -> Counter[Any]:
+    """Return the bag of rows that changes lead to; no row may go that is not there."""
+    table: Counter[Any] = Counter()
+    for change in changes:
+        (row,) = bag([{name: change[name] for name in change if name != "change"}])
+        table[row] += 1 if change["change"] in ("insert", "update-after") else -1
+        assert table[row] >= 0, change
+    return +table
 
 
 def paired(

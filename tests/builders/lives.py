@@ -1,6 +1,6 @@
 """The lives of a job: drivers of any parallelism, each of which is stopped or dies in its time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
@@ -24,10 +24,11 @@ LIVES: st.SearchStrategy[list[Life]] = st.lists(
 )
 
 
-def a_job_of(pipeline: pen.Pipeline, rows_per_epoch: int) -> LocalJob:
+def a_job_of(pipeline: pen.Pipeline, rows_per_epoch: int, **options: Any) -> LocalJob:
     """Return a job with epochs of so many rows, whose state is merged as often as possible."""
     return LocalJob(
         pipeline,
+        **options,
         settings=DriverSettings(
             budget=SourceBudget(rows=rows_per_epoch),
             adapts_budget=False,
@@ -46,3 +47,17 @@ def live(job: LocalJob, lives: Sequence[Life], **options: Any) -> None:
             continue
     job.run_until_done(parallelism=2)
     assert_job_is_whole(job.checkpoints)
+
+
+def after_each_epoch(*sinks: Any) -> Iterator[list[list[dict[str, Any]]]]:
+    """Yield for each epoch of a job that is over the rows that each list sink had by then.
+
+    One sink that is written what was read, and one behind a step, tell whether the step was right
+    after every epoch, however the job was run.
+    """
+    written = [sink.rows_by_epoch() for sink in sinks]
+    for epoch in sorted({number for epochs in written for number in epochs}):
+        yield [
+            [row for number, rows in epochs.items() if number <= epoch for row in rows]
+            for epochs in written
+        ]

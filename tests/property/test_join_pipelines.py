@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as pen
 from penstock.core.clock import new_token
-from penstock.core.settings import CompactionSettings
-from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.in_process import Chaos
-from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
 from tests.builders.joins import (
     HOWS,
     SECOND,
@@ -29,6 +25,7 @@ from tests.builders.joins import (
     session_sql,
     window_sql,
 )
+from tests.builders.lives import LIVES, Life, a_job_of, live
 
 RUNS = {50: 8, 150: 20}.get(settings().max_examples, 400)
 """How many whole jobs a property runs, by profile."""
@@ -70,14 +67,6 @@ CASES = {
 }
 
 
-def small_epochs(count: int) -> DriverSettings:
-    return DriverSettings(
-        budget=SourceBudget(rows=count),
-        adapts_budget=False,
-        compaction=CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3),
-    )
-
-
 @pytest.mark.slow
 @settings(max_examples=RUNS)
 @given(
@@ -87,7 +76,7 @@ def small_epochs(count: int) -> DriverSettings:
     left=st.lists(rows, max_size=40),
     right=st.lists(rows, max_size=40),
     budget=st.integers(1, 25),
-    lives=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40)), max_size=3),
+    lives=LIVES,
     chaos=st.tuples(st.sampled_from([0, 0, 0.05]), st.integers(0, 1_000)),
 )
 def test_rows_on_time_are_joined_as_sql_joins_them_however_the_job_is_run(
@@ -98,28 +87,16 @@ def test_rows_on_time_are_joined_as_sql_joins_them_however_the_job_is_run(
     left: list[Row],
     right: list[Row],
     budget: int,
-    lives: list[tuple[int, int]],
+    lives: list[Life],
     chaos: tuple[float, int],
 ) -> None:
     options = {**CASES[case].options, "how": how, "where": WHERE if where else None}
     joins = JoinJob(left, right, watermark_delay="100s", parallelism=2, splits=3, **options)
     rate, seed = chaos
-    job = LocalJob(
-        joins.pipeline,
-        settings=small_epochs(budget),
-        chaos=Chaos(rate, seed),
-        seed=seed,
-    )
-    for parallelism, at in lives:
-        try:
-            job.run(Fault(FaultMode.CRASH_AFTER, at), parallelism=parallelism)
-        except CrashError:
-            continue
-    job.run(parallelism=3)
+    live(a_job_of(joins.pipeline, budget, chaos=Chaos(rate, seed), seed=seed), lives)
     assert joins.found() == run_sql(CASES[case].sql(how, where=where), left, right)
     assert joins.late.rows() == []
     assert joins.late_right.rows() == []
-    assert_job_is_whole(job.checkpoints)
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -133,7 +110,7 @@ def test_a_join_of_a_few_rows_is_what_sql_says(case: str, how: str) -> None:
         for step in (7, 5)
     )
     joins = JoinJob(left, right, watermark_delay="30s", how=how, **CASES[case].options)
-    LocalJob(joins.pipeline, settings=small_epochs(7)).run()
+    a_job_of(joins.pipeline, 7).run()
     assert joins.found() == run_sql(CASES[case].sql(how, where=False), left, right)
 
 
@@ -157,7 +134,7 @@ def test_what_a_join_emits_is_never_late_for_the_step_behind_it(
     counted, late = pen.list_sink(f"counted-{token}"), pen.list_sink(f"dropped-{token}")
     counts.write("counts", counted)
     counts.side_output(pen.LATE).write("dropped", late)
-    LocalJob(joins.pipeline, settings=small_epochs(budget)).run()
+    a_job_of(joins.pipeline, budget).run()
     assert late.rows() == []
     assert sum(row["rows"] for row in counted.rows()) == len(joins.out.rows())
     assert joins.late.rows() == joins.late_right.rows() == []
@@ -184,7 +161,7 @@ def test_aggregates_over_equal_windows_are_joined_as_sql_joins_them(
     out = pen.list_sink(f"same-{new_token()}")
     options: Any = {"on": "key", "how": how, "window": pen.same_window()}
     lefts.join("same", rights, **options).write("o", out)
-    LocalJob(job.pipeline, settings=small_epochs(budget)).run(parallelism=3)
+    a_job_of(job.pipeline, budget).run(parallelism=3)
     found = in_order(
         (row["key"], row["n"], row["n_right"], *result_of(row)[-2:]) for row in out.rows()
     )

@@ -2,8 +2,7 @@
 
 # ruff: noqa: S608 (queries are made of the words of tests)
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -15,11 +14,8 @@ from hypothesis import strategies as st
 
 import penstock as pen
 from penstock.core.clock import new_token
-from penstock.core.settings import CompactionSettings
-from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.environment import DriverSettings
-from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
-from tests.builders.aggregated_rows import fold
+from tests.builders.aggregated_rows import bag, fold, fold_bag
+from tests.builders.lives import LIVES, Life, a_job_of, after_each_epoch, live
 
 JOBS = {50: 10, 150: 25}.get(settings().max_examples, 300)
 """How many whole jobs a property runs, by profile."""
@@ -50,9 +46,6 @@ ROWS = st.lists(
     ),
     max_size=60,
 )
-LIVES = st.lists(
-    st.tuples(st.integers(1, 3), st.none() | st.integers(1, 60)), min_size=1, max_size=5
-)
 ORDERS: dict[str, tuple[Any, Any, str]] = {
     "price": ("price", True, "price DESC NULLS LAST"),
     "least": ("price", False, "price ASC NULLS FIRST"),
@@ -80,28 +73,10 @@ class Job:
         self.stream.write("seen", self.seen)
         self._budget = budget
 
-    def lives(self, lives: Iterable[tuple[int, int | None]]) -> Iterable[None]:
-        """Run some epochs at several parallelisms with deaths, then all others one by one."""
-        job = LocalJob(
-            self.pipeline,
-            settings=DriverSettings(
-                budget=SourceBudget(rows=self._budget),
-                adapts_budget=False,
-                compaction=CompactionSettings(
-                    min_files=2, min_expiring_files=2, max_runs=3
-                ),
-            ),
-        )
-        for parallelism, at in lives:
-            faults = [] if at is None else [Fault(FaultMode.CRASH_AFTER, at=at)]
-            try:
-                job.run(*faults, parallelism=parallelism, epochs=2)
-            except CrashError:
-                continue
-            yield
-        job.run_until_done(parallelism=2)
-        yield
-        assert_job_is_whole(job.checkpoints)
+    def live(self, lives: Sequence[Life]) -> Iterator[list[list[dict[str, Any]]]]:
+        """Run the job to its end; yield after each epoch what it had read and written."""
+        live(a_job_of(self.pipeline, self._budget), lives)
+        return after_each_epoch(self.seen, self.out)
 
 
 def ask(query: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -111,22 +86,6 @@ def ask(query: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
         found: Any = connection.sql(query).to_arrow_table()
     listed: list[dict[str, Any]] = found.to_pylist()
     return listed
-
-
-def bag(rows: Iterable[Row]) -> Counter[Any]:
-    """Return rows as a bag; zeros of either sign are equal as keys are."""
-    return Counter(tuple(sorted(row.items(), key=lambda one: one[0])) for row in rows)
-
-
-def folded(changes: Iterable[Row]) -> Counter[Any]:
-    """Return the bag that changes lead to; no row may go that is not there."""
-    table: Counter[Any] = Counter()
-    for change in changes:
-        kept = {name: value for name, value in change.items() if name != "change"}
-        sign = 1 if change["change"] in ("insert", "update-after") else -1
-        table.update({row: sign * times for row, times in bag([kept]).items()})
-        assert min(table.values()) >= 0, change
-    return +table
 
 
 def ranked_sql(order: str, per: str, ties: Sequence[str], source: str = "rows") -> str:
@@ -158,7 +117,7 @@ def test_the_first_rows_of_an_append_only_stream_are_those_of_sql_after_each_epo
     is_keyed: bool,
     is_ranked: bool,
     budget: int,
-    lives: list[tuple[int, int | None]],
+    lives: list[Life],
 ) -> None:
     job = Job(rows, budget)
     by, descending, _ = ORDERS[order]
@@ -168,14 +127,14 @@ def test_the_first_rows_of_an_append_only_stream_are_those_of_sql_after_each_epo
     job.stream.top("top", n, per=per, **options).write("out", job.out)
     ties = [name for name in SCHEMA.names if name != "key" or not is_keyed]
     query = ranked_sql(order, "key" if is_keyed else "1", ties).replace("$n", str(n))
-    for _ in job.lives(lives):
-        wanted = ask(query, job.seen.rows())
+    for read, written in job.live(lives):
+        wanted = ask(query, read)
         if is_ranked:
             keys = ["key", "rank"] if is_keyed else ["rank"]
-            fold(job.out.rows(), keys)
+            fold(written, keys)
         else:
             wanted = [{k: v for k, v in row.items() if k != "rank"} for row in wanted]
-        assert folded(job.out.rows()) == bag(wanted)
+        assert fold_bag(written) == bag(wanted)
 
 
 LATEST = (
@@ -205,7 +164,7 @@ def test_the_first_rows_of_a_table_that_changes_are_those_of_sql_after_each_epoc
     rank: str | None,
     is_bag: bool,
     budget: int,
-    lives: list[tuple[int, int | None]],
+    lives: list[Life],
 ) -> None:
     # Both zeros are one value: which of them is kept depends on what was stored first.
     rows = [{**row, "price": 0.0} if row["price"] == 0 else row for row in rows]
@@ -220,13 +179,13 @@ def test_the_first_rows_of_a_table_that_changes_are_those_of_sql_after_each_epoc
     # A table's rows are told apart by its key, those of a bag by all columns as they stand.
     ties = [name for name in SCHEMA.names if name != per] if is_bag else ["id"]
     query = ranked_sql(order, per or "1", ties, source).replace("$n", str(n))
-    for _ in job.lives(lives):
-        wanted = ask(query, job.seen.rows())
+    for read, written in job.live(lives):
+        wanted = ask(query, read)
         if rank is None:
             wanted = [{k: v for k, v in row.items() if k != "rank"} for row in wanted]
-        assert folded(job.out.rows()) == bag(wanted)
+        assert fold_bag(written) == bag(wanted)
         if rank is not None:
-            fold(job.out.rows(), ["rank"] if per is None else [per, "rank"])
+            fold(written, ["rank"] if per is None else [per, "rank"])
 
 
 WINDOWS = {
@@ -254,7 +213,7 @@ def test_the_first_rows_of_windows_are_those_of_sql(
     n: int,
     is_keyed: bool,
     budget: int,
-    lives: list[tuple[int, int | None]],
+    lives: list[Life],
 ) -> None:
     job = Job(rows, budget)
     by, descending, _ = ORDERS[order]
@@ -280,8 +239,7 @@ def test_the_first_rows_of_windows_are_those_of_sql(
     top.side_output(pen.LATE).write("late", job.late)
     ties = [name for name in SCHEMA.names if name != "key" or not is_keyed]
     query = ranked_sql(order, f"{per}, w", ties, source).replace("$n", str(n))
-    for _ in job.lives(lives):
-        pass
+    job.live(lives)
     found = [
         {**{name: row[name] for name in (*SCHEMA.names, "rank")}, "w": row["window_start"]}
         for row in job.out.rows()
@@ -322,7 +280,7 @@ def test_of_rows_in_order_of_time_the_first_ones_do_not_depend_on_how_the_job_is
     rows: list[Row],
     ttl: int | None,
     budget: int,
-    lives: list[tuple[int, int | None]],
+    lives: list[Life],
 ) -> None:
     # Rows of one instant would be first or not by the epoch that they are in.
     rows = [
@@ -332,9 +290,9 @@ def test_of_rows_in_order_of_time_the_first_ones_do_not_depend_on_how_the_job_is
     job = Job(rows, budget, splits=1)
     lifetime = "forever" if ttl is None else f"{ttl}s"
     job.stream.deduplicate("first", "key", ttl=lifetime).write("out", job.out)
-    for _ in job.lives(lives):
-        seen = [{**row, "at": _micros(row["at"])} for row in job.seen.rows()]
-        found = [{**row, "at": _micros(row["at"])} for row in job.out.rows()]
+    for read, written in job.live(lives):
+        seen = [{**row, "at": _micros(row["at"])} for row in read]
+        found = [{**row, "at": _micros(row["at"])} for row in written]
         assert bag(found) == bag(chain(seen, None if ttl is None else ttl * SECOND))
 
 
@@ -353,15 +311,14 @@ def test_in_any_disorder_no_two_rows_of_a_key_are_within_the_time_to_live_and_no
     ttl: int,
     delay: str,
     budget: int,
-    lives: list[tuple[int, int | None]],
+    lives: list[Life],
 ) -> None:
     job = Job(rows, budget)
     timed = job.stream.watermark("again", "at", delay=delay)
     once = timed.deduplicate("first", "key", ttl=f"{ttl}s")
     once.write("out", job.out)
     once.side_output(pen.LATE).write("late", job.late)
-    for _ in job.lives(lives):
-        pass
+    job.live(lives)
     emitted: dict[Any, list[int]] = {}
     for row in job.out.rows():
         emitted.setdefault(row["key"], []).append(_micros(row["at"]))
@@ -387,8 +344,7 @@ def test_of_rows_of_one_epoch_the_least_of_each_key_is_the_first() -> None:
     ]
     job = Job(rows, 100)
     job.stream.deduplicate("first", "key", ttl="forever").write("out", job.out)
-    for _ in job.lives([]):
-        pass
+    job.live([])
     query = (
         "SELECT * FROM rows QUALIFY row_number() OVER "
         '(PARTITION BY key ORDER BY "at", id, price, n) = 1'

@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 
 import penstock as pen
 from penstock.core.clock import new_token
-from penstock.core.settings import CompactionSettings
-from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.environment import DriverSettings
-from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
 from tests.builders.aggregated_rows import Row, fold
+from tests.builders.lives import LIVES, Life, a_job_of, after_each_epoch, live
 from tests.unit.operators.aggregates.test_against_duckdb import BIG, FIRST, is_same
 from tests.unit.operators.aggregates.test_against_duckdb import CASES as OTHERS
 
@@ -54,18 +51,6 @@ ROWS = st.lists(
         }
     ),
     max_size=40,
-)
-LIVES = st.lists(
-    st.tuples(
-        st.integers(1, 3),  # subtasks
-        st.none() | st.integers(1, 3),  # epochs until it is stopped
-        st.none()
-        | st.tuples(
-            st.sampled_from([FaultMode.CRASH_BEFORE, FaultMode.CRASH_AFTER]),
-            st.integers(1, 80),
-        ),
-    ),
-    max_size=5,
 )
 
 
@@ -150,39 +135,13 @@ def expected(rows: Sequence[Row], cases: dict[str, Any], *, by: str) -> dict[Any
     return {(row.pop("k"),): row for row in found}
 
 
-def a_job(
-    rows: Sequence[Row],
-    cases: dict[str, Any],
-    rows_per_epoch: int,
-    *,
-    is_table: bool,
-    is_keyed: bool,
-) -> tuple[LocalJob, Any, Any]:
-    pipeline = pen.Pipeline("totals", parallelism=2)
-    source = pen.list_source(list(rows), schema=SCHEMA)
-    stream = pipeline.read("rows", source, event_time="seen", watermark_delay="1m")
-    if is_table:
-        table = stream.drop("gone").to_table("table", key="id")
-    else:
-        table = stream.from_upserts("table", key="id", deleted="gone")
-    came, out = (pen.list_sink(f"{name}-{new_token()}") for name in ("in", "out"))
-    table.write("in", came)
-    aggregates = {name: aggregate for name, (aggregate, _) in cases.items()}
-    # A group is what a row may leave for another one.
-    some = table.key_by("k") if is_keyed else table
-    some.aggregate("totals", **aggregates).write("out", out)
-    tuned = DriverSettings(
-        budget=SourceBudget(rows=rows_per_epoch),
-        adapts_budget=False,
-        compaction=CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3),
-    )
-    return LocalJob(pipeline, settings=tuned), came, out
-
-
-def check(came: Any, out: Any, cases: dict[str, Any], *, is_keyed: bool) -> None:
-    table = fold(came.rows(), ["id"]).values()
+def check(
+    came: Sequence[Row], out: Sequence[Row], cases: dict[str, Any], *, is_keyed: bool
+) -> None:
+    """Compare results with those that SQL computes of the table that the changes come to."""
+    table = fold(came, ["id"]).values()
     wanted = expected(list(table), cases, by="k" if is_keyed else "coalesce(k, 0) * 0")
-    found = fold(out.rows(), ["k"] if is_keyed else [])
+    found = fold(out, ["k"] if is_keyed else [])
     if not is_keyed:
         found = dict(zip([(0,)], found.values(), strict=False))
     assert found.keys() == wanted.keys(), (found.keys(), wanted.keys())
@@ -209,22 +168,26 @@ def check(came: Any, out: Any, cases: dict[str, Any], *, is_keyed: bool) -> None
 )
 def test_after_each_epoch_results_are_those_of_the_table_as_it_is(
     rows: list[Row],
-    lives: list[tuple[int, int | None, tuple[FaultMode, int] | None]],
+    lives: list[Life],
     rows_per_epoch: int,
     cases: dict[str, Any],
     *,
     is_table: bool,
     is_keyed: bool,
 ) -> None:
-    made = a_job(rows, cases, rows_per_epoch, is_table=is_table, is_keyed=is_keyed)
-    job, came, out = made
-    for parallelism, epochs, fault in lives:
-        faults = [] if fault is None else [Fault(fault[0], at=fault[1])]
-        try:
-            job.run(*faults, parallelism=parallelism, epochs=epochs)
-        except CrashError:
-            continue
-        check(came, out, cases, is_keyed=is_keyed)
-    job.run_until_done(parallelism=2)
-    assert_job_is_whole(job.checkpoints)
-    check(came, out, cases, is_keyed=is_keyed)
+    pipeline = pen.Pipeline("totals", parallelism=2)
+    source = pen.list_source(list(rows), schema=SCHEMA)
+    stream = pipeline.read("rows", source, event_time="seen", watermark_delay="1m")
+    if is_table:
+        table = stream.drop("gone").to_table("table", key="id")
+    else:
+        table = stream.from_upserts("table", key="id", deleted="gone")
+    came, out = (pen.list_sink(f"{name}-{new_token()}") for name in ("in", "out"))
+    table.write("in", came)
+    aggregates = {name: aggregate for name, (aggregate, _) in cases.items()}
+    # A group is what a row may leave for another one.
+    some = table.key_by("k") if is_keyed else table
+    some.aggregate("totals", **aggregates).write("out", out)
+    live(a_job_of(pipeline, rows_per_epoch), lives)
+    for changes, results in after_each_epoch(came, out):
+        check(changes, results, cases, is_keyed=is_keyed)

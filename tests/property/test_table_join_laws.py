@@ -18,7 +18,7 @@ import penstock as pen
 from penstock.core.clock import new_token
 from penstock.testing import Amnesia, OperatorHarness
 from tests.builders.joins import HOWS
-from tests.builders.lives import LIVES, Life, a_job_of, live
+from tests.builders.lives import LIVES, Life, a_job_of, after_each_epoch, live
 from tests.unit.state.files.file_builders import a_schema
 
 RUNS = {50: 15, 150: 40}.get(settings().max_examples, 300)
@@ -219,7 +219,7 @@ def test_after_every_epoch_the_result_is_the_join_of_what_the_inputs_come_to(
     budget=st.integers(1, 20),
     lives=LIVES,
 )
-def test_a_job_leads_to_the_join_of_its_tables_however_it_is_run(
+def test_after_each_epoch_a_job_leads_to_the_join_of_its_tables_however_it_is_run(
     *,
     how: Any,
     is_table: tuple[bool, bool],
@@ -229,25 +229,30 @@ def test_a_job_leads_to_the_join_of_its_tables_however_it_is_run(
     budget: int,
     lives: list[Life],
 ) -> None:
-    pipeline = pen.Pipeline("p", parallelism=2)
-    streams, models = [], []
+    pipeline, token = pen.Pipeline("p", parallelism=2), new_token()
+    streams, seen = [], []
     for name, given_rows, has_key in zip("lr", (left, right), is_table, strict=True):
         source = pen.list_source(
             to_rows("append", [(1, row) for row in given_rows]), SCHEMA
         )
         stream: Any = pipeline.read(name, source)
-        model = SideModel("table" if has_key else "append")
-        model.run_epoch([(True, row) for row in given_rows])
-        models.append(model)
+        seen.append(pen.list_sink(f"{name}-{token}"))
+        stream.write(f"{name}-seen", seen[-1])
         streams.append(
             stream.from_upserts(f"{name}-table", key="id") if has_key else stream
         )
-    out = pen.list_sink(f"joined-{new_token()}")
+    out = pen.list_sink(f"joined-{token}")
     condition = WHERE if where else None
     streams[0].join(
         "join", streams[1], on="k", how=how, where=condition, ttl=(None, None)
     ).write("out", out)
     live(a_job_of(pipeline, budget), lives)
-    table: Counter[Any] = Counter()
-    fold(table, out.rows())
-    assert +table == expected(how, models[0].rows, models[1].rows, where=where)
+    for *read, joined in after_each_epoch(*seen, out):
+        sides = []
+        for side, has_key in zip(read, is_table, strict=True):
+            model = SideModel("table" if has_key else "append")
+            model.run_epoch([(True, (row["id"], row["k"], row["v"])) for row in side])
+            sides.append(model.rows)
+        table: Counter[Any] = Counter()
+        fold(table, joined)
+        assert +table == expected(how, *sides, where=where)

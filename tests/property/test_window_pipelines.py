@@ -9,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pen
-from penstock.core.settings import CompactionSettings
-from penstock.operators.splits import SourceBudget
-from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.in_process import Chaos
-from penstock.testing import CrashError, Fault, FaultMode, LocalJob, assert_job_is_whole
+from tests.builders.lives import LIVES, Life, a_job_of, live
 from tests.builders.windows import (
     SECOND,
     Result,
@@ -57,14 +54,6 @@ CASES = [
 ]
 
 
-def small_epochs(count: int) -> DriverSettings:
-    return DriverSettings(
-        budget=SourceBudget(rows=count),
-        adapts_budget=False,
-        compaction=CompactionSettings(min_files=2, min_expiring_files=2, max_runs=3),
-    )
-
-
 @pytest.mark.slow
 @settings(max_examples=RUNS)
 @given(
@@ -72,7 +61,7 @@ def small_epochs(count: int) -> DriverSettings:
     given_rows=st.lists(rows, max_size=60),
     keyed=st.booleans(),
     budget=st.integers(1, 25),
-    lives=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40)), max_size=3),
+    lives=LIVES,
     chaos=st.tuples(st.sampled_from([0, 0, 0.05]), st.integers(0, 1_000)),
 )
 def test_rows_on_time_give_the_same_windows_however_the_job_is_run(
@@ -81,7 +70,7 @@ def test_rows_on_time_give_the_same_windows_however_the_job_is_run(
     given_rows: list[Row],
     keyed: bool,
     budget: int,
-    lives: list[tuple[int, int]],
+    lives: list[Life],
     chaos: tuple[float, int],
 ) -> None:
     windows = WindowJob(
@@ -93,23 +82,11 @@ def test_rows_on_time_give_the_same_windows_however_the_job_is_run(
         splits=3,
     )
     rate, seed = chaos
-    job = LocalJob(
-        windows.pipeline,
-        settings=small_epochs(budget),
-        chaos=Chaos(rate, seed),
-        seed=seed,
-    )
-    for parallelism, at in lives:
-        try:
-            job.run(Fault(FaultMode.CRASH_AFTER, at), parallelism=parallelism)
-        except CrashError:
-            continue
-    job.run(parallelism=3)
+    live(a_job_of(windows.pipeline, budget, chaos=Chaos(rate, seed), seed=seed), lives)
     alike = given_rows if keyed else [{**row, "key": 0} for row in given_rows]
     found = [(key or 0, *rest) for key, *rest in windows.found()]
     assert sorted(found) == case.expected(alike)
     assert windows.late.rows() == []
-    assert_job_is_whole(job.checkpoints)
 
 
 @pytest.mark.slow
@@ -126,7 +103,7 @@ def test_no_row_is_both_in_a_result_and_late_nor_neither(
         parallelism=2,
         splits=2,
     )
-    LocalJob(windows.pipeline, settings=small_epochs(budget)).run()
+    a_job_of(windows.pipeline, budget).run()
     counted = sum(rows for *_, rows, _ in windows.found())
     total = sum(total for *_, total in windows.found())
     late = windows.late.rows()

@@ -360,6 +360,22 @@ class ListSinkSpec(OperatorSpec):
         """
         return [row for table in self._tables() for row in to_rows(table)]
 
+    def rows_by_epoch(self) -> dict[int, list[dict[str, Any]]]:
+        """Return the rows of each epoch that has any: what is right after every epoch shows here.
+
+        >>> import penstock as pen
+        >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-rows-by-epoch")
+        >>> p.read("rows", pen.list_source([{"n": 1}, {"n": 2}])).write("out", out)
+        >>> status = p.run_in_process("memory:")
+        >>> out.rows_by_epoch()
+        {1: [{'n': 1}, {'n': 2}]}
+        """
+        epochs: dict[int, list[dict[str, Any]]] = {}
+        for epoch, table in self._committed():
+            if table.num_rows:
+                epochs.setdefault(epoch, []).extend(to_rows(table))
+        return epochs
+
     def table(self) -> pa.Table:
         """Return the rows as one table, which has no columns before the first commit."""
         tables = self._tables()
@@ -375,9 +391,15 @@ class ListSinkSpec(OperatorSpec):
             _LISTS.pop(str(self.config["name"]), None)
 
     def _tables(self) -> list[pa.Table]:
+        return [table for _, table in self._committed()]
+
+    def _committed(self) -> list[tuple[int, pa.Table]]:
+        """Return the tables with their epochs, in order."""
         with _LOCK:
             commits = _LISTS.get(str(self.config["name"]), {}).copy()
-        return [table for commit in sorted(commits) for table in commits[commit]]
+        return [
+            (commit[1], table) for commit in sorted(commits) for table in commits[commit]
+        ]
 
 
 @dataclass(frozen=True, slots=True)
