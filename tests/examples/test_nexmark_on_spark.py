@@ -12,11 +12,7 @@ from tests.examples.nexmark_case import EVENTS, NexmarkCase
 
 ALL = [(name, mode) for name in queries() for mode in MODES]
 CHOSEN = by_profile(
-    default=[
-        ("q4", "stopped-and-rescaled"),
-        ("q5", "killed-and-restored"),
-        ("q19", "stopped-and-rescaled"),
-    ],
+    default=[("q4", "stopped-and-rescaled"), ("q19", "killed-and-restored")],
     ci=ALL,
     nightly=ALL,
 )
