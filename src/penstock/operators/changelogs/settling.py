@@ -22,11 +22,13 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.core.arrow_types import stored_type
 from penstock.core.schema import CHANGE_COLUMN, Settling, StreamSchema
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.aggregates.frames import check_groupable, columns_to_frame
 from penstock.operators.changes import are_added, check_changelog, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.frames import polars_type
 from penstock.operators.operator import EpochOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.state.tables.sorted_rows import Flags, Positions, equal_keys
@@ -104,9 +106,18 @@ def first_equal_rows(rows: pa.Table, columns: Sequence[str]) -> Positions:
     """Return the first row that is equal in these columns, for each row."""
     if not columns:
         return np.zeros(rows.num_rows, np.int64)
-    frame = columns_to_frame(rows.to_batches(), columns).with_row_index(_PLACE)
+    told_apart = pa.table([_told_apart(rows.column(n)) for n in columns], list(columns))
+    frame = columns_to_frame(told_apart.to_batches(), columns).with_row_index(_PLACE)
     first = frame.select(pl.col(_PLACE).first().over(list(columns)))
     return first.to_series().cast(pl.Int64).to_numpy()
+
+
+def _told_apart(column: "pa.ChunkedArray[Any]") -> Any:
+    """Return what tells values of a column apart: those that Polars lacks are numbered."""
+    if polars_type(stored_type(column.type)) != pl.Object:
+        return column
+    whole: Any = column.combine_chunks()
+    return whole.dictionary_encode().indices
 
 
 def _remaining(rows: pa.Table, groups: Positions, is_added: Flags) -> Positions:

@@ -1,6 +1,7 @@
 """Settled changes: at most one per key and epoch, exact in kind, whatever rows they are made of."""
 
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -54,6 +55,29 @@ def test_changes_of_one_key_stand_side_by_side() -> None:
         ("update-before", 2),
         ("update-after", 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.decimal256(50, 0), [Decimal(1), Decimal(2), None]),
+        (pa.timestamp("us", "+05:30"), [1, 2, None]),
+        (pa.month_day_nano_interval(), [(1, 2, 3), (1, 2, 4), None]),
+    ],
+    ids=str,
+)
+def test_rows_cancel_each_other_out_also_by_values_that_polars_lacks(
+    kind: Any, values: list[Any]
+) -> None:
+    one, two, none = values
+    changes = [("delete", one), ("insert", two), ("delete", two), ("insert", none)]
+    columns = [[kind for kind, _ in changes], [1] * 4]
+    table = pa.table(
+        [*columns, pa.array([x for _, x in changes], kind)], ["change", "k", "x"]
+    )
+    found = settle(table, ["k"])
+    assert found.column("change").to_pylist() == ["update-before", "update-after"]
+    assert found.column("x").to_pylist() == [table["x"][0].as_py(), None]
 
 
 @pytest.mark.parametrize("x", [1.0, None, float("nan"), 0.0])
