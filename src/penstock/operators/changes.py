@@ -10,7 +10,7 @@ Within an epoch removals come before additions, whatever the order of rows: oper
 signs. See `docs/design/changelogs.md`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def changelog_schema(
     )
 
 
-def check_free(names: Any) -> None:
+def check_free(names: Iterable[str]) -> None:
     """Refuse a column that has the name of the one which changelogs add."""
     if CHANGE_COLUMN in set(names):
         raise SchemaError(
@@ -148,6 +148,17 @@ def check_changelog(step: str, stream: StreamSchema) -> tuple[str, ...]:
             "key_by(…).aggregate(…), to_table(…), from_upserts(…) and from_debezium(…)"
         )
     return stream.table_key
+
+
+def check_change_unread(step: str, stream: StreamSchema, names: Iterable[str]) -> None:
+    """Refuse to compute something of `change`: what a removed row had could not be taken out."""
+    if stream.is_changelog and CHANGE_COLUMN in set(names):
+        raise SchemaError(
+            f"{step} looks at {CHANGE_COLUMN!r} of a changelog: a row has another value of it "
+            "when it is removed than when it was added, so the result would be no table. Make "
+            "append-only rows of the changes with to_rows() before",
+            column=CHANGE_COLUMN,
+        )
 
 
 def project_changes(

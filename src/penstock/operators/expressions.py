@@ -15,10 +15,10 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.schema import CHANGE_COLUMN, StreamSchema, how_to_time
+from penstock.core.schema import StreamSchema, how_to_time
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.changes import project_changes
+from penstock.operators.changes import check_change_unread, project_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.expression_checks import (
     NO_COLUMNS,
@@ -111,13 +111,8 @@ class Filter(Configured[FilterConfig], ArrowOperator):
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         """Return the input, after checking that the predicate fits it."""
         self._prepare(inputs[0].arrow)
-        if inputs[0].is_changelog and CHANGE_COLUMN in self._predicate.meta.root_names():
-            raise SchemaError(
-                f"filter({self._predicate}) looks at {CHANGE_COLUMN!r} of a changelog: the rows "
-                "it keeps would be changes of no table. Make append-only rows of them with "
-                "to_rows() before",
-                column=CHANGE_COLUMN,
-            )
+        read = self._predicate.meta.root_names()
+        check_change_unread(f"filter({self._predicate})", inputs[0], read)
         return inputs[0].loosened()
 
     @override
@@ -172,6 +167,8 @@ class Project(Configured[SelectConfig], ArrowOperator):
         subtask by its old value.
         """
         plan = self._planned(inputs[0].arrow)
+        read = [name for e in plan.computed for name in e.meta.root_names()]
+        check_change_unread(str(self.display()), inputs[0], read)
         names = set(plan.schema.names)
         time, keys = inputs[0].time_column, inputs[0].key_columns
         keeps_time = time in names and pa.types.is_timestamp(plan.schema.field(time).type)

@@ -21,7 +21,7 @@ from penstock.core.batch import describe_sample, find_differences
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, ExternalError, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import BAD, MAIN
-from penstock.operators.changes import project_changes
+from penstock.operators.changes import check_change_unread, project_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
@@ -137,6 +137,9 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
                 f"UDF {spec.name!r} does not fit its input:\n  " + "\n  ".join(problems),
                 udf=spec.name,
             )
+        check_change_unread(f"udf {spec.name!r}", stream, spec.inputs)
+        if spec.on_bad == "divert":
+            stream = stream.loosened()  # one half of an update may be diverted alone
         added = pa.field(spec.output, spec.return_type)
         at = schema.get_field_index(spec.output)
         if at < 0:

@@ -25,11 +25,17 @@ from penstock.operators.aggregates.compiler import compile_aggregates
 from penstock.operators.aggregates.frames import decoded
 from penstock.operators.aggregates.functions import count
 from penstock.operators.aggregates.plan import AggregatePlan
+from penstock.operators.changes import check_change_unread
+from penstock.operators.updating.combine import SIGN
 from penstock.state.tables.column_groups import ColumnGroup, Meaning
 
 Way: TypeAlias = Literal["first", "last", "distinct", "all"]
 ROWS = f"{CHANGE_COLUMN}.count"
 """The column of the state with the number of a group's rows; no result is called `change`."""
+GROUP = f"{CHANGE_COLUMN}.group"
+"""The column with the place of a row's group among those that change in an epoch."""
+COUNT = f"{CHANGE_COLUMN}.rows"
+"""The column of the state with the number of rows that have a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ def compile_changes(
     arithmetic = [a for a in plan.aggregates if a.unmerged is not None]
     kept = [a for a in plan.aggregates if a.unmerged is None]
     tables: dict[tuple[tuple[str, ...], bytes], list[tuple[CompiledAggregate, Way]]] = {}
-    for compiled in kept:
+    # By name: the tables of values are numbered, and must not depend on what is written first.
+    for compiled in sorted(kept, key=lambda a: a.result.name):
         name = compiled.result.name
         wanted = _kept_of(aggregates[name], compiled, stream)
         (own,) = compile_aggregates(step, {name: wanted.aggregate}, stream).aggregates
@@ -94,6 +101,8 @@ def compile_changes(
             )
         )
     )
+    check_change_unread(repr(step), stream, [*keys, *values])
+    _check_names(step, [*keys, *values])
     return ChangePlan(
         AggregatePlan(tuple(arithmetic)),
         tuple(
@@ -110,6 +119,18 @@ def compile_changes(
         values if tables else (),
         plan.display(),
     )
+
+
+def _check_names(step: str, columns: Sequence[str]) -> None:
+    """Refuse columns that are called as those which the step adds."""
+    for name in columns:
+        if name in (ROWS, GROUP, COUNT, SIGN):
+            raise SchemaError(
+                f"column {name!r} is called as one of the state of {step!r}, which follows a "
+                "changelog: rename it before",
+                operator=step,
+                column=name,
+            )
 
 
 def _kept_of(

@@ -12,20 +12,22 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from penstock.core.schema import CHANGE_COLUMN
 from penstock.operators.aggregates.compiled import CompiledAggregate
 from penstock.operators.aggregates.frames import to_batch, to_frame
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.context import OperatorContext
-from penstock.operators.updating.change_plan import KeptConfig, Way, stored_fields
+from penstock.operators.updating.change_plan import (
+    COUNT,
+    GROUP,
+    KeptConfig,
+    Way,
+    stored_fields,
+)
 from penstock.operators.updating.combine import SIGN
 from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.sorted_rows import Flags, Positions
 from penstock.state.tables.specs import TableSpec, keyed_table
 
-GROUP = f"{CHANGE_COLUMN}.group"
-"""The column with the place of a row's group among those that change in an epoch."""
-_COUNT = f"{CHANGE_COLUMN}.rows"
 _MAX_READ = 500_000
 """How many rows are read at once; a group that has more is still read as a whole."""
 
@@ -77,7 +79,7 @@ class KeptValues:
         self._keys = keys
         self._columns = list(config.columns)
         self._key = pa.schema([*keys, *rest])
-        self._stored = self._key.append(pa.field(_COUNT, pa.int64()))
+        self._stored = self._key.append(pa.field(COUNT, pa.int64()))
         self._counts = pl.Expr.deserialize(config.counts)
         made = [CompiledAggregate.from_config(a) for a in config.aggregates]
         self._members: list[tuple[CompiledAggregate, Way]] = list(
@@ -147,11 +149,11 @@ class KeptValues:
         if not rows.height:
             return rows, rows
         probes = to_batch(rows, self._key)
-        known = view.get(probes, columns=[_COUNT])
-        before = np.where(known.found, _numbers(known.rows.column(_COUNT)), 0)
+        known = view.get(probes, columns=[COUNT])
+        before = np.where(known.found, _numbers(known.rows.column(COUNT)), 0)
         after = before + rows.get_column(SIGN).to_numpy()
         is_there = after > 0
-        counted = rows.with_columns(pl.Series(_COUNT, after)).filter(pl.Series(is_there))
+        counted = rows.with_columns(pl.Series(COUNT, after)).filter(pl.Series(is_there))
         view.put(to_batch(counted, self._stored))
         view.delete(probes.filter(pa.array(known.found & ~is_there)))
         appeared, vanished = ~known.found & is_there, known.found & ~is_there
@@ -194,7 +196,7 @@ class KeptValues:
         pieces = []
         for some in _slices(groups, sizes):
             rows = lookup.read(some)
-            counts = rows.get_column(_COUNT).to_numpy()
+            counts = rows.get_column(COUNT).to_numpy()
             repeated = np.repeat(np.arange(rows.height), counts)
             made = plan.partials_of(rows.select(pl.all().gather(repeated)), [GROUP])
             pieces.append(plan.results_of(made, [GROUP]))

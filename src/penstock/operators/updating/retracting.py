@@ -28,6 +28,7 @@ from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.updating.aggregate import to_result_changes
 from penstock.operators.updating.change_plan import (
+    GROUP,
     ROWS,
     ChangePlan,
     KeptConfig,
@@ -36,7 +37,6 @@ from penstock.operators.updating.change_plan import (
 )
 from penstock.operators.updating.combine import SIGN
 from penstock.operators.updating.kept_values import (
-    GROUP,
     KeptValues,
     aligned,
     partials_by_group,

@@ -195,3 +195,41 @@ def test_changes_without_key_columns_are_not_spread_over_more_subtasks() -> None
     assert to(1).graph().edges_into("out")[0].exchange is Exchange.REBALANCE
     with pytest.raises(UserError, match="overtake each other"):
         to(3).graph()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda changes: changes.filter(pl.col("change") == "insert"),
+        lambda changes: changes.with_columns(kind=pl.col("change")),
+        lambda changes: changes.select("k", kind=pl.col("change") + "!"),
+        lambda changes: changes.udf(
+            "u", pen.udf(str, returns=pa.string(), inputs=["change"], output="kind")
+        ),
+        lambda changes: changes.key_by("change").aggregate("n", n=pen.count()),
+        lambda changes: changes.key_by("k").aggregate("n", n=pen.count("change")),
+        lambda changes: changes.key_by("k").aggregate(
+            "n", n=pen.count(where=pl.col("change") == "insert")
+        ),
+    ],
+    ids=["filter", "with_columns", "select", "udf", "key", "aggregate", "where"],
+)
+def test_nothing_is_computed_of_the_kind_of_a_change(then: Then) -> None:
+    with pytest.raises(SchemaError, match=r"looks at 'change' of a changelog.*to_rows\(\)"):
+        behind_changes(then).graph()
+
+
+def test_an_update_of_which_a_function_sets_one_half_aside_is_a_delete_or_an_insert() -> (
+    None
+):
+    def check(total: int) -> int:
+        if total > 20:
+            raise ValueError("too large")
+        return total
+
+    checked = pen.udf(
+        check, returns=pa.int64(), inputs=["total"], output="ok", on_bad="divert"
+    )
+    found = changes_of(lambda changes: changes.udf("u", checked))
+    assert fold(found, ["k"]) == {(0,): {"total": 18, "ok": 18}}
+    assert [row["change"] for row in found if row["k"] == 1][-1] == "delete"

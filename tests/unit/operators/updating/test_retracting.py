@@ -210,6 +210,39 @@ def test_state_goes_on_only_with_the_same_aggregates(after: Any) -> None:
         run_with(job, after, of_rows=False)
 
 
+def test_state_goes_on_with_the_same_aggregates_in_another_order() -> None:
+    positive = pl.col("x") > 0
+    low, high = pen.min("x", where=positive), pen.min("x", where=~positive)
+    rows = [row(1, "a", 3.0), row(2, "a", -3.0), row(3, "a", 5.0), row(4, "a", -1.0)]
+    rows += [row(1, "a", gone=True), row(2, "a", gone=True)]
+    out = pen.list_sink("reordered-aggregates")
+    pipeline = pen.Pipeline("p")
+    table_of(pipeline, [], SCHEMA).write("out", out)
+    budget = DriverSettings(budget=SourceBudget(rows=1), adapts_budget=False)
+    job = LocalJob(pipeline, settings=budget)
+    lives: list[tuple[dict[str, Any], int | None]] = [
+        ({"low": low, "high": high}, 4),
+        ({"high": high, "low": low}, None),
+    ]
+    for aggregates, epochs in lives:
+        pipeline = pen.Pipeline("p")
+        table = table_of(pipeline, rows, SCHEMA)
+        table.key_by("k").aggregate("totals", **aggregates).write("out", out)
+        job.graph = pipeline.graph()
+        job.run(epochs=epochs)
+    assert fold(out.rows(), ["k"]) == {("a",): {"low": 5.0, "high": -1.0}}
+
+
+@pytest.mark.parametrize("name", ["change.sign", "change.group", "change.rows"])
+def test_columns_called_as_those_of_the_state_are_refused(name: str) -> None:
+    for key, value in ((name, "x"), ("k", name)):
+        pipeline = pen.Pipeline("p")
+        table = table_of(pipeline, [], SCHEMA).with_columns(**{name: pl.col("x")})
+        table.key_by(key).aggregate("totals", low=pen.min(value))
+        with pytest.raises(SchemaError, match=f"'{name}' is called as one of the state"):
+            pipeline.graph()
+
+
 def test_state_of_rows_is_not_taken_for_that_of_changes() -> None:
     pipeline = pen.Pipeline("p")
     table_of(pipeline, [], SCHEMA).write("out", pen.blackhole())
