@@ -9,6 +9,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.core.spellings import OnBad, diverts_bad
@@ -16,7 +18,6 @@ from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import BAD
 from penstock.operators.changelogs.debezium import from_debezium_spec
 from penstock.operators.changelogs.envelopes import (
-    DELETED,
     ToDebeziumConfig,
     ToRowsConfig,
     ToUpsertsConfig,
@@ -124,7 +125,8 @@ class ChangelogSteps:
                 code=ErrorCode.INVALID_CONFIG,
                 operator=name,
             )
-        return self._latest(name, self.port, key, order=order, parallelism=parallelism)
+        keys = _names_of(key, f"the key of {name!r}")
+        return self._latest(name, self.port, keys, order=order, parallelism=parallelism)
 
     @step(_broken, is_named=True)
     def from_upserts(
@@ -152,8 +154,9 @@ class ChangelogSteps:
         [{'change': 'insert', 'user': 'ada', 'city': 'Ulm'}]
         """
         self.port.check_append_only("from_upserts")
+        keys = _names_of(key, f"the key of {name!r}")
         return self._latest(
-            name, self.port, key, order=order_by, deleted=deleted, parallelism=parallelism
+            name, self.port, keys, order=order_by, deleted=deleted, parallelism=parallelism
         )
 
     @step(_broken, is_named=True)
@@ -183,31 +186,40 @@ class ChangelogSteps:
         self.port.check_append_only("from_debezium")
         diverts_bad(on_bad, where=f"from_debezium {name!r}: ")
         builder = self.builder
-        keys = (key,) if isinstance(key, str) else tuple(key)
+        keys = _names_of(key, f"the key of {name!r}")
         spec = from_debezium_spec(keys, on_bad)
         records = builder.add_step(f"{name}-records", spec, [self.port])
         sides = {BAD: builder.port(records, BAD)} if on_bad == "divert" else {}
         rows = builder.port(records)
+        deleted = rows.schema.arrow.names[-1]
         return self._latest(
-            name, rows, keys, deleted=DELETED, parallelism=parallelism, sides=sides
+            name, rows, keys, deleted=deleted, parallelism=parallelism, sides=sides
         )
 
     def _latest(
         self,
         name: str,
         rows: Port,
-        key: str | Sequence[str],
+        keys: tuple[str, ...],
         *,
         parallelism: int | None,
         order: str | None = None,
         deleted: str | None = None,
         sides: Mapping[str, Port] | None = None,
     ) -> "Stream":
-        keys = (key,) if isinstance(key, str) else tuple(key)
         check_columns(keys, rows.schema.arrow.names, f"the key of {name!r}")
         if not keys:
             raise UserError(
                 f"{name!r} needs a key: name the columns that tell its rows apart",
+                code=ErrorCode.INVALID_CONFIG,
+                operator=name,
+            )
+        mixed_by = None if order is not None else self.builder.where_mixed(rows)
+        if mixed_by is not None:
+            raise UserError(
+                f"{name!r} takes the rows of a key in the order in which they come, and "
+                f"{mixed_by!r} in front of it gets them mixed, by rebalance or from another "
+                "number of subtasks: leave that out, or say by order_by= which row is the last",
                 code=ErrorCode.INVALID_CONFIG,
                 operator=name,
             )
@@ -217,3 +229,20 @@ class ChangelogSteps:
         stream: Any = type(self)
         changelog: Stream = stream(self.builder, self.builder.port(operator), sides)
         return changelog
+
+
+def _names_of(key: Any, where: str) -> tuple[str, ...]:
+    """Return the columns that users name, by text or as plain columns of Polars."""
+    names = []
+    for one in key if isinstance(key, list | tuple) else [key]:
+        if isinstance(one, pl.Expr) and one.meta.is_column():
+            names.append(one.meta.output_name())
+        elif isinstance(one, str):
+            names.append(one)
+        else:
+            raise UserError(
+                f"{where} takes names of columns, not {one!r:.80}: name them, or compute the "
+                "column with with_columns before",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+    return tuple(names)

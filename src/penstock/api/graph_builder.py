@@ -330,6 +330,17 @@ class GraphBuilder:
             return False
         return self._is_in_order(self.port(sources[0].source, sources[0].output))
 
+    def where_mixed(self, port: Port) -> OperatorId | None:
+        """Return the step in front of which rows of one split part ways; None if none does."""
+        for edge in (edge for edge in self._edges if edge.target == port.operator):
+            if edge.exchange is Exchange.REBALANCE:
+                return edge.target
+            if edge.exchange is Exchange.FORWARD:
+                found = self.where_mixed(self.port(edge.source, edge.output))
+                if found is not None:
+                    return found
+        return None
+
     def port(self, operator: OperatorId, output: str = MAIN) -> Port:
         """Return an output of an operator, which must have it."""
         return Port(operator, output, self.outputs_of(operator)[output].keyed_by())

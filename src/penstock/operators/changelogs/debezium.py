@@ -5,7 +5,8 @@
     op d            the key, from `before`    deleted=true
     all null        a tombstone: nothing
 
-Only `after` and the key are believed. What a row was before is told by the state of the operator
+An update from one key to another is both: the key of `before` is gone, and the row is `after`.
+Only `after` and the keys are believed. What a row was before is told by the state of the operator
 behind this one, so records without `before`, or that come twice, are no harm.
 """
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
+from penstock.core.arrow_types import is_text, stored_type
 from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad
 from penstock.errors import ErrorCode, SchemaError, UserError
@@ -27,7 +29,7 @@ from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.stateless import bad_rows_of, check_columns, divert
-from penstock.state.tables.sorted_rows import Flags
+from penstock.state.tables.sorted_rows import Flags, Positions, equal_keys, take_rows
 
 PAYLOAD = "payload"
 """The column that holds the record where a connector also writes its schema."""
@@ -64,15 +66,20 @@ class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
         names = [field.name for field in row]
         check_columns(self.config.key, names, "from_debezium")
         fields = [field.with_nullable(True) for field in row]  # noqa: FBT003 (Arrow's signature)
-        if time is not None and time not in names:
-            fields.append(inputs[0].arrow.field(time))
-        if DELETED in names:
+        if time in names:
             raise SchemaError(
-                f"the table has a column {DELETED!r}, as the mark of deletions is called: rename "
-                f"it inside of {AFTER!r} before",
-                column=DELETED,
+                f"the event time of the records is called {time!r}, and so is a column of their "
+                "table, which may be something else: give the event time another name, as "
+                f"event_time=pl.col({time!r}).alias('record_time')",
+                column=time,
             )
-        return StreamSchema(pa.schema([*fields, pa.field(DELETED, pa.bool_())]), time)
+        if time is not None:
+            fields.append(inputs[0].arrow.field(time))
+            names.append(time)
+        mark = DELETED
+        while mark in names:
+            mark = f"_{mark}"
+        return StreamSchema(pa.schema([*fields, pa.field(mark, pa.bool_())]), time)
 
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
@@ -87,14 +94,11 @@ class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
         is_delete = _is(op, "d")
         is_upsert = _is(op, "c") | _is(op, "r") | _is(op, "u")
         has_after, has_before = _is_there(after), _is_there(before)
-        source = pc.if_else(pa.array(is_delete), before, after)
-        names = [field.name for field in source.type]
-        columns = dict(zip(names, source.flatten(), strict=True))
-        has_key = np.ones(batch.num_rows, np.bool_)
-        for name in self.config.key:
-            has_key &= _is_there(columns[name])
+        keys = [_fields_of(side, self.config.key) for side in (before, after)]
+        old_key, new_key = (np.logical_and.reduce([*map(_is_there, key)]) for key in keys)
         is_tombstone = ~_is_there(op) & ~has_after & ~has_before
         has_row = np.where(is_delete, has_before, has_after)
+        has_key = np.where(is_delete, old_key, new_key)
         is_good = (is_delete | is_upsert) & has_row & has_key
         is_bad = ~is_good & ~is_tombstone
         if is_bad.any():
@@ -106,25 +110,40 @@ class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
             self._set_aside(
                 batch.filter(pa.array(is_bad)), reasons.tolist(), ctx, collector
             )
+        every = np.arange(batch.num_rows)
+        is_moved = (
+            is_good & is_upsert & old_key & ~equal_keys(keys[0], every, keys[1], every)
+        )
+        places = np.repeat(every, is_good.astype(np.int64) + is_moved)
+        # Of the two rows of a moved one the first says that the old key is gone.
+        is_first = np.append(np.True_, places[1:] != places[:-1])[: len(places)]
+        gone = is_delete[places] | (is_moved[places] & is_first)
+        both: Any = pa.concat_arrays([before, after])
+        source = both.take(pa.array(np.where(gone, places, places + batch.num_rows)))
+        columns = self._columns(source, gone, batch, places, ctx)
         schema = ctx.outputs[MAIN].arrow
-        deleted = pa.array(is_delete)
-        arrays = [
-            deleted
-            if field.name == DELETED
-            else self._column(field, columns, deleted, batch)
-            for field in schema
-        ]
-        rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        collector.collect(rows.filter(pa.array(is_good)))
+        collector.collect(pa.RecordBatch.from_arrays(columns, schema=schema))
 
-    def _column(
-        self, field: Any, columns: Mapping[str, Any], deleted: Any, batch: pa.RecordBatch
-    ) -> Any:
-        if field.name not in columns:
-            return batch.column(field.name)
-        if field.name in self.config.key:
-            return columns[field.name]
-        return pc.if_else(deleted, pa.scalar(None, field.type), columns[field.name])
+    def _columns(
+        self,
+        rows: Any,
+        gone: Flags,
+        batch: pa.RecordBatch,
+        places: Positions,
+        ctx: OperatorContext,
+    ) -> list[Any]:
+        """Return the columns of the output; of a row that is gone only its key is known."""
+        kept = pa.array(np.arange(len(gone)), mask=gone)
+        found = dict(zip([f.name for f in rows.type], rows.flatten(), strict=True))
+        schema, time = ctx.outputs[MAIN].arrow, ctx.outputs[MAIN].time_column
+        columns: list[Any] = [
+            found[name] if name in self.config.key else found[name].take(kept)
+            for name in schema.names
+            if name in found
+        ]
+        if time is not None:
+            columns.append(take_rows(batch.column(time), places))
+        return [*columns, pa.array(gone)]
 
     def _set_aside(
         self,
@@ -151,7 +170,9 @@ def _row_type(schema: pa.Schema) -> Any:
     if AFTER not in fields and payload is not None and pa.types.is_struct(payload):
         fields = {field.name: field.type for field in payload}
     problems = [f"there is no {name!r}" for name in (AFTER, OP) if name not in fields]
-    row, before = fields.get(AFTER), fields.get(BEFORE)
+    row, before, op = fields.get(AFTER), fields.get(BEFORE), fields.get(OP)
+    if op is not None and not is_text(stored_type(op)):
+        problems.append(f"{OP!r} is {op}, not text")
     if row is not None and not pa.types.is_struct(row):
         problems.append(f"{AFTER!r} is {row}, not a struct of the table's columns")
     elif row is not None and before is not None and not _is_part(before, row):
@@ -195,6 +216,12 @@ def _parts_of(batch: pa.RecordBatch) -> tuple[Any, Any, Any]:
             filled, fields=list(after.type), mask=before.is_null()
         )
     return before, after, columns[OP]
+
+
+def _fields_of(rows: Any, names: Sequence[str]) -> list[Any]:
+    """Return some columns of rows that are structs."""
+    columns = dict(zip([field.name for field in rows.type], rows.flatten(), strict=True))
+    return [columns[name] for name in names]
 
 
 def _is_there(column: Any) -> Flags:

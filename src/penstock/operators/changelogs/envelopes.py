@@ -145,12 +145,14 @@ class ToUpserts(_OfEpoch[ToUpsertsConfig]):
         change: Any = rows.column(CHANGE_COLUMN)
         shown: Any = rows.filter(pc.not_equal(change, pa.scalar(UPDATE_BEFORE)))
         deleted = pc.equal(shown.column(CHANGE_COLUMN), pa.scalar(DELETE))
+        is_gone = deleted.to_numpy(zero_copy_only=False)
+        there = pa.array(np.arange(shown.num_rows), mask=is_gone)
         kept = {*(ctx.inputs[0].table_key or ()), ctx.inputs[0].time_column}
         schema = ctx.outputs[MAIN].arrow
         columns: list[Any] = [
             shown.column(field.name)
             if field.name in kept
-            else pc.if_else(deleted, pa.scalar(None, field.type), shown.column(field.name))
+            else shown.column(field.name).take(there)
             for field in schema
             if field.name != DELETED
         ]

@@ -35,6 +35,7 @@ from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import EpochOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.stateless import check_columns
+from penstock.state.tables.column_groups import ColumnGroup, Meaning
 from penstock.state.tables.sorted_rows import Flags, equal_keys, take_rows
 from penstock.state.tables.specs import TableSpec, keyed_table
 
@@ -69,6 +70,13 @@ def latest_spec(
     """Keep the last row of each key and emit its changes; rows come by key."""
     named = [name for name in (order, deleted) if name is not None]
     check_columns(named, rows.arrow.names, "the table")
+    if order is not None and not is_orderable(frame_schema(rows.arrow)[order]):
+        raise SchemaError(
+            f"column {order!r} says which row is the last one, but it is "
+            f"{rows.arrow.field(order).type}, which has no order: name a column of numbers, text, "
+            "bytes, instants, durations or booleans",
+            column=order,
+        )
     if deleted is not None:
         found = rows.arrow.field(deleted).type
         if not pa.types.is_boolean(found):
@@ -111,8 +119,13 @@ class Latest(Configured[LatestConfig], EpochOperator):
 
     @override
     def tables(self) -> Sequence[TableSpec]:
-        keys = self._stream.key_columns
-        return [keyed_table(TABLE, self._stored, key_columns=keys)]
+        keys, order = self._stream.key_columns, self.config.order
+        # Rows that another order needs were never kept.
+        by = "as they come" if order is None else f"by {order}"
+        meaning = ColumnGroup(
+            TABLE, (), Meaning(f"the last rows {by}"), fill=b"", noun="table"
+        )
+        return [keyed_table(TABLE, self._stored, key_columns=keys, groups=[meaning])]
 
     @override
     def process_epoch(

@@ -91,6 +91,7 @@ class ColumnGroup:
 
     name: str
     columns: tuple[str, ...]
+    """None for a group that only says what the rows of the table are."""
     meaning: Meaning
     fill: bytes
     """One row of the columns in Arrow's IPC form: what rows hold from before the group."""
@@ -144,7 +145,7 @@ class ColumnGroups:
     @cached_property
     def _fills(self) -> dict[str, Any]:
         fills = {}
-        for group in self.declared:
+        for group in (group for group in self.declared if group.columns):
             row = pa.ipc.open_stream(group.fill).read_all().combine_chunks()
             fills.update({name: row.column(name).chunk(0) for name in group.columns})
         return fills

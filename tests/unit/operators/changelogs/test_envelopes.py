@@ -12,7 +12,9 @@ from penstock.errors import SchemaError, UserError
 from penstock.operators.changelogs.debezium import from_debezium_spec
 from penstock.operators.changelogs.envelopes import ToDebeziumConfig, ToUpsertsConfig
 from penstock.operators.changes import changelog_schema
-from penstock.testing import OperatorHarness, run_pipeline
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.testing import LocalJob, OperatorHarness, run_pipeline
 
 TABLE = changelog_schema(
     [pa.field("user", pa.string())], [pa.field("total", pa.int64(), nullable=False)]
@@ -130,6 +132,7 @@ def test_a_bad_record_fails_the_job_and_the_way_on_is_named() -> None:
         (RECORDS.remove(2), "there is no 'op'"),
         (RECORDS.set(1, pa.field("after", pa.string())), "not a struct"),
         (RECORDS.set(0, pa.field("before", pa.int64())), "unlike 'after'"),
+        (RECORDS.set(2, pa.field("op", pa.int64())), "'op' is int64, not text"),
     ],
 )
 def test_columns_that_are_no_records_are_refused(schema: pa.Schema, problem: str) -> None:
@@ -151,3 +154,71 @@ def test_records_without_before_and_inside_of_a_payload_make_the_same_table() ->
     rows.from_debezium("t", key="id").write("out", out)
     run_pipeline(pipeline)
     assert out.rows() == [{"change": "insert", "id": 1, "n": "b"}]
+
+
+def test_an_update_that_changes_the_key_removes_the_row_of_the_old_one() -> None:
+    rows, bad = decoded(record("c", None, 1), record("u", 1, 2), record("u", 2, 2))
+    assert rows == [
+        {"id": 1, "n": "n1", "deleted": False},
+        {"id": 1, "n": None, "deleted": True},
+        {"id": 2, "n": "n2", "deleted": False},
+        {"id": 2, "n": "n2", "deleted": False},
+    ]
+    assert bad == []
+
+
+def test_a_table_may_have_a_column_called_as_the_mark_of_deletions() -> None:
+    row = {"id": 1, "deleted": True, "_deleted": None}
+    records = [
+        {"before": None, "after": row, "op": "c"},
+        {"before": None, "after": {**row, "id": 2}, "op": "c"},
+        {"before": row, "after": None, "op": "d"},
+    ]
+    pipeline, out = pen.Pipeline("p"), pen.list_sink("debezium-deleted")
+    rows = pipeline.read("rows", pen.list_source(records))
+    rows.from_debezium("t", key="id").write("out", out)
+    run_pipeline(pipeline)
+    assert out.rows() == [{"change": "insert", "id": 2, "deleted": True, "_deleted": None}]
+
+
+def test_an_event_time_called_as_a_column_of_the_table_is_refused() -> None:
+    fields = [*RECORDS, pa.field("n", pa.timestamp("us"))]
+    pipeline = pen.Pipeline("p")
+    source = pen.list_source([], schema=pa.schema(fields))
+    rows = pipeline.read("rows", source, event_time="n")
+    rows.from_debezium("t", key="id").write("out", pen.blackhole())
+    with pytest.raises(SchemaError, match="the event time of the records is called 'n'"):
+        pipeline.graph()
+
+
+def test_columns_of_any_type_are_read_from_records_and_written_as_upserts() -> None:
+    kinds: dict[str, Any] = {
+        "id": pa.int64(),
+        "pairs": pa.map_(pa.string(), pa.int64()),
+        "list": pa.list_(pa.string()),
+        "word": pa.dictionary(pa.int8(), pa.string()),
+    }
+    table = pa.struct(list(pa.schema(kinds)))
+    row = {"id": 1, "pairs": [("a", 1)], "list": ["x"], "word": "w"}
+    other = {**row, "pairs": [("a", 2)]}
+    records = [
+        {"before": None, "after": row, "op": "c"},
+        {"before": row, "after": other, "op": "u"},
+        {"before": None, "after": {**row, "id": 2}, "op": "c"},
+        {"before": {**row, "id": 2}, "after": None, "op": "d"},
+    ]
+    schema = pa.schema({"before": table, "after": table, "op": pa.string()})
+    pipeline, out = pen.Pipeline("p"), pen.list_sink("debezium-types")
+    rows = pipeline.read("rows", pen.list_source(records, schema=schema))
+    rows.from_debezium("t", key="id").to_upserts().write("out", out)
+    LocalJob(
+        pipeline,
+        settings=DriverSettings(budget=SourceBudget(rows=1), adapts_budget=False),
+    ).run()
+    found = [(r["id"], r["pairs"], r["deleted"]) for r in out.rows()]
+    assert found == [
+        (1, [("a", 1)], False),
+        (1, [("a", 2)], False),
+        (2, [("a", 1)], False),
+        (2, None, True),
+    ]

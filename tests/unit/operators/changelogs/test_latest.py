@@ -1,5 +1,7 @@
 """Rows made a changelog: the last row of each key, by order or as they come, with deletions."""
 
+from collections.abc import Callable
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -8,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 import penstock as pen
-from penstock.errors import SchemaError, UserError
+from penstock.errors import SchemaError, StateError, UserError
 from penstock.operators.changelogs.latest import latest_spec
-from penstock.testing import OperatorHarness
+from penstock.operators.splits import SourceBudget
+from penstock.runtime.driver.environment import DriverSettings
+from penstock.testing import LocalJob, OperatorHarness
 from tests.builders.aggregated_rows import fold, paired
 
 _COLUMNS: dict[str, Any] = {
@@ -132,13 +136,47 @@ def test_the_table_goes_on_after_a_restart_at_another_parallelism() -> None:
         ({"deleted": "gon"}, "no column 'gon'; did you mean 'gone'"),
         ({"deleted": "x"}, "it must be true or false"),
         ({"deleted": "gone", "order": "gone"}, "cannot be a key or an order as well"),
+        ({"order": "list"}, "has no order: name a column of numbers"),
     ],
 )
 def test_columns_that_cannot_be_what_they_are_named_for_are_refused(
     options: dict[str, Any], problem: str
 ) -> None:
+    stream = pen.StreamSchema(
+        pa.schema({**_COLUMNS, "list": pa.list_(pa.int64())}), None, ("k",)
+    )
     with pytest.raises(SchemaError, match=problem):
-        latest_spec(STREAM, **options)
+        latest_spec(stream, **options)
+
+
+@pytest.mark.parametrize(
+    ("then", "problem"),
+    [
+        (lambda rows: rows.to_table("t", key="k", order_by="x"), "was the last rows by v"),
+        (lambda rows: rows.from_upserts("t", key="k"), "was the last rows by v"),
+        (lambda rows: rows.drop("x").to_table("t", key="k", order_by="v"), "'x' is gone"),
+    ],
+    ids=["another order", "no order", "fewer columns"],
+)
+def test_another_table_cannot_go_on_from_the_state_of_this_one(
+    then: Callable[[pen.Stream], pen.Stream], problem: str
+) -> None:
+    def graph_of(then: Callable[[pen.Stream], pen.Stream]) -> Any:
+        pipeline = pen.Pipeline("p")
+        rows = [a_row("k", 1, "a"), a_row("k", 2, "a")]
+        stream = pipeline.read("rows", pen.list_source(rows, schema=STREAM.arrow))
+        then(stream).write("out", pen.blackhole())
+        return pipeline.graph()
+
+    pipeline = pen.Pipeline("p")
+    pipeline.read("rows", pen.list_source([{"k": 1}])).write("out", pen.blackhole())
+    budget = DriverSettings(budget=SourceBudget(rows=1), adapts_budget=False)
+    job = LocalJob(pipeline, settings=budget)
+    job.graph = graph_of(lambda rows: rows.to_table("t", key="k", order_by="v"))
+    job.run(epochs=1)
+    job.graph = graph_of(then)
+    with pytest.raises(StateError, match=problem):
+        job.run(epochs=1)
 
 
 def test_a_table_of_rows_without_an_order_is_refused_and_the_ways_out_are_named() -> None:
@@ -169,3 +207,33 @@ def test_a_table_can_be_filtered_and_folded() -> None:
     table.filter(pl.col("v") > 16).write("out", out)
     pipeline.run_in_process("memory:")
     assert fold(out.rows(), ["k"]) == {(k,): {"v": 15 + k} for k in (2, 3, 4)}
+
+
+@pytest.mark.parametrize("step", ["from_upserts", "from_debezium"])
+def test_rows_that_count_as_they_come_are_not_mixed_before(step: str) -> None:
+    after = pa.struct([("k", pa.int64())])
+    schema = pa.schema({"after": after, "op": pa.string(), "k": pa.int64()})
+    pipeline = pen.Pipeline("p", parallelism=2)
+    rows = pipeline.read("rows", pen.list_source([], schema=schema)).rebalance()
+    getattr(rows.filter(pl.col("k") > 1), step)("t", key="k").write("out", pen.blackhole())
+    with pytest.raises(
+        UserError, match="order in which they come, and 'filter-1' in front"
+    ):
+        pipeline.graph()
+
+
+def test_rows_that_count_by_a_column_may_be_mixed_before() -> None:
+    pipeline = pen.Pipeline("p", parallelism=2)
+    rows = pipeline.read("rows", pen.list_source([{"k": 1, "v": 1}])).rebalance()
+    rows.from_upserts("t", key="k", order_by="v").write("out", pen.blackhole())
+    assert {node.operator for node in pipeline.graph().nodes} == {"rows", "t", "out"}
+
+
+@pytest.mark.parametrize("step", ["from_upserts", "from_debezium", "to_table"])
+def test_a_key_that_is_no_name_is_refused_where_it_is_written(step: str) -> None:
+    pipeline = pen.Pipeline("p")
+    source = pen.list_source([{"k": 1, "at": datetime(2026, 1, 1, tzinfo=UTC)}])
+    rows = pipeline.read("rows", source, event_time="at")
+    getattr(rows, step)("t", key=pl.col("k") + 1)
+    with pytest.raises(UserError, match="names of columns"):
+        pipeline.graph()
