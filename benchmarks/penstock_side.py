@@ -49,6 +49,18 @@ def run_pipeline(
         read_from.name, source, event_time=time_column, watermark_delay="1s"
     )
     build(read).write("out", pen.files(str(folder / "out"), format="parquet"))
+    return run_to_end(
+        pipeline,
+        folder / "checkpoint",
+        rows_per_epoch=rows_per_epoch,
+        settled_after=settled_after,
+    )
+
+
+def run_to_end(
+    pipeline: pen.Pipeline, checkpoint: Path, *, rows_per_epoch: int, settled_after: int
+) -> Row:
+    """Run a pipeline until its data ends; return the pace behind the first epochs."""
     epochs: list[tuple[float, int]] = []
 
     def note(status: pen.JobStatus) -> None:
@@ -56,7 +68,6 @@ def run_pipeline(
         if status.rows_read > known:
             epochs.append((time.perf_counter(), status.rows_read))
 
-    checkpoint = folder / "checkpoint"
     root = current().profile_root
     if root is not None:
         shutil.rmtree(root, ignore_errors=True)  # of the warm-up
@@ -86,6 +97,7 @@ def run_pipeline(
         **settled([(started, 0), *epochs], settled_after),
         "seconds_with_start": round(time.perf_counter() - started, 2),
         "bytes_checkpointed": folder_bytes(checkpoint),
+        "rows_written": status.rows_written,
     }
 
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import polars as pl
+
 import penstock as pen
 from examples.nexmark import join_queries, row_queries, table_queries, window_queries
 from examples.nexmark.site import Site, generated
@@ -45,22 +47,35 @@ def to_count(text: str) -> int:
 def run(name: str, events: int, parallelism: int, *, in_process: bool) -> None:
     """Run a query over generated events, and print what came out."""
     pipeline = pen.Pipeline(f"nexmark-{name}", parallelism=parallelism)
-    site = Site(pipeline, generated(events, splits=parallelism))
-    result = queries()[name](site)
+    result = queries()[name](Site(pipeline, generated(events, splits=parallelism)))
+    progress = pen.Progress()
+    started = time.perf_counter()
+
+    def on_status(status: pen.JobStatus) -> None:
+        nonlocal started
+        if status.epochs_run == 0:
+            started = time.perf_counter()  # the start of Spark does not count
+        progress(status)
+
     with tempfile.TemporaryDirectory(prefix="nexmark-") as folder:
         output = Path(folder) / "out"
-        result.write("out", pen.files(str(output), format="parquet"))
-        started = time.perf_counter()
+        result.write("out", pen.files(output, format="parquet"))
         start = pipeline.run_in_process if in_process else pipeline.run
-        start(str(Path(folder) / "checkpoints"))
+        status = start(Path(folder) / "checkpoints", on_status=on_status)
         seconds = time.perf_counter() - started
-        rows = pen.read_committed(str(output))
+        first = _first_rows(output)
     sys.stdout.write(
-        f"{name}: {events:,} events in {seconds:.1f} s, {events / seconds:,.0f} events/s, "
-        f"{rows.num_rows:,} rows\n"
+        f"{name}: {events:,} events in {seconds:.1f} s, {events / seconds:,.0f} events/s; "
+        f"{status.rows_written:,} rows came out"
     )
-    for row in rows.slice(0, _SHOWN_ROWS).to_pylist():
-        sys.stdout.write(f"  {row}\n")
+    sys.stdout.write(f", the first of them:\n{first}\n" if first.height else "\n")
+
+
+def _first_rows(output: Path) -> pl.DataFrame:
+    """Return a few rows; all of them may be more than fit into memory."""
+    files = [output / file.path for file in pen.committed_files(output)]
+    few = [pl.read_parquet(file, n_rows=_SHOWN_ROWS) for file in files[:_SHOWN_ROWS]]
+    return pl.concat(few).head(_SHOWN_ROWS) if few else pl.DataFrame()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, query in queries().items():
             sys.stdout.write(f"{name:4} {query.__doc__}\n")
         return
-    run(given.query, given.events, given.parallelism, in_process=given.in_process)
+    with pl.Config(tbl_hide_dataframe_shape=True, tbl_cols=-1, tbl_width_chars=120):
+        run(given.query, given.events, given.parallelism, in_process=given.in_process)
 
 
 if __name__ == "__main__":

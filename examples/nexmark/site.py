@@ -1,17 +1,20 @@
 """Site: the streams of an auction site that the queries read, generated or from Parquet files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import polars as pl
+import pyarrow as pa
+
 import penstock as pen
 
 Kind = Literal["bids", "auctions", "persons"]
 KINDS: tuple[Kind, ...] = ("bids", "auctions", "persons")
-PARTS = {"bids": 46, "auctions": 3, "persons": 1}
-"""Of 50 events, so many are of each kind."""
+EVENT_TYPES: Mapping[Kind, int] = {"persons": 0, "auctions": 1, "bids": 2}
+"""What the column `event_type` of mixed events says."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,23 @@ def generated(
     return read
 
 
-def stored(folder: Path) -> Callable[[pen.Pipeline, Kind], pen.Stream]:
-    """Return what reads events that lie in folders of Parquet files, one per kind."""
+def stored(
+    folder: Path, schema: pa.Schema, columns: Mapping[Kind, Sequence[str]]
+) -> Callable[[pen.Pipeline, Kind], pen.Stream]:
+    """Return what reads the events of all kinds, mixed as they came, from Parquet files.
+
+    Files in order of their names are in order of time. `schema` has the columns to read, of
+    all kinds together; `columns` are those of each kind.
+    """
+    events: dict[int, pen.Stream] = {}
 
     def read(pipeline: pen.Pipeline, kind: Kind) -> pen.Stream:
-        files = pen.files(str(folder / kind / "*.parquet"))
-        return pipeline.read(kind, files, event_time="date_time")
+        if id(pipeline) not in events:
+            files = pen.files(folder / "*.parquet", schema=schema, in_time_order=True)
+            events[id(pipeline)] = pipeline.read(
+                "events", files, event_time="date_time", watermark_delay="4s"
+            )
+        is_kind = pl.col("event_type") == EVENT_TYPES[kind]
+        return events[id(pipeline)].filter(is_kind).select(*columns[kind])
 
     return read
