@@ -1,4 +1,4 @@
-"""Queries over windows of event time: q5, q7, q8 and q11."""
+"""Queries over windows, of event time and of processing time: q5, q7, q8, q11 and q12."""
 
 import polars as pl
 
@@ -59,5 +59,14 @@ def q11(site: Site) -> pen.Stream:
     return (
         site.bids.key_by("bidder")
         .window("sessions", pen.session("10s"))
+        .aggregate(bids=pen.count())
+    )
+
+
+def q12(site: Site) -> pen.Stream:
+    """Count the bids that come from each bidder within ten seconds by the clock."""
+    return (
+        site.bids.key_by("bidder")
+        .window("as-they-come", pen.tumbling("10s", time_domain="processing-time"))
         .aggregate(bids=pen.count())
     )

@@ -9,9 +9,6 @@ from .api.lookups import lookup_stream as lookup_stream
 from .api.pipeline import Pipeline as Pipeline
 from .api.stream import KeyedStream as KeyedStream
 from .api.stream import Stream as Stream
-from .api.windowing import session as session
-from .api.windowing import sliding as sliding
-from .api.windowing import tumbling as tumbling
 from .connectors.files.committed import CommittedFile as CommittedFile
 from .connectors.files.committed import committed_files as committed_files
 from .connectors.files.committed import read_committed as read_committed
@@ -80,6 +77,9 @@ from .operators.udfs.specs import async_udf as async_udf
 from .operators.udfs.specs import call_udf as call_udf
 from .operators.udfs.specs import native_udf as native_udf
 from .operators.udfs.specs import udf as udf
+from .operators.windows.definitions import session as session
+from .operators.windows.definitions import sliding as sliding
+from .operators.windows.definitions import tumbling as tumbling
 from .runtime.driver.decide import JobPhase as JobPhase
 from .runtime.driver.decide import JobStatus as JobStatus
 from .runtime.driver.decide import StopMode as StopMode

@@ -29,7 +29,13 @@ from penstock.operators.ranking import changelog_top, deduplicate, top, window_t
 from penstock.operators.registry import OperatorConfig, Registry
 from penstock.operators.udfs import async_operator, functions, native, specs
 from penstock.operators.updating import aggregate, combine, retracting
-from penstock.operators.windows import changing, panes, revised_sessions, sessions
+from penstock.operators.windows import (
+    changing,
+    panes,
+    processing_time,
+    revised_sessions,
+    sessions,
+)
 
 _Build: TypeAlias = Callable[[Any], ArrowOperator | SourceOperator]
 
@@ -69,6 +75,8 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (panes.PaneWindowConfig, panes.PaneWindows),
     (changing.ChangingCombinerConfig, changing.ChangingCombiner),
     (changing.ChangingWindowConfig, changing.ChangingWindows),
+    (processing_time.ClockCombinerConfig, processing_time.ClockCombiner),
+    (processing_time.ClockWindowConfig, processing_time.ClockWindows),
     (sessions.SessionWindowConfig, sessions.SessionWindows),
     (revised_sessions.RevisedSessionConfig, revised_sessions.RevisedSessions),
     (top.TopConfig, top.Top),

@@ -14,13 +14,13 @@ from typing import Protocol
 import pytest
 
 import penstock as pen
-from penstock.core.clock import new_token
+from penstock.core.clock import ManualClock, SystemClock, new_token
 from penstock.core.settings import CompactionSettings
 from penstock.operators import Registry
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.driver.driver import JobDriver
-from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
+from penstock.runtime.driver.environment import DriverSettings, JobEnvironment, ManualPacer
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.executor import Executor
 from penstock.runtime.task.task import Worker
@@ -124,9 +124,18 @@ class DriverRun:
 class CheckedJob:
     """A case, its checkpoints and its output; each run is a driver of its own."""
 
-    def __init__(self, case: CheckedCase, place: Place, folder: Path) -> None:
+    def __init__(
+        self,
+        case: CheckedCase,
+        place: Place,
+        folder: Path,
+        *,
+        clock: ManualClock | None = None,
+    ) -> None:
+        """Prepare a job; all its drivers have the `clock`, by default that of this machine."""
         self.case = case
         self.place = place
+        self._clock = clock
         self.row_count = case.row_count
         self.rows_per_epoch = min(place.most_rows, self.row_count // PARTS)
         self.rows_once_restored = 5 * self.rows_per_epoch
@@ -154,6 +163,7 @@ class CheckedJob:
             self._cache,
             self.place.executor(store, self._store, pipeline.registry),
             pipeline.registry,
+            self._clock or SystemClock(),
             settings=_settings(rows, compacts=compacts),
         )
         epochs: dict[int, EpochProgress] = {}
@@ -164,7 +174,8 @@ class CheckedJob:
             if stop_after is not None and status.epoch == stop_after:
                 driver.request_stop(pen.StopMode.CHECKPOINT)
 
-        driver = JobDriver(environment, on_status=watch)
+        pacer = None if self._clock is None else ManualPacer(self._clock)
+        driver = JobDriver(environment, pacer=pacer, on_status=watch)
         return DriverRun(driver.run(), tuple(epochs.values()))
 
     def die(self, fault: Fault, *, parallelism: int) -> None:

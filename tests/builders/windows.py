@@ -1,15 +1,19 @@
 """Models of windows in plain Python, and small jobs whose results are compared with them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+from typing_extensions import override
 
 import penstock as pen
-from penstock.api.windowing import Window
 from penstock.core.clock import new_token
+from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS
+from penstock.operators import ArrowOperator
+from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.windows.definitions import Window
 
 Row: TypeAlias = Mapping[str, Any]
 """Of `key`, `at` in microseconds and `value`."""
@@ -174,6 +178,28 @@ class WindowJob:
             for row in self.out.rows()
         ]
         return sorted(rows, key=repr) if any(r[0] is None for r in rows) else sorted(rows)
+
+
+INSTANT = pa.field("instant", pa.int64())
+
+
+class Stamp(ArrowOperator):
+    """Notes beside each row which instant its epoch has."""
+
+    @override
+    def name(self) -> str:
+        return "stamp"
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
+        return replace(inputs[0], arrow=inputs[0].arrow.append(INSTANT))
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        instants = pa.array([ctx.processing_time_micros] * batch.num_rows, pa.int64())
+        collector.collect(batch.append_column(INSTANT.name, instants))
 
 
 def micros(instant: Any) -> int:

@@ -1,5 +1,9 @@
 """What each query of Nexmark means, in SQL over all events at once; written independently."""
 
+NOW = "2026-01-01"
+"""Where the clock of the driver stands that runs q12."""
+
+
 _RANK = {
     "total": "true",
     "rank1": "price < 10000",
@@ -96,6 +100,12 @@ _SQL = {
             max(date_time) + interval '10 seconds' window_time, count(*) bids
         from numbered group by bidder, n
     """,
+    "q12": """
+        select bidder, timestamp '$now' window_start,
+            timestamp '$now' + interval '10 seconds' window_end,
+            timestamp '$now' + interval '9999999 microseconds' window_time, count(*) bids
+        from bids group by bidder
+    """,
     "q13": """
         select auction, bidder, price, date_time, auction % 10000 as "key",
             'value-' || (auction % 10000) as "value"
@@ -140,6 +150,8 @@ _SQL = {
 }
 
 SQL = {
-    name: text.replace("$counts", _COUNTS).replace("$distinct", _DISTINCT)
+    name: text.replace("$counts", _COUNTS)
+    .replace("$distinct", _DISTINCT)
+    .replace("$now", NOW)
     for name, text in _SQL.items()
 }

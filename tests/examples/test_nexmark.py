@@ -17,7 +17,8 @@ MOST_ROWS = by_profile(default=1_000, ci=150, nightly=50)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_query_gives_what_sql_gives(name: str, mode: str, tmp_path: Path) -> None:
     place = InThisProcess(tmp_path, most_rows=MOST_ROWS)
-    MODES[mode](CheckedJob(NexmarkCase(name), place, tmp_path))
+    case = NexmarkCase(name)
+    MODES[mode](CheckedJob(case, place, tmp_path, clock=case.clock))
 
 
 def test_the_command_lists_the_queries_and_runs_one(

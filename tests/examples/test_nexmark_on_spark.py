@@ -26,4 +26,5 @@ def test_a_query_gives_what_sql_gives_on_spark(
 ) -> None:
     # Epochs take most of the time: as few as there may be.
     place = OnSpark(tmp_path, most_rows=EVENTS)
-    MODES[mode](CheckedJob(NexmarkCase(name), place, tmp_path))
+    case = NexmarkCase(name)
+    MODES[mode](CheckedJob(case, place, tmp_path, clock=case.clock))

@@ -26,7 +26,6 @@ from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.api.lookups import LookupLike, StreamTable, place_lookup, refuse_arguments
 from penstock.api.table_joining import Ttl, table_join_spec
-from penstock.api.windowing import PaneWindow, SessionWindow, window_to_micros
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
@@ -45,6 +44,11 @@ from penstock.operators.joins.sides import (
 from penstock.operators.joins.table_output import without_change
 from penstock.operators.joins.window_join import WindowJoinConfig
 from penstock.operators.windows.aggregation import WINDOW_END, WINDOW_START, WINDOW_TIME
+from penstock.operators.windows.definitions import (
+    SessionWindow,
+    Window,
+    join_window_to_micros,
+)
 from penstock.operators.windows.session_merging import WAKES_AT
 
 if TYPE_CHECKING:
@@ -74,7 +78,7 @@ def same_window() -> SameWindow:
     return SameWindow()
 
 
-JoinWindow: TypeAlias = PaneWindow | SessionWindow | SameWindow
+JoinWindow: TypeAlias = Window | SameWindow
 
 
 def _broken(stream: Any) -> Any:
@@ -364,14 +368,7 @@ def _config_of(asked: JoinAsked, common: dict[str, Any]) -> JoinConfig:
         return IntervalJoinConfig(
             **common, lower_micros=0, upper_micros=0, bounds=str(window), has_windows=True
         )
-    if not isinstance(window, PaneWindow | SessionWindow):
-        raise UserError(
-            f"join {asked.name!r} cannot be in {window!r}: use pen.tumbling, pen.sliding, "
-            "pen.session or pen.same_window",
-            code=ErrorCode.INVALID_CONFIG,
-            operator=asked.name,
-        )
-    lengths = window_to_micros(asked.name, window)
+    lengths = join_window_to_micros(asked.name, window)
     if isinstance(window, SessionWindow):
         return SessionJoinConfig(**common, window=str(window), gap_micros=lengths["gap"])
     return WindowJoinConfig(

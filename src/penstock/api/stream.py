@@ -21,17 +21,18 @@ from penstock.api.joining import JoinSteps
 from penstock.api.other_words import KEYED_HINTS, STREAM_HINTS, WINDOWED_HINTS
 from penstock.api.ranking import RankingSteps, WindowRankingSteps
 from penstock.api.row_steps import RowSteps
-from penstock.api.windowing import Window, WindowStep, add_updating_aggregate
+from penstock.api.windowing import WindowStep, add_updating_aggregate
 from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, absent, renamed
 from penstock.errors import ErrorCode, UserError, did_you_mean
-from penstock.graph.logical import MAIN, Exchange, OperatorSpec, Writable
+from penstock.graph.logical import LATE, MAIN, Exchange, OperatorSpec, Writable
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.expressions import with_columns_spec
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.stateless import UnionConfig
 from penstock.operators.user_functions import process_spec
+from penstock.operators.windows.definitions import Window
 from penstock.state.tables.specs import TimeDomain
 
 Step: TypeAlias = ArrowOperator | OperatorSpec
@@ -91,7 +92,7 @@ class AnyStream(JoinSteps, RankingSteps):
         on_bad: OnBad = "fail",
         parallelism: int | None = None,
     ) -> "WindowedStream":
-        """Cut all rows, or those of each key, into windows by event time.
+        """Cut all rows, or those of each key, into windows, by event time unless they say else.
 
         `aggregate` of the returned stream takes what to compute. Rows whose event time is
         null or outside of the years 1 to 9999 fail the job, or go to the side output `BAD` if
@@ -374,9 +375,12 @@ class Stream(AnyStream, RowSteps, EventTimeSteps, ChangelogSteps):
             return Stream(self.builder, self._sides[name])
         sides = {*self.builder.outputs_of(operator), *self._sides} - {MAIN}
         if name not in sides:
+            hint = "An operator declares them in side_outputs"
+            if name == LATE:
+                hint = "Only windows and joins by event time have late rows"
             raise UserError(
                 f"operator {operator!r} has no side output {name!r}"
-                f"{did_you_mean(str(name), sides)}. An operator declares them in side_outputs",
+                f"{did_you_mean(str(name), sides)}. {hint}",
                 code=ErrorCode.UNKNOWN_OUTPUT,
                 operator=operator,
                 output=name,

@@ -2,19 +2,17 @@
 
     keyed.window("per-auction", pen.tumbling("10s")).aggregate(bids=pen.count())
 
-A window (tumbling, sliding or session) is a value without a name. The step that uses it has a
-name, which is part of its errors.
-
 | step | operators |
 |---|---|
 | tumbling, sliding | a combiner where the rows are, then by key the windows |
+| the same by processing time | others of that kind, which go by the driver's clock |
 | session | by key the windows, over rows |
 | `key_by(…).aggregate(…)` | a combiner where the rows are, then by key the updating aggregate |
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import polars as pl
 
@@ -44,11 +42,7 @@ from penstock.operators.windows.aggregation import (
     WindowAggregation,
     find_stream_problems,
 )
-from penstock.operators.windows.assignment import (
-    WindowGrid,
-    find_grid_problems,
-    find_length_problems,
-)
+from penstock.operators.windows.assignment import WindowGrid
 from penstock.operators.windows.changed_rows import (
     STATE_COLUMNS,
     ChangedAggregation,
@@ -56,78 +50,21 @@ from penstock.operators.windows.changed_rows import (
     find_name_problems,
 )
 from penstock.operators.windows.changing import changing_window_specs
+from penstock.operators.windows.definitions import (
+    SessionWindow,
+    Window,
+    lateness_to_micros,
+    window_to_domain,
+    window_to_micros,
+)
 from penstock.operators.windows.panes import pane_window_specs
+from penstock.operators.windows.processing_time import clock_window_specs
 from penstock.operators.windows.revised_sessions import revised_session_spec
 from penstock.operators.windows.sessions import session_window_spec
 from penstock.state.tables.specs import TimeDomain, to_time_domain
 
 _ANY_LENGTHS = {"width": 1, "slide": 1, "offset": 0, "gap": 1}
 """Replaces windows with wrong lengths, so that their aggregates are checked all the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class PaneWindow:
-    """Tumbling or sliding windows, with the lengths as the user wrote them."""
-
-    width: DurationLike
-    slide: DurationLike | None = None
-    """The distance between two starts; None for the width: tumbling windows."""
-    offset: DurationLike = 0
-
-    def __str__(self) -> str:
-        kind = "tumbling" if self.slide is None else "sliding"
-        asked = [self.width] if self.slide is None else [self.width, self.slide]
-        shown = ", ".join(map(str, asked))
-        return f"{kind}({shown})" if not self.offset else f"{kind}({shown}, {self.offset})"
-
-
-@dataclass(frozen=True, slots=True)
-class SessionWindow:
-    """Session windows, with the gap as the user wrote it."""
-
-    gap: DurationLike
-
-    def __str__(self) -> str:
-        return f"session({self.gap})"
-
-
-Window: TypeAlias = PaneWindow | SessionWindow
-
-
-def tumbling(width: DurationLike, *, offset: DurationLike = 0) -> PaneWindow:
-    """Cut time into windows that follow each other without a gap.
-
-    They are aligned to 1970-01-01 UTC, shifted by `offset`.
-
-    >>> str(tumbling("10s"))
-    'tumbling(10s)'
-    """
-    return PaneWindow(width, offset=offset)
-
-
-def sliding(
-    width: DurationLike, slide: DurationLike, *, offset: DurationLike = 0
-) -> PaneWindow:
-    """Begin a window of `width` every `slide`; a row is in all that hold its event time.
-
-    They are aligned to 1970-01-01 UTC, shifted by `offset`. With a slide above the width
-    some rows are in no window; they are counted as `rows_outside_windows`.
-
-    >>> str(sliding("1h", "5m"))
-    'sliding(1h, 5m)'
-    """
-    return PaneWindow(width, slide, offset)
-
-
-def session(gap: DurationLike) -> SessionWindow:
-    """Group the rows of a key as long as each follows the one before by at most `gap`.
-
-    A session starts at its first row and ends a gap after its last one.
-
-    >>> str(session("30m"))
-    'session(30m)'
-    """
-    return SessionWindow(gap)
 
 
 class WindowStep:
@@ -159,15 +96,46 @@ class WindowStep:
         self._diverts_bad = False
         with builder.problems.noting():
             self._diverts_bad = diverts_bad(on_bad, where=f"window {name!r}: ")
+        self._domain = TimeDomain.EVENT_TIME
+        with builder.problems.noting():
+            self._domain = window_to_domain(name, window)
         if isinstance(window, SessionWindow):
             port.check_append_only("session window")
+        elif self._is_by_clock:
+            port.check_append_only("window by processing time")
+            with builder.problems.noting():
+                self._refuse_what_needs_event_time()
+
+    @property
+    def _is_by_clock(self) -> bool:
+        return self._domain is TimeDomain.PROCESSING_TIME
+
+    def _refuse_what_needs_event_time(self) -> None:
+        """Refuse options about rows that windows by processing time never have."""
+        given = {
+            "allowed_lateness": self._lateness is not None,
+            "on_bad": self._diverts_bad,
+        }
+        self._lateness, self._diverts_bad = None, False
+        options = [option for option, is_given in given.items() if is_given]
+        if options:
+            raise UserError(
+                f"window {self.name!r} is of processing time, by which no row is late or has a "
+                f"bad time: leave {' and '.join(options)} out",
+                code=ErrorCode.INVALID_CONFIG,
+                operator=self.name,
+            )
 
     def add(self, aggregates: Mapping[str, Aggregate]) -> tuple[Port, Mapping[str, Port]]:
         """Add the operators; return the results, and the side outputs by name."""
         builder, rows = self._builder, self.rows
         operator = producer = builder.claim(self.name)
         aggregation = _compile(
-            self.name, rows.schema, aggregates, is_revised=self._lateness is not None
+            self.name,
+            rows.schema,
+            aggregates,
+            is_revised=self._lateness is not None,
+            needs_event_time=not self._is_by_clock,
         )
         is_keyed = bool(aggregation.stream.key_columns)
         if rows.exchange in (Exchange.BY_KEY, Exchange.BROADCAST):
@@ -186,7 +154,9 @@ class WindowStep:
             parallelism = 1
         keyed = rows.sent_by(aggregation.keys)
         builder.place(operator, spec, [keyed], parallelism=parallelism)
-        names = (LATE, BAD) if self._diverts_bad else (LATE,)
+        names = [LATE, BAD] if self._diverts_bad else [LATE]
+        if self._is_by_clock:
+            names = []
         # Late and bad rows are found where rows are assigned to windows.
         return builder.port(operator), {n: builder.port(producer, n) for n in names}
 
@@ -210,11 +180,13 @@ class WindowStep:
         self, operator: OperatorId, aggregation: WindowAggregation
     ) -> tuple[OperatorSpec, OperatorSpec]:
         """Return the combiner and the operator of tumbling and sliding windows."""
-        lengths = self._lengths
+        lengths, shown = self._lengths, str(self._window)
         grid = WindowGrid(lengths["width"], lengths["slide"], lengths["offset"])
+        if self._is_by_clock:
+            return clock_window_specs(grid, aggregation, consumer=operator, shown=shown)
         shared: dict[str, Any] = {
             "consumer": operator,
-            "shown": str(self._window),
+            "shown": shown,
             "diverts_bad": self._diverts_bad,
         }
         if self._lateness is None and not aggregation.stream.is_changelog:
@@ -242,9 +214,10 @@ def _compile(
     aggregates: Mapping[str, Aggregate],
     *,
     is_revised: bool,
+    needs_event_time: bool,
 ) -> WindowAggregation:
     """Bind aggregates to a stream, or raise with all that is wrong with either."""
-    problems = find_stream_problems(stream)
+    problems = find_stream_problems(stream, needs_event_time=needs_event_time)
     plan, keys = None, stream.key_columns
     taken = [*keys, *OWN_COLUMNS]
     if is_revised or stream.is_changelog:
@@ -264,59 +237,6 @@ def _compile(
         )
     kind = ChangedAggregation if stream.is_changelog else WindowAggregation
     return kind(stream, plan)
-
-
-def lateness_to_micros(name: str, lateness: DurationLike | None) -> int | None:
-    """Return how late rows may be, in microseconds; None for results that do not change."""
-    if lateness is None:
-        return None
-    micros = to_micros(lateness, f"allowed_lateness of window {name!r}")
-    if problems := find_length_problems({"lateness": micros}):
-        raise UserError(
-            f"window {name!r} cannot have allowed_lateness={lateness!r}: {problems[0]}. Leave it "
-            "out if late rows shall change nothing",
-            code=ErrorCode.INVALID_NUMBER,
-            operator=name,
-        )
-    return micros
-
-
-def window_to_micros(name: str, window: Window) -> dict[str, int]:
-    """Return the lengths of a window in microseconds by name, or raise with all wrong ones."""
-    asked: dict[str, DurationLike] = {}
-    if isinstance(window, SessionWindow):
-        asked = {"gap": window.gap}
-    elif isinstance(window, PaneWindow):
-        asked = {"width": window.width, "offset": window.offset}
-        if window.slide is not None:
-            asked["slide"] = window.slide
-    else:
-        raise UserError(
-            f"window {name!r} cannot be {window!r}: use pen.tumbling, pen.sliding or pen.session",
-            code=ErrorCode.INVALID_CONFIG,
-            operator=name,
-        )
-    lengths: dict[str, int] = {}
-    problems: list[str] = []
-    for what, duration in asked.items():
-        try:
-            lengths[what] = to_micros(duration, what, is_signed=what == "offset")
-        except UserError as error:
-            problems.append(error.message)
-    if not problems and isinstance(window, SessionWindow):
-        problems = find_length_problems(lengths)
-    elif not problems:
-        lengths.setdefault("slide", lengths["width"])
-        problems = find_grid_problems(**lengths)
-    if problems:
-        listed = "\n  ".join(dict.fromkeys(problems))
-        raise UserError(
-            f"window {name!r} cannot be {window}:\n  {listed}",
-            code=ErrorCode.INVALID_NUMBER,
-            operator=name,
-            problems=tuple(problems),
-        )
-    return lengths
 
 
 def add_updating_aggregate(

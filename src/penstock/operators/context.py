@@ -61,6 +61,8 @@ class OperatorContext:
         """The epoch that this one builds on, after a restore an older one. None at first."""
         self.processing_time_micros = 0
         """The processing time of the epoch: the same in all hooks of all subtasks."""
+        self.previous_processing_time_micros: int | None = None
+        """The processing time of the epoch before, which is earlier; None in the first one."""
         self.previous_watermark: EventTime | None = None
         """How far event time had come after the epoch before; the same in all subtasks."""
         self.watermark: EventTime | None = None

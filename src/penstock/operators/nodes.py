@@ -148,6 +148,7 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
         context.epoch = terms.barrier.epoch
         context.parent = terms.parent
         context.processing_time_micros = terms.processing_time_micros
+        context.previous_processing_time_micros = terms.previous_processing_time_micros
         context.counters.clear()
         context.wake_up_micros = None
         context.previous_watermark = context.watermark = watermark

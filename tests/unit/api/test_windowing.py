@@ -115,6 +115,66 @@ def test_late_and_bad_rows_are_side_outputs_of_the_result(window: Any) -> None:
     assert counts.side_output(pen.BAD).schema.arrow == ROWS
 
 
+BY_CLOCK: Any = {"time_domain": "processing-time"}
+
+
+@pytest.mark.parametrize(
+    ("window", "options", "problem"),
+    [
+        (
+            pen.session("1s", **BY_CLOCK),
+            {},
+            "sessions are of event time only. Use pen.tumbling",
+        ),
+        (pen.tumbling("1s", **BY_CLOCK), {"on_bad": "divert"}, "leave on_bad out"),
+        (
+            pen.sliding("2s", "1s", **BY_CLOCK),
+            {"on_bad": "divert", "allowed_lateness": "5s"},
+            "no row is late or has a bad time: leave allowed_lateness and on_bad out",
+        ),
+        (
+            pen.tumbling("1s", time_domain="processing"),
+            {},
+            "window 'w': time_domain is 'processing'; did you mean 'processing-time'",
+        ),
+    ],
+    ids=str,
+)
+def test_windows_by_the_clock_that_cannot_be_are_refused_with_the_way_out(
+    window: Any, options: Any, problem: str
+) -> None:
+    stream = rows()
+    stream.window("w", window, **options).aggregate(n=pen.count())
+    with pytest.raises(UserError) as caught:
+        stream.builder.graph()
+    assert problem in str(caught.value)
+    assert "'w'" in str(caught.value)
+
+
+def test_a_join_in_windows_by_the_clock_is_refused_with_the_way_out() -> None:
+    stream, window = rows(), pen.tumbling("1s", **BY_CLOCK)
+    stream.join("j", stream, on="key", window=window)
+    with pytest.raises(UserError, match=r"of joins are of event time.*same_window"):
+        stream.builder.graph()
+
+
+def test_windows_by_the_clock_need_no_event_time_and_have_no_late_rows() -> None:
+    untimed = rows(event_time=None).window("w", pen.tumbling("1s", **BY_CLOCK))
+    counts = untimed.aggregate(n=pen.count())
+    assert counts.schema.time_column == "window_time"
+    assert counts.schema.arrow.field("window_end").type == pa.timestamp("us")
+    assert "window=tumbling(1s, processing-time)" in shown_of(counts)
+    counts.side_output(pen.LATE)
+    with pytest.raises(
+        UserError, match="Only windows and joins by event time have late rows"
+    ):
+        counts.builder.graph()
+
+
+def shown_of(stream: pen.Stream) -> str:
+    return " ".join(map(str, stream.builder.displays.values()))
+
+
 def test_results_have_keys_then_the_window_then_what_was_computed() -> None:
     zoned = ROWS.set(1, pa.field("at", pa.timestamp("ms", "Europe/Berlin")))
     stream = pen.Pipeline("p").read("r", pen.list_source([], zoned), event_time="at")

@@ -1,4 +1,4 @@
-"""Windows over event time: tumbling, sliding and session.
+"""Windows over event time (tumbling, sliding, session) and over processing time (the first two).
 
 Tumbling and sliding windows share panes: rows become partials per key and pane before they
 are sent to the owner of their key, and a window is merged from its panes when it closes.

@@ -54,7 +54,7 @@ class WindowAggregation:
     """Aggregates over the windows of one stream. Valid by construction."""
 
     stream: StreamSchema
-    """The rows, with their event time and perhaps a key."""
+    """The rows, perhaps with a key; with their event time, unless processing time counts."""
     plan: AggregatePlan
 
     @cached_property
@@ -91,8 +91,11 @@ class WindowAggregation:
     @cached_property
     def window_fields(self) -> tuple["pa.Field[Any]", ...]:
         """The columns of the output that say which window it is about."""
-        time: Any = self.stream.arrow.field(self.stream.time_column or "")
-        instant = pa.timestamp("us", time.type.tz)
+        zone = None
+        if self.stream.time_column is not None:
+            time: Any = self.stream.arrow.field(self.stream.time_column)
+            zone = time.type.tz
+        instant = pa.timestamp("us", zone)
         names = (WINDOW_START, WINDOW_END, WINDOW_TIME)
         return tuple(pa.field(name, instant) for name in names)
 
@@ -178,19 +181,22 @@ class WindowAggregation:
         return to_table(self.finished.results_of(windows, kept), self.results.arrow)
 
 
-def find_stream_problems(stream: StreamSchema) -> list[str]:
+def find_stream_problems(
+    stream: StreamSchema, *, needs_event_time: bool = True
+) -> list[str]:
     """Return the reasons why a stream cannot be cut into windows."""
     problems = [
         f"key column {name!r} has the name of a column that the window adds: rename it"
         for name in stream.key_columns
         if name in OWN_COLUMNS
     ]
-    if stream.time_column is None:
+    if stream.time_column is None and needs_event_time:
         stamps = [f.name for f in stream.arrow if pa.types.is_timestamp(f.type)]
         hint = did_you_mean("event_time", stamps) if stamps else ""
         problems.append(
             "its rows have no event time: name their timestamp column as event_time when "
-            f"reading them, and keep it{hint}"
+            f"reading them, and keep it{hint}, or cut them by the driver's clock, with "
+            "time_domain='processing-time'"
         )
     for name in stream.key_columns:
         kind = _plain_type(stream.arrow.field(name).type)

@@ -111,6 +111,10 @@ class WindowGrid:
         """Return the start of the first window that has not ended at an instant, or at each."""
         return self.last_starts(times - self.width_micros) + self.slide_micros
 
+    def next_end(self, instant: int) -> int:
+        """Return where the first window that has not ended at an instant ends."""
+        return self.first_starts(instant) + self.width_micros
+
     def last_ends(self, times: Micros) -> Micros:
         """Return the end of the last window that has begun at each instant.
 

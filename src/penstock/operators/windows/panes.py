@@ -52,7 +52,7 @@ from penstock.operators.windows.assignment import (
     place_rows,
     reached_before,
 )
-from penstock.state.tables.specs import TableSpec, time_keyed_table
+from penstock.state.tables.specs import TableSpec, TimeDomain, time_keyed_table
 from penstock.state.tables.time_keyed_view import TimeKeyedView
 
 BUFFERED_ROWS = 1 << 20
@@ -160,6 +160,12 @@ class PaneCombiner(Configured[PaneCombinerConfig], ArrowOperator):
         rows, micros = batch.select(list(self._aggregation.reads)), times.micros
         if placed.kept is not None:
             rows, micros = rows.filter(pa.array(placed.kept)), micros[placed.kept]
+        self._buffer(rows, micros, collector)
+
+    def _buffer(
+        self, rows: pa.RecordBatch, micros: Micros, collector: ArrowCollector
+    ) -> None:
+        """Keep rows that are in some open window, with their instants, until they are grouped."""
         if len(micros):
             self._batches.append(rows)
             self._times.append(micros)
@@ -311,6 +317,9 @@ TABLE = "panes"
 class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
     """Keeps the panes of its subtask's keys and emits windows that close."""
 
+    time_domain: ClassVar[TimeDomain] = TimeDomain.EVENT_TIME
+    """The clock that closes windows."""
+
     def __init__(self, config: PaneWindowConfig) -> None:
         super().__init__(config)
         self._grid = config.grid()
@@ -331,11 +340,16 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
                 self._aggregation.partials.arrow,
                 key_columns=self._aggregation.keys,
                 time_column=PANE,
+                time_domain=self.time_domain,
                 description=f"partials per key and pane of {self.config.window}",
                 meaning=self._meaning(),
                 groups=self._aggregation.groups,
             )
         ]
+
+    def _reached(self, ctx: OperatorContext) -> tuple[int | None, int | None]:
+        """Return how far the clock had come after the epoch before, and how far it has come."""
+        return instant_of(ctx.previous_watermark), instant_of(ctx.watermark)
 
     @override
     def process_batch(
@@ -350,7 +364,7 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
     ) -> None:
         """Emit the windows that close, and keep what later ones need."""
         aggregation, grid = self._aggregation, self._grid
-        watermark = instant_of(ctx.watermark)
+        previous, watermark = self._reached(ctx)
         received, self._received = self._received, []
         schema = aggregation.partials.arrow
         fresh = panes_frame(pa.Table.from_batches(received, schema))
@@ -366,7 +380,7 @@ class PaneWindows(Configured[PaneWindowConfig], ArrowOperator):
         ]
         needed = pl.concat(parts) if parts else needed
         view = ctx.get_time_keyed_state(TABLE)
-        closing = grid.closing(instant_of(ctx.previous_watermark), watermark)
+        closing = grid.closing(previous, watermark)
         if closing is not None:
             panes = pl.concat([rest, needed])
             for merged in close_windows(grid, aggregation, view, panes, closing):

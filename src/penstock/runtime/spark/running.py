@@ -90,6 +90,7 @@ def run_on_spark(graph: LogicalGraph, registry: Registry, options: RunOptions) -
                 engine.session, spec, restart=engine.restart if engine.is_ours else None
             ),
             registry,
+            options.clock,
             settings=options.driver_settings(),
             side_work=SideWork(_WRITERS),
         )
