@@ -1,4 +1,4 @@
-"""Settings of the whole suite: how hard Hypothesis tries.
+"""Settings of the whole suite: how hard Hypothesis tries, and a folder for each run.
 
 | Profile | When | What |
 |---|---|---|
@@ -8,8 +8,14 @@
 """
 
 import os
+import shutil
+import tempfile
+from functools import partial
 
+import pytest
 from hypothesis import settings
+
+from tests.builders.spark_home import RUN_FOLDER
 
 settings.register_profile(
     "default", deadline=None, max_examples=50, stateful_step_count=30, print_blob=True
@@ -28,3 +34,11 @@ settings.register_profile(
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make a folder that all processes of this run share; it goes with the run."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp(prefix="penstock-run-")
+        os.environ[RUN_FOLDER] = folder
+        config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as pen
@@ -41,19 +40,16 @@ from penstock.runtime.spark.task import WorkerSpec
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import Fault, FaultMode
+from tests.builders.spark_home import quick_jvm, spark_home
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_JVM = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -Xlog:disable"
-)
-"""For JVMs that live for minutes at most: they start in half of the processor time."""
 
 
 @cache
 def shared_session() -> SparkSession:
     """Return a session with two cores whose workers can import the tests' modules."""
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
+    os.environ.setdefault("SPARK_HOME", str(spark_home()))
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", quick_jvm())
     session = open_session("local[2,4]", name="penstock-tests")
     path = f"{ROOT}:{ROOT / 'src'}"
     session.sparkContext.environment["PYTHONPATH"] = path
@@ -340,7 +336,7 @@ def _environment(scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:
     path = f"{ROOT}:{ROOT / 'src'}"
     settings = {
         "spark.executorEnv.PYTHONPATH": path,
-        "spark.executor.extraJavaOptions": QUICK_JVM,
+        "spark.executor.extraJavaOptions": quick_jvm(),
         **conf,
     }
     return {
@@ -349,10 +345,10 @@ def _environment(scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:
         # Which Python the executors of a cluster start; the driver tells them.
         "PYSPARK_PYTHON": sys.executable,
         "TMPDIR": str(scratch),
-        "SPARK_HOME": str(_spark_home(scratch)),
+        "SPARK_HOME": str(spark_home()),
         "SPARK_LOCAL_DIRS": str(scratch),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_SUBMIT_OPTS": f"{QUICK_JVM} -Djava.io.tmpdir={scratch}",
+        "SPARK_SUBMIT_OPTS": f"{quick_jvm()} -Djava.io.tmpdir={scratch}",
         "PYSPARK_SUBMIT_ARGS": " ".join(
             [
                 *(f"--conf '{key}={value}'" for key, value in settings.items()),
@@ -360,16 +356,6 @@ def _environment(scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:
             ]
         ),
     }
-
-
-def _spark_home(scratch: Path) -> Path:
-    """Return Spark seen through a folder of ours: its executors write beside its programs."""
-    home = scratch / "spark"
-    if not home.exists():
-        home.mkdir()
-        for part in Path(pyspark.__file__).parent.iterdir():
-            (home / part.name).symlink_to(part)
-    return home
 
 
 def say(event: str, **facts: Any) -> None:

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-import pyspark
-
-from tests.builders.spark_session import PATIENCE_SECONDS, QUICK_JVM
+from tests.builders.spark_home import quick_jvm, spark_home
+from tests.builders.spark_session import PATIENCE_SECONDS
 
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
@@ -28,12 +27,12 @@ class Daemon:
 
     def __init__(self, folder: Path, name: str, *command: str) -> None:
         self.log = folder / f"{name}.log"
-        home = Path(pyspark.__file__).parent
+        home = spark_home()
         variables = {
             **os.environ,
             "SPARK_HOME": str(home),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JVM} -Djava.io.tmpdir={folder}",
+            "SPARK_DAEMON_JAVA_OPTS": f"{quick_jvm()} -Djava.io.tmpdir={folder}",
             "SPARK_LOCAL_DIRS": str(folder),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,

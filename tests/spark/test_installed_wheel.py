@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.spark_session import QUICK_JVM, ROOT
+from tests.builders.spark_home import QUICK_JVM
+from tests.builders.spark_session import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -58,7 +59,9 @@ def _run(*command: str | Path, folder: Path) -> str:
     variables = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "PYTEST", "PENSTOCK", "VIRTUAL_ENV", "COV"))
+        if not name.startswith(
+            ("PYTHON", "PYTEST", "PENSTOCK", "SPARK", "VIRTUAL_ENV", "COV")
+        )
     }
     done = subprocess.run(
         list(map(str, command)),

@@ -12,21 +12,30 @@ from penstock.runtime.spark.session import (
     find_lacking,
     set_for_epochs,
 )
-from tests.builders.spark_session import QUICK_JVM, ROOT, run_module, shared_session
+from tests.builders.spark_home import quick_jvm, spark_home
+from tests.builders.spark_session import ROOT, run_module, shared_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-QUICK = {
-    **os.environ,
-    "SPARK_SUBMIT_OPTS": QUICK_JVM,
-    "PYSPARK_PYTHON": sys.executable,
-}
+
+def quick() -> dict[str, str]:
+    """The variables of a program whose Spark starts quickly."""
+    return {
+        **os.environ,
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_SUBMIT_OPTS": quick_jvm(),
+        "PYSPARK_PYTHON": sys.executable,
+    }
 
 
 def test_nothing_of_spark_reaches_the_terminal(tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoints")
     done = run_module(
-        "tests.spark.small_program", folder, "local[2,4]", folder=tmp_path, variables=QUICK
+        "tests.spark.small_program",
+        folder,
+        "local[2,4]",
+        folder=tmp_path,
+        variables=quick(),
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -39,7 +48,7 @@ def test_what_spark_says_is_shown_to_whoever_asks(tmp_path: Path) -> None:
         "local[2,4]",
         "shows-logs",
         folder=tmp_path,
-        variables=QUICK,
+        variables=quick(),
     )
     assert done.returncode == 0
     assert " WARN " in done.stderr
@@ -54,7 +63,7 @@ def test_a_spark_that_runs_already_is_used_told_what_it_lacks_once_and_left_alon
         str(tmp_path / "checkpoints"),
         folder=tmp_path,
         variables={
-            **QUICK,
+            **quick(),
             "SPARK_LOCAL_DIRS": f"{tmp_path / 'local'},{tmp_path / 'other'}",
         },
     )
@@ -77,7 +86,7 @@ def test_the_last_of_several_jobs_stops_their_spark_and_nobody_stops_another(
         "tests.spark.several_jobs_program",
         str(tmp_path / "checkpoints"),
         folder=tmp_path,
-        variables={**QUICK, "SPARK_LOCAL_DIRS": str(tmp_path)},
+        variables={**quick(), "SPARK_LOCAL_DIRS": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
     first, second, *rest = done.stdout.splitlines()
@@ -112,7 +121,7 @@ def test_a_job_runs_on_spark_connect_and_attaching_there_is_refused(tmp_path: Pa
         "local[2,4]",
         str(tmp_path / "job"),
         folder=tmp_path,
-        variables={**QUICK, "SPARK_LOCAL_DIRS": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        variables={**quick(), "SPARK_LOCAL_DIRS": str(tmp_path), "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     module, phase, refused = done.stdout.splitlines()
