@@ -49,13 +49,22 @@ def check_groupable(schema: pa.Schema, columns: Sequence[str]) -> None:
 
 def to_frame(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
     """Return rows as a frame, dictionaries as values, without a copy where layouts allow it."""
-    schema = decoded(rows.schema)
-    if not schema.equals(rows.schema):
+    if not decoded(rows.schema).equals(rows.schema):
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-        rows = pa.Table.from_arrays(
-            list(map(_decoded_column, table.columns)), schema=schema
-        )
+        rows = in_plain_layouts(table)
     return pl.DataFrame(pl.from_arrow(rows, rechunk=False))
+
+
+def in_plain_layouts(rows: pa.Table) -> pa.Table:
+    """Return the same rows, dictionaries as values; the same table if there are none.
+
+    Rows of several batches cannot be picked or joined while each has a dictionary of its own:
+    the index type that holds each of them may be too small for all.
+    """
+    schema = decoded(rows.schema)
+    if schema.equals(rows.schema):
+        return rows
+    return pa.Table.from_arrays(list(map(_decoded_column, rows.columns)), schema=schema)
 
 
 def columns_to_frame(

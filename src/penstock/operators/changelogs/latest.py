@@ -29,6 +29,7 @@ from penstock.operators.aggregates.frames import (
     columns_to_frame,
     decoded,
     frame_schema,
+    in_plain_layouts,
 )
 from penstock.operators.changes import changelog_schema, to_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
@@ -132,7 +133,7 @@ class Latest(Configured[LatestConfig], EpochOperator):
         self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Compare the last row of each key of this epoch with the one that is kept."""
-        last, is_gone = self._last_rows(rows)
+        last, is_gone = self._last_rows(in_plain_layouts(rows))
         table = ctx.get_keyed_state(TABLE)
         known = table.get(last)
         was = known.found

@@ -123,9 +123,8 @@ class JoinSide:
         """Send late rows to their side output, in the layouts in which they came."""
         if batch.num_rows:
             ctx.count("late_rows", batch.num_rows)
-            schema = ctx.outputs[self._late].arrow
-            arrays = [relay(batch.column(field.name), field.type) for field in schema]
-            collector.collect(pa.RecordBatch.from_arrays(arrays, schema=schema), self._late)
+            for rows in _laid_out(batch, ctx.outputs[self._late].arrow):
+                collector.collect(rows, self._late)
 
     def buffer(self, batch: pa.RecordBatch, micros: Micros) -> None:
         """Keep rows until the epoch's are complete, without those that nobody needs."""
@@ -219,6 +218,20 @@ class JoinSide:
         """Tell which rows have no null in their key."""
         found = without_nulls([batch.column(name) for name in self.stream.key_columns])
         return np.ones(batch.num_rows, np.bool_) if found is None else found
+
+
+def _laid_out(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield rows in the layouts of a schema, in halves if an index type is too small for all."""
+    try:
+        arrays = [relay(batch.column(field.name), field.type) for field in schema]
+    except pa.ArrowInvalid:
+        if batch.num_rows == 1:
+            raise
+        half = batch.num_rows // 2
+        yield from _laid_out(batch.slice(0, half), schema)
+        yield from _laid_out(batch.slice(half), schema)
+    else:
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def without_nulls(columns: Sequence[Any]) -> Flags | None:

@@ -23,7 +23,7 @@ from typing_extensions import override
 from penstock.core.key_order import has_order
 from penstock.core.schema import StreamSchema
 from penstock.errors import SchemaError
-from penstock.operators.aggregates.frames import check_groupable
+from penstock.operators.aggregates.frames import check_groupable, in_plain_layouts
 from penstock.operators.changelogs.settling import first_equal_rows, settle
 from penstock.operators.changes import are_added
 from penstock.operators.context import ArrowCollector, OperatorContext
@@ -98,7 +98,7 @@ class ChangelogTop(Configured[ChangelogTopConfig], EpochOperator):
         self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Bring the table up to date, and compare the first rows of its changed keys."""
-        table = ctx.get_keyed_state(TABLE)
+        rows, table = in_plain_layouts(rows), ctx.get_keyed_state(TABLE)
         firsts = np.unique(first_equal_rows(rows, self._keys))
         keys = take_rows(rows.select(list(self._keys)), firsts)
         before = self._first_rows(table, keys)

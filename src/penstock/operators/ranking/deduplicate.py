@@ -29,8 +29,13 @@ from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS
 from penstock.errors import SchemaError
-from penstock.graph.logical import LATE, OperatorSpec
-from penstock.operators.aggregates.frames import check_groupable, decoded, frame_schema
+from penstock.graph.logical import LATE, MAIN, OperatorSpec
+from penstock.operators.aggregates.frames import (
+    check_groupable,
+    decoded,
+    frame_schema,
+    in_plain_layouts,
+)
 from penstock.operators.changelogs.settling import first_equal_rows
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import EpochOperator
@@ -130,7 +135,7 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
         self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Emit the epoch's first rows of keys that are not known."""
-        rows = rows.combine_chunks()
+        given, rows = rows, in_plain_layouts(rows).combine_chunks()
         times = self._times_of(rows)
         firsts, groups = self._first_rows(rows, times)
         keys = take_rows(rows.select(list(self._keys)), firsts)
@@ -138,7 +143,7 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
         known = table.get(keys)
         if times is None or not self.config.by_event_time:
             places = firsts[~known.found]
-            collector.collect(take_rows(rows, places))
+            _collect(given, rows, places, collector)
             table.put(take_rows(rows.select(self._stored.names), places))
             return
         seen: Any = known.rows.column(FIRST_SEEN)
@@ -151,9 +156,9 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
             ends[late] = watermark
             is_late = late[groups] & (times < watermark)
             ctx.count("late_rows", int(is_late.sum()))
-            collector.collect(rows.filter(pa.array(is_late)), LATE)
+            _collect(given, rows, np.flatnonzero(is_late), collector, LATE)
         emitted, last = self._emitted(rows, times, (firsts, groups), ends)
-        collector.collect(take_rows(rows, np.sort(emitted)))
+        _collect(given, rows, np.sort(emitted), collector)
         table.put(self._to_stored(rows, last, times))
 
     def _to_stored(self, rows: pa.Table, places: Positions, times: Micros) -> pa.Table:
@@ -240,6 +245,26 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
             last[active], has_row[active] = next_rows, True
             ends[active] = self._end_of(times[next_rows])
         return np.concatenate(emitted), last[has_row]
+
+
+def _collect(
+    given: pa.Table,
+    rows: pa.Table,
+    places: Positions,
+    collector: ArrowCollector,
+    output: str = MAIN,
+) -> None:
+    """Emit rows in the layouts in which they were given; `rows` are the same in plain ones."""
+    if rows.schema.equals(given.schema):
+        collector.collect(take_rows(rows, places), output)
+        return
+    # Each batch has dictionaries of its own, which may not fit into one.
+    start, ordered = 0, np.sort(places)
+    for batch in given.to_batches():
+        first, last = np.searchsorted(ordered, [start, start + batch.num_rows])
+        if first < last:
+            collector.collect(take_rows(batch, ordered[first:last] - start), output)
+        start += batch.num_rows
 
 
 def _number_keys(keys: pa.Table, order: Positions) -> tuple[Positions, Positions]:

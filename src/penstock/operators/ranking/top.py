@@ -22,7 +22,12 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
-from penstock.operators.aggregates.frames import ALL_ROWS, check_groupable, decoded
+from penstock.operators.aggregates.frames import (
+    ALL_ROWS,
+    check_groupable,
+    decoded,
+    in_plain_layouts,
+)
 from penstock.operators.changelogs.settling import first_equal_rows, settle
 from penstock.operators.changes import changelog_schema, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
@@ -177,7 +182,7 @@ class Top(Configured[TopConfig], EpochOperator):
         self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Rank the epoch's rows together with those that are kept."""
-        fresh, groups, keys = self._first_fresh_rows(rows)
+        fresh, groups, keys = self._first_fresh_rows(in_plain_layouts(rows))
         table = ctx.get_keyed_state(TABLE)
         found = table.get_all(keys)
         known = found.rows

@@ -167,10 +167,7 @@ class Outlet:
     def _flush(self, lane: Lane) -> None:
         if not lane.waiting:
             return
-        joined = lane.waiting
-        if len(joined) > 1:
-            # There may still be several batches: one array may be too small for a column.
-            joined = pa.Table.from_batches(joined).combine_chunks().to_batches()
+        joined = _joined(lane.waiting)
         lane.waiting, lane.waiting_bytes = [], 0
         for piece in (piece for batch in joined for piece in cut(batch)):
             narrowed, layout = narrow(piece)
@@ -178,6 +175,19 @@ class Outlet:
             payload = encode_batch(narrowed, self._compression)
             self._mailbox.send(RecordKind.DATA, header, payload)
             lane.sent += 1
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return the same rows in fewer batches, or in as many if they cannot be joined.
+
+    One array may be too small for a column, or one dictionary for the values of all.
+    """
+    if len(batches) == 1:
+        return batches
+    try:
+        return pa.Table.from_batches(batches).combine_chunks().to_batches()
+    except pa.ArrowInvalid:
+        return batches
 
 
 Outlets: TypeAlias = dict[OperatorId, dict[str, list[Outlet]]]
