@@ -1,9 +1,11 @@
 """read_latest: the table that committed changes lead to, in every form they may have."""
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import penstock as pen
@@ -81,3 +83,46 @@ def test_rows_that_are_no_changes_are_refused(tmp_path: Path) -> None:
     LocalJob(pipeline).run()
     with pytest.raises(SchemaError, match="are no changes"):
         pen.read_latest(str(tmp_path), key="k")
+
+
+def test_upserts_need_a_key(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name the key of the table"):
+        pen.read_latest(written(tmp_path, "upserts"))
+
+
+@pytest.mark.parametrize("at_a_time", [1, 1_000_000])
+def test_a_row_that_moves_from_one_folder_to_another_is_in_the_table(
+    tmp_path: Path, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest, "_ROWS_AT_A_TIME", at_a_time)
+    pipeline = pen.Pipeline("p")
+    rows = [{"k": 1, "city": city} for city in ("b", "a", "c", "b")]
+    table = pipeline.read("rows", pen.list_source(rows)).from_upserts("t", key="k")
+    table.write("out", pen.files(str(tmp_path), partition_by="city"))
+    small = DriverSettings(budget=SourceBudget(rows=1), adapts_budget=False)
+    LocalJob(pipeline, settings=small).run()
+    assert pen.read_latest(str(tmp_path), key="k").to_pylist() == [{"k": 1, "city": "b"}]
+
+
+def test_values_may_have_types_that_cannot_be_keys(tmp_path: Path) -> None:
+    schema = pa.schema(
+        {
+            "k": pa.dictionary(pa.int8(), pa.string()),
+            "wide": pa.decimal256(50, 2),
+            "pairs": pa.map_(pa.string(), pa.int64()),
+            "word": pa.dictionary(pa.int8(), pa.string()),
+        }
+    )
+    rows = [
+        {"k": k, "wide": Decimal(n), "pairs": [("a", n)], "word": f"w{n}"}
+        for n, k in enumerate("abab")
+    ]
+    pipeline = pen.Pipeline("p")
+    source = pen.list_source(rows, schema=schema)
+    table = pipeline.read("rows", source).from_upserts("t", key="k")
+    table.write("out", pen.files(str(tmp_path)))
+    small = DriverSettings(budget=SourceBudget(rows=1), adapts_budget=False)
+    LocalJob(pipeline, settings=small).run()
+    assert by_key(pen.read_latest(str(tmp_path), key="k")) == rows[2:]
+    with pytest.raises(SchemaError, match="rows cannot be grouped by 'wide'"):
+        pen.read_latest(str(tmp_path))

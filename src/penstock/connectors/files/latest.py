@@ -16,13 +16,16 @@ import pyarrow.compute as pc
 from penstock.connectors.files.committed import read_epochs
 from penstock.core.schema import CHANGE_COLUMN
 from penstock.errors import ErrorCode, SchemaError, StateError, UserError, did_you_mean
+from penstock.operators.aggregates.frames import check_groupable, columns_to_frame
 from penstock.operators.changelogs.envelopes import AFTER, BEFORE, DELETED, OP
 from penstock.operators.changes import are_added
 from penstock.state.storage.urls import StorePlace
+from penstock.state.tables.sorted_rows import take_rows
 
 _ROWS_AT_A_TIME = 1_000_000
 _EPOCH, _ADDED = "_penstock_epoch", "_penstock_added"
 _OWN = (_EPOCH, _ADDED)
+_PLACE = "_penstock_place"
 
 
 def read_latest(
@@ -35,7 +38,7 @@ def read_latest(
 
     The changes are a changelog, records of `to_debezium` or rows of `to_upserts`; `key` names the
     columns that tell the rows of the table apart. Without it equal rows are counted, as the
-    changes of a union need it.
+    changes of a union need it; upserts always need it.
 
     >>> import penstock as pen
     >>> p = pen.Pipeline("p")
@@ -54,17 +57,17 @@ def read_latest(
         )
     schema: pa.Schema | None = None
     folded = _Counted() if key is None else _ByKey(keys)
-    for rows in _parts(url, store_options):
+    for rows in _parts(url, store_options, has_key=key is not None):
         if schema is None:
             schema = pa.schema([f for f in rows.schema if f.name not in _OWN])
             _check_key(keys, schema, str(url))
-        folded.add(pl.DataFrame(pl.from_arrow(rows)))
+        folded.add(rows)
     if schema is None:
         return pa.table({})
     found = folded.result()
     if found is None:
         return schema.empty_table()
-    return found.select(schema.names).to_arrow().cast(schema)
+    return found.select(schema.names).cast(schema)
 
 
 class _ByKey:
@@ -72,30 +75,37 @@ class _ByKey:
 
     def __init__(self, key: list[str]) -> None:
         self._key = key
-        self._parts: list[pl.DataFrame] = []
+        self._parts: list[pa.Table] = []
         self._seen: pl.DataFrame | None = None
 
-    def add(self, rows: pl.DataFrame) -> None:
+    def add(self, rows: pa.Table) -> None:
         key = self._key
+        keys = _grouped(rows, [*key, *_OWN]).with_row_index(_PLACE)
         if self._seen is not None:
-            rows = rows.join(self._seen, on=key, how="anti", nulls_equal=True)
-        newest = rows.filter(pl.col(_EPOCH) == pl.col(_EPOCH).max().over(key))
-        added = newest.filter(pl.col(_ADDED)).drop(_OWN)
-        twice = added.filter(added.select(key).is_duplicated())
-        if twice.height:
-            shown = twice.row(0, named=True)
+            keys = keys.cast(self._seen.schema)
+            keys = keys.join(self._seen, on=key, how="anti", nulls_equal=True)
+        newest = keys.filter(pl.col(_EPOCH) == pl.col(_EPOCH).max().over(key))
+        added = newest.filter(pl.col(_ADDED))
+        is_twice = added.select(key).is_duplicated()
+        places = added.get_column(_PLACE).to_numpy().astype(np.int64)
+        if is_twice.any():
+            (shown,) = take_rows(rows, places[is_twice.to_numpy()][:1]).to_pylist()
+            found = {name: value for name, value in shown.items() if name not in _OWN}
             raise StateError(
-                f"the changes have two rows of one key in one epoch, such as {shown}: the "
+                f"the changes have two rows of one key in one epoch, such as {found}: the "
                 "columns named as key do not tell the rows of the table apart. Name more of "
                 "them, or leave key out",
                 code=ErrorCode.SCHEMA_MISMATCH,
             )
-        self._parts.append(added)
+        # Values stay as they are: Polars has not all types of Arrow.
+        self._parts.append(take_rows(rows.drop_columns(list(_OWN)), places))
         seen = newest.select(key).unique()
         self._seen = seen if self._seen is None else pl.concat([self._seen, seen])
 
-    def result(self) -> pl.DataFrame | None:
-        return pl.concat(self._parts, how="diagonal_relaxed") if self._parts else None
+    def result(self) -> pa.Table | None:
+        if not self._parts:
+            return None
+        return pa.concat_tables(self._parts, promote_options="permissive")
 
 
 class _Counted:
@@ -104,44 +114,61 @@ class _Counted:
     def __init__(self) -> None:
         self._rows: pl.DataFrame | None = None
 
-    def add(self, rows: pl.DataFrame) -> None:
-        names = [name for name in rows.columns if name not in _OWN]
+    def add(self, rows: pa.Table) -> None:
+        names = [name for name in rows.column_names if name not in _OWN]
         sign = pl.when(pl.col(_ADDED)).then(1).otherwise(-1).alias(_ADDED)
-        signed = rows.select(*names, sign)
+        signed = _grouped(rows, [*names, _ADDED]).select(*names, sign)
         if self._rows is not None:
             signed = pl.concat([self._rows, signed], how="diagonal_relaxed")
         counted = signed.group_by(names, maintain_order=True).agg(pl.col(_ADDED).sum())
         self._rows = counted.filter(pl.col(_ADDED) != 0)
 
-    def result(self) -> pl.DataFrame | None:
+    def result(self) -> pa.Table | None:
         if self._rows is None:
             return None
         times = self._rows.get_column(_ADDED).clip(lower_bound=0).to_numpy()
         places = np.repeat(np.arange(self._rows.height), times)
-        return self._rows.select(pl.exclude(_ADDED).gather(places))
+        return self._rows.select(pl.exclude(_ADDED).gather(places)).to_arrow()
 
 
-def _parts(url: StorePlace, store_options: Mapping[str, Any] | None) -> Iterator[pa.Table]:
-    """Yield the changes of many epochs at a time, the newest first, in one form."""
+def _grouped(rows: pa.Table, names: Sequence[str]) -> pl.DataFrame:
+    """Return columns that rows are told apart by as a frame."""
+    check_groupable(rows.schema, names)
+    return columns_to_frame(rows.to_batches(), names)
+
+
+def _parts(
+    url: StorePlace, store_options: Mapping[str, Any] | None, *, has_key: bool
+) -> Iterator[pa.Table]:
+    """Yield the changes of many whole epochs at a time, the newest first, in one form."""
     held: list[pa.Table] = []
+    count, newest = 0, None
     for epoch, rows in read_epochs(url, store_options):
-        flat = _flat(rows)
+        # The two rows of an update may be in several files: those of an epoch stay together.
+        if epoch != newest and count >= _ROWS_AT_A_TIME:
+            yield pa.concat_tables(held, promote_options="permissive")
+            held, count = [], 0
+        flat = _flat(rows, has_key=has_key)
         number = pa.array([epoch], pa.int64()).take(pa.array([0] * flat.num_rows))
         held.append(flat.append_column(_EPOCH, number))
-        if sum(part.num_rows for part in held) >= _ROWS_AT_A_TIME:
-            yield pa.concat_tables(held, promote_options="permissive")
-            held = []
+        count, newest = count + flat.num_rows, epoch
     if held:
         yield pa.concat_tables(held, promote_options="permissive")
 
 
-def _flat(rows: pa.Table) -> pa.Table:
+def _flat(rows: pa.Table, *, has_key: bool) -> pa.Table:
     """Return changes of any form as rows of the table, and whether each is added or removed."""
     names = rows.column_names
     if CHANGE_COLUMN in names:
         added: Any = are_added(rows)
         return rows.drop_columns([CHANGE_COLUMN]).append_column(_ADDED, added)
     if DELETED in names:
+        if not has_key:
+            raise UserError(
+                "these changes are upserts, of which the last one of each key counts: name the "
+                "key of the table, as read_latest(url, key=…)",
+                code=ErrorCode.INVALID_CONFIG,
+            )
         deleted: Any = pc.fill_null(rows.column(DELETED), pa.scalar(False))  # noqa: FBT003 (Arrow's signature)
         added = pc.invert(deleted)
         return rows.drop_columns([DELETED]).append_column(_ADDED, added)
