@@ -9,8 +9,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import polars as pl
-
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.core.spellings import OnBad, diverts_bad
@@ -24,6 +22,7 @@ from penstock.operators.changelogs.envelopes import (
 )
 from penstock.operators.changelogs.latest import latest_spec
 from penstock.operators.changes import check_changelog
+from penstock.operators.frames import to_name, to_names
 from penstock.operators.stateless import check_columns
 
 if TYPE_CHECKING:
@@ -116,7 +115,8 @@ class ChangelogSteps:
         [{'change': 'insert', 'user': 'ada', 'v': 2}]
         """
         self.port.check_append_only("to_table")
-        order = self.port.schema.time_column if order_by is None else order_by
+        given = to_name("order_by", order_by, where=f"to_table {name!r}: ")
+        order = self.port.schema.time_column if given is None else given
         if order is None:
             raise UserError(
                 f"to_table {name!r} keeps the last row of each key, and nothing says which one "
@@ -125,7 +125,7 @@ class ChangelogSteps:
                 code=ErrorCode.INVALID_CONFIG,
                 operator=name,
             )
-        keys = _names_of(key, f"the key of {name!r}")
+        keys = to_names("key", key, where=f"to_table {name!r}: ")
         return self._latest(name, self.port, keys, order=order, parallelism=parallelism)
 
     @step(_broken, is_named=True)
@@ -154,7 +154,10 @@ class ChangelogSteps:
         [{'change': 'insert', 'user': 'ada', 'city': 'Ulm'}]
         """
         self.port.check_append_only("from_upserts")
-        keys = _names_of(key, f"the key of {name!r}")
+        where = f"from_upserts {name!r}: "
+        keys = to_names("key", key, where=where)
+        order_by = to_name("order_by", order_by, where=where)
+        deleted = to_name("deleted", deleted, where=where)
         return self._latest(
             name, self.port, keys, order=order_by, deleted=deleted, parallelism=parallelism
         )
@@ -186,7 +189,7 @@ class ChangelogSteps:
         self.port.check_append_only("from_debezium")
         diverts_bad(on_bad, where=f"from_debezium {name!r}: ")
         builder = self.builder
-        keys = _names_of(key, f"the key of {name!r}")
+        keys = to_names("key", key, where=f"from_debezium {name!r}: ")
         spec = from_debezium_spec(keys, on_bad)
         records = builder.add_step(f"{name}-records", spec, [self.port])
         sides = {BAD: builder.port(records, BAD)} if on_bad == "divert" else {}
@@ -229,20 +232,3 @@ class ChangelogSteps:
         stream: Any = type(self)
         changelog: Stream = stream(self.builder, self.builder.port(operator), sides)
         return changelog
-
-
-def _names_of(key: Any, where: str) -> tuple[str, ...]:
-    """Return the columns that users name, by text or as plain columns of Polars."""
-    names = []
-    for one in key if isinstance(key, list | tuple) else [key]:
-        if isinstance(one, pl.Expr) and one.meta.is_column():
-            names.append(one.meta.output_name())
-        elif isinstance(one, str):
-            names.append(one)
-        else:
-            raise UserError(
-                f"{where} takes names of columns, not {one!r:.80}: name them, or compute the "
-                "column with with_columns before",
-                code=ErrorCode.INVALID_CONFIG,
-            )
-    return tuple(names)

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from penstock.api.gathering import Problems
-from penstock.core.ids import JobId, OperatorId
+from penstock.core.ids import JobId, OperatorId, is_whole
 from penstock.core.schema import Settling, StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import (
@@ -268,6 +268,7 @@ class GraphBuilder:
     ) -> OperatorId:
         """Add an operator whose name was claimed before; otherwise as `add_step`."""
         with _naming(operator):
+            _check_parallelism(operator, parallelism)
             step = self.registry.construct(spec).operator
             if not isinstance(step, ArrowOperator):
                 raise UserError(
@@ -399,6 +400,17 @@ class GraphBuilder:
 def _plain(spec: OperatorSpec) -> OperatorSpec:
     """Return a plain `OperatorSpec`, without the further fields of a connector's subclass."""
     return OperatorSpec(spec.kind, spec.config)
+
+
+def _check_parallelism(operator: str, parallelism: object) -> None:
+    """Refuse what is no number of subtasks; how many there can be is checked with the graph."""
+    if parallelism is not None and not is_whole(parallelism):
+        raise UserError(
+            f"operator {operator!r}: parallelism {parallelism!r:.80} cannot work: use a whole "
+            "number, such as 2",
+            code=ErrorCode.INVALID_NUMBER,
+            operator=operator,
+        )
 
 
 def _check_end(operator: str, stream: StreamSchema | None, *, is_sink: bool) -> None:

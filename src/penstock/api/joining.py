@@ -32,6 +32,7 @@ from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.aggregates.frames import check_groupable
+from penstock.operators.frames import to_names
 from penstock.operators.joins.interval_join import IntervalJoinConfig, find_bound_problems
 from penstock.operators.joins.matching import JoinConfig
 from penstock.operators.joins.session_join import SessionJoinConfig
@@ -172,8 +173,9 @@ class JoinSteps:
 def _check_right(name: str, builder: GraphBuilder, right: object) -> None:
     """Refuse a right side that is no stream of the same pipeline."""
     if not isinstance(right, JoinSteps):
+        shown = repr(right) if "\n" not in repr(right) else type(right).__name__
         raise UserError(
-            f"join {name!r} cannot read from {right!r:.80}: give a stream, which read and steps "
+            f"join {name!r} cannot read from {shown:.80}: give a stream, which read and steps "
             "return, or a lookup, such as pen.lookup_files(…)",
             code=ErrorCode.INVALID_CONFIG,
             operator=name,
@@ -250,7 +252,9 @@ def _check_arguments(asked: JoinAsked) -> None:
     if asked.within is not None and asked.window is not None:
         problems.append("within= and window= are two kinds of joins: give one of them")
     if asked.ttl is not None and is_timed:
-        kind, keeps = ("within=", "bounds") if asked.within else ("window=", "windows")
+        kind, keeps = (
+            ("within=", "bounds") if asked.within is not None else ("window=", "windows")
+        )
         problems.append(
             f"ttl= does not go with {kind}: its rows are kept as long as its {keeps} need them"
         )
@@ -279,7 +283,12 @@ def keys_of(
     Without any named, they are the keys of sides that are keyed already. Rows that carry windows
     may be joined by these alone.
     """
-    on, left_on, right_on = map(_to_names, (asked.on, asked.left_on, asked.right_on))
+    where = f"join {asked.name!r}: "
+    given = {"on": asked.on, "left_on": asked.left_on, "right_on": asked.right_on}
+    on, left_on, right_on = (
+        None if names is None else to_names(option, names, where=where)
+        for option, names in given.items()
+    )
     if on is not None and (left_on is not None or right_on is not None):
         problem = "give on=, or left_on= and right_on=, but not both"
     elif (left_on is None) != (right_on is None):
@@ -297,12 +306,6 @@ def keys_of(
         code=ErrorCode.INVALID_CONFIG,
         operator=asked.name,
     )
-
-
-def _to_names(names: Names | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 _Keys: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]

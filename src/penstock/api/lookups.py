@@ -21,13 +21,13 @@ from typing_extensions import override
 from penstock.api.graph_builder import GraphBuilder, Port
 from penstock.core.batch import to_batches, to_ipc
 from penstock.core.clock import DurationLike, to_micros
-from penstock.core.ids import OperatorId
+from penstock.core.ids import OperatorId, is_whole
 from penstock.core.rows import RowsLike, is_pandas
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import Exchange
 from penstock.operators.aggregates.frames import check_groupable
-from penstock.operators.frames import SchemaLike, as_schema
+from penstock.operators.frames import SchemaLike, as_schema, to_names
 from penstock.operators.joins.function_lookup import FunctionLookupConfig
 from penstock.operators.joins.lookup_join import (
     HOWS,
@@ -287,11 +287,12 @@ def lookup_function(
         "cache_rows": cache_rows,
         "cache_ttl_micros": to_micros(cache_ttl, "cache_ttl"),
     }
-    at_least = {"batch_size": 1, "max_concurrency": 1, "timeout_micros": 1}
+    least = {**dict.fromkeys(limits, 0), "batch_size": 1, "max_concurrency": 1}
+    least["timeout_micros"] = 1
     low = [
-        f"{name.removesuffix('_micros')} must be at least {least}, it is {value!r}"
+        f"{name.removesuffix('_micros')} must be at least {least[name]}, it is {value!r:.80}"
         for name, value in limits.items()
-        if not isinstance(value, int) or value < (least := at_least.get(name, 0))
+        if not (is_whole(value) and value >= least[name])
     ]
     if low:
         raise UserError(
@@ -342,7 +343,7 @@ def lookup_stream(
     >>> out.rows()
     [{'id': 1, 'currency': 'chf', 'rate': 1.1}]
     """
-    names = (key,) if isinstance(key, str) else None if key is None else tuple(key)
+    names = None if key is None else to_names("key", key, where="lookup_stream: ")
     return StreamTable(stream, names)
 
 
@@ -376,8 +377,8 @@ class StreamTable:
             problem = "it is a changelog, which has a key already: leave key= out"
         elif port.schema.is_bag or not port.schema.table_key:
             problem = (
-                "it is a changelog without a key: make a table of it with to_table(…) or "
-                "from_upserts(…) before"
+                "it is a changelog without a key, whose equal rows are counted: aggregate it by "
+                "key before, as key_by(…).aggregate(…) does"
             )
         if problem:
             raise UserError(

@@ -24,6 +24,7 @@ from penstock.graph.logical import Exchange
 from penstock.operators.aggregates.frames import ALL_ROWS, KEY_OF_ALL_ROWS
 from penstock.operators.changelogs.latest import latest_spec
 from penstock.operators.expressions import with_columns_spec
+from penstock.operators.frames import to_names
 from penstock.operators.ranking.changelog_top import ChangelogTopConfig
 from penstock.operators.ranking.deduplicate import deduplicate_spec
 from penstock.operators.ranking.order import check_count, to_rank_order
@@ -150,11 +151,12 @@ class RankingSteps:
                 code=ErrorCode.INVALID_CONFIG,
                 operator=name,
             )
+        _check_keep(shown, keep)
         rows = self.port.sent_by(keys)
         if keep == "first":
             spec = deduplicate_spec(rows.schema, _expiry_of(shown, ttl, rows.schema))
         else:
-            spec = latest_spec(rows.schema, _order_of_last(shown, keep, ttl, rows.schema))
+            spec = latest_spec(rows.schema, _order_of_last(shown, ttl, rows.schema))
         builder.place(operator, spec, [rows], parallelism=parallelism)
         return self._stream_at(builder.port(operator))
 
@@ -216,7 +218,7 @@ def _keys_of(
             f"is: leave {option}= out, or put it behind the stream itself",
             code=ErrorCode.INVALID_CONFIG,
         )
-    keys = (given,) if isinstance(given, str) else tuple(given)
+    keys = to_names(option, given, where=f"{shown}: ")
     check_columns(keys, stream.arrow.names, f"{option}= of {shown}")
     return keys
 
@@ -258,7 +260,7 @@ def _check_rank(shown: str, stream: StreamSchema, rank: object) -> None:
 
 def _expiry_of(shown: str, ttl: Any, stream: StreamSchema) -> Expiry | None:
     """Return when keys are forgotten; None for never, with a warning unless it was asked for."""
-    if ttl == FOREVER:
+    if isinstance(ttl, str) and ttl == FOREVER:
         return None
     if ttl is None:
         _log.warning(
@@ -270,12 +272,19 @@ def _expiry_of(shown: str, ttl: Any, stream: StreamSchema) -> Expiry | None:
     return Expiry.of(to_micros(ttl, "ttl"), None, stream)
 
 
-def _order_of_last(shown: str, keep: object, ttl: object, stream: StreamSchema) -> str:
+def _check_keep(shown: str, keep: object) -> None:
+    if not (isinstance(keep, str) and keep in ("first", "last")):
+        close = did_you_mean(str(keep), ["first", "last"])
+        raise UserError(
+            f"{shown}: keep={keep!r:.80}{close}: use 'first' or 'last'",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+
+
+def _order_of_last(shown: str, ttl: object, stream: StreamSchema) -> str:
     """Return the column that says which row is the last one, or refuse what cannot be."""
     problem = None
-    if keep != "last":
-        problem = f"keep={keep!r}{did_you_mean(str(keep), ['first', 'last'])}: use 'first' or 'last'"
-    elif ttl not in (None, FOREVER):
+    if not (ttl is None or (isinstance(ttl, str) and ttl == FOREVER)):
         problem = (
             "ttl= goes with keep='first': the last row of a key is a part of the table until "
             "another one replaces it. key_by(…).aggregate(…, ttl=…) deletes keys"

@@ -24,7 +24,7 @@ from penstock.core.arrow_types import (
 )
 from penstock.core.rows import RowsLike, to_table
 from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, SchemaError
+from penstock.errors import ErrorCode, SchemaError, UserError
 
 SchemaLike: TypeAlias = "StreamSchema | pa.Schema | pl.Schema | Mapping[str, Any] | None"
 """A schema as users write it: of a stream, of Arrow or of Polars, or types by name."""
@@ -53,6 +53,46 @@ def column_name(given: Any) -> str | None:
     if not isinstance(given, pl.Expr) or not given.meta.is_column_selection():
         return None
     return None if given.meta.has_multiple_outputs() else given.meta.output_name()
+
+
+def to_names(option: str, given: Any, *, where: str = "") -> tuple[str, ...]:
+    """Return the columns that a user names, one or several; they may not exist.
+
+    >>> to_names("key", "user"), to_names("key", ["user", pl.col("day")])
+    (('user',), ('user', 'day'))
+    >>> to_names("key", 3)
+    Traceback (most recent call last):
+        ...
+    penstock.errors.UserError: key=3 are no names of columns: write key='user' or key=['user', 'day']
+    """
+    names = [
+        column_name(one) for one in (given if isinstance(given, list | tuple) else [given])
+    ]
+    found = tuple(name for name in names if name is not None)
+    if len(found) < len(names):
+        raise UserError(
+            f"{where}{option}={given!r:.80} are no names of columns: write {option}='user' or "
+            f"{option}=['user', 'day']",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return found
+
+
+def to_name(option: str, given: Any, *, where: str = "") -> str | None:
+    """Return the column that a user names, which may not exist; None for none.
+
+    >>> to_name("order_by", ["v"])
+    Traceback (most recent call last):
+        ...
+    penstock.errors.UserError: order_by=['v'] is no name of a column: write order_by='user'
+    """
+    name = column_name(given)
+    if name is None and given is not None:
+        raise UserError(
+            f"{where}{option}={given!r:.80} is no name of a column: write {option}='user'",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return name
 
 
 def to_arrow_schema(given: Any) -> pa.Schema:

@@ -78,6 +78,76 @@ def mistakes_of_the_graph_too(p: pen.Pipeline) -> None:
     bids.write("out", pen.blackhole(), parallelism=0)
 
 
+def auctions_of(p: pen.Pipeline) -> pen.Stream:
+    rows = [{"id": "a", "auction": 1, "price": 9, "price_right": 1, "opened": AT}]
+    return p.read("auctions", pen.list_source(rows), event_time="opened")
+
+
+def joins_that_cannot_be(p: pen.Pipeline) -> None:
+    bids, auctions = bids_of(p), auctions_of(p)
+    timeless = bids.select("auction", "bidder")
+    bids.join("unknown-columns", auctions, left_on="auktion", right_on="id", ttl="1d")
+    bids.join("clash", auctions, on="auction", within=("0s", "1m")).join(
+        "clash-again", auctions, on="auction", within=("0s", "1m")
+    )
+    bids.join("key-types", auctions, left_on="auction", right_on="id", ttl="1d")
+    timeless.join("no-time", auctions, on="auction", within=("0s", "1m"))
+    bids.join("kept-by-bounds", auctions, on="auction", within=("0s", "1m"), ttl="1d")
+    bids.join("kept-by-windows", auctions, on="auction", window=pen.session("1m"), ttl="1d")
+    residual = pl.col("reserve") > 1
+    bids.join("residual", auctions, on="auction", ttl="1d", suffix="_", where=residual)
+    bids.join("bounds", auctions, on="auction", within=("1m", "-1m"))
+    untyped: Any = bids
+    untyped.join("kind", auctions, on="auction", ttl="1d", how="outer")
+    untyped.join("ttl", auctions, on="auction", ttl="soon")
+    untyped.join("key", auctions, on=3)
+
+
+def lookups_that_cannot_be(p: pen.Pipeline) -> None:
+    bids = bids_of(p)
+    names = pen.lookup_frame([{"auction": 1, "name": "lamp"}])
+    untyped: Any = bids
+    bids.join("all-rows", names, on="auction", how="full")
+    bids.join("unknown", names, on="bidder")
+    bids.join("types", names, left_on="bidder", right_on="auction")
+    bids.join("within", names, on="auction", within=("0s", "1m"))
+    untyped.join("frame", pl.DataFrame({"auction": [1]}), on="auction")
+    best = bids.top("best", 3, by="price", per="auction")
+    bids.join("table", pen.lookup_stream(best, key="auction"), on="auction")
+    best.join("changelog", names, on="auction")
+
+
+def changelogs_that_cannot_be(p: pen.Pipeline) -> None:
+    bids = bids_of(p)
+    untyped: Any = bids
+    last = bids.to_table("last", key="auction")
+    bids.to_upserts()
+    bids.from_debezium("records", key="auction")
+    bids.from_upserts("flags", key="auction", deleted="price")
+    untyped.from_upserts("no-key", key=[])
+    bids.select("price", "bidder").to_table("no-order", key="bidder")
+    last.key_by("bidder").window("w", pen.session("10s")).aggregate(n=pen.count())
+    last.select("price")
+    last.union(last).to_upserts()
+    last.deduplicate("once", "auction", ttl="1h")
+    untyped.to_table("keys", key=5)
+    untyped.to_table("order", key="auction", order_by=["price"])
+
+
+def rankings_that_cannot_be(p: pen.Pipeline) -> None:
+    bids = bids_of(p)
+    untyped: Any = bids
+    bids.top("none", 0, by="price", per="auction")
+    bids.top("unknown", 3, by="prize", per="auktion")
+    bids.top("taken", 3, by="price", per="auction", rank="price")
+    bids.top("directions", 3, by=["price", "at"], per="auction", descending=[True])
+    bids.deduplicate("by-nothing", ttl="1h")
+    bids.deduplicate("unknown-key", "auktion", ttl="1h")
+    untyped.deduplicate("keep", "auction", keep="latest", ttl="1h")
+    bids.deduplicate("last", "auction", keep="last", ttl="1h")
+    bids.select("auction").deduplicate("no-time", "auction", keep="last")
+
+
 BAD: dict[str, Callable[[pen.Pipeline], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -88,5 +158,9 @@ BAD: dict[str, Callable[[pen.Pipeline], None]] = {
         streams_that_do_not_fit,
         a_source_that_cannot_be_read,
         mistakes_of_the_graph_too,
+        joins_that_cannot_be,
+        lookups_that_cannot_be,
+        changelogs_that_cannot_be,
+        rankings_that_cannot_be,
     )
 }

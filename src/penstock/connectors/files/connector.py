@@ -84,8 +84,11 @@ def files(
     """
     path = to_url(path)
     problems = []
-    if format is not None and format not in _FORMATS:
-        problems.append(f"format {format!r} is unknown{did_you_mean(format, _FORMATS)}")
+    given: object = format
+    if not (given is None or (isinstance(given, str) and given in _FORMATS)):
+        close = did_you_mean(str(given), _FORMATS)
+        problems.append(f"format {given!r:.80} is unknown{close}")
+        format = None  # noqa: A001 (what users call it everywhere)
     if path.endswith(_COMPRESSED) and format != "parquet":
         problems.append(
             "compressed text has no offsets to go on from: decompress it, or use Parquet"

@@ -19,6 +19,7 @@ from penstock.errors import ErrorCode, SchemaError, StateError, UserError, did_y
 from penstock.operators.aggregates.frames import check_groupable, columns_to_frame
 from penstock.operators.changelogs.envelopes import AFTER, BEFORE, DELETED, OP
 from penstock.operators.changes import are_added
+from penstock.operators.frames import to_names
 from penstock.state.storage.urls import StorePlace
 from penstock.state.tables.sorted_rows import take_rows
 
@@ -49,7 +50,7 @@ def read_latest(
     >>> pen.read_latest("doctest-of-read-latest", key="user").to_pylist()
     [{'user': 'ada', 'total': 14}]
     """
-    keys = [key] if isinstance(key, str) else list(key or ())
+    keys = [] if key is None else list(to_names("key", key, where="read_latest: "))
     if key is not None and not keys:
         raise UserError(
             "read_latest: key is empty: name the columns that tell rows apart, or leave it out",

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from penstock.errors import ErrorCode, UserError
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.counts import (
     BoolAnd,
@@ -268,6 +269,12 @@ def quantile(
     >>> quantile("price", 0.9).display(), quantile("price", [0.5, 0.9]).display()
     ('quantile(price, 0.9)', 'quantile(price, (0.5, 0.9))')
     """
+    given: object = discrete
+    if not isinstance(given, bool):
+        raise UserError(
+            f"pen.quantile: discrete={given!r:.80} is neither True nor False",
+            code=ErrorCode.INVALID_CONFIG,
+        )
     kind = DiscreteQuantile if discrete else Quantile
     return kind(column, where, shares=as_shares(q))
 
@@ -372,4 +379,10 @@ def aggregate_rows(
     "aggregate_rows(spread, columns=['price'])"
     """
     listed = tuple(columns) if isinstance(columns, list | tuple) else (columns,)
+    given: object = name
+    if not (given is None or isinstance(given, str)):
+        raise UserError(
+            f"pen.aggregate_rows: name={given!r:.80} is no text: it is what the function is called",
+            code=ErrorCode.INVALID_CONFIG,
+        )
     return RowsAggregate(pickle_function(function, name), returns, listed, where)

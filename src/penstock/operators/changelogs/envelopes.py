@@ -125,7 +125,8 @@ class ToUpserts(_OfEpoch[ToUpsertsConfig]):
         if stream.is_bag:
             raise SchemaError(
                 "to_upserts needs a table with a key, and the rows of this changelog have none "
-                "but all their columns: make one with to_table(name, key=…)"
+                "but all their columns, of which equal ones are counted: aggregate it by key, as "
+                "key_by(…).aggregate(…) does, or write it with to_debezium() or as it is"
             )
         if DELETED in stream.arrow.names:
             raise SchemaError(

@@ -75,7 +75,7 @@ class How(StrEnum):
 def to_how(how: Any) -> How:
     """Return the kind of join that a user names."""
     try:
-        return How(how)
+        return How(how if isinstance(how, str) else "")
     except ValueError:
         word = str(how).lower().replace("_", "").removeprefix("left")
         hint = {"outer": "full", "fullouter": "full", "semi": "semi", "anti": "anti"}.get(
@@ -87,7 +87,7 @@ def to_how(how: Any) -> How:
             else f": write {hint!r}"
         )
         raise UserError(
-            f"a join cannot be {how!r}{shown}", code=ErrorCode.INVALID_CONFIG
+            f"a join cannot be {how!r:.80}{shown}", code=ErrorCode.INVALID_CONFIG
         ) from None
 
 
