@@ -114,6 +114,8 @@ _HARMS = {
     "by key",
     "session window": "a row that is taken out may split a session, and which rows are in one is "
     "not kept. Use pen.tumbling or pen.sliding, or cut the rows that the changelog is made of",
+    "window by processing time": "a row that is replaced later would have to be taken out of a "
+    "window that has closed. Use windows by event time, or cut the rows that the changelog is made of",
     "async_udf": "an answer may come in a later epoch than that of the other half of an update. "
     "Call it on the rows that the changelog is made of",
     "join": "by event time, rows that were joined could not be taken out again. Leave out within= "

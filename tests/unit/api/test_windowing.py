@@ -158,6 +158,15 @@ def test_a_join_in_windows_by_the_clock_is_refused_with_the_way_out() -> None:
         stream.builder.graph()
 
 
+def test_a_window_by_the_clock_over_a_changelog_is_refused_with_the_way_out() -> None:
+    changes = rows().key_by("key").aggregate("counts", n=pen.count())
+    changes.window("w", pen.tumbling("1s", **BY_CLOCK)).aggregate(n=pen.count())
+    with pytest.raises(
+        UserError, match=r"cannot follow a changelog.*Use windows by event time"
+    ):
+        changes.builder.graph()
+
+
 def test_windows_by_the_clock_need_no_event_time_and_have_no_late_rows() -> None:
     untimed = rows(event_time=None).window("w", pen.tumbling("1s", **BY_CLOCK))
     counts = untimed.aggregate(n=pen.count())

@@ -54,6 +54,9 @@ STEPS: dict[str, Callable[[Read], pen.Stream]] = {
     ),
     "tumbling windows": lambda read: _windowed(read, pen.tumbling("1h")),
     "sliding windows": lambda read: _windowed(read, pen.sliding("1h", "1h")),
+    "windows by processing time": lambda read: _windowed(
+        read, pen.tumbling("1h", time_domain="processing-time")
+    ),
     "session windows": lambda read: _windowed(read, pen.session("1h")),
     "top": lambda read: read("rows").top("step", 2, by="text", per="n"),
     "top of a table": lambda read: (
