@@ -250,16 +250,9 @@ def test_the_first_rows_of_windows_are_those_of_sql(
 
 def chain(rows: Iterable[Row], ttl: int | None) -> list[Row]:
     """Return the first rows of each key, a time to live or more apart, as a plain loop."""
-    ordered = sorted(
-        rows,
-        key=lambda row: [
-            (value is not None, value)
-            for value in (row["at"], row["id"], row["price"], row["n"])
-        ],
-    )
     ends: dict[Any, Any] = {}
     found = []
-    for row in ordered:
+    for row in rows:
         end = ends.get(row["key"])
         if end is None or (ttl is not None and row["at"] >= end):
             found.append(row)
@@ -267,33 +260,72 @@ def chain(rows: Iterable[Row], ttl: int | None) -> list[Row]:
     return found
 
 
+def in_micros(rows: Iterable[Row]) -> list[Row]:
+    return [{**row, "at": _micros(row["at"])} for row in rows]
+
+
+def by_time(row: Row) -> list[Any]:
+    values = (row["at"], row["id"], row["price"], row["n"])
+    return [(value is not None, value) for value in values]
+
+
 @pytest.mark.slow
 @settings(max_examples=JOBS)
 @given(
     rows=ROWS,
     ttl=st.sampled_from([None, 1, 7, 30]),
-    budget=st.integers(3, 25),
+    budget=st.integers(1, 25),
     lives=LIVES,
 )
-def test_of_rows_in_order_of_time_the_first_ones_do_not_depend_on_how_the_job_is_run(
-    *,
-    rows: list[Row],
-    ttl: int | None,
-    budget: int,
-    lives: list[Life],
+def test_the_first_rows_to_come_from_a_split_do_not_depend_on_how_the_job_is_run(
+    *, rows: list[Row], ttl: int | None, budget: int, lives: list[Life]
 ) -> None:
-    # Rows of one instant would be first or not by the epoch that they are in.
-    rows = [
-        {**row, "at": place * SECOND + row["at"] // 40, "price": abs(row["price"] or 1)}
-        for place, row in enumerate(rows)
-    ]
     job = Job(rows, budget, splits=1)
     lifetime = "forever" if ttl is None else f"{ttl}s"
     job.stream.deduplicate("first", "key", ttl=lifetime).write("out", job.out)
     for read, written in job.live(lives):
-        seen = [{**row, "at": _micros(row["at"])} for row in read]
-        found = [{**row, "at": _micros(row["at"])} for row in written]
-        assert bag(found) == bag(chain(seen, None if ttl is None else ttl * SECOND))
+        wanted = chain(in_micros(read), None if ttl is None else ttl * SECOND)
+        assert bag(in_micros(written)) == bag(wanted)
+    assert bag(in_micros(job.out.rows())) == bag(
+        chain(rows, None if ttl is None else ttl * SECOND)
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=JOBS)
+@given(
+    rows=ROWS,
+    ttl=st.sampled_from([None, 1, 7, 30]),
+    delay=st.sampled_from(["0s", "5s", "100s"]),
+    splits=st.integers(1, 3),
+    budget=st.integers(1, 25),
+    lives=LIVES,
+)
+def test_the_earliest_rows_depend_on_the_rows_alone_if_none_is_late(
+    *,
+    rows: list[Row],
+    ttl: int | None,
+    delay: str,
+    splits: int,
+    budget: int,
+    lives: list[Life],
+) -> None:
+    # Both zeros are one value, and of equal rows either may be kept.
+    rows = [{**row, "price": 0.0} if row["price"] == 0 else row for row in rows]
+    job = Job(rows, budget, splits=splits)
+    timed = job.stream.watermark("again", "at", delay=delay)
+    lifetime = "forever" if ttl is None else f"{ttl}s"
+    once = timed.deduplicate("once", "key", keep="earliest", ttl=lifetime)
+    once.write("out", job.out)
+    once.side_output(pen.LATE).write("late", job.late)
+    job.live(lives)
+    late = bag(in_micros(job.late.rows()))
+    assert delay != "100s" or not late
+    on_time = bag(rows) - late
+    assert on_time + late == bag(rows)
+    ordered = sorted(map(dict, on_time.elements()), key=by_time)
+    wanted = chain(ordered, None if ttl is None else ttl * SECOND)
+    assert bag(in_micros(job.out.rows())) == bag(wanted)
 
 
 @pytest.mark.slow
@@ -337,13 +369,14 @@ def _micros(instant: Any) -> int:
     return int(micros)
 
 
-def test_of_rows_of_one_epoch_the_least_of_each_key_is_the_first() -> None:
+def test_of_rows_at_one_instant_the_least_of_each_key_is_the_earliest() -> None:
     rows = [
         {"id": n, "key": "ab"[n % 2], "price": n % 3 / 2, "n": n % 2, "at": n % 4 * SECOND}
         for n in range(40)
     ]
     job = Job(rows, 100)
-    job.stream.deduplicate("first", "key", ttl="forever").write("out", job.out)
+    once = job.stream.deduplicate("once", "key", keep="earliest", ttl="forever")
+    once.write("out", job.out)
     job.live([])
     query = (
         "SELECT * FROM rows QUALIFY row_number() OVER "

@@ -18,8 +18,8 @@ _JOIN = (
     "time, without within all rows; docs/joins.md shows all kinds of joins"
 )
 _ONE_OF_EQUALS = (
-    'deduplicate("a-name", on="id", ttl="1h") emits the first row of each key, with keep="last" a '
-    'changelog of the last one; pen.count_distinct("column") counts values'
+    'deduplicate("a-name", on="id", ttl="1h") emits the first row of each key, with '
+    'keep="earliest" that by event time, with keep="last" a changelog of the last one; pen.count_distinct("column") counts values'
 )
 _FIRST_ROWS = (
     'top("a-name", 10, by="price", per="auction") keeps the first rows of each key, '

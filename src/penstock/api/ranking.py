@@ -4,7 +4,8 @@
 |---|---|
 | `top` | a changelog of the first n rows of each key |
 | `window(…).top` | the first n rows of each key and window, when it closes |
-| `deduplicate(keep="first")` | the first row of each key, at once |
+| `deduplicate(keep="first")` | the first row of each key to come, at once |
+| `deduplicate(keep="earliest")` | the first row of each key by event time, when the watermark has passed it |
 | `deduplicate(keep="last")` | a changelog of the last row of each key |
 """
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from penstock.api.stream import Stream
 
 Names: TypeAlias = str | Sequence[str]
-Keep: TypeAlias = Literal["first", "last"]
+Keep: TypeAlias = Literal["first", "earliest", "last"]
+_KEEPS = ("first", "earliest", "last")
 FOREVER = "forever"
 """The time to live of keys that are never forgotten."""
 
@@ -118,12 +120,17 @@ class RankingSteps:
     ) -> "Stream":
         """Keep one row of those that are equal in the columns `on`, or in the key of `key_by`.
 
-        With `keep="first"` the first row of a key is emitted at once. Keys are remembered for
-        `ttl`: by event time if the stream has it, else by processing time. A row `ttl` or more
-        behind the one that was emitted is a first one again; a row that comes later though its
-        event time is earlier is a duplicate. By event time, late rows of keys that are not
-        remembered go to the side output `LATE`. `ttl="forever"` never forgets a key: without
+        With `keep="first"` the first row of a key to come is emitted at once. Keys are
+        remembered for `ttl`: by event time if the stream has it, else by processing time. A row
+        `ttl` or more behind the one that was emitted is a first one again; a row that comes later
+        though its event time is earlier is a duplicate. By event time, late rows of keys that are
+        not remembered go to the side output `LATE`. `ttl="forever"` never forgets a key: without
         any the same is done, with a warning, because state grows with the keys.
+
+        With `keep="earliest"` it is the first row by event time, of several the least by its
+        columns, emitted when the watermark has passed it: rows wait for that in state. The result
+        is that of the rows alone, in whatever order they come from however many splits. Late rows
+        go to the side output `LATE`.
 
         With `keep="last"` the output is a changelog of the row with the latest event time, as
         that of `to_table`.
@@ -151,12 +158,13 @@ class RankingSteps:
                 code=ErrorCode.INVALID_CONFIG,
                 operator=name,
             )
-        _check_keep(shown, keep)
+        _check_keep(shown, keep, ttl, self.port.schema)
         rows = self.port.sent_by(keys)
-        if keep == "first":
-            spec = deduplicate_spec(rows.schema, _expiry_of(shown, ttl, rows.schema))
+        if keep != "last":
+            expiry = _expiry_of(shown, ttl, rows.schema)
+            spec = deduplicate_spec(rows.schema, expiry, keeps_earliest=keep == "earliest")
         else:
-            spec = latest_spec(rows.schema, _order_of_last(shown, ttl, rows.schema))
+            spec = latest_spec(rows.schema, rows.schema.time_column)
         builder.place(operator, spec, [rows], parallelism=parallelism)
         return self._stream_at(builder.port(operator))
 
@@ -272,28 +280,23 @@ def _expiry_of(shown: str, ttl: Any, stream: StreamSchema) -> Expiry | None:
     return Expiry.of(to_micros(ttl, "ttl"), None, stream)
 
 
-def _check_keep(shown: str, keep: object) -> None:
-    if not (isinstance(keep, str) and keep in ("first", "last")):
-        close = did_you_mean(str(keep), ["first", "last"])
-        raise UserError(
-            f"{shown}: keep={keep!r:.80}{close}: use 'first' or 'last'",
-            code=ErrorCode.INVALID_CONFIG,
-        )
-
-
-def _order_of_last(shown: str, ttl: object, stream: StreamSchema) -> str:
-    """Return the column that says which row is the last one, or refuse what cannot be."""
+def _check_keep(shown: str, keep: object, ttl: object, stream: StreamSchema) -> None:
+    """Refuse what cannot be kept of equal rows."""
     problem = None
-    if not (ttl is None or (isinstance(ttl, str) and ttl == FOREVER)):
+    if not (isinstance(keep, str) and keep in _KEEPS):
+        close = did_you_mean(str(keep), _KEEPS)
+        problem = f"keep={keep!r:.80}{close}: use 'first', 'earliest' or 'last'"
+    elif keep == "last" and not (ttl is None or (isinstance(ttl, str) and ttl == FOREVER)):
         problem = (
-            "ttl= goes with keep='first': the last row of a key is a part of the table until "
-            "another one replaces it. key_by(…).aggregate(…, ttl=…) deletes keys"
+            "ttl= goes with keep='first' and 'earliest': the last row of a key is a part of the "
+            "table until another one replaces it. key_by(…).aggregate(…, ttl=…) deletes keys"
         )
-    elif stream.time_column is None:
+    elif keep != "first" and stream.time_column is None:
         problem = (
-            "its rows have no event time to tell which one is the last: name their timestamp "
-            "column as event_time when reading them, or use to_table(…, order_by=…)"
+            f"its rows have no event time to tell which one is the {keep}: name their timestamp "
+            "column as event_time when reading them"
         )
+        if keep == "last":
+            problem += ", or use to_table(…, order_by=…)"
     if problem is not None:
         raise UserError(f"{shown}: {problem}", code=ErrorCode.INVALID_CONFIG)
-    return str(stream.time_column)

@@ -167,7 +167,7 @@ def test_a_wrong_argument_is_an_error_of_penstock_or_none(case: str, option: str
         (step("deduplicate", name="d", on=3), "deduplicate 'd': on=3 are no names of columns"),
         (
             step("deduplicate", name="d", on="user", keep="frist"),
-            "deduplicate 'd': keep='frist'; did you mean 'first'?: use 'first' or 'last'",
+            "deduplicate 'd': keep='frist'; did you mean 'first'?: use 'first', 'earliest' or 'last'",
         ),
         (step("to_table", name="t", key=None), "to_table 't': key=None are no names of columns"),
         (

@@ -68,6 +68,9 @@ STEPS: dict[str, Callable[[Read], pen.Stream]] = {
     "first of equals": lambda read: read("rows").deduplicate(
         "step", ["n", "text"], ttl="1h"
     ),
+    "earliest of equals": lambda read: read("rows").deduplicate(
+        "step", ["n", "text"], keep="earliest", ttl="1h"
+    ),
     "last of equals": lambda read: read("rows").deduplicate("step", "n", keep="last"),
     "interval join": lambda read: _joined(read, within=("0s", "1h")),
     "full interval join": lambda read: _joined(read, within=("0s", "1h"), how="full"),

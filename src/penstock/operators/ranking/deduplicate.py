@@ -1,17 +1,21 @@
-"""Deduplicate: emits the first row of each key at once, and drops the others.
+"""Deduplicate: emits the first row of each key, to come or by event time, and drops the others.
 
 The state is the keys that were seen, and with a time to live by event time the instant of the
 row that was emitted. A row is a duplicate if its key was seen and it is less than the time to
 live behind that row; so is a row that comes later though its event time is earlier:
 
-    ttl = 10m        a@0   a@3   a@9   a@12 │ a@11   a@25        │ the next epoch
-    emitted          a@0               a@12 │        a@25
+    ttl = 10m        a@0   a@3   a@9   a@12   a@11   a@25
+    emitted          a@0               a@12          a@25
 
-Of several rows of a key in one epoch the earliest is the first, of several at one instant the
-least one by its columns. A key is forgotten when the watermark has passed its time to live: a row
-that is late may then be a duplicate of something forgotten. So late rows of unknown keys are not
-emitted: they go to the side output LATE. By processing time a key is forgotten a time to live
-after the epoch that emitted its row.
+Rows count in the order in which they come, whatever epoch they are in. A key is forgotten when the
+watermark has passed its time to live: a row that is late may then be a duplicate of something
+forgotten. So late rows of unknown keys are not emitted: they go to the side output LATE. By
+processing time a key is forgotten a time to live after the epoch that emitted its row.
+
+The earliest row of a key is known only when the watermark has passed it. Rows wait for that in a
+table by time; those that are due are put in order of event time, of several at one instant by
+their columns, and then count in this order. So neither splits nor epochs decide. Late rows are all
+put aside, because what was before them is decided.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +31,7 @@ from penstock.core.arrow_types import Micros, relay, stored_type, to_micros_with
 from penstock.core.figures import show_duration
 from penstock.core.key_hash import hash_keys
 from penstock.core.schema import StreamSchema
-from penstock.core.watermark import MAX_MICROS
+from penstock.core.watermark import MAX_MICROS, MIN_MICROS, CheckpointBarrier, EventTime
 from penstock.errors import SchemaError
 from penstock.graph.logical import LATE, MAIN, OperatorSpec
 from penstock.operators.aggregates.frames import (
@@ -42,11 +46,12 @@ from penstock.operators.operator import EpochOperator
 from penstock.operators.ranking.order import RankOrder
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.updating.lifetimes import Expiry
-from penstock.operators.windows.assignment import refuse_bad_times
+from penstock.operators.windows.assignment import END_MICROS, refuse_bad_times
 from penstock.state.tables.sorted_rows import Positions, equal_keys, stable_order, take_rows
-from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table
+from penstock.state.tables.specs import TableSpec, TimeDomain, keyed_table, time_keyed_table
 
 TABLE = "keys"
+WAITING = "waiting"
 FIRST_SEEN = "deduplicate.first_seen"
 """The column of the state with the event time of the row that was emitted."""
 _MICROS = pa.timestamp("us")
@@ -63,6 +68,8 @@ class DeduplicateConfig(OperatorConfig):
     """The input's schema, as `StreamSchema.to_bytes` returns it; its key tells rows apart."""
     ttl_micros: int | None = None
     ttl_domain: Literal["event-time", "processing-time"] = "event-time"
+    keeps_earliest: bool = False
+    """Whether rows wait until the watermark has passed them, and count by event time."""
 
     @property
     def by_event_time(self) -> bool:
@@ -75,11 +82,17 @@ class DeduplicateConfig(OperatorConfig):
         kept = "keys for ever"
         if self.ttl_micros is not None:
             kept = f"keys for {show_duration(self.ttl_micros)} by {self.ttl_domain}"
-        return {"on": key, "emits": "the first row", "keeps": kept}
+        emits = "the first row, at once"
+        if self.keeps_earliest:
+            emits = "the earliest row, when the watermark has passed it"
+            kept += ", and rows until then"
+        return {"on": key, "emits": emits, "keeps": kept}
 
 
-def deduplicate_spec(rows: StreamSchema, expiry: Expiry | None) -> OperatorSpec:
-    """Emit the first row of each key; rows come by key."""
+def deduplicate_spec(
+    rows: StreamSchema, expiry: Expiry | None, *, keeps_earliest: bool = False
+) -> OperatorSpec:
+    """Emit the first row of each key, to come or by event time; rows come by key."""
     if FIRST_SEEN in rows.key_columns:
         raise SchemaError(
             f"the key column {FIRST_SEEN!r} is called like a column of the state: rename it",
@@ -88,7 +101,8 @@ def deduplicate_spec(rows: StreamSchema, expiry: Expiry | None) -> OperatorSpec:
     ttl: dict[str, Any] = {}
     if expiry is not None:
         ttl = {"ttl_micros": expiry.micros, "ttl_domain": expiry.domain.value}
-    return DeduplicateConfig(rows.to_bytes(), **ttl).to_operator_spec()
+    config = DeduplicateConfig(rows.to_bytes(), **ttl, keeps_earliest=keeps_earliest)
+    return config.to_operator_spec()
 
 
 class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
@@ -106,11 +120,15 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         check_groupable(inputs[0].arrow, self._keys)
+        if self.config.keeps_earliest:
+            # Rows of many batches are put in order: their dictionaries may not fit into one.
+            return StreamSchema(decoded(inputs[0].arrow), inputs[0].time_column)
         return inputs[0].keyed_by()
 
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
-        return {LATE: inputs[0].keyed_by()} if self.config.by_event_time else {}
+        has_late = self.config.by_event_time or self.config.keeps_earliest
+        return {LATE: self.output_schema(inputs)} if has_late else {}
 
     @override
     def tables(self) -> Sequence[TableSpec]:
@@ -120,15 +138,57 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
             ttl = {"ttl": config.ttl_micros, "ttl_domain": TimeDomain(config.ttl_domain)}
         if config.by_event_time:
             ttl["time_column"] = FIRST_SEEN
-        return [
-            keyed_table(
-                TABLE,
-                self._stored,
-                key_columns=self._keys,
-                description="keys that were seen",
-                **ttl,
-            )
-        ]
+        keys = keyed_table(
+            TABLE,
+            self._stored,
+            key_columns=self._keys,
+            description="keys that were seen",
+            **ttl,
+        )
+        if not config.keeps_earliest:
+            return [keys]
+        waiting = time_keyed_table(
+            WAITING,
+            decoded(self._stream.arrow),
+            key_columns=self._keys,
+            time_column=self._stream.time_column or "",
+            description="rows that the watermark has not passed yet",
+        )
+        return [keys, waiting]
+
+    @override
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Process what was taken, or what is due of it and of what waits."""
+        if self.config.keeps_earliest:
+            self._taken = self._due_rows(ctx, collector)
+        super().handle_checkpoint(barrier, ctx, collector)
+
+    def _due_rows(
+        self, ctx: OperatorContext, collector: ArrowCollector
+    ) -> list[pa.RecordBatch]:
+        """Return the rows that the watermark has passed, of each key in their order; keep others."""
+        waiting = ctx.get_time_keyed_state(WAITING)
+        previous, watermark = _reached(ctx.previous_watermark), _reached(ctx.watermark)
+        parts = [waiting.rows(previous, watermark)]
+        if self._taken:
+            rows = in_plain_layouts(pa.Table.from_batches(self._taken)).combine_chunks()
+            times = self._times_of(rows)
+            is_late, is_due = times < previous, times < watermark
+            if is_late.any():
+                ctx.count("late_rows", int(is_late.sum()))
+                collector.collect(rows.filter(pa.array(is_late)), LATE)
+            parts.append(rows.filter(pa.array(is_due & ~is_late)))
+            waits = ~is_due & ~is_late
+            # A row is due when the watermark is beyond it: it must not expire before.
+            waiting.insert(rows.filter(pa.array(waits)), times[waits] + 1)
+        found = pa.concat_tables(parts).combine_chunks()
+        if not found.num_rows:
+            return []
+        groups, _ = _number_keys(found.select(list(self._keys)))
+        order = self._order.first_rows(found, groups, found.num_rows)
+        return take_rows(found, order).to_batches()
 
     @override
     def process_epoch(
@@ -136,16 +196,16 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
     ) -> None:
         """Emit the epoch's first rows of keys that are not known."""
         given, rows = rows, in_plain_layouts(rows).combine_chunks()
-        times = self._times_of(rows)
-        firsts, groups = self._first_rows(rows, times)
+        groups, firsts = _number_keys(rows.select(list(self._keys)))
         keys = take_rows(rows.select(list(self._keys)), firsts)
         table = ctx.get_keyed_state(TABLE)
         known = table.get(keys)
-        if times is None or not self.config.by_event_time:
+        if not self.config.by_event_time:
             places = firsts[~known.found]
             _collect(given, rows, places, collector)
             table.put(take_rows(rows.select(self._stored.names), places))
             return
+        times = self._times_of(rows)
         seen: Any = known.rows.column(FIRST_SEEN)
         ends = np.where(known.found, self._end_of(to_micros_within_reach(seen)), -_NEVER)
         reached = ctx.previous_watermark
@@ -157,7 +217,7 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
             is_late = late[groups] & (times < watermark)
             ctx.count("late_rows", int(is_late.sum()))
             _collect(given, rows, np.flatnonzero(is_late), collector, LATE)
-        emitted, last = self._emitted(rows, times, (firsts, groups), ends)
+        emitted, last = self._emitted(times, (firsts, groups), ends)
         _collect(given, rows, np.sort(emitted), collector)
         table.put(self._to_stored(rows, last, times))
 
@@ -166,54 +226,22 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
         seen = pa.array(times[places]).view(_MICROS)
         return keys.append_column(pa.field(FIRST_SEEN, _MICROS), seen)
 
-    def _times_of(self, rows: pa.Table) -> Micros | None:
-        """Return event times in microseconds; None if the stream has none."""
-        name = self._stream.time_column
-        if name is None:
-            return None
+    def _times_of(self, rows: pa.Table) -> Micros:
+        """Return event times in microseconds; rows that have none are refused."""
+        name = self._stream.time_column or ""
         column: Any = rows.column(name).combine_chunks()
-        if column.null_count and self.config.by_event_time:
+        if column.null_count:
             bad = column.is_null().to_numpy(zero_copy_only=False)
             raise refuse_bad_times(bad, column, name)
-        times = to_micros_within_reach(column)
-        if column.null_count:
-            times[column.is_null().to_numpy(zero_copy_only=False)] = MAX_MICROS
-        return times
+        return to_micros_within_reach(column)
 
     def _end_of(self, times: Micros) -> Micros:
         """Return from when on a row is no duplicate of one at an instant."""
         ttl = self.config.ttl_micros or 0
         return np.minimum(times, MAX_MICROS - ttl) + ttl
 
-    def _first_rows(
-        self, rows: pa.Table, times: Micros | None
-    ) -> tuple[Positions, Positions]:
-        """Return the first row of each key, and for each row the number of its key.
-
-        Keys are numbered in order of their hashes, as they are looked up and stored.
-        """
-        order = np.arange(rows.num_rows)
-        if times is not None and (times[1:] < times[:-1]).any():
-            order = np.argsort(times, kind="stable")
-        numbers, places = _number_keys(rows.select(list(self._keys)), order)
-        first = places[numbers]
-        tied = first != np.arange(rows.num_rows)
-        if times is not None:
-            tied &= times == times[first]
-        if tied.any():
-            # Of equal instants the least row is the first one.
-            tied[places[np.unique(numbers[tied])]] = True
-            some = np.flatnonzero(tied)
-            least = some[self._order.first_rows(take_rows(rows, some), numbers[some], 1)]
-            places[numbers[least]] = least
-        return places, numbers
-
     def _emitted(
-        self,
-        rows: pa.Table,
-        times: Micros,
-        found: tuple[Positions, Positions],
-        ends: Micros,
+        self, times: Micros, found: tuple[Positions, Positions], ends: Micros
     ) -> tuple[Positions, Positions]:
         """Return the rows that are no duplicates, and of each of their keys the last such row.
 
@@ -224,17 +252,20 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
         is_new = times[firsts] >= ends
         emitted, last, has_row = [firsts[is_new]], firsts.copy(), is_new.copy()
         ends = np.where(is_new, self._end_of(times[firsts]), ends)
-        active = np.unique(groups[times >= ends[groups]])
-        if not len(active):
+        some = np.flatnonzero(times >= ends[groups])
+        if not len(some):
             return emitted[0], last[has_row]
-        # Only these keys have more: their rows are put in order once, then searched.
-        some = np.flatnonzero(np.isin(groups, active))
-        inside = self._order.first_rows(take_rows(rows, some), groups[some], len(some))
-        ranked = some[inside]
+        # Every emitted row is later than all rows of its key that came before it. So only rows
+        # that are later than all before them are searched, and these are in order of time.
+        ranked = some[np.argsort(groups[some], kind="stable")]
         instants, ranks = np.unique(times[ranked], return_inverse=True)
         steps = len(instants) + 1
+        places = groups[ranked] * steps + ranks
+        is_latest = np.ones(len(places), np.bool_)
+        is_latest[1:] = places[1:] > np.maximum.accumulate(places)[:-1]
+        ranked, places = ranked[is_latest], places[is_latest]
         keys = groups[ranked]
-        places = keys * steps + ranks
+        active = np.unique(keys)
         while len(active):
             wanted = active * steps + np.searchsorted(instants, ends[active])
             at = np.searchsorted(places, wanted)
@@ -267,14 +298,22 @@ def _collect(
         start += batch.num_rows
 
 
-def _number_keys(keys: pa.Table, order: Positions) -> tuple[Positions, Positions]:
-    """Return the number of each row's key, and the first row of each key in some order.
+def _reached(watermark: EventTime | None) -> int:
+    """Return a watermark in microseconds; behind the year 9999 no row can follow at all."""
+    if watermark is None:
+        return MIN_MICROS
+    return MAX_MICROS if watermark.micros >= END_MICROS else watermark.micros
 
-    Rows of equal hash are side by side when sorted by it; that their keys are equal is checked.
+
+def _number_keys(keys: pa.Table) -> tuple[Positions, Positions]:
+    """Return the number of each row's key, and the first row of each key.
+
+    Keys are numbered in order of their hashes, as they are looked up and stored. Rows of equal
+    hash are side by side when sorted by it; that their keys are equal is checked.
     """
     columns: list[Any] = [_in_one_piece(column) for column in keys.columns]
     hashes = hash_keys(columns, row_count=keys.num_rows)
-    by_hash = order[stable_order(hashes[order])]
+    by_hash = stable_order(hashes)
     is_first = np.ones(len(by_hash), np.bool_)
     is_first[1:] = hashes[by_hash[1:]] != hashes[by_hash[:-1]]
     numbers = np.empty(len(by_hash), np.int64)

@@ -28,10 +28,11 @@ def a_row(minute: int | None, x: str = "x", id_: int | None = 7) -> dict[str, An
 class Once:
     """The operator, and what it emits in each epoch."""
 
-    def __init__(self, stream: pen.StreamSchema, expiry: Expiry | None) -> None:
-        self.harness = OperatorHarness(
-            deduplicate_spec(stream, expiry), stream, amnesia=True
-        )
+    def __init__(
+        self, stream: pen.StreamSchema, expiry: Expiry | None, **options: Any
+    ) -> None:
+        spec = deduplicate_spec(stream, expiry, **options)
+        self.harness = OperatorHarness(spec, stream, amnesia=True)
 
     def epoch(self, *rows: dict[str, Any], watermark: int | None = None) -> list[Any]:
         if rows:
@@ -45,10 +46,47 @@ def _shown(row: Any) -> Any:
     return row["at"].minute, row["x"]
 
 
-def test_the_first_row_of_a_key_is_emitted_at_once_and_no_other() -> None:
+def test_the_first_row_of_a_key_to_come_is_emitted_at_once_and_no_other() -> None:
     once = Once(TIMED, None)
-    assert once.epoch(a_row(5), a_row(3, "b"), a_row(3, "a")) == [(3, "a")]
+    assert once.epoch(a_row(5), a_row(3, "b"), a_row(3, "a")) == [(5, "x")]
     assert once.epoch(a_row(1), a_row(50)) == []
+
+
+def test_the_earliest_row_of_a_key_is_emitted_when_the_watermark_has_passed_it() -> None:
+    once = Once(TIMED, None, keeps_earliest=True)
+    assert once.epoch(a_row(5), a_row(3, "b"), watermark=2) == []
+    assert once.epoch(a_row(3, "a"), watermark=3) == []
+    assert once.harness.state("waiting").num_rows == 3
+    assert once.epoch(watermark=4) == [(3, "a")]
+    assert once.epoch(a_row(4), watermark=50) == []
+    once.epoch(watermark=51)
+    assert once.harness.state("waiting").num_rows == 0
+
+
+def test_rows_behind_the_watermark_are_late_for_the_earliest_row_whatever_their_key() -> (
+    None
+):
+    once = Once(TIMED, BY_EVENT_TIME, keeps_earliest=True)
+    assert once.epoch(a_row(7), watermark=8) == [(7, "x")]
+    assert once.epoch(a_row(7, "a"), a_row(8), a_row(18), watermark=60) == [(18, "x")]
+    assert [_shown(row) for row in once.harness.rows(pen.LATE)] == [(7, "a")]
+
+
+def test_rows_that_wait_go_on_at_another_parallelism_whatever_their_types() -> None:
+    names = pa.dictionary(pa.int8(), pa.string())
+    at = pa.field("at", pa.timestamp("ms", "UTC"), nullable=False)
+    columns: Any = [pa.field("id", names), pa.field("x", names), at]
+    stream = pen.StreamSchema(pa.schema(columns), "at", ("id",))
+    spec = deduplicate_spec(stream, BY_EVENT_TIME, keeps_earliest=True)
+    rows = [{"id": f"k{n % 20}", "x": str(n), "at": n * MINUTE // 1_000} for n in range(40)]
+    harness = OperatorHarness(spec, stream)
+    harness.push(rows)
+    assert harness.barrier().rows() == []
+    with OperatorHarness.restore(harness.checkpoint(), parallelism=3) as again:
+        again.push(rows[:1])
+        again.watermark(60 * MINUTE)
+        again.barrier()
+        assert sorted(int(row["x"]) for row in again.rows()) == list(range(40))
 
 
 def test_a_null_is_a_key_as_any_other() -> None:
@@ -84,22 +122,27 @@ def test_a_late_row_of_an_unknown_key_goes_to_the_side_output() -> None:
 
 def test_by_processing_time_a_key_is_forgotten_after_its_time_to_live() -> None:
     once = Once(UNTIMED, BY_CLOCK)
-    assert once.epoch(a_row(0, "b"), a_row(0, "a")) == [(0, "a")]
+    assert once.epoch(a_row(0, "b"), a_row(0, "a")) == [(0, "b")]
     once.harness.advance("9m")
     assert once.epoch(a_row(0)) == []
     once.harness.advance("1m")
     assert once.epoch(a_row(0)) == [(0, "x")]
 
 
-def test_a_row_without_event_time_is_refused_if_keys_expire_by_it() -> None:
-    once = Once(TIMED, BY_EVENT_TIME)
+@pytest.mark.parametrize(
+    ("expiry", "keeps_earliest"), [(BY_EVENT_TIME, False), (None, True)]
+)
+def test_a_row_without_event_time_is_refused_where_it_counts(
+    expiry: Expiry | None, keeps_earliest: bool
+) -> None:
+    once = Once(TIMED, expiry, keeps_earliest=keeps_earliest)
     with pytest.raises(SchemaError, match="'at' is null"):
         once.epoch(a_row(None))
 
 
 def test_rows_without_event_time_are_duplicates_as_others_if_keys_are_kept() -> None:
     once = Once(TIMED, None)
-    assert once.epoch(a_row(None), a_row(4)) == [(4, "x")]
+    assert once.epoch(a_row(4), a_row(None)) == [(4, "x")]
 
 
 def test_keys_go_on_at_another_parallelism() -> None:
@@ -128,6 +171,7 @@ def test_state_that_grows_without_end_is_warned_of_unless_it_is_asked_for(
         ({"keep": "frist"}, "did you mean 'first'"),
         ({"keep": "last"}, "no event time"),
         ({"keep": "last", "ttl": "1h"}, "ttl= goes with keep='first'"),
+        ({"keep": "earliest", "ttl": "1h"}, "no event time .* the earliest"),
         ({"on": []}, "name them as on="),
         ({"on": "idd"}, "no column 'idd'"),
         ({"ttl": "0s"}, "it must be positive"),
