@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 import penstock as pen
 from penstock.operators import OperatorSpec
@@ -148,6 +149,21 @@ def rankings_that_cannot_be(p: pen.Pipeline) -> None:
     bids.select("auction").deduplicate("no-time", "auction", keep="last")
 
 
+def windows_that_cannot_change(p: pen.Pipeline) -> None:
+    by_auction = bids_of(p).key_by("auction")
+    by_auction.window("none", pen.tumbling("10s"), allowed_lateness="0s")
+    by_auction.window("soon", pen.session("10s"), allowed_lateness="soon")
+    by_auction.window("w", pen.tumbling("10s"), allowed_lateness="5s").aggregate(
+        change=pen.count()
+    )
+    bids = p.read("more", pen.list_source(BIDS), event_time="at")
+    table = bids.to_table("last", key="bidder")
+    table.window("sessions", pen.session("10s")).aggregate(n=pen.count())
+    listed = table.with_columns(tags=pl.concat_list("auction"))
+    count = pen.aggregate_rows(len, returns=pa.int64(), columns=["tags"])
+    listed.window("lists", pen.tumbling("10s")).aggregate(n=count)
+
+
 BAD: dict[str, Callable[[pen.Pipeline], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -162,5 +178,6 @@ BAD: dict[str, Callable[[pen.Pipeline], None]] = {
         lookups_that_cannot_be,
         changelogs_that_cannot_be,
         rankings_that_cannot_be,
+        windows_that_cannot_change,
     )
 }

@@ -58,6 +58,19 @@ STEPS: dict[str, Callable[[Read], pen.Stream]] = {
         read, pen.tumbling("1h", time_domain="processing-time")
     ),
     "session windows": lambda read: _windowed(read, pen.session("1h")),
+    "windows with lateness": lambda read: (
+        read("rows")
+        .key_by("n", "text")
+        .window("step", pen.tumbling("1h"), allowed_lateness="1h")
+        .aggregate(rows=pen.count())
+    ),
+    "windows of a table": lambda read: (
+        read("rows")
+        .to_table("table", key="n")
+        .key_by("n")
+        .window("step", pen.tumbling("1h"))
+        .aggregate(greatest=pen.max("text"))
+    ),
     "top": lambda read: read("rows").top("step", 2, by="text", per="n"),
     "top of a table": lambda read: (
         read("rows").to_table("table", key="n").top("step", 2, by="text", per="n")

@@ -20,7 +20,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.arrow_types import why_not_in_polars
-from penstock.core.schema import Settling, StreamSchema
+from penstock.core.schema import CHANGE_COLUMN, Settling, StreamSchema
 from penstock.errors import SchemaError
 from penstock.operators.aggregates.aggregate import Aggregate
 from penstock.operators.aggregates.frames import decoded, frame_schema
@@ -55,7 +55,7 @@ class FirstRows(Aggregate):
     @override
     def for_stream(self, stream: StreamSchema) -> "FirstRows":
         types = frame_schema(stream.arrow)
-        names = [name for name in stream.arrow.names if name not in stream.key_columns]
+        names = _ranked_columns(stream)
         problems = [
             f"column {name!r}: {why_not_in_polars(stream.arrow.field(name).type)}"
             for name in names
@@ -88,9 +88,15 @@ class FirstRows(Aggregate):
     @override
     def result_type(self, stream: StreamSchema) -> pa.DataType:
         plain = decoded(stream.arrow)
-        fields = [plain.field(n) for n in stream.arrow.names if n not in stream.key_columns]
+        fields = [plain.field(name) for name in _ranked_columns(stream)]
         kept = [pa.field(field.name, field.type) for field in fields]
         return pa.large_list(pa.field("item", pa.struct(kept)))
+
+
+def _ranked_columns(stream: StreamSchema) -> list[str]:
+    """Return the columns of the rows in lists: all but the key, and the kind of a change."""
+    left_out = {*stream.key_columns, *([CHANGE_COLUMN] if stream.is_changelog else [])}
+    return [name for name in stream.arrow.names if name not in left_out]
 
 
 def _first_rows(lists: pl.Series, *, order: RankOrder, count: int) -> pl.Series:
