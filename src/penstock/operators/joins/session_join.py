@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
@@ -30,6 +31,7 @@ from penstock.core.arrow_types import Micros, relay
 from penstock.core.batch import empty_batch
 from penstock.core.watermark import MIN_MICROS, CheckpointBarrier
 from penstock.errors import ErrorCode, UserError
+from penstock.operators.aggregates.frames import columns_to_frame
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.joins.matching import (
     JoinConfig,
@@ -40,7 +42,6 @@ from penstock.operators.joins.matching import (
     in_one_piece,
 )
 from penstock.operators.joins.sides import How, JoinRules, Pick
-from penstock.operators.joins.table_parts import first_equal
 from penstock.operators.joins.window_join import clipped_windows, window_rules, zone_of
 from penstock.operators.windows.aggregation import MICROS
 from penstock.operators.windows.assignment import Flags, find_length_problems, years_in
@@ -53,6 +54,7 @@ from penstock.state.tables.sorted_rows import Positions, join_rows, take_rows
 from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.time_keyed_rows import expand_ranges
 
+_NUMBER = "_penstock_number"
 _FIRST_KEYS, _MOST_KEYS = 1_024, 1 << 17
 """How many keys are looked at together; blocks grow and shrink with their rows."""
 _FEW_ROWS, _MANY_ROWS = 100_000, 1_000_000
@@ -197,7 +199,13 @@ class SessionJoin(TimedJoin[SessionJoinConfig]):
         if not found:
             return self._keys_of(empty_batch(self.left.stream.arrow), self.left)
         whole = join_rows(found)
-        return take_rows(whole, np.unique(first_equal([whole], self._names)))
+        first = self._numbered(whole).unique(self._names, keep="first", maintain_order=True)
+        return take_rows(whole, first[_NUMBER].to_numpy())
+
+    def _numbered(self, keys: pa.RecordBatch) -> pl.DataFrame:
+        """Return keys as Polars compares them, with their numbers."""
+        frame = columns_to_frame([keys], self._names)
+        return frame.with_columns(pl.Series(_NUMBER, np.arange(keys.num_rows)))
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -213,12 +221,16 @@ class SessionJoin(TimedJoin[SessionJoinConfig]):
 
     def _numbers_of(self, rows: Rows, side: JoinSide, keys: pa.RecordBatch) -> Positions:
         """Return the number of each row's key, -1 for rows of other keys."""
-        count = keys.num_rows
-        if not count:
+        if not keys.num_rows:
             return np.full(len(rows.micros), -1, np.int64)
-        own = self._keys_of(rows.batch, side)
-        first = first_equal([keys, own], self._names)[count:]
-        return np.where(first < count, first, -1)
+        found = columns_to_frame([self._keys_of(rows.batch, side)], self._names).join(
+            self._numbered(keys),
+            on=list(self._names),
+            how="left",
+            nulls_equal=True,
+            maintain_order="left",
+        )
+        return found[_NUMBER].fill_null(-1).to_numpy()
 
     def _blocks(
         self,
