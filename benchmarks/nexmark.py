@@ -41,7 +41,7 @@ from benchmarks.structured_streaming import (
     ROCKSDB,
 )
 from benchmarks.suites import Row
-from examples.nexmark.__main__ import queries
+from examples.nexmark.__main__ import FOLDERS, queries
 from examples.nexmark.site import KINDS, Kind, Site, stored
 from penstock.runtime.spark.session import open_session
 
@@ -158,9 +158,9 @@ def run_query(
     is_compared = name in nexmark_peer.QUERIES and result.port.schema.is_changelog
     if is_counted and is_compared:
         result = result.to_upserts()
-    parts = ["day", "minute"]
-    files = pen.files(folder / "out", format="parquet", partition_by=parts)
-    result.write("out", files if name == "q10" else pen.blackhole())
+    folders = FOLDERS.get(name, ())
+    files = pen.files(folder / "out", format="parquet", partition_by=folders)
+    result.write("out", files if folders else pen.blackhole())
     return run_to_end(
         pipeline,
         folder / "checkpoint",

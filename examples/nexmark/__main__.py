@@ -19,6 +19,8 @@ from examples.nexmark.site import Site, generated
 
 Query = Callable[[Site], pen.Stream]
 _UNITS = {"k": 1_000, "M": 1_000_000}
+FOLDERS = {"q10": ("day", "minute")}
+"""The columns by which the rows of a query are written into folders."""
 _SHOWN_ROWS = 5
 
 
@@ -59,7 +61,8 @@ def run(name: str, events: int, parallelism: int, *, in_process: bool) -> None:
 
     with tempfile.TemporaryDirectory(prefix="nexmark-") as folder:
         output = Path(folder) / "out"
-        result.write("out", pen.files(output, format="parquet"))
+        folders = FOLDERS.get(name, ())
+        result.write("out", pen.files(output, format="parquet", partition_by=folders))
         start = pipeline.run_in_process if in_process else pipeline.run
         status = start(Path(folder) / "checkpoints", on_status=on_status)
         seconds = time.perf_counter() - started
@@ -74,7 +77,12 @@ def run(name: str, events: int, parallelism: int, *, in_process: bool) -> None:
 def _first_rows(output: Path) -> pl.DataFrame:
     """Return a few rows; all of them may be more than fit into memory."""
     files = [output / file.path for file in pen.committed_files(output)]
-    few = [pl.read_parquet(file, n_rows=_SHOWN_ROWS) for file in files[:_SHOWN_ROWS]]
+    few = [
+        pl.read_parquet(
+            file, n_rows=_SHOWN_ROWS, hive_partitioning=True, try_parse_hive_dates=False
+        )
+        for file in files[:_SHOWN_ROWS]
+    ]
     return pl.concat(few).head(_SHOWN_ROWS) if few else pl.DataFrame()
 
 

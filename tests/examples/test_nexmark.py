@@ -31,3 +31,5 @@ def test_the_command_lists_the_queries_and_runs_one(
     assert "q2: 2,000 events in" in said
     assert "rows came out, the first of them" in said
     assert "auction" in said
+    main(["q10", "--events", "2k", "--in-process"])
+    assert "2015-07-15 ┆ 00:00" in capsys.readouterr().out
