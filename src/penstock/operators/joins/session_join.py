@@ -199,8 +199,9 @@ class SessionJoin(TimedJoin[SessionJoinConfig]):
         if not found:
             return self._keys_of(empty_batch(self.left.stream.arrow), self.left)
         whole = join_rows(found)
-        first = self._numbered(whole).unique(self._names, keep="first", maintain_order=True)
-        return take_rows(whole, first[_NUMBER].to_numpy())
+        every = self._numbered(whole)
+        distinct = every.unique(self._names, keep="first", maintain_order=True)
+        return take_rows(whole, distinct[_NUMBER].to_numpy())
 
     def _numbered(self, keys: pa.RecordBatch) -> pl.DataFrame:
         """Return keys as Polars compares them, with their numbers."""
