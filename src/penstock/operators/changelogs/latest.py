@@ -62,7 +62,8 @@ class LatestConfig(OperatorConfig):
         key = ", ".join(StreamSchema.from_bytes(self.rows).key_columns)
         by = {} if self.order is None else {"order": self.order}
         gone = {} if self.deleted is None else {"deleted": self.deleted}
-        return {"key": key, **by, **gone}
+        keeps = "the last row of each key" + (" until it is deleted" if gone else "")
+        return {"key": key, **by, **gone, "keeps": keeps}
 
 
 def latest_spec(

@@ -70,6 +70,7 @@ class FunctionLookupConfig(LookupConfig):
             "max_concurrency": str(self.max_concurrency),
             "timeout": show_duration(self.timeout_micros),
             "cache": cache,
+            **self.shown_kept("in the cache, not in state"),
         }
 
 

@@ -80,6 +80,10 @@ class LookupConfig(JoinConfig):
 
     diverts_bad: bool = False
 
+    def shown_kept(self, right: str) -> Mapping[str, str]:
+        """Return what `explain` prints about the rows of both sides that are kept."""
+        return {"keeps left rows": "not at all", "keeps right rows": right}
+
     @override
     def rules(self) -> JoinRules:
         left, right = self.sides()
@@ -177,7 +181,8 @@ class TableLookupConfig(LookupConfig):
     def shown(self) -> Mapping[str, str]:
         reload = self.reload_micros
         often = "never" if reload is None else f"every {show_duration(reload)}"
-        return {**self.shown_keys(), "looks up": self.shown_source(), "reload": often}
+        shown = {**self.shown_keys(), "looks up": self.shown_source(), "reload": often}
+        return {**shown, **self.shown_kept("in memory, not in state")}
 
 
 class LookupJoin(LookupOperator[TableLookupConfig]):

@@ -50,7 +50,8 @@ class StreamLookupConfig(LookupConfig):
     @override
     def shown(self) -> Mapping[str, str]:
         key = ", ".join(self.table_key)
-        return {**self.shown_keys(), "looks up": f"the last row per {key} of a stream"}
+        shown = {**self.shown_keys(), "looks up": f"the last row per {key} of a stream"}
+        return {**shown, **self.shown_kept("until others replace them")}
 
 
 class HeldLookup(LookupOperator[LookupConfigT], Generic[LookupConfigT]):

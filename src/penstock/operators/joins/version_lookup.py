@@ -37,7 +37,7 @@ class VersionLookupConfig(LookupConfig):
             **self.shown_keys(),
             "looks up": self.shown_source,
             "reload": f"every {show_duration(self.reload_micros)}",
-            "keeps right rows": "those of the last version",
+            **self.shown_kept("those of the last version"),
         }
 
 

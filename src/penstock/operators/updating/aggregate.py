@@ -72,7 +72,9 @@ class UpdatingAggregateConfig(OperatorConfig):
         keys = StreamSchema.from_bytes(self.partials).key_columns
         shown = {} if keys == (ALL_ROWS,) else {"by": ", ".join(keys)}
         shown["aggregates"] = plan.display()
-        if self.ttl_micros is not None:
+        if self.ttl_micros is None:
+            shown["keeps"] = "every key for ever" if keys != (ALL_ROWS,) else "one result"
+        else:
             shown["ttl"] = f"{self.ttl_micros / 1e6:g}s by {self.ttl_domain}"
         return shown
 

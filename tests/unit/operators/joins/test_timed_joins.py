@@ -9,6 +9,7 @@ import pytest
 
 import penstock as pen
 from penstock.catalog import default_registry
+from penstock.core.clock import new_token
 from penstock.core.watermark import IDLE
 from penstock.errors import SchemaError, StateError
 from penstock.operators import EventTime
@@ -128,17 +129,27 @@ def test_an_idle_side_does_not_hold_the_other_one() -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"within": ("0s", "5s")},
+        {"window": pen.tumbling("5s")},
+        {"window": pen.sliding("5s", "5s")},
+        {"window": pen.session("5s")},
+    ],
+    ids=["within", "tumbling", "sliding", "session"],
+)
+@pytest.mark.parametrize(
     ("idle_timeout", "found"), [("5s", [(1, None)]), (None, [])], ids=["idle", "waiting"]
 )
 def test_a_source_that_is_silent_holds_a_join_until_it_counts_as_idle(
-    idle_timeout: str | None, found: list[Any]
+    idle_timeout: str | None, found: list[Any], options: dict[str, Any]
 ) -> None:
     def at(second: int, **more: int) -> dict[str, Any]:
         return {"key": 1, "at": datetime.fromtimestamp(second, UTC), **more}
 
     talking = [at(10, n=1), PAUSE("20s"), at(1_000, n=2), PAUSE("20s"), EOF, at(2_000, n=3)]
     silent = [at(0, m=1), PAUSE("1h"), at(2_000, m=2)]
-    p, out = pen.Pipeline("p"), pen.list_sink(f"idle-{idle_timeout}")
+    p, out = pen.Pipeline("p"), pen.list_sink(f"idle-{new_token()}")
     left = p.read("left", source_spec(ScriptedSource(talking)), event_time="at")
     right = p.read(
         "right",
@@ -146,7 +157,7 @@ def test_a_source_that_is_silent_holds_a_join_until_it_counts_as_idle(
         event_time="at",
         idle_timeout=idle_timeout,
     )
-    joined = left.join("join", right, on="key", how="left", within=("0s", "5s"))
+    joined = left.join("join", right, on="key", how="left", **options)
     joined.select("n", "m").write("out", out)
     LocalJob(p).run(epochs=30)
     assert [(row["n"], row["m"]) for row in out.rows()] == found
