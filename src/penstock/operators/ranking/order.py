@@ -165,11 +165,12 @@ def to_rank_order(
             f"{len(names)} columns of by"
         )
     types = frame_schema(stream.arrow)
+    # Rows of the table are ranked, whatever brought them.
+    own = (ALL_ROWS, CHANGE_COLUMN) if stream.is_changelog else (ALL_ROWS,)
+    known = [name for name in types if name not in own]
     for name in names:
-        if name not in types or (name == CHANGE_COLUMN and stream.is_changelog):
-            problems.append(
-                f"there is no column {name!r}{did_you_mean(str(name), types.names())}"
-            )
+        if name not in known:
+            problems.append(f"there is no column {name!r}{did_you_mean(str(name), known)}")
         elif not is_orderable(types[name]):
             problems.append(
                 f"column {name!r} is {stream.arrow.field(name).type}, whose values have no order"

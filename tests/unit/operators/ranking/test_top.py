@@ -187,3 +187,11 @@ def test_the_state_of_another_ranking_is_refused(
     a_pipeline().run_in_process(str(tmp_path))
     with pytest.raises(PenstockError, match="top"):
         a_pipeline(**options).run_in_process(str(tmp_path))
+
+
+def test_the_kind_of_a_change_is_no_column_to_rank_by() -> None:
+    pipeline = pen.Pipeline("p")
+    rows = pipeline.read("rows", pen.list_source([{"k": 1, "v": 1}]))
+    rows.from_upserts("t", key="k").top("best", 1, by="change")
+    with pytest.raises(UserError, match="no column 'change'; known are 'k', 'v'"):
+        pipeline.graph()
