@@ -15,13 +15,14 @@ import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.core.arrow_types import relay
+from penstock.core.arrow_types import relay, stored_type
 from penstock.core.batch import empty_batch, to_batches
 from penstock.core.figures import show_duration
 from penstock.errors import ErrorCode, ExternalError, PenstockError, SchemaError, UserError
 from penstock.graph.logical import UserFunction
 from penstock.operators.aggregates.frames import columns_to_frame
 from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.frames import polars_type
 from penstock.operators.joins.lookup_join import LookupConfig, LookupOperator
 from penstock.operators.joins.lookup_rows import LookupRows, in_one_batch
 from penstock.operators.joins.matching import without_nulls
@@ -237,6 +238,8 @@ class FunctionLookup(LookupOperator[FunctionLookupConfig]):
         name, keys = self.config.function.name, self.right.key_columns
         problem = ""
         try:
+            if isinstance(answer, pl.DataFrame):
+                answer = _in_declared_types(answer, self.right.arrow)
             batches = to_batches(answer, self.right.arrow)
         except SchemaError as error:
             batches, problem = [], error.message
@@ -257,6 +260,28 @@ class FunctionLookup(LookupOperator[FunctionLookupConfig]):
                 operator=operator,
             )
         return batches
+
+
+def _in_declared_types(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
+    """Return a frame whose columns have the declared types that Polars reads as theirs.
+
+    Keys are given as a frame, and Polars has no seconds, for example. What a function gives back
+    as it got it is right.
+    """
+    columns: dict[str, Any] = {}
+    for series in frame.get_columns():
+        place = schema.get_field_index(series.name)
+        kind = None if place < 0 else stored_type(schema.field(place).type)
+        columns[series.name] = series.rechunk().to_arrow()
+        if kind is not None and polars_type(kind) == series.dtype:
+            columns[series.name] = _cast(columns[series.name], kind)
+    return pa.table(columns)
+
+
+def _cast(array: Any, kind: Any) -> Any:
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, array.cast(kind.storage_type))
+    return array if array.type.equals(kind) else array.cast(kind)
 
 
 def _load(config: FunctionLookupConfig) -> Callable[..., Awaitable[Any]]:

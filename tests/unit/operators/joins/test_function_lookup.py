@@ -2,12 +2,14 @@
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
 import penstock as pen
+from penstock.core.clock import new_token
 from penstock.errors import ErrorCode, ExternalError, UserCodeError, UserError
 from penstock.operators.joins.function_lookup import AnswerCache
 from penstock.operators.joins.lookup_rows import LookupRows
@@ -65,6 +67,30 @@ def test_distinct_keys_are_asked_for_once_and_nulls_never() -> None:
             (None, None),
         ]
         assert ASKED == [[1, 2, 100]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.timestamp("s"), 7),
+        (pa.time32("s"), 7),
+        (pa.date64(), 86_400_000),
+        (pa.binary(2), b"ab"),
+        (pa.uuid(), UUID(int=7)),
+        (pa.dictionary(pa.int8(), pa.string()), "a"),
+    ],
+    ids=str,
+)
+def test_a_function_may_give_its_keys_back_as_it_got_them(kind: Any, value: Any) -> None:
+    async def name(keys: pl.DataFrame) -> pl.DataFrame:
+        return keys.with_columns(name=pl.lit("known"))
+
+    p, out = pen.Pipeline("p"), pen.list_sink(new_token())
+    rows = p.read("rows", pen.list_source(pa.table({"k": pa.array([value], kind)})))
+    schema = pa.schema([("k", kind), ("name", pa.string())])
+    rows.join("named", pen.lookup_function(name, schema=schema), on="k").write("out", out)
+    p.run_in_process("memory:")
+    assert [row["name"] for row in out.rows()] == ["known"]
 
 
 def test_a_key_may_have_several_rows_and_inner_joins_drop_others() -> None:
