@@ -35,7 +35,9 @@ class Memory:
     at_any_time: int
 
 
-def memory_of(pipeline: pen.Pipeline, row_count: int, folder: Path) -> Memory:
+def memory_of(
+    pipeline: pen.Pipeline, row_count: int, folder: Path, *, epochs: int = EPOCHS
+) -> Memory:
     """Run a job to its end and measure it.
 
     Files are not merged, so that state is in as many as there are epochs.
@@ -45,7 +47,7 @@ def memory_of(pipeline: pen.Pipeline, row_count: int, folder: Path) -> Memory:
     registry = pipeline.registry
     worker = Worker(store, cache, registry, clock, memory_budget_bytes=BUDGET_BYTES)
     settings = DriverSettings(
-        budget=SourceBudget(rows=row_count // EPOCHS),
+        budget=SourceBudget(rows=row_count // epochs),
         adapts_budget=False,
         compaction=CompactionSettings(min_files=10_000, min_expiring_files=10_000),
     )
@@ -66,5 +68,5 @@ def memory_of(pipeline: pen.Pipeline, row_count: int, folder: Path) -> Memory:
         JobDriver(environment, on_epoch=note).run()
     finally:
         pa.set_memory_pool(usual)
-    assert len(found) >= EPOCHS
+    assert len(found) >= epochs
     return Memory(max(held for held, _ in found[:-1]), found[-2][1])

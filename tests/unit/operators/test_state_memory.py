@@ -10,7 +10,7 @@ import pytest
 
 import penstock as pen
 from penstock.core.clock import new_token
-from tests.builders.small_memory import BUDGET_BYTES, memory_of
+from tests.builders.small_memory import BUDGET_BYTES, EPOCHS, Memory, memory_of
 
 STATE_BYTES = 4 * BUDGET_BYTES
 TEXT_BYTES = 600
@@ -103,11 +103,8 @@ STEPS: dict[str, Callable[[Read], pen.Stream]] = {
 every subtask, and documented so."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS)
-def test_state_beyond_the_memory_budget_is_not_held_in_memory(
-    step: str, tmp_path: Path
-) -> None:
+def check_memory(step: str, folder: Path, epochs: int) -> Memory:
+    """Run a step over all rows, check how many come out, and return what it held."""
     rows = [{"n": n, "at": n, "text": f"{n:0{TEXT_BYTES}}"} for n in range(ROWS)]
     pipeline, out = pen.Pipeline("large"), pen.list_sink(f"large-{new_token()}")
 
@@ -116,11 +113,28 @@ def test_state_beyond_the_memory_budget_is_not_held_in_memory(
         return pipeline.read(name, source, event_time="at", watermark_delay="1h")
 
     STEPS[step](read).write("out", out)
-    memory = memory_of(pipeline, ROWS, tmp_path)
-    assert memory.between_epochs < BUDGET_BYTES
-    assert memory.at_any_time < STATE_BYTES, "an epoch takes some, whatever is kept"
+    memory = memory_of(pipeline, ROWS, folder, epochs=epochs)
     gone = pl.col("change").is_in(["delete", "update-before"])
     found = pl.DataFrame(pl.from_arrow(out.table()))
     out.clear()
     changes = 2 * found.filter(gone).height if "change" in found.columns else 0
     assert found.height - changes == ROWS
+    return memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
+def test_state_beyond_the_memory_budget_is_not_held_in_memory(
+    step: str, tmp_path: Path
+) -> None:
+    memory = check_memory(step, tmp_path, EPOCHS)
+    assert memory.between_epochs < BUDGET_BYTES
+    assert memory.at_any_time < STATE_BYTES, "an epoch takes some, whatever is kept"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["tumbling windows", "interval join", "session join"])
+def test_state_of_epochs_that_are_larger_than_their_share_is_not_held_either(
+    step: str, tmp_path: Path
+) -> None:
+    assert check_memory(step, tmp_path, 6).between_epochs < BUDGET_BYTES

@@ -78,8 +78,8 @@ class StateFileReader:
     def read_segment(self, index: int) -> pa.RecordBatch:
         """Return all rows of one row group, visible in the list entry or not.
 
-        The result is one contiguous batch: mapped from the cache, or fetched by one range
-        read, verified, decoded and cached.
+        The result is one contiguous batch, mapped from the cache: what is not there is fetched by
+        one range read, verified, decoded and cached.
         """
         segment = self.segments[index]
         key = CacheKey(self.file.checksum, index)
@@ -89,9 +89,17 @@ class StateFileReader:
         data = self._fetch(segment.start, segment.size_bytes)
         self._require_checksum(f"row group {index}", segment.checksum, data)
         window = _Window(data, segment.start, self.file.size_bytes)
-        batch = as_batch(self._decode(window, index))
+        return self._cached(index, as_batch(self._decode(window, index)))
+
+    def _cached(self, index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Put rows into the cache and return them mapped from there, so that holding them is free.
+
+        If the cache does not take them they stay in memory.
+        """
+        key = CacheKey(self.file.checksum, index)
         self.cache.put(key, batch)
-        return batch
+        mapped = self.cache.peek(key)
+        return batch if mapped is None else mapped
 
     def read(self) -> pa.Table:
         """Return all rows in the list entry's visible range, in file order.
@@ -165,8 +173,7 @@ class StateFileReader:
         for segment in self.visible_segments:
             index = segment.index
             batch = as_batch(rows.slice(first_rows[index], segment.row_count))
-            self.cache.put(CacheKey(self.file.checksum, index), batch)
-            batches.append(batch)
+            batches.append(self._cached(index, batch))
         return batches
 
     def _fetch(self, start: int, length: int) -> bytes:

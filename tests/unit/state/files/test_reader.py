@@ -50,6 +50,18 @@ def test_a_whole_file_costs_one_request() -> None:
     assert reader.bytes_read == file.size_bytes
 
 
+@pytest.mark.parametrize("visible", [FULL_RANGE, KeyRange(0, 1 << 62)])
+def test_rows_that_were_fetched_are_in_the_cache_and_not_in_memory(
+    visible: KeyRange, tmp_path: Path
+) -> None:
+    store, table = MemoryStore(), hashed_rows(ROWS)
+    file = replace(a_written_file(store, table), visible=visible)
+    before = pa.total_allocated_bytes()
+    rows = StateFileReader(store, FileCache(tmp_path, 1 << 30), file).read()
+    assert pa.total_allocated_bytes() - before < rows.nbytes / 10
+    assert rows.equals(rows_of(table, visible))
+
+
 def test_a_part_of_a_file_costs_the_footer_and_the_segments_it_touches() -> None:
     store, table = CountingStore(), hashed_rows(ROWS)
     file = replace(a_written_file(store, table), visible=KeyRange(0, 1 << 60))
