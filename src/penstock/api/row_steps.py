@@ -229,7 +229,7 @@ class RowSteps:
         if declared is not None and stream.is_changelog and not is_declared:
             names = declared.arrow.names
             key = project_changes(stream, names, (), config.kind)
-            declared = replace(declared, table_key=key)
+            declared = replace(declared, table_key=key, is_bag=stream.is_bag)
         return self._then(function_spec(config, function, declared, on_bad), settles=True)
 
     def _columns_named(self, where: str, given: Sequence[Any]) -> tuple[str, ...]:

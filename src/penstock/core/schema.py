@@ -57,10 +57,12 @@ class StreamSchema:
     """The columns that tell apart the rows of the table whose changes a changelog holds.
 
     None for an append-only stream, where every row stands for itself; () for a table of one
-    row. If no key is known, all columns but `change` are it, and equal rows are counted.
+    row. If no key is known, all columns but `change` are it: see `is_bag`.
     """
     settling: Settling = Settling.APART
     """What a changelog promises about the changes of one key within an epoch."""
+    is_bag: bool = False
+    """Whether it is a changelog without a known key: equal rows may be there several times."""
 
     def __post_init__(self) -> None:
         given: object = self.arrow
@@ -94,12 +96,6 @@ class StreamSchema:
         """Whether rows are changes of a table, told by their column `change`."""
         return self.table_key is not None
 
-    @property
-    def is_bag(self) -> bool:
-        """Whether it is a changelog without a known key: equal rows may be there several times."""
-        names = [name for name in self.arrow.names if name != CHANGE_COLUMN]
-        return self.table_key is not None and set(self.table_key) == set(names)
-
     def loosened(self) -> Self:
         """Return the schema of some of its rows: of a changelog, signs are all that is exact."""
         if self.settling is not Settling.SETTLED:
@@ -108,7 +104,10 @@ class StreamSchema:
 
     def with_columns(self, arrow: pa.Schema, time_column: str | None) -> Self:
         """Return other columns of the same rows; what they are about stays as it is."""
-        return replace(self, arrow=arrow, time_column=time_column)
+        key = self.table_key
+        if self.is_bag:
+            key = tuple(name for name in arrow.names if name != CHANGE_COLUMN)
+        return replace(self, arrow=arrow, time_column=time_column, table_key=key)
 
     def keys_of(self, rows: Rows) -> list[Column]:
         """Return the key columns of some rows, in order."""
@@ -155,6 +154,7 @@ class StreamSchema:
         if self.table_key is not None:
             roles["table_key"] = self.table_key
             roles["settling"] = self.settling.value
+            roles["is_bag"] = self.is_bag
         metadata = {**(self.arrow.metadata or {}), _ROLES: json.dumps(roles).encode()}
         return self.arrow.with_metadata(metadata).serialize().to_pybytes()
 
@@ -168,6 +168,9 @@ class StreamSchema:
             time_column, key_columns = roles["time_column"], tuple(roles["key_columns"])
             table_key = None if "table_key" not in roles else tuple(roles["table_key"])
             settling = Settling(roles.get("settling", Settling.APART.value))
+            # Bytes that do not say so are of a time when all-column keys were those of bags.
+            names = {name for name in schema.names if name != CHANGE_COLUMN}
+            is_bag = roles.get("is_bag", table_key is not None and {*table_key} == names)
         except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
             raise CorruptStateError(
                 f"{len(data)} bytes are not the schema of a stream ({error!r}): they were "
@@ -175,7 +178,7 @@ class StreamSchema:
                 code=ErrorCode.UNDECODABLE,
             ) from error
         bare = schema.with_metadata(metadata) if metadata else schema.remove_metadata()
-        return cls(bare, time_column, key_columns, table_key, settling)
+        return cls(bare, time_column, key_columns, table_key, settling, is_bag)
 
 
 if not TYPE_CHECKING:  # A checker knows the names of the fields.
@@ -228,6 +231,13 @@ def _problems(stream: StreamSchema) -> Iterator[_Problem]:
 
 def _changelog_problems(stream: StreamSchema) -> Iterator[_Problem]:
     mismatch, names = ErrorCode.SCHEMA_MISMATCH, stream.arrow.names
+    columns = {name for name in names if name != CHANGE_COLUMN}
+    if stream.is_bag and {*(stream.table_key or ())} != columns:
+        text = (
+            "is_bag says that rows have no key but all their columns: name all of them as the "
+            f"table's key, or leave is_bag out; table_key is {stream.table_key}"
+        )
+        yield mismatch, text
     if stream.table_key is None:
         return
     for name in stream.table_key:

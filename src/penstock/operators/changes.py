@@ -33,6 +33,8 @@ def changelog_schema(
     values: Sequence["pa.Field[Any]"],
     time_column: str | None = None,
     settling: Settling = Settling.SETTLED,
+    *,
+    is_bag: bool = False,
 ) -> StreamSchema:
     """Return the schema of the changes of a table with such a key and values."""
     fields = [*key, *values]
@@ -43,6 +45,7 @@ def changelog_schema(
         time_column,
         table_key=tuple(field.name for field in key),
         settling=settling,
+        is_bag=is_bag,
     )
 
 

@@ -185,6 +185,7 @@ class Project(Configured[SelectConfig], ArrowOperator):
             keys if keeps_keys else (),
             table_key,
             inputs[0].settling if is_settled else inputs[0].loosened().settling,
+            inputs[0].is_bag,
         )
 
     @override

@@ -338,6 +338,7 @@ class Rename(Configured[RenameConfig], ArrowOperator):
             tuple(names.get(key, key) for key in stream.key_columns),
             table_key,
             stream.settling,
+            stream.is_bag,
         )
 
     @override
@@ -384,4 +385,5 @@ class Union(_PassOn[UnionConfig]):
         if not stream.is_changelog:
             return stream
         names = [name for name in stream.arrow.names if name != CHANGE_COLUMN]
-        return replace(stream, table_key=tuple(names), settling=Settling.APART)
+        key = tuple(names)
+        return replace(stream, table_key=key, settling=Settling.APART, is_bag=True)

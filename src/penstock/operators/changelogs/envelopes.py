@@ -166,7 +166,7 @@ class ToRows(Configured[ToRowsConfig], ArrowOperator):
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
         check_changelog("to_rows", inputs[0])
-        return replace(inputs[0], table_key=None)
+        return replace(inputs[0], table_key=None, is_bag=False)
 
     @override
     def process_batch(

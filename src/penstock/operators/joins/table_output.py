@@ -96,7 +96,7 @@ def without_change(stream: StreamSchema) -> StreamSchema:
     if not stream.is_changelog:
         return stream
     arrow = stream.arrow.remove(stream.arrow.get_field_index(CHANGE_COLUMN))
-    return replace(stream, arrow=arrow, table_key=None)
+    return replace(stream, arrow=arrow, table_key=None, is_bag=False)
 
 
 def meaning_of(rules: JoinRules, output: StreamSchema) -> ColumnGroup:
@@ -146,6 +146,7 @@ def derive_output(
         return rows
     check_free(rows.arrow.names)
     key = _derive_key(rules, left, right)
+    is_bag = key is None
     if key is None:
         key = tuple(rows.arrow.names)
     schema = pa.schema([pa.field(CHANGE_COLUMN, pa.string()), *rows.arrow])
@@ -160,7 +161,9 @@ def derive_output(
         How.FULL: all(is_within),
     }.get(rules.how, is_within[0])
     settling = Settling.TOGETHER if is_together else Settling.APART
-    return StreamSchema(schema, rows.time_column, table_key=key, settling=settling)
+    return StreamSchema(
+        schema, rows.time_column, table_key=key, settling=settling, is_bag=is_bag
+    )
 
 
 def _derive_key(

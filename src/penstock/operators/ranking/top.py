@@ -116,7 +116,14 @@ class Ranking:
         else:
             first = [fields.pop(name) for name in key]
             first.append(pa.field(self.rank, pa.int64()))
-        return changelog_schema(first, list(fields.values()), self.stream.time_column)
+        # Of rows without a key there may be equal ones; a rank tells them apart.
+        has_key = self.stream.is_changelog and not self.stream.is_bag
+        return changelog_schema(
+            first,
+            list(fields.values()),
+            self.stream.time_column,
+            is_bag=self.rank is None and not has_key,
+        )
 
     def changes(
         self, rows: pa.Table, ranks: Positions, codes: "np.typing.NDArray[Any]"

@@ -151,7 +151,11 @@ class RankedRows(Configured[RankedRowsConfig], ArrowOperator):
         # Lists that change are changes of their rows: those of a window stay in one subtask.
         key = (*stream.table_key, rank) if rank else tuple(fields.names[1:])
         return StreamSchema(
-            fields, stream.time_column, table_key=key, settling=Settling.TOGETHER
+            fields,
+            stream.time_column,
+            table_key=key,
+            settling=Settling.TOGETHER,
+            is_bag=not rank,
         )
 
     @override

@@ -157,6 +157,7 @@ class ColumnOperator(Configured[ResultSpecT], ArrowOperator):
             () if spec.output in keys else keys,
             stream.table_key,
             stream.loosened().settling,
+            stream.is_bag,
         )
 
     @override

@@ -147,7 +147,7 @@ def compile_changed(
     # Values are rows again when a window is computed, which then is one of rows.
     names = [name for name in stream.arrow.names if name != CHANGE_COLUMN]
     fields = pa.schema([stream.arrow.field(name) for name in names])
-    rows = replace(stream, arrow=fields, table_key=None)
+    rows = replace(stream, arrow=fields, table_key=None, is_bag=False)
     compiled = compile_aggregates(step, aggregates, rows, taken=taken, keys=keys)
     clashing = [name for name in compiled.reads if name in (PANE, SIGN)]
     if clashing:

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
 import penstock as pen
+from penstock.core.schema import StreamSchema
 from penstock.errors import SchemaError, UserError
 from penstock.operators.changelogs.debezium import from_debezium_spec
 from penstock.operators.changelogs.envelopes import ToDebeziumConfig, ToUpsertsConfig
@@ -15,6 +17,7 @@ from penstock.operators.changes import changelog_schema
 from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.testing import LocalJob, OperatorHarness, run_pipeline
+from tests.unit.state.files.file_builders import a_schema
 
 TABLE = changelog_schema(
     [pa.field("user", pa.string())], [pa.field("total", pa.int64(), nullable=False)]
@@ -222,3 +225,34 @@ def test_columns_of_any_type_are_read_from_records_and_written_as_upserts() -> N
         (2, [("a", 1)], False),
         (2, None, True),
     ]
+
+
+def test_a_table_whose_columns_are_all_its_key_has_a_key() -> None:
+    p, out = pen.Pipeline("p"), pen.list_sink("all-key-upserts")
+    rows = [{"user": 1, "page": "a"}, {"user": 1, "page": "b"}, {"user": 1, "page": "a"}]
+    table = p.read("rows", pen.list_source(rows)).from_upserts("t", key=["user", "page"])
+    assert not table.schema.is_bag
+    table.to_upserts().write("out", out)
+    p.run_in_process("memory:")
+    assert sorted(row["page"] for row in out.rows()) == ["a", "b"]
+
+
+def test_what_is_left_of_a_table_is_told_apart_by_its_key_and_a_union_is_a_bag() -> None:
+    p = pen.Pipeline("p")
+    rows = p.read("rows", pen.list_source([{"user": 1, "page": "a", "n": 2}]))
+    table = rows.from_upserts("t", key=["user", "page"]).select("change", "user", "page")
+    assert table.schema.table_key == ("user", "page")
+    assert not table.schema.is_bag
+    more = table.with_columns(twice=pl.col("user") * 2)
+    assert more.schema.table_key == ("user", "page")
+    assert table.union(table).schema.is_bag
+    assert rows.top("best", 2, by="n", per="user").schema.is_bag
+    assert not rows.top("ranked", 2, by="n", per="user", rank="r").schema.is_bag
+    read = StreamSchema.from_bytes(table.schema.to_bytes())
+    assert read == table.schema
+
+
+def test_a_bag_must_name_all_its_columns() -> None:
+    schema = a_schema(change=pa.string(), user=pa.int64(), n=pa.int64())
+    with pytest.raises(SchemaError, match="is_bag says that rows have no key"):
+        StreamSchema(schema, table_key=("user",), is_bag=True)
