@@ -1,29 +1,18 @@
 """A keyed table does what a dictionary does, whatever happens between two calls."""
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import initialize, rule
 
-from penstock.state.tables.expiry import TimeToLive, frontier_micros
-from penstock.state.tables.table import Frontier
-from tests.unit.state.tables.keyed_harness import KeyedHarness, a_schema
+from penstock.state.tables.expiry import TimeToLive
+from tests.builders.table_machine import ODD_NAN, TableMachine
+from tests.unit.state.tables.keyed_harness import a_schema
 
-ODD_NAN = float(np.uint64(0xFFF8_0000_0000_0001).view(np.float64))
 KEYS: dict[str, tuple[Any, list[list[Any]]]] = {
     "integer": (pa.int64(), [[n] for n in range(-8, 8)]),
     "text": (
@@ -53,18 +42,11 @@ one_row = st.tuples(
 rows_chosen = st.lists(one_row, max_size=2) | st.lists(one_row, max_size=12)
 
 
-class KeyedTableMachine(RuleBasedStateMachine):
+class KeyedTableMachine(TableMachine):
     """Random histories of one table, next to the dictionary it should equal.
 
     The model maps the number of a key to its row and the instant at which it expires.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-
-    def teardown(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     @initialize(
         kind=st.sampled_from(sorted(KEYS)),
@@ -93,16 +75,9 @@ class KeyedTableMachine(RuleBasedStateMachine):
             *(["more", "key"] if second_column else ["key"]),
             ttl=ttl,
         )
-        self.harness = KeyedHarness(
-            self.folder,
-            self.schema,
-            parallelism=parallelism,
-            memory_budget_bytes=memory_budget_bytes,
+        self.begin(
+            self.schema, parallelism=parallelism, memory_budget_bytes=memory_budget_bytes
         )
-        self.model: dict[int, tuple[int, int | None]] = {}
-        self.durable: dict[int, tuple[int, int | None]] = {}
-        self.durable_frontier = self.frontier = Frontier()
-        self.is_dirty = False
 
     @rule(chosen=rows_chosen)
     def put(self, chosen: list[tuple[int, bool, int, int]]) -> None:
@@ -123,7 +98,7 @@ class KeyedTableMachine(RuleBasedStateMachine):
         )
         self.harness.put(rows)
         for number, _, value, time in chosen:
-            self.model[self._identity(number)] = (value, self._expiry(time))
+            self.model[self._identity(number)] = (value, self.expiry_of(time))
 
     @rule(chosen=keys_chosen)
     def delete(self, chosen: list[tuple[int, bool]]) -> None:
@@ -140,54 +115,14 @@ class KeyedTableMachine(RuleBasedStateMachine):
             if row is not None:
                 assert row["notes"] == [f"ž{row['value']}"] * (row["value"] % 3)
 
-    @rule()
-    def checkpoint(self) -> None:
-        written = self.harness.checkpoint()
-        assert self.is_dirty or written == 0
-        self.durable, self.durable_frontier = dict(self.model), self.frontier
-        self.is_dirty = False
-
-    @rule(parallelism=st.integers(1, 4), cold=st.booleans())
-    def crash_and_restore(self, parallelism: int, cold: bool) -> None:
-        if cold:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.model = dict(self.durable)
-        self.frontier = self.durable_frontier
-        self.is_dirty = False
-        self.harness.restore(parallelism)
-        self.harness.advance(self.frontier)
-
-    @precondition(lambda self: not self.is_dirty)
-    @rule(min_files=st.integers(2, 4), target_file_bytes=st.sampled_from([1, 1 << 20]))
-    def compact(self, min_files: int, target_file_bytes: int) -> None:
-        now = self.frontier
-        self.harness.frontier = self.durable_frontier
-        self.harness.compact(min_files=min_files, target_file_bytes=target_file_bytes)
-        self.harness.frontier = now
-
     @rule(chosen=keys_chosen)
     def catch_up(self, chosen: list[tuple[int, bool]]) -> None:
         self.harness.catch_up()
         found = self.harness.get_lagging(self._keys(chosen))
         assert self._values(found) == self._expected(self.durable, chosen)
 
-    @rule(micros=st.integers(0, 12))
-    def advance(self, micros: int) -> None:
-        watermark = self.frontier.watermark_micros
-        self.frontier = Frontier(
-            micros if watermark is None else watermark + micros,
-            self.frontier.processing_time_micros + micros,
-        )
-        self.harness.advance(self.frontier)
-
-    @invariant()
-    def a_scan_equals_the_model(self) -> None:
-        if not hasattr(self, "model"):
-            return
-        found = sorted(row["value"] for row in self.harness.scan())
-        assert found == sorted(
-            value for value, expiry in self.model.values() if self._is_live(expiry)
-        )
+    def live_values(self) -> list[int]:
+        return [value for value, expiry in self.model.values() if self.is_live(expiry)]
 
     def _spelled(self, number: int, odd: bool) -> Any:
         spellings = self.spellings[number % len(self.spellings)]
@@ -209,23 +144,12 @@ class KeyedTableMachine(RuleBasedStateMachine):
         """The same for numbers that spell the same key."""
         return number if len(self.schema.key_columns) == 2 else number % len(self.spellings)
 
-    def _expiry(self, time: int) -> int | None:
-        ttl = self.schema.ttl
-        if ttl is None:
-            return None
-        start = self.frontier.processing_time_micros if ttl.time_column is None else time
-        return start + ttl.micros
-
-    def _is_live(self, expiry: int | None) -> bool:
-        instant = frontier_micros(self.schema.ttl, self.frontier)
-        return expiry is None or instant is None or expiry > instant
-
     def _expected(
         self, model: dict[int, tuple[int, int | None]], chosen: Sequence[tuple[int, bool]]
     ) -> list[int | None]:
         rows = [model.get(self._identity(number)) for number, _ in chosen]
         return [
-            row[0] if row is not None and self._is_live(row[1]) else None for row in rows
+            row[0] if row is not None and self.is_live(row[1]) else None for row in rows
         ]
 
     def _values(self, found: list[dict[str, Any] | None]) -> list[int | None]:

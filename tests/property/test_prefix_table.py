@@ -1,28 +1,18 @@
 """A keyed table with many rows per key does what a dictionary of dictionaries does."""
 
-import shutil
-import tempfile
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import initialize, rule
 
-from penstock.state.tables.expiry import TimeToLive, frontier_micros
-from penstock.state.tables.table import Frontier
-from tests.unit.state.tables.keyed_harness import KeyedHarness, a_schema
+from penstock.state.tables.expiry import TimeToLive
+from tests.builders.table_machine import ODD_NAN, TableMachine
+from tests.unit.state.tables.keyed_harness import a_schema
 
-ODD_NAN = float(np.uint64(0xFFF8_0000_0000_0001).view(np.float64))
 Value = list[Any]
 """A value in all its spellings."""
 
@@ -65,15 +55,8 @@ Model = dict[int, dict[int, tuple[int, int | None]]]
 """Prefix → rest → value and expiry; prefix and rest by their numbers."""
 
 
-class PrefixTableMachine(RuleBasedStateMachine):
+class PrefixTableMachine(TableMachine):
     """Random histories of one table, next to what it should equal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-
-    def teardown(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     @initialize(
         prefix=st.sampled_from(sorted(PREFIXES)),
@@ -110,17 +93,7 @@ class PrefixTableMachine(RuleBasedStateMachine):
             ttl=ttl,
             routed_by=("prefix",),
         )
-        self.harness = KeyedHarness(
-            self.folder,
-            schema,
-            parallelism=parallelism,
-            memory_budget_bytes=memory_budget_bytes,
-        )
-        self.ttl = ttl
-        self.model: Model = {}
-        self.durable: Model = {}
-        self.durable_frontier = self.frontier = Frontier()
-        self.is_dirty = False
+        self.begin(schema, parallelism=parallelism, memory_budget_bytes=memory_budget_bytes)
 
     @rule(chosen=rows_chosen)
     def put(self, chosen: list[tuple[tuple[int, int, bool], int, int]]) -> None:
@@ -135,7 +108,7 @@ class PrefixTableMachine(RuleBasedStateMachine):
         self.harness.put(pa.record_batch(columns))
         for (prefix, rest, _), value, time in chosen:
             rows = self.model.setdefault(prefix, {})
-            rows[self._number(rest)] = (value, self._expiry(time))
+            rows[self._number(rest)] = (value, self.expiry_of(time))
 
     @rule(chosen=keys_chosen)
     def delete(self, chosen: list[tuple[int, int, bool]]) -> None:
@@ -182,32 +155,6 @@ class PrefixTableMachine(RuleBasedStateMachine):
         for row in (row for rows in found for row in rows):
             assert "notes" not in row or row["notes"] == ["ž"] * (row["value"] % 3)
 
-    @rule(turned=st.booleans())
-    def checkpoint(self, turned: bool) -> None:
-        written = self.harness.checkpoint(turned=turned)
-        assert self.is_dirty or written == 0
-        self.durable = {prefix: dict(rows) for prefix, rows in self.model.items()}
-        self.durable_frontier = self.frontier
-        self.is_dirty = False
-
-    @rule(parallelism=st.integers(1, 4), cold=st.booleans())
-    def crash_and_restore(self, parallelism: int, cold: bool) -> None:
-        if cold:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.model = {prefix: dict(rows) for prefix, rows in self.durable.items()}
-        self.frontier = self.durable_frontier
-        self.is_dirty = False
-        self.harness.restore(parallelism)
-        self.harness.advance(self.frontier)
-
-    @precondition(lambda self: not self.is_dirty)
-    @rule(min_files=st.integers(2, 4), target_file_bytes=st.sampled_from([1, 1 << 20]))
-    def compact(self, min_files: int, target_file_bytes: int) -> None:
-        now = self.frontier
-        self.harness.frontier = self.durable_frontier
-        self.harness.compact(min_files=min_files, target_file_bytes=target_file_bytes)
-        self.harness.frontier = now
-
     @rule(chosen=prefixes_chosen)
     def catch_up(self, chosen: list[tuple[int, bool]]) -> None:
         self.harness.catch_up()
@@ -215,22 +162,9 @@ class PrefixTableMachine(RuleBasedStateMachine):
         expected = self._expected(self.durable, chosen)
         assert [[row["value"] for row in rows] for rows in found] == expected
 
-    @rule(micros=st.integers(0, 12))
-    def advance(self, micros: int) -> None:
-        watermark = self.frontier.watermark_micros
-        self.frontier = Frontier(
-            micros if watermark is None else watermark + micros,
-            self.frontier.processing_time_micros + micros,
-        )
-        self.harness.advance(self.frontier)
-
-    @invariant()
-    def a_scan_equals_the_model(self) -> None:
-        if not hasattr(self, "model"):
-            return
-        found = sorted(row["value"] for row in self.harness.scan())
+    def live_values(self) -> list[int]:
         live = [self._live(self.model, prefix).values() for prefix in self.model]
-        assert found == sorted(value for values in live for value in values)
+        return [value for values in live for value in values]
 
     def _number(self, rest: int) -> int:
         """The place of a rest in the order of all of them."""
@@ -259,20 +193,12 @@ class PrefixTableMachine(RuleBasedStateMachine):
             "more": pa.array([n % per_value - 1 for n in numbers], pa.int8()),
         }
 
-    def _expiry(self, time: int) -> int | None:
-        if self.ttl is None:
-            return None
-        by_event_time = self.ttl.time_column is not None
-        start = time if by_event_time else self.frontier.processing_time_micros
-        return start + self.ttl.micros
-
     def _live(self, model: Model, prefix: int) -> dict[int, int]:
         """The values of a prefix by rest, in order."""
-        instant = frontier_micros(self.ttl, self.frontier)
         return {
             rest: value
             for rest, (value, expiry) in sorted(model.get(prefix, {}).items())
-            if expiry is None or instant is None or expiry > instant
+            if self.is_live(expiry)
         }
 
     def _expected(self, model: Model, chosen: list[tuple[int, bool]]) -> list[list[int]]:
