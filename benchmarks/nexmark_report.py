@@ -9,6 +9,7 @@ import sys
 from html import escape
 from math import log10
 from pathlib import Path
+from textwrap import shorten
 
 from benchmarks.suites import Row
 from examples.nexmark.__main__ import queries
@@ -146,8 +147,7 @@ def _legend() -> list[str]:
 
 def _query(row: Row, top: float) -> list[str]:
     said = (queries()[row["name"]].__doc__ or "").partition(".")[0].partition(":")[0]
-    if len(said) > 43:
-        said = f"{said[:42].rstrip()}…"
+    said = shorten(said, 44, placeholder=" …")
     middle = top + ROW_HEIGHT / 2
     parts = [
         (
