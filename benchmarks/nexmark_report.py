@@ -6,6 +6,7 @@ python -m benchmarks.nexmark_report benchmarks/results/nexmark.json
 
 import json
 import sys
+from collections.abc import Iterable
 from html import escape
 from math import log10
 from pathlib import Path
@@ -31,14 +32,22 @@ LEAST, MOST = 1_000, 10_000_000
 
 
 def main() -> None:
-    results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    rows = [row for row in results["rows"] if row["suite"] == "nexmark"]
+    rows = read_rows(map(Path, sys.argv[1:]))
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(draw(rows), encoding="utf-8")
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n{END}{after}", encoding="utf-8")
+
+
+def read_rows(files: Iterable[Path]) -> list[Row]:
+    """Return the row of each query; those of later files replace those of earlier ones."""
+    found: dict[str, Row] = {}
+    for file in files:
+        results = json.loads(file.read_text(encoding="utf-8"))
+        found |= {r["name"]: r for r in results["rows"] if r["suite"] == "nexmark"}
+    return [found[name] for name in queries() if name in found]
 
 
 def table(rows: list[Row]) -> str:

@@ -1,5 +1,6 @@
 """What the suite `nexmark` measures is every query, over the same events, drawn as it was measured."""
 
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,19 @@ def test_figures_become_a_picture_and_a_table() -> None:
     assert "| q5 | 80 | 75 | 1.1x | 9.0 / 30 | 8.9x / 2.7x |" in table
     assert "| q9 | 7.0 | 14 | 0.50x | cannot: a ranking is refused |  |" in table
     assert "reached by 1 of 2 queries, missed by q9." in table
+
+
+def test_queries_that_were_measured_again_replace_their_rows(tmp_path: Path) -> None:
+    files = [tmp_path / "first.json", tmp_path / "second.json"]
+    rows = [
+        [{"suite": "nexmark", "name": name, "per_core": n} for name in names]
+        for n, names in enumerate((["q10", "q2"], ["q10", "q3"]))
+    ]
+    for file, some in zip(files, rows, strict=True):
+        other = {"suite": "tumbling", "name": "tumbling"}
+        file.write_text(json.dumps({"rows": [other, *some]}))
+    found = [(row["name"], row["per_core"]) for row in nexmark_report.read_rows(files)]
+    assert found == [("q2", 0), ("q3", 1), ("q10", 1)]
 
 
 def test_the_page_has_a_place_for_the_figures() -> None:
