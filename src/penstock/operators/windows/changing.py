@@ -110,7 +110,7 @@ class ChangingWindowConfig(PaneWindowConfig):
     def shown(self) -> Mapping[str, str]:
         shown = {"window": self.window, "computes": self.aggregation().finished.display()}
         if self.lateness_micros is None:
-            return shown
+            return {**shown, "keeps": "until the watermark has reached the window's end"}
         return {**shown, **shown_lateness(self.lateness_micros)}
 
     @override

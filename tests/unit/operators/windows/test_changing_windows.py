@@ -181,6 +181,27 @@ def test_explain_shows_how_long_state_is_kept(window: Any) -> None:
     assert "keeps=until the watermark is 5m beyond the window's end" in shown
 
 
+def test_explain_shows_how_long_windows_of_a_changelog_are_kept() -> None:
+    job = Job([], pen.tumbling("10s"), is_table=True, schema=TABLE, aggregates=N)
+    shown = str(job.pipeline.explain())
+    assert "keeps=until the watermark has reached the window's end" in shown
+
+
+@pytest.mark.parametrize("window", [pen.tumbling("10s"), pen.session("5s")], ids=str)
+def test_all_rows_together_may_be_late_as_well(window: Any) -> None:
+    pipeline = pen.Pipeline("all")
+    rows = rows_at((1, 1), (35, 1), (2, 1), (90, 1), (3, 1))
+    stream = pipeline.read("rows", pen.list_source(rows, SCHEMA), event_time="at")
+    counted = stream.window("w", window, allowed_lateness="30s").aggregate(n=pen.count())
+    out, late = (pen.list_sink(f"{name}-{new_token()}") for name in ("out", "late"))
+    counted.write("out", out)
+    counted.side_output(pen.LATE).write("late", late)
+    a_job_of(pipeline, 1).run(parallelism=3)
+    table = fold(out.rows(), ["window_start", "window_end"])
+    assert sorted(row["n"] for row in table.values()) == [1, 1, 2]
+    assert [row["id"] for row in late.rows()] == [4]
+
+
 @pytest.mark.parametrize(
     ("lateness", "problem"),
     [
