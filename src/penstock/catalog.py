@@ -21,7 +21,6 @@ from penstock.operators.joins import (
     table_join,
     table_output,
     version_lookup,
-    version_source,
     window_join,
 )
 from penstock.operators.operator import ArrowOperator, SourceOperator
@@ -91,7 +90,7 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (lookup_join.FrameLookupConfig, lookup_join.LookupJoin),
     (stream_lookup.StreamLookupConfig, stream_lookup.StreamLookup),
     (version_lookup.VersionLookupConfig, version_lookup.VersionLookup),
-    (version_source.VersionSourceConfig, version_source.VersionSource),
+    (version_lookup.VersionSourceConfig, version_lookup.VersionSource),
     (function_lookup.FunctionLookupConfig, function_lookup.FunctionLookup),
 )
 """The class of each kind's config, and the function or class that builds the operator from it."""

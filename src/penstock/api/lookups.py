@@ -38,8 +38,8 @@ from penstock.operators.joins.lookup_join import (
 )
 from penstock.operators.joins.sides import check_problems
 from penstock.operators.joins.stream_lookup import StreamLookupConfig
-from penstock.operators.joins.version_lookup import VersionLookupConfig
-from penstock.operators.joins.version_source import (
+from penstock.operators.joins.version_lookup import (
+    VersionLookupConfig,
     VersionSourceConfig,
     check_size,
     keep_loader,

@@ -11,7 +11,7 @@ import pytest
 import penstock as pen
 from penstock.core.clock import ManualClock, new_token
 from penstock.errors import PenstockError, UserError
-from penstock.operators.joins.version_source import (
+from penstock.operators.joins.version_lookup import (
     VERSION_SCHEMA,
     VersionSource,
     VersionSourceConfig,
