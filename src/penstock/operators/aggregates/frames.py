@@ -8,6 +8,8 @@ declared type, which can hold their values.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
@@ -18,6 +20,11 @@ from penstock.operators.expressions import to_array
 
 ALL_ROWS = "all_rows"
 """The key column that a stream without a key gets: every row has the same value."""
+PLACES_PER_ROW = 4
+"""The most places per row of an array by key: with more, most of it would be empty."""
+WHOLE = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
+"""Whole numbers that fit into 64 bits with a sign."""
+_PLACE = "_penstock_place"
 KEY_OF_ALL_ROWS = 0x61C8864680B583EB
 """The value of that column. It hashes to 0, so the first subtask owns it at any parallelism."""
 
@@ -86,6 +93,41 @@ def _decoded_column(column: "pa.ChunkedArray[Any]") -> "pa.ChunkedArray[Any]":
     if plain.equals(column.type):
         return column
     return pa.chunked_array([relay(chunk, plain) for chunk in column.chunks], plain)
+
+
+def first_equal(keys: pl.DataFrame) -> "npt.NDArray[np.int64]":
+    """Return for each row the place of the first one that is equal to it, as groups are.
+
+    Whole numbers close together, as ids mostly are, need no hashing: they index an array.
+    """
+    numbers = keys.to_series(0)
+    if keys.width == 1 and numbers.dtype in WHOLE and not numbers.null_count():
+        least, most = whole_bounds(numbers)
+        if most - least < PLACES_PER_ROW * len(numbers):
+            places = numbers.cast(pl.Int64).to_numpy() - least
+            firsts = np.full(most - least + 1, len(numbers))
+            np.minimum.at(firsts, places, np.arange(len(numbers)))
+            found: npt.NDArray[np.int64] = firsts[places]
+            return found
+    positions = keys.with_row_index(_PLACE)
+    grouped = positions.select(pl.col(_PLACE).first().over(*keys.columns)).to_series()
+    return grouped.cast(pl.Int64).to_numpy()
+
+
+def number_equal(
+    keys: pl.DataFrame,
+) -> "tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]":
+    """Number keys from 0 as they come; return the number of each row, and each key's first row."""
+    firsts = first_equal(keys)
+    is_first = firsts == np.arange(len(firsts))
+    return (np.cumsum(is_first) - 1)[firsts], np.flatnonzero(is_first)
+
+
+def whole_bounds(numbers: pl.Series) -> tuple[int, int]:
+    """Return the least and the greatest of some whole numbers; 0 and -1 if there are none."""
+    least: Any = numbers.min()
+    most: Any = numbers.max()
+    return (0, -1) if least is None else (int(least), int(most))
 
 
 def to_table(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:

@@ -27,15 +27,12 @@ from penstock.operators.aggregates.compiled import (
     Reduction,
     other_column,
 )
+from penstock.operators.aggregates.frames import PLACES_PER_ROW, WHOLE
 from penstock.state.tables.column_groups import ColumnGroup
 
 _Array: TypeAlias = "np.typing.NDArray[Any]"
 
-PLACES_PER_ROW = 4
-"""The most places per row: with more, most of the array would be empty."""
 _LONGEST = 1 << 63
-_WHOLE = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
-"""Whole numbers that fit into 64 bits with a sign."""
 
 
 def reduce_by_place(
@@ -48,7 +45,7 @@ def reduce_by_place(
     overflows.
     """
     keys: Any = rows[key]
-    if not rows.height or keys.dtype not in _WHOLE or keys.null_count():
+    if not rows.height or keys.dtype not in WHOLE or keys.null_count():
         return None
     first = keys.min()
     span = keys.max() - first + 1
@@ -104,7 +101,7 @@ def _is_plain(column: Any, *, is_summed: bool) -> bool:
         return False
     if column.dtype in (pl.Float32, pl.Float64):
         return not column.is_nan().any()
-    if column.dtype not in _WHOLE:
+    if column.dtype not in WHOLE:
         return False
     return not is_summed or max(-column.min(), column.max()) * len(column) < _LONGEST
 

@@ -25,15 +25,17 @@ from typing_extensions import override
 from penstock.core.arrow_types import stored_type
 from penstock.core.schema import CHANGE_COLUMN, Settling, StreamSchema
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.aggregates.frames import check_groupable, columns_to_frame
+from penstock.operators.aggregates.frames import (
+    check_groupable,
+    columns_to_frame,
+    first_equal,
+)
 from penstock.operators.changes import are_added, check_changelog, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.frames import polars_type
 from penstock.operators.operator import EpochOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.state.tables.sorted_rows import Flags, Positions, equal_keys
-
-_PLACE = "_penstock_place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,7 @@ def first_equal_rows(rows: pa.Table, columns: Sequence[str]) -> Positions:
     if not columns:
         return np.zeros(rows.num_rows, np.int64)
     told_apart = pa.table([_told_apart(rows.column(n)) for n in columns], list(columns))
-    frame = columns_to_frame(told_apart.to_batches(), columns).with_row_index(_PLACE)
-    first = frame.select(pl.col(_PLACE).first().over(list(columns)))
-    return first.to_series().cast(pl.Int64).to_numpy()
+    return first_equal(columns_to_frame(told_apart.to_batches(), columns))
 
 
 def _told_apart(column: "pa.ChunkedArray[Any]") -> Any:

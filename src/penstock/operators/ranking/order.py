@@ -23,12 +23,19 @@ import pyarrow as pa
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
 from penstock.operators.aggregates.aggregate import is_orderable
-from penstock.operators.aggregates.frames import ALL_ROWS, columns_to_frame, frame_schema
+from penstock.operators.aggregates.frames import (
+    ALL_ROWS,
+    WHOLE,
+    columns_to_frame,
+    frame_schema,
+    whole_bounds,
+)
 from penstock.operators.aggregates.sketches import hash_of
 from penstock.state.tables.sorted_rows import Positions
 
 MOST_ROWS = 1_000_000
 """The most rows that a step keeps of one key."""
+_WORD_BITS = 63
 _GROUP, _PLACE = "_penstock_group", "_penstock_place"
 
 
@@ -86,23 +93,20 @@ class RankOrder:
         if not rows.num_rows:
             return np.empty(0, np.int64)
         frame = columns_to_frame(rows.to_batches(), self.columns)
-        frame = frame.with_columns(pl.Series(_GROUP, groups))
-        order = _sorted_places(frame, self.by, self.descending)
+        order = sorted_places(groups, frame.select(self.by), self.descending)
         sorted_groups = groups[order]
         places = places_within(sorted_groups)
         picked = frame.select(*self.by).select(pl.all().gather(order))
         is_tied = _equals_previous(picked, sorted_groups)
-        chosen = places < count
         if self.ties and is_tied.any():
-            # Runs of tied rows that begin among the first are all looked at.
-            run = np.cumsum(~is_tied) - 1
-            first_place = places[np.flatnonzero(~is_tied)][run]
-            order = order[first_place < count]
-            narrowed = frame.select(pl.all().gather(order))
-            again = _sorted_places(narrowed, self.columns, self.directions)
-            order = order[again]
-            chosen = places_within(groups[order]) < count
-        return np.asarray(order[chosen], np.int64)
+            # Runs of tied rows that begin among the first are put in order, each where it is.
+            runs = np.cumsum(~is_tied) - 1
+            starts, sizes = np.flatnonzero(~is_tied), np.bincount(runs)
+            tied = np.flatnonzero(((places[starts] < count) & (sizes > 1))[runs])
+            ties = frame.select(self.ties).select(pl.all().gather(order[tied]))
+            directions = self.directions[len(self.by) :]
+            order[tied] = order[tied][sorted_places(runs[tied], ties, directions)]
+        return order[places < count]
 
 
 def places_within(groups: Positions) -> Positions:
@@ -112,17 +116,50 @@ def places_within(groups: Positions) -> Positions:
     return every - np.repeat(starts, np.diff(starts, append=len(groups)))
 
 
-def _sorted_places(
-    frame: pl.DataFrame, columns: Sequence[str], descending: Sequence[bool]
+def sorted_places(
+    groups: Positions, columns: pl.DataFrame, descending: Sequence[bool]
 ) -> Positions:
-    keys = [sort_key(pl.col(name), frame.schema[name]) for name in columns]
-    places = frame.with_row_index(_PLACE).sort(
+    """Return the places of rows in order of group and columns; equal rows keep their order."""
+    if not len(groups):
+        return np.empty(0, np.int64)
+    order = _packed_places(groups, columns, descending)
+    if order is not None:
+        return order
+    keys = [sort_key(pl.col(name), dtype) for name, dtype in columns.schema.items()]
+    numbered = columns.with_columns(pl.Series(_GROUP, groups)).with_row_index(_PLACE)
+    places = numbered.sort(
         [pl.col(_GROUP), *keys],
         descending=[False, *descending],
         nulls_last=[False, *descending],
         maintain_order=True,
     )
-    return places.get_column(_PLACE).cast(pl.Int64).to_numpy()
+    return places.get_column(_PLACE).cast(pl.Int64).to_numpy(writable=True)
+
+
+def _packed_places(
+    groups: Positions, columns: pl.DataFrame, descending: Sequence[bool]
+) -> Positions | None:
+    """Return the same of whole numbers and instants, if group, values and place fit 63 bits.
+
+    Sorting such words takes a tenth of the time of sorting rows by several columns.
+    """
+    numbers = [column.to_physical() for column in columns.get_columns()]
+    if any(one.dtype not in WHOLE or one.null_count() for one in numbers):
+        return None
+    bounds = [whole_bounds(one) for one in numbers]
+    widths = [(most - least).bit_length() for least, most in bounds]
+    place_width = len(groups).bit_length()
+    if int(groups.max()).bit_length() + sum(widths) + place_width > _WORD_BITS:
+        return None
+    words = groups.astype(np.int64)
+    for one, (least, most), width, is_down in zip(
+        numbers, bounds, widths, descending, strict=True
+    ):
+        values = one.cast(pl.Int64).to_numpy()
+        words = words << width | (most - values if is_down else values - least)
+    words = words << place_width | np.arange(len(groups))
+    words.sort()
+    return words & ((1 << place_width) - 1)
 
 
 def _equals_previous(rows: pl.DataFrame, groups: Positions) -> Any:

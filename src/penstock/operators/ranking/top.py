@@ -18,17 +18,21 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.operators.aggregates.frames import (
     ALL_ROWS,
+    WHOLE,
     check_groupable,
+    columns_to_frame,
     decoded,
     in_plain_layouts,
+    number_equal,
 )
-from penstock.operators.changelogs.settling import first_equal_rows, settle
+from penstock.operators.changelogs.settling import settle
 from penstock.operators.changes import changelog_schema, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import EpochOperator
@@ -189,11 +193,14 @@ class Top(Configured[TopConfig], EpochOperator):
         self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Rank the epoch's rows together with those that are kept."""
-        fresh, groups, keys = self._first_fresh_rows(in_plain_layouts(rows))
+        rows = in_plain_layouts(rows)
+        numbers, firsts = number_equal(columns_to_frame(rows.to_batches(), self._keys))
+        keys = take_rows(rows.select(list(self._keys)), firsts)
         table = ctx.get_keyed_state(TABLE)
         found = table.get_all(keys)
         known = found.rows
         known_groups = np.repeat(np.arange(keys.num_rows), np.diff(found.offsets))
+        fresh, groups = self._first_fresh_rows(rows, numbers, known, known_groups)
         both = pa.concat_tables([known.select(fresh.column_names), fresh])
         every = np.concatenate([known_groups, groups])
         count, order = self.config.count, self.config.order
@@ -222,17 +229,37 @@ class Top(Configured[TopConfig], EpochOperator):
         codes = np.where(changed < known.num_rows, _DELETED, _INSERTED)
         collector.collect(self._ranking.changes(take_rows(both, changed), changed, codes))
 
-    def _first_fresh_rows(self, rows: pa.Table) -> tuple[pa.Table, Positions, pa.Table]:
-        """Return the epoch's first rows of each key, the number of their key, and the keys."""
-        places = first_equal_rows(rows, self._keys)
-        first = self.config.order.first_rows(rows, places, self.config.count)
-        keys, groups = np.unique(places[first], return_inverse=True)
-        fresh = take_rows(rows, first).cast(self._ranking.rows)
-        return (
-            fresh,
-            groups.astype(np.int64),
-            take_rows(rows.select(list(self._keys)), keys),
-        )
+    def _first_fresh_rows(
+        self, rows: pa.Table, groups: Positions, known: pa.Table, known_groups: Positions
+    ) -> tuple[pa.Table, Positions]:
+        """Return the epoch's first rows of each key, and the number of their key.
+
+        Of a key with n rows those are left out that are behind all of them: when state has
+        its size, nearly all.
+        """
+        count, order = self.config.count, self.config.order
+        values, kept = (_numbers_of(table, order.by[0]) for table in (rows, known))
+        if values is not None and kept is not None:
+            if order.descending[0]:
+                values, kept = ~values, ~kept
+            counts = np.bincount(known_groups, minlength=int(groups.max()) + 1)
+            limits = np.full(len(counts), np.iinfo(np.int64).min)
+            np.maximum.at(limits, known_groups, kept)
+            limits[counts < count] = np.iinfo(np.int64).max
+            places = np.flatnonzero(values <= limits[groups])
+            rows, groups = take_rows(rows, places), groups[places]
+        first = order.first_rows(rows, groups, count)
+        return take_rows(rows, first).cast(self._ranking.rows), groups[first]
+
+
+def _numbers_of(rows: pa.Table, name: str) -> Positions | None:
+    """Return a column of whole numbers or instants; None for others, with nulls or without rows."""
+    if not rows.num_rows:
+        return None
+    column = columns_to_frame(rows.to_batches(), [name])[name].to_physical()
+    if column.dtype not in WHOLE or column.null_count():
+        return None
+    return column.cast(pl.Int64).to_numpy()
 
 
 def _slots_for(

@@ -5,8 +5,6 @@ sessions may have any length and rows may come in any order. A row exactly a gap
 the same session.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import polars as pl
 
@@ -25,15 +23,6 @@ FRAGMENT = f"{RESERVED_PREFIX}_fragment"
 SIZE = f"{RESERVED_PREFIX}_size"
 """How many fragments and sessions have become a session."""
 START, LAST, WAKES_AT = "session_start", "session_last", "session_wakes_at"
-
-
-def number_keys(frame: pl.DataFrame, keys: Sequence[str]) -> pl.Series:
-    """Return the same number for equal keys: the position of the first row that has it.
-
-    Keys are equal as groups are: all nulls, all NaNs, and zeros of either sign.
-    """
-    positions = frame.select(*keys).with_row_index(KEY)
-    return positions.select(pl.col(KEY).cast(pl.Int64).first().over(*keys)).to_series()
 
 
 def fragments_of(
@@ -67,8 +56,8 @@ def merge_sessions(
     """Merge the fragments of this epoch with the sessions known before.
 
     Both have `KEY`, `START`, `LAST` and partials, `known` also `WAKES_AT`, and fragments
-    `FRAGMENT`. Return the sessions by `SESSION`, and which session each row of both is in,
-    those of the fragments first.
+    `FRAGMENT`. Return the sessions in order of `SESSION`, which is that of key and start, and
+    which session each row of both is in, those of the fragments first.
     """
     parts = [part.name for part in plan.partials]
     columns = [KEY, START, LAST, WAKES_AT, *parts]
@@ -90,7 +79,8 @@ def merge_sessions(
     merged = merged.with_columns(pl.Series(n, of[places]) for n, of in bounds.items())
     is_awake = pl.col(WAKES_AT) != MAX_MICROS
     merged = merged.with_columns(pl.when(is_awake).then(WAKES_AT).alias(WAKES_AT))
-    return merged, every[SESSION]
+    is_in_order = bool((places[1:] > places[:-1]).all())
+    return merged if is_in_order else merged.sort(SESSION), every[SESSION]
 
 
 def cut_sessions(
@@ -112,11 +102,19 @@ def cut_sessions(
 
 def _reached(key: Micros, last: Micros) -> Micros:
     """Return the latest instant among each row and those of its key before it; sorted by key."""
-    ranked = np.sort(last)
-    rank = np.searchsorted(ranked, last)
+    is_behind = np.zeros(len(key), np.bool_)
+    is_behind[1:] = (last[1:] < last[:-1]) & (key[1:] == key[:-1])
+    if not is_behind.any():
+        return last
+    is_mixed = np.zeros(int(key[-1]) + 1, np.bool_)
+    is_mixed[key[is_behind]] = True
+    rows = np.flatnonzero(is_mixed[key])
+    ranked, rank = np.unique(last[rows], return_inverse=True)
     # The ranks of a key are above those of earlier keys, so the maximum stays within a key.
-    highest = np.maximum.accumulate(key * len(key) + rank)
-    return ranked[highest - key * len(key)]
+    first_ranks = key[rows] * len(ranked)
+    reached = last.copy()
+    reached[rows] = ranked[np.maximum.accumulate(first_ranks + rank) - first_ranks]
+    return reached
 
 
 def in_one_number(key: Micros, instant: Micros) -> Micros:

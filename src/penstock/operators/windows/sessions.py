@@ -33,7 +33,7 @@ from penstock.core.arrow_types import Micros
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS, CheckpointBarrier
 from penstock.graph.logical import BAD, LATE, OperatorSpec
-from penstock.operators.aggregates.frames import ALL_ROWS, to_frame, to_table
+from penstock.operators.aggregates.frames import ALL_ROWS, number_equal, to_frame, to_table
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured
@@ -55,7 +55,6 @@ from penstock.operators.windows.session_merging import (
     WAKES_AT,
     fragments_of,
     merge_sessions,
-    number_keys,
 )
 from penstock.state.tables.specs import TableSpec, keyed_table, time_keyed_table
 
@@ -83,7 +82,7 @@ class SessionStore:
         keys = list(aggregation.key_fields)
         times = [pa.field(name, MICROS) for name in _TIMES]
         slots = [pa.field(SLOT, pa.int32()), pa.field(SLOTS, pa.int32())]
-        self._probes = pa.schema([*keys, slots[0]])
+        self._prefixes, self._probes = pa.schema(keys), pa.schema([*keys, slots[0]])
         self._sessions = pa.schema(
             [*keys, *slots, *times, *more, *aggregation.plan.partials]
         )
@@ -118,37 +117,28 @@ class SessionStore:
         return to_frame(rows).select(self._keys)
 
     def read(self, ctx: OperatorContext, keys: pl.DataFrame) -> pl.DataFrame:
-        """Return the sessions of keys, which are numbered in `KEY`; instants in microseconds."""
-        first = self._look_up(ctx, keys.with_columns(pl.lit(0, pl.Int32).alias(SLOT)))
-        more = first.filter(pl.col(SLOTS) > 1)
-        if not more.height:
-            return first
-        probes = (
-            more.select(*self._keys, KEY, pl.int_ranges(1, pl.col(SLOTS)).alias(SLOT))
-            .explode(SLOT)
-            .with_columns(pl.col(SLOT).cast(pl.Int32))
+        """Return the sessions of keys, numbered in `KEY` by their place; times in microseconds."""
+        found = ctx.get_keyed_state(SESSIONS).get_all(to_table(keys, self._prefixes))
+        numbers = np.repeat(np.arange(keys.height), np.diff(found.offsets))
+        return to_frame(found.rows).with_columns(
+            pl.Series(KEY, numbers), pl.col(*_TIMES).cast(pl.Int64)
         )
-        return pl.concat([first, self._look_up(ctx, probes)])
-
-    def _look_up(self, ctx: OperatorContext, probes: pl.DataFrame) -> pl.DataFrame:
-        found = ctx.get_keyed_state(SESSIONS).get(to_table(probes, self._probes))
-        sessions = to_frame(found.rows).with_columns(
-            probes[KEY], pl.col(*_TIMES).cast(pl.Int64)
-        )
-        return sessions.filter(pl.Series(found.found))
 
     def write(
         self, ctx: OperatorContext, sessions: pl.DataFrame, known: pl.DataFrame
     ) -> None:
         """Replace the stored sessions of all keys in `sessions` and `known` by `sessions`.
 
-        Both are numbered in `KEY`; sessions have the key columns, instants in microseconds.
+        Both are numbered in `KEY`. Sessions are in order of key and start, and have the key
+        columns; instants are in microseconds.
         """
-        slotted = sessions.sort(KEY, START).with_columns(
-            pl.int_range(pl.len(), dtype=pl.Int32).over(KEY).alias(SLOT),
-            pl.len().over(KEY).cast(pl.Int32).alias(SLOTS),
+        key, known_key = sessions[KEY].to_numpy(), known[KEY].to_numpy()
+        counts = np.bincount(key, minlength=int(known_key.max(initial=-1)) + 1)
+        slots = np.arange(len(key)) - (np.cumsum(counts) - counts)[key]
+        slotted = sessions.with_columns(
+            pl.Series(SLOT, slots, pl.Int32), pl.Series(SLOTS, counts[key], pl.Int32)
         )
-        gone = known.join(slotted, on=[KEY, SLOT], how="anti")
+        gone = known.filter(pl.Series(known[SLOT].to_numpy() >= counts[known_key]))
         view = ctx.get_keyed_state(SESSIONS)
         if gone.height:
             view.delete(to_table(gone, self._probes))
@@ -273,7 +263,8 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
         # How many rows and sessions have become each session.
         sizes = np.bincount(sessions_of.to_numpy(), minlength=1)
         merged = merged.with_columns(pl.Series(SIZE, sizes[merged[SESSION].to_numpy()]))
-        self.settle(merged.join(keys, on=KEY), known, watermark, ctx, collector)
+        sessions = merged.hstack(keys.select(pl.all().gather(merged[KEY])))
+        self.settle(sessions, known, watermark, ctx, collector)
 
     def settle(
         self,
@@ -316,13 +307,12 @@ class SessionWindows(Configured[SessionWindowConfig], ArrowOperator):
     def _number(
         self, rows: pl.DataFrame, woken: pl.DataFrame
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return rows with the numbers of their keys, and every key once with its number."""
+        """Return rows with the numbers of their keys, and every key once, in order of number."""
         names = list(self._aggregation.keys)
-        keys = pl.concat([rows.select(names), woken.select(names)])
-        numbers = number_keys(keys, names)
-        keys = keys.with_columns(numbers)
-        first = keys.filter(numbers == pl.int_range(len(numbers), eager=True))
-        return rows.with_columns(numbers.head(rows.height)), first
+        every = pl.concat([rows.select(names), woken.select(names)])
+        numbers, places = number_equal(every)
+        numbered = rows.with_columns(pl.Series(KEY, numbers[: rows.height]))
+        return numbered, every.select(pl.all().gather(places))
 
     def _keep(
         self,

@@ -14,11 +14,8 @@ from penstock.core.schema import StreamSchema
 from penstock.errors import UserError
 from penstock.operators.aggregates.compiled import Reduction
 from penstock.operators.aggregates.compiler import compile_aggregates
-from penstock.operators.aggregates.plan import (
-    PLACES_PER_ROW,
-    AggregatePlan,
-    reduce_by_place,
-)
+from penstock.operators.aggregates.frames import PLACES_PER_ROW, number_equal
+from penstock.operators.aggregates.plan import AggregatePlan, reduce_by_place
 from penstock.operators.registry import read_config
 from penstock.operators.updating.combine import CombineConfig, combine_spec
 
@@ -156,3 +153,17 @@ def test_aggregates_of_some_rows_are_not_plain_reductions() -> None:
         spread=pen.stddev("value"),
     )
     assert all(a.reductions is None for a in computed.aggregates)
+
+
+@pytest.mark.parametrize("kind", [*KEY_TYPES, pl.UInt64, pl.String])
+@given(st.lists(st.none() | st.integers(0, 9) | st.just(100), max_size=20))
+def test_keys_are_numbered_as_they_come(
+    kind: type[pl.DataType], keys: list[int | None]
+) -> None:
+    frame = pl.DataFrame({"key": pl.Series(keys, dtype=pl.Int64).cast(kind)})
+    distinct = list(dict.fromkeys(keys))
+
+    numbers, firsts = number_equal(frame)
+
+    assert numbers.tolist() == [distinct.index(key) for key in keys]
+    assert firsts.tolist() == [keys.index(key) for key in distinct]
