@@ -47,10 +47,11 @@ def compare(
     goal_default: float,
     quick: bool,
     read_from: Input = BIDS,
+    settled_after: int = SETTLED_AFTER,
 ) -> Row:
     """Run Penstock, then the peer on both of its stores, on the same files."""
     files, few = read_from.folder(quick=quick), read_from.warm_up_folder()
-    settled_after = QUICK_SETTLED_AFTER if quick else SETTLED_AFTER
+    settled_after = QUICK_SETTLED_AFTER if quick else settled_after
     _FOLDER.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_FOLDER))
     try:

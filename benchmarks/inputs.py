@@ -22,14 +22,16 @@ class Input:
     make: Callable[[int], pa.RecordBatch]
     """Returns the rows of a file, given its number."""
     files: int = FILES
+    quick_files: int = QUICK_FILES
+    warm_up_files: int = WARM_UP_FILES
 
     def folder(self, *, quick: bool) -> Path:
         """Return a folder with all files; they are written on first use."""
-        return self._folder_of(min(QUICK_FILES, self.files) if quick else self.files)
+        return self._folder_of(self.quick_files if quick else self.files)
 
     def warm_up_folder(self) -> Path:
         """Return a folder with the first few of them."""
-        return self._folder_of(WARM_UP_FILES)
+        return self._folder_of(self.warm_up_files)
 
     def _folder_of(self, count: int) -> Path:
         folder = _FOLDER / self.name / f"{count}-files"
