@@ -38,7 +38,7 @@ def run(*, quick: bool) -> Row:
 
 
 def same_pairs(own: Path, theirs: Path) -> str | None:
-    """Compare who has bid on what: the peer's first bid is the first to come, ours the earliest."""
+    """Compare who has bid on what: files are read side by side, so which bid is first may differ."""
     pairs = "SELECT bidder, auction FROM read_parquet('{}')"
     return difference(
         pairs.format(f"{own}/**/*.parquet"), pairs.format(f"{theirs}/*.parquet")
