@@ -232,7 +232,7 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
         column: Any = rows.column(name).combine_chunks()
         if column.null_count:
             bad = column.is_null().to_numpy(zero_copy_only=False)
-            raise refuse_bad_times(bad, column, name)
+            raise refuse_bad_times(bad, column, name, can_divert=False)
         return to_micros_within_reach(column)
 
     def _end_of(self, times: Micros) -> Micros:

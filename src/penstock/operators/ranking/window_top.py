@@ -56,6 +56,11 @@ class FirstRows(Aggregate):
     def for_stream(self, stream: StreamSchema) -> "FirstRows":
         types = frame_schema(stream.arrow)
         names = _ranked_columns(stream)
+        if not names:
+            raise SchemaError(
+                f"{self.display()}: all columns are the key, so that rows of one key are equal: "
+                "leave the column by which rows are ranked out of key_by"
+            )
         problems = [
             f"column {name!r}: {why_not_in_polars(stream.arrow.field(name).type)}"
             for name in names

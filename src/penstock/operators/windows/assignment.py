@@ -240,16 +240,22 @@ def read_event_times(column: Any) -> EventTimes:
     return EventTimes(micros, bad, int(good.min()) if len(good) else END_MICROS)
 
 
-def refuse_bad_times(bad: Flags, column: Any, name: str) -> SchemaError:
-    """Return the error for rows that no window can hold; `bad` marks them."""
+def refuse_bad_times(
+    bad: Flags, column: Any, name: str, *, can_divert: bool = True
+) -> SchemaError:
+    """Return the error for rows that no window can hold; `bad` marks them.
+
+    A step that can divert has a side output for such rows.
+    """
     first = int(np.argmax(bad))
     found = column[first]
     shown = "null" if not found.is_valid else str(found.cast(pa.string()))
+    diverted = ", or give the step on_bad='divert' and read its side output BAD"
+    way_out = diverted if can_divert else ""
     return SchemaError(
         f"{int(bad.sum())} of {len(column)} rows have an event time that no window can hold: "
         f"column {name!r} is null or outside of the years 1 to 9999, first in row {first}, "
-        f"where it is {shown}. Filter such rows out before, or give the window "
-        "on_bad='divert' and read its side output BAD",
+        f"where it is {shown}. Filter such rows out before{way_out}",
         column=name,
     )
 

@@ -100,3 +100,11 @@ def test_a_column_with_the_name_of_one_that_windows_add_is_refused() -> None:
     windows.top(1, by="price").write("out", pen.blackhole())
     with pytest.raises(SchemaError, match=r"window_end.*rename them"):
         pipeline.graph()
+
+
+def test_rows_that_are_all_key_are_refused() -> None:
+    pipeline, stream = a_stream(a_row(1, 5))
+    keyed = stream.select("price", "at").key_by("price", "at")
+    keyed.window("w", pen.tumbling("10s")).top(1, by="price").write("out", pen.blackhole())
+    with pytest.raises(SchemaError, match="all columns are the key"):
+        pipeline.graph()
