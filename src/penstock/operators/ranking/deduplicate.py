@@ -199,7 +199,7 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
         groups, firsts = _number_keys(rows.select(list(self._keys)))
         keys = take_rows(rows.select(list(self._keys)), firsts)
         table = ctx.get_keyed_state(TABLE)
-        known = table.get(keys)
+        known = table.get(keys, columns=self._stored.names[-1])
         if not self.config.by_event_time:
             places = firsts[~known.found]
             _collect(given, rows, places, collector)
