@@ -154,6 +154,12 @@ def same_window_sql(how: str, width: int, slide: int) -> str:
         "::BIGINT, (t - {w})::BIGINT, -{s})) AS w FROM {side}) GROUP BY key, w"
     )
     left, right = (counts.format(s=slide, w=width, side=side) for side in "lr")
+    if how in ("semi", "anti"):
+        negated = "NOT" if how == "anti" else ""
+        return (
+            f", lc AS ({left}), rc AS ({right}) SELECT key, c, NULL, w, w + {width} FROM lc WHERE "
+            f"{negated} EXISTS (SELECT 1 FROM rc WHERE lc.key = rc.key AND lc.w = rc.w)"
+        )
     return (
         f", lc AS ({left}), rc AS ({right}) SELECT coalesce(lc.key, rc.key), lc.c, rc.c, "
         f"coalesce(lc.w, rc.w), coalesce(lc.w, rc.w) + {width} "

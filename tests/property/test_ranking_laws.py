@@ -248,25 +248,31 @@ def test_the_first_rows_of_windows_are_those_of_sql(
     assert job.late.rows() == []
 
 
-def chain(rows: Iterable[Row], ttl: int | None) -> list[Row]:
-    """Return the first rows of each key, a time to live or more apart, as a plain loop."""
-    ends: dict[Any, Any] = {}
-    found = []
-    for row in rows:
-        end = ends.get(row["key"])
-        if end is None or (ttl is not None and row["at"] >= end):
-            found.append(row)
-            ends[row["key"]] = row["at"] + (ttl or 0)
-    return found
+AS_THEY_CAME = "came"
+BY_TIME = '"at", id, price NULLS FIRST, n NULLS FIRST'
+
+
+def firsts_sql(order: str, ttl: int | None) -> str:
+    """Return the first rows of each key in an order, those of a time to live or more apart."""
+    ends = f'placed."at" + INTERVAL {ttl or 0} SECONDS'
+    is_next = 'placed."at" >= walk.ends' if ttl is not None else "false"
+    return f"""
+        WITH RECURSIVE placed AS (
+            SELECT *, row_number() OVER (PARTITION BY key ORDER BY {order}) AS place
+            FROM (SELECT *, row_number() OVER () AS came FROM rows)
+        ), walk AS (
+            SELECT *, true AS is_first, {ends} AS ends FROM placed WHERE place = 1
+            UNION ALL
+            SELECT placed.*, {is_next}, CASE WHEN {is_next} THEN {ends} ELSE walk.ends END
+            FROM walk JOIN placed
+            ON placed.key IS NOT DISTINCT FROM walk.key AND placed.place = walk.place + 1
+        )
+        SELECT id, key, price, n, "at" FROM walk WHERE is_first
+    """
 
 
 def in_micros(rows: Iterable[Row]) -> list[Row]:
     return [{**row, "at": _micros(row["at"])} for row in rows]
-
-
-def by_time(row: Row) -> list[Any]:
-    values = (row["at"], row["id"], row["price"], row["n"])
-    return [(value is not None, value) for value in values]
 
 
 @pytest.mark.slow
@@ -283,12 +289,10 @@ def test_the_first_rows_to_come_from_a_split_do_not_depend_on_how_the_job_is_run
     job = Job(rows, budget, splits=1)
     lifetime = "forever" if ttl is None else f"{ttl}s"
     job.stream.deduplicate("first", "key", ttl=lifetime).write("out", job.out)
+    query = firsts_sql(AS_THEY_CAME, ttl)
     for read, written in job.live(lives):
-        wanted = chain(in_micros(read), None if ttl is None else ttl * SECOND)
-        assert bag(in_micros(written)) == bag(wanted)
-    assert bag(in_micros(job.out.rows())) == bag(
-        chain(rows, None if ttl is None else ttl * SECOND)
-    )
+        assert bag(written) == bag(ask(query, read))
+    assert bag(job.out.rows()) == bag(ask(query, rows))
 
 
 @pytest.mark.slow
@@ -323,9 +327,8 @@ def test_the_earliest_rows_depend_on_the_rows_alone_if_none_is_late(
     assert delay != "100s" or not late
     on_time = bag(rows) - late
     assert on_time + late == bag(rows)
-    ordered = sorted(map(dict, on_time.elements()), key=by_time)
-    wanted = chain(ordered, None if ttl is None else ttl * SECOND)
-    assert bag(in_micros(job.out.rows())) == bag(wanted)
+    wanted = ask(firsts_sql(BY_TIME, ttl), list(map(dict, on_time.elements())))
+    assert bag(job.out.rows()) == bag(wanted)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import penstock as pen
 from penstock.core.clock import new_token
 from penstock.testing import Amnesia, OperatorHarness
+from tests.builders.aggregated_rows import bag, fold_bag
 from tests.builders.joins import HOWS
 from tests.builders.lives import LIVES, Life, a_job_of, after_each_epoch, live
 from tests.unit.state.files.file_builders import a_schema
@@ -256,3 +257,53 @@ def test_after_each_epoch_a_job_leads_to_the_join_of_its_tables_however_it_is_ru
         table: Counter[Any] = Counter()
         fold(table, joined)
         assert +table == expected(how, *sides, where=where)
+
+
+@pytest.mark.slow
+@settings(max_examples=JOBS)
+@given(
+    hows=st.tuples(st.sampled_from(HOWS[:4]), st.sampled_from(HOWS[:4])),
+    given_rows=st.tuples(*[st.lists(rows, max_size=20)] * 3),
+    budget=st.integers(1, 20),
+    lives=LIVES,
+)
+def test_after_each_epoch_three_tables_lead_to_the_join_of_the_first_two_with_the_third(
+    *,
+    hows: tuple[Any, Any],
+    given_rows: tuple[list[Row], list[Row], list[Row]],
+    budget: int,
+    lives: list[Life],
+) -> None:
+    pipeline, token = pen.Pipeline("p", parallelism=2), new_token()
+    tables, seen = [], []
+    for name, side in zip("abc", given_rows, strict=True):
+        listed = to_rows("append", [(1, row) for row in side])
+        stream = pipeline.read(name, pen.list_source(listed, SCHEMA))
+        seen.append(pen.list_sink(f"{name}-{token}"))
+        stream.write(f"{name}-seen", seen[-1])
+        tables.append(stream.from_upserts(f"{name}-table", key="id"))
+    out = pen.list_sink(f"joined-{token}")
+    a, b, c = tables
+    both = a.join("ab", b, on="k", how=hows[0])
+    both.join("abc", c, on="k", how=hows[1], suffix="_third").write("out", out)
+    live(a_job_of(pipeline, budget), lives)
+    query = f"""
+        WITH ab AS (
+            SELECT a.id, coalesce(a.k, b.k) AS k, a.v, b.id AS id_right, b.v AS v_right
+            FROM a {hows[0]} JOIN b ON a.k = b.k
+        )
+        SELECT ab.id, coalesce(ab.k, c.k) AS k, ab.v, ab.id_right, ab.v_right,
+            c.id AS id_third, c.v AS v_third
+        FROM ab {hows[1]} JOIN c ON ab.k = c.k
+    """
+    for *read, joined in after_each_epoch(*seen, out):
+        connection = DUCKDB.cursor()
+        for name, read_rows in zip("abc", read, strict=True):
+            connection.register("side", pa.Table.from_pylist(read_rows, SCHEMA))
+            connection.execute(
+                f"CREATE OR REPLACE TEMP TABLE {name} AS SELECT * EXCLUDE came FROM "
+                "(SELECT *, row_number() OVER () AS came FROM side) "
+                "QUALIFY row_number() OVER (PARTITION BY id ORDER BY came DESC) = 1"
+            )
+        wanted = connection.sql(query).to_arrow_table().to_pylist()
+        assert fold_bag(joined) == bag(wanted)
