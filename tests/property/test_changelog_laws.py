@@ -63,6 +63,7 @@ def _to_records(rows: pen.Stream) -> pen.Stream:
         before=pl.when(is_gone).then(row),
         after=pl.when(~is_gone).then(row),
         op=pl.when(is_gone).then(pl.lit("d")).otherwise(pl.lit("u")),
+        source=pl.struct(lsn=pl.col("place") * 7 % 41),
     )
 
 
@@ -93,6 +94,13 @@ EDGES: Mapping[str, Edge] = {
         "place DESC",
         "NOT gone AND k IS NOT NULL",
         needs_order=True,
+    ),
+    "from_debezium by order": Edge(
+        lambda rows: _to_records(rows).from_debezium(
+            "edge", key="k", on_bad="divert", order_by="source.lsn"
+        ),
+        "place * 7 % 41 DESC",
+        "NOT gone AND k IS NOT NULL",
     ),
 }
 

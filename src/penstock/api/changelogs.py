@@ -4,17 +4,23 @@
 |---|---|---|
 | `to_table`, `from_upserts`, `from_debezium` | rows | a changelog |
 | `to_debezium`, `to_upserts`, `to_rows` | a changelog | rows |
+
+Rows that count in the order in which they come must not be mixed before: steps that mix them are
+refused, and sources that may bring them mixed are warned of.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import polars as pl
 
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError
-from penstock.graph.logical import BAD
-from penstock.operators.changelogs.debezium import from_debezium_spec
+from penstock.graph.logical import BAD, Edge, Exchange, Node
+from penstock.operators.changelogs.debezium import from_debezium_spec, order_expression
 from penstock.operators.changelogs.envelopes import (
     ToDebeziumConfig,
     ToRowsConfig,
@@ -23,10 +29,15 @@ from penstock.operators.changelogs.envelopes import (
 from penstock.operators.changelogs.latest import latest_spec
 from penstock.operators.changes import check_changelog
 from penstock.operators.frames import to_name, to_names
+from penstock.operators.operator import SourceOperator
 from penstock.operators.stateless import check_columns
+from penstock.operators.udfs.async_operator import AsyncUdfOperator
+from penstock.operators.udfs.specs import AsyncUdfSpec, CallUdfSpec
 
 if TYPE_CHECKING:
     from penstock.api.stream import Stream
+
+_log = logging.getLogger(__name__)
 
 
 def _broken(stream: Any) -> Any:
@@ -169,13 +180,17 @@ class ChangelogSteps:
         *,
         key: str | Sequence[str],
         on_bad: OnBad = "fail",
+        order_by: str | pl.Expr | None = None,
         parallelism: int | None = None,
     ) -> "Stream":
         """Read Debezium's records `{before, after, op}` as a changelog of their table.
 
         `key` names columns of `after`. State tells what a row was before, so records may lack
-        it or come twice; those of a key must come in order, from one split. With
-        `on_bad="divert"` records that cannot be read go to the side output `BAD`.
+        it or come twice; those of a key must come in order, from one split. With `order_by`,
+        a field of the record such as `"ts_ms"` or `"source.lsn"`, or an expression of the
+        stream's columns, they may come in any order: the greatest counts, of several the last
+        to come, and deleted keys are remembered for ever. With `on_bad="divert"` records that
+        cannot be read go to the side output `BAD`.
 
         >>> import penstock as pen
         >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-from-debezium")
@@ -190,14 +205,20 @@ class ChangelogSteps:
         diverts_bad(on_bad, where=f"from_debezium {name!r}: ")
         builder = self.builder
         keys = to_names("key", key, where=f"from_debezium {name!r}: ")
-        spec = from_debezium_spec(keys, on_bad)
+        order: pl.Expr | None = None
+        if not isinstance(order_by, pl.Expr):
+            order_by = to_name("order_by", order_by, where=f"from_debezium {name!r}: ")
+        if order_by is not None:
+            order = order_expression(order_by, self.port.schema.arrow)
+        spec = from_debezium_spec(keys, on_bad, order)
         records = builder.add_step(f"{name}-records", spec, [self.port])
         sides = {BAD: builder.port(records, BAD)} if on_bad == "divert" else {}
         rows = builder.port(records)
-        deleted = rows.schema.arrow.names[-1]
-        return self._latest(
-            name, rows, keys, deleted=deleted, parallelism=parallelism, sides=sides
-        )
+        *_, version, deleted = rows.schema.arrow.names
+        marks: dict[str, str] = {"deleted": deleted}
+        if order is not None:
+            marks |= {"version": version, "version_of": str(order)}
+        return self._latest(name, rows, keys, parallelism=parallelism, sides=sides, **marks)
 
     def _latest(
         self,
@@ -208,6 +229,8 @@ class ChangelogSteps:
         parallelism: int | None,
         order: str | None = None,
         deleted: str | None = None,
+        version: str | None = None,
+        version_of: str = "",
         sides: Mapping[str, Port] | None = None,
     ) -> "Stream":
         check_columns(keys, rows.schema.arrow.names, f"the key of {name!r}")
@@ -217,18 +240,45 @@ class ChangelogSteps:
                 code=ErrorCode.INVALID_CONFIG,
                 operator=name,
             )
-        mixed_by = None if order is not None else self.builder.where_mixed(rows)
-        if mixed_by is not None:
-            raise UserError(
-                f"{name!r} takes the rows of a key in the order in which they come, and "
-                f"{mixed_by!r} in front of it gets them mixed, by rebalance or from another "
-                "number of subtasks: leave that out, or say by order_by= which row is the last",
-                code=ErrorCode.INVALID_CONFIG,
-                operator=name,
-            )
+        if order is None and version is None:
+            for node, edges in self.builder.passed_through(rows):
+                self._check_unmixed(name, node, edges)
         sent = rows.sent_by(keys)
-        spec = latest_spec(sent.schema, order, deleted)
+        spec = latest_spec(
+            sent.schema, order, deleted, version=version, version_of=version_of
+        )
         operator = self.builder.add_step(name, spec, [sent], parallelism=parallelism)
         stream: Any = type(self)
         changelog: Stream = stream(self.builder, self.builder.port(operator), sides)
         return changelog
+
+    def _check_unmixed(self, name: str, node: Node, edges: Sequence[Edge]) -> None:
+        """Refuse a step that mixes the rows of a key; warn of a source that may."""
+        problem = ""
+        if any(edge.exchange is Exchange.REBALANCE for edge in edges):
+            problem = "gets them mixed, by rebalance or from another number of subtasks: leave that out"
+        elif node.spec.kind in (AsyncUdfSpec.kind, CallUdfSpec.kind):
+            called = self.builder.registry.construct(node.spec).operator
+            if isinstance(called, AsyncUdfOperator) and not called.config.is_ordered:
+                problem = "lets them go on as answers come: declare it with ordered=True"
+        if problem:
+            raise UserError(
+                f"{name!r} takes the rows of a key in the order in which they come, and "
+                f"{node.operator!r} in front of it {problem}, or say by order_by= which row is "
+                "the last",
+                code=ErrorCode.INVALID_CONFIG,
+                operator=name,
+            )
+        if edges or node.parallelism == 1:
+            return
+        source = self.builder.registry.construct(node.spec).operator
+        if isinstance(source, SourceOperator) and source.has_keys_in_several_splits():
+            _log.warning(
+                "%r takes the rows of a key in the order in which they come, and %d subtasks read "
+                "%r at the same time: if rows of one key are in several files or splits, chance "
+                "decides which is the last. Read them one after the other, by "
+                "p.read(…, parallelism=1), or say by order_by= which row is the last",
+                name,
+                node.parallelism,
+                str(node.operator),
+            )

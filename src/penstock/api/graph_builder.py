@@ -331,16 +331,16 @@ class GraphBuilder:
             return False
         return self._is_in_order(self.port(sources[0].source, sources[0].output))
 
-    def where_mixed(self, port: Port) -> OperatorId | None:
-        """Return the step in front of which rows of one split part ways; None if none does."""
-        for edge in (edge for edge in self._edges if edge.target == port.operator):
-            if edge.exchange is Exchange.REBALANCE:
-                return edge.target
+    def passed_through(self, port: Port) -> Iterator[tuple[Node, Sequence[Edge]]]:
+        """Yield the steps through which rows have come as they are, each with what it reads.
+
+        The last ones are sources, and steps that get their rows by key or dealt out.
+        """
+        edges = [edge for edge in self._edges if edge.target == port.operator]
+        yield self._nodes[port.operator], edges
+        for edge in edges:
             if edge.exchange is Exchange.FORWARD:
-                found = self.where_mixed(self.port(edge.source, edge.output))
-                if found is not None:
-                    return found
-        return None
+                yield from self.passed_through(self.port(edge.source, edge.output))
 
     def port(self, operator: OperatorId, output: str = MAIN) -> Port:
         """Return an output of an operator, which must have it."""

@@ -280,6 +280,10 @@ class ListSource(Configured[ListSourceConfig], SourceOperator):
         return self._stream
 
     @override
+    def has_keys_in_several_splits(self) -> bool:
+        return len(self._splits) > 1
+
+    @override
     def plan_splits(
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:

@@ -326,6 +326,14 @@ class SourceOperator(ABC):
         """
         return False
 
+    def has_keys_in_several_splits(self) -> bool:
+        """Return whether rows that follow each other may be in different splits, such as files.
+
+        Subtasks that read such splits at the same time lose their order, so steps that take
+        rows in the order in which they come warn of it.
+        """
+        return False
+
     def poll_interval(self) -> DurationLike:
         """Return how long to wait before the next `plan_splits` if there was nothing to read."""
         return "100ms"

@@ -171,6 +171,7 @@ CASES: dict[str, tuple[Any, Callable[..., Any], dict[str, tuple[Any, Any]]]] = {
             "name": ("a", "b"),
             "key": ("id", "n"),
             "on_bad": ("fail", "divert"),
+            "order_by": (None, "op"),
             "parallelism": (1, 2),
         },
     ),

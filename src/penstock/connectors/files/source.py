@@ -218,6 +218,10 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         return {BAD: BAD_ROWS} if self.config.diverts_bad else {}
 
     @override
+    def has_keys_in_several_splits(self) -> bool:
+        return True
+
+    @override
     def poll_interval(self) -> DurationLike:
         """Return how often to look for new files."""
         micros = self.config.discover_micros

@@ -8,6 +8,8 @@
 An update from one key to another is both: the key of `before` is gone, and the row is `after`.
 Only `after` and the keys are believed. What a row was before is told by the state of the operator
 behind this one, so records without `before`, or that come twice, are no harm.
+
+With `order_by` each row also has the order of its record, in front of the mark of deletion.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
@@ -24,13 +27,23 @@ from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.graph.logical import MAIN, OperatorSpec
+from penstock.operators.aggregates.aggregate import is_orderable
 from penstock.operators.changelogs.envelopes import AFTER, BEFORE, DELETED, OP
 from penstock.operators.context import ArrowCollector, OperatorContext
+from penstock.operators.expression_checks import (
+    derive_input,
+    derive_types,
+    show_types,
+    to_arrow_field,
+)
+from penstock.operators.expressions import read_expression, to_array
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
 from penstock.operators.stateless import bad_rows_of, check_columns, divert
-from penstock.state.tables.sorted_rows import Flags, Positions, equal_keys, take_rows
+from penstock.state.tables.sorted_rows import Flags, equal_keys, take_rows
 
+ORDER = "order"
+"""The column with the order of a row's record, if the table has none of this name."""
 PAYLOAD = "payload"
 """The column that holds the record where a connector also writes its schema."""
 
@@ -45,23 +58,55 @@ class FromDebeziumConfig(OperatorConfig):
     """The columns of `after` that are the table's key."""
     on_bad: OnBad = "fail"
     """Whether records that cannot be read fail the epoch, or go to the `BAD` output."""
+    order_by: bytes = b""
+    """What gives the order of a record, as `Expr.meta.serialize` returns it; empty for nothing."""
 
     @override
     def shown(self) -> Mapping[str, str]:
         return {"key": ", ".join(self.key)}
 
 
-def from_debezium_spec(key: Sequence[str], on_bad: OnBad) -> OperatorSpec:
-    """Read records into rows and a mark of deletion."""
-    return FromDebeziumConfig(tuple(key), on_bad).to_operator_spec()
+def from_debezium_spec(
+    key: Sequence[str], on_bad: OnBad, order_by: pl.Expr | None = None
+) -> OperatorSpec:
+    """Read records into rows, their order if it is given, and a mark of deletion."""
+    order = b"" if order_by is None else order_by.meta.serialize()
+    return FromDebeziumConfig(tuple(key), on_bad, order).to_operator_spec()
+
+
+def order_expression(order_by: str | pl.Expr, records: pa.Schema) -> pl.Expr:
+    """Return what gives the order of records; a name may be one inside of others.
+
+    >>> records = pa.schema(
+    ...     [("op", pa.string()), ("source", pa.struct([("lsn", pa.int64())]))]
+    ... )
+    >>> order_expression("source.lsn", records).meta.output_name()
+    'lsn'
+    """
+    if isinstance(order_by, pl.Expr):
+        return order_by
+    if order_by in records.names:
+        return pl.col(order_by)
+    path = order_by.split(".")
+    if path[0] not in records.names and AFTER not in records.names:
+        path = [PAYLOAD, *path]
+    order = pl.col(path[0])
+    for name in path[1:]:
+        order = order.struct.field(name)
+    return order
 
 
 class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
     """Rewrites records as rows of the table that they are about."""
 
+    def __init__(self, config: FromDebeziumConfig) -> None:
+        super().__init__(config)
+        data = config.order_by
+        self._order_by = read_expression(config.kind, data) if data else None
+
     @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> StreamSchema:
-        """Return the columns of `after`, the stream's event time if it has one, and `deleted`."""
+        """Return the columns of `after`, event time and order if there are any, and `deleted`."""
         row, time = _row_type(inputs[0].arrow), inputs[0].time_column
         names = [field.name for field in row]
         check_columns(self.config.key, names, "from_debezium")
@@ -76,10 +121,12 @@ class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
         if time is not None:
             fields.append(inputs[0].arrow.field(time))
             names.append(time)
-        mark = DELETED
-        while mark in names:
-            mark = f"_{mark}"
-        return StreamSchema(pa.schema([*fields, pa.field(mark, pa.bool_())]), time)
+        if self._order_by is not None:
+            order = _order_type(self._order_by, inputs[0].arrow)
+            fields.append(pa.field(_free_name(ORDER, names), order))
+            names.append(fields[-1].name)
+        mark = pa.field(_free_name(DELETED, names), pa.bool_())
+        return StreamSchema(pa.schema([*fields, mark]), time)
 
     @override
     def side_outputs(self, inputs: Sequence[StreamSchema]) -> Mapping[str, StreamSchema]:
@@ -99,13 +146,15 @@ class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
         is_tombstone = ~_is_there(op) & ~has_after & ~has_before
         has_row = np.where(is_delete, has_before, has_after)
         has_key = np.where(is_delete, old_key, new_key)
-        is_good = (is_delete | is_upsert) & has_row & has_key
+        order = self._orders_of(batch, ctx)
+        has_order = True if order is None else _is_there(order)
+        is_good = (is_delete | is_upsert) & has_row & has_key & has_order
         is_bad = ~is_good & ~is_tombstone
         if is_bad.any():
             reasons = np.select(
-                [~(is_delete | is_upsert), ~has_row],
-                ["its op is none of c, r, u, d", "it has no row"],
-                "its key is null",
+                [~(is_delete | is_upsert), ~has_row, ~has_key],
+                ["its op is none of c, r, u, d", "it has no row", "its key is null"],
+                "its order is null",
             )[is_bad]
             self._set_aside(
                 batch.filter(pa.array(is_bad)), reasons.tolist(), ctx, collector
@@ -120,30 +169,32 @@ class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
         gone = is_delete[places] | (is_moved[places] & is_first)
         both: Any = pa.concat_arrays([before, after])
         source = both.take(pa.array(np.where(gone, places, places + batch.num_rows)))
-        columns = self._columns(source, gone, batch, places, ctx)
+        columns = self._columns(source, gone, ctx)
+        time = ctx.outputs[MAIN].time_column
+        of_record = [] if time is None else [batch.column(time)]
+        of_record += [] if order is None else [order]
+        columns += [take_rows(column, places) for column in of_record]
+        columns.append(pa.array(gone))
         schema = ctx.outputs[MAIN].arrow
         collector.collect(pa.RecordBatch.from_arrays(columns, schema=schema))
 
-    def _columns(
-        self,
-        rows: Any,
-        gone: Flags,
-        batch: pa.RecordBatch,
-        places: Positions,
-        ctx: OperatorContext,
-    ) -> list[Any]:
-        """Return the columns of the output; of a row that is gone only its key is known."""
+    def _columns(self, rows: Any, gone: Flags, ctx: OperatorContext) -> list[Any]:
+        """Return the columns of the table; of a row that is gone only its key is known."""
         kept = pa.array(np.arange(len(gone)), mask=gone)
         found = dict(zip([f.name for f in rows.type], rows.flatten(), strict=True))
-        schema, time = ctx.outputs[MAIN].arrow, ctx.outputs[MAIN].time_column
-        columns: list[Any] = [
+        return [
             found[name] if name in self.config.key else found[name].take(kept)
-            for name in schema.names
+            for name in ctx.outputs[MAIN].arrow.names
             if name in found
         ]
-        if time is not None:
-            columns.append(take_rows(batch.column(time), places))
-        return [*columns, pa.array(gone)]
+
+    def _orders_of(self, batch: pa.RecordBatch, ctx: OperatorContext) -> Any:
+        """Return the order of each record; None if they have none."""
+        if self._order_by is None:
+            return None
+        read = derive_input([self._order_by], batch.schema)
+        orders = read.frame(batch).select(self._order_by).to_series()
+        return to_array(orders, ctx.outputs[MAIN].arrow.types[-2])
 
     def _set_aside(
         self,
@@ -161,6 +212,31 @@ class FromDebezium(Configured[FromDebeziumConfig], ArrowOperator):
             "side_output(pen.BAD) to go on without them",
             code=ErrorCode.UNREADABLE_INPUT,
         )
+
+
+def _free_name(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name = f"_{name}"
+    return name
+
+
+def _order_type(order_by: pl.Expr, records: pa.Schema) -> Any:
+    """Return the type of the order of records, or raise why it is none."""
+    shown = f"order_by={order_by}"
+    types = derive_types(shown, records, [order_by])
+    problem = ""
+    if len(types) != 1:
+        problem = f"it gives {len(types)} columns, and must give one value per record"
+    elif not order_by.meta.root_names():
+        problem = "it reads no column, so all records would have the same"
+    elif not is_orderable(types.dtypes()[0]):
+        problem = (
+            f"it gives {show_types(types)}, which has no order: it must give numbers, text, "
+            "bytes, instants, durations or booleans"
+        )
+    if problem:
+        raise SchemaError(f"{shown} does not tell which record is the last: {problem}")
+    return to_arrow_field(shown, ORDER, types.dtypes()[0]).type
 
 
 def _row_type(schema: pa.Schema) -> Any:

@@ -6,7 +6,7 @@ order. A column may say that the row of a key is gone.
 
     to_table        by event time
     from_upserts    as rows come, or by a column; with deletions
-    from_debezium   as records come, with deletions
+    from_debezium   as records come, or by a version that is no column of the table; with deletions
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from penstock.core.key_hash import check_key_type, hash_keys_uncut
 from penstock.core.schema import StreamSchema
 from penstock.errors import SchemaError
 from penstock.graph.logical import MAIN, OperatorSpec
-from penstock.operators.aggregates.aggregate import is_orderable
+from penstock.operators.aggregates.aggregate import DIALECT, is_orderable
 from penstock.operators.aggregates.frames import (
     check_groupable,
     columns_to_frame,
@@ -56,21 +56,34 @@ class LatestConfig(OperatorConfig):
     """The column that tells which row is the last one; None for the order in which rows come."""
     deleted: str | None = None
     """The column that is true where the row of a key is gone; it is no column of the table."""
+    version: str | None = None
+    """The column that tells instead of `order` which row is the last one, of several the last to
+    come; it is no column of the table."""
+    version_of: str = ""
+    """The expression whose values the versions are, as Polars prints it."""
 
     @override
     def shown(self) -> Mapping[str, str]:
         key = ", ".join(StreamSchema.from_bytes(self.rows).key_columns)
-        by = {} if self.order is None else {"order": self.order}
+        order = self.order if self.version is None else self.version_of
+        by = {} if order is None else {"order": order}
         gone = {} if self.deleted is None else {"deleted": self.deleted}
-        keeps = "the last row of each key" + (" until it is deleted" if gone else "")
+        keeps = "the last row of each key"
+        if gone:
+            keeps += ", and for ever when it was deleted" if by else " until it is deleted"
         return {"key": key, **by, **gone, "keeps": keeps}
 
 
 def latest_spec(
-    rows: StreamSchema, order: str | None = None, deleted: str | None = None
+    rows: StreamSchema,
+    order: str | None = None,
+    deleted: str | None = None,
+    *,
+    version: str | None = None,
+    version_of: str = "",
 ) -> OperatorSpec:
     """Keep the last row of each key and emit its changes; rows come by key."""
-    named = [name for name in (order, deleted) if name is not None]
+    named = [name for name in (order, deleted, version) if name is not None]
     check_columns(named, rows.arrow.names, "the table")
     if order is not None and not is_orderable(frame_schema(rows.arrow)[order]):
         raise SchemaError(
@@ -93,7 +106,8 @@ def latest_spec(
                 "as well",
                 column=deleted,
             )
-    return LatestConfig(rows.to_bytes(), order, deleted).to_operator_spec()
+    config = LatestConfig(rows.to_bytes(), order, deleted, version, version_of)
+    return config.to_operator_spec()
 
 
 class Latest(Configured[LatestConfig], EpochOperator):
@@ -102,13 +116,16 @@ class Latest(Configured[LatestConfig], EpochOperator):
     def __init__(self, config: LatestConfig) -> None:
         super().__init__(config)
         self._stream = StreamSchema.from_bytes(config.rows)
-        shown = [f for f in self._stream.arrow if f.name != config.deleted]
+        hidden = (config.deleted, config.version)
+        shown = [f for f in self._stream.arrow if f.name not in hidden]
         self._shown = decoded(pa.schema(shown))
         """The columns of the table."""
+        self._order = config.order if config.version is None else config.version
         # By an order of its own, a deletion must be remembered: an older row may still come.
-        is_marked = config.deleted is not None and config.order is not None
+        is_marked = config.deleted is not None and self._order is not None
         mark = [pa.field(str(config.deleted), pa.bool_())] if is_marked else []
-        self._stored = pa.schema([*self._shown, *mark])
+        version = [f for f in self._stream.arrow if f.name == config.version]
+        self._stored = pa.schema([*self._shown, *decoded(pa.schema(version)), *mark])
         self._types = frame_schema(self._stored)
 
     @override
@@ -124,10 +141,11 @@ class Latest(Configured[LatestConfig], EpochOperator):
         keys, order = self._stream.key_columns, self.config.order
         # Rows that another order needs were never kept.
         by = "as they come" if order is None else f"by {order}"
-        meaning = ColumnGroup(
-            TABLE, (), Meaning(f"the last rows {by}"), fill=b"", noun="table"
-        )
-        return [keyed_table(TABLE, self._stored, key_columns=keys, groups=[meaning])]
+        meaning = Meaning(f"the last rows {by}")
+        if self.config.version is not None:
+            meaning = Meaning("the last records in order", self.config.version_of, DIALECT)
+        group = ColumnGroup(TABLE, (), meaning, fill=b"", noun="table")
+        return [keyed_table(TABLE, self._stored, key_columns=keys, groups=[group])]
 
     @override
     def process_epoch(
@@ -138,7 +156,7 @@ class Latest(Configured[LatestConfig], EpochOperator):
         table = ctx.get_keyed_state(TABLE)
         known = table.get(last)
         was = known.found
-        if self.config.order is not None:
+        if self._order is not None:
             is_newer = self._is_newer(last, known.rows, was)
             last, is_gone = _picked(last, is_newer), is_gone[is_newer]
             before, was = _picked(known.rows, is_newer), was[is_newer]
@@ -178,10 +196,10 @@ class Latest(Configured[LatestConfig], EpochOperator):
     def _last_rows(self, rows: pa.Table) -> tuple[pa.RecordBatch, Flags]:
         """Return the last row of each key in the epoch, and which say that theirs is gone."""
         config, keys = self.config, list(self._stream.key_columns)
-        if config.order is None:
+        if self._order is None:
             frame = columns_to_frame(rows.to_batches(), keys).with_row_index(_PLACE)
         else:
-            frame = self._rivals(rows.to_batches(), config.order, keys)
+            frame = self._rivals(rows.to_batches(), self._order, keys)
         last = frame.group_by(keys, maintain_order=True).agg(pl.col(_PLACE).last())
         places = last.get_column(_PLACE).to_numpy().astype(np.int64)
         if config.deleted is None:
@@ -205,6 +223,8 @@ class Latest(Configured[LatestConfig], EpochOperator):
         value = pl.col(order)
         greatest = value.nan_max() if frame.schema[order].is_float() else value.max()
         highest = frame.filter(value.eq_missing(greatest.over(keys)))
+        if self.config.version is not None:
+            return highest  # of several the last to come
         is_tied = pl.len().over(keys) > 1
         tied = highest.filter(is_tied)
         if not tied.height:
@@ -220,6 +240,8 @@ class Latest(Configured[LatestConfig], EpochOperator):
     @cached_property
     def _ordered_by(self) -> list[str]:
         """The columns that decide which of two rows is the later one, most important first."""
+        if self.config.version is not None:
+            return [self.config.version]
         others = [name for name in self._stored.names if name != self.config.order]
         known = [name for name in others if _is_compared(self._stored.field(name).type)]
         return [str(self.config.order), *known]
@@ -236,7 +258,7 @@ class Latest(Configured[LatestConfig], EpochOperator):
         )
 
     def _is_newer(self, rows: pa.RecordBatch, known: pa.RecordBatch, was: Flags) -> Flags:
-        """Return which rows are later than those that are kept."""
+        """Return which rows are later than those that are kept, or as late and of a version."""
         new, old = self._compared(rows), self._compared(known)
         later = np.ones(rows.num_rows, np.bool_)
         is_open = was.copy()
@@ -248,7 +270,8 @@ class Latest(Configured[LatestConfig], EpochOperator):
             is_equal = one.eq_missing(other)
             later[is_open & ~is_above.to_numpy() & ~is_equal.to_numpy()] = False
             is_open &= is_equal.to_numpy()
-        later[is_open] = False  # the same row again
+        if self.config.version is None:
+            later[is_open] = False  # the same row again
         return later
 
 

@@ -111,6 +111,10 @@ class FrameSource(SourceOperator):
         return StreamSchema.from_bytes(self._stream)
 
     @override
+    def has_keys_in_several_splits(self) -> bool:
+        return True
+
+    @override
     def poll_interval(self) -> timedelta:
         """Return how long to wait before the feed is called again."""
         return self._poll
