@@ -91,7 +91,8 @@ class RevisedSessions(SessionWindows):
             self._aggregation,
             config.window,
             more=[pa.field(IS_EMITTED, pa.bool_())],
-            meaning=f"sessions kept {self._lateness} us after their end",
+            # What is taken back of a session ends where it ended: neither length may change.
+            meaning=f"sessions of a gap of {self._gap} us, kept {self._lateness} us after their end",
         )
 
     @override

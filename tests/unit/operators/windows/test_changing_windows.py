@@ -233,6 +233,18 @@ def test_the_lateness_of_a_window_cannot_change_under_its_name(
         other.run()
 
 
+def test_the_gap_of_sessions_that_may_change_cannot_change_under_their_name() -> None:
+    # What was emitted would be taken back with another end.
+    rows = rows_at((0, 1), (30, 1), (2, 1), (60, 1), (3, 1))
+    first = Job(rows, pen.session("4s"), aggregates=N, allowed_lateness="1h")
+    job = a_job_of(first.pipeline, 1)
+    job.run(epochs=3)
+    second = Job(rows, pen.session("6s"), aggregates=N, allowed_lateness="1h")
+    other = LocalJob(second.pipeline, store=job.store)
+    with pytest.raises(PenstockError, match="the pipeline does not fit"):
+        other.run()
+
+
 def changes_at(*given: tuple[int, int | None, float]) -> list[dict[str, Any]]:
     """Return upserts, given id, second (None for gone) and value."""
     return [
