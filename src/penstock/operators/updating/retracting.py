@@ -7,7 +7,7 @@ without rows is deleted.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,17 +115,16 @@ class RetractingAggregate(Configured[RetractingAggregateConfig], ArrowOperator):
 
     @override
     def tables(self) -> Sequence[TableSpec]:
-        counted = self._plan.aggregates[0]
-        groups = [
-            stored_group(a, way or "distinct")
-            for a, way in [(counted, None), *self._finished]
-        ]
+        groups = [stored_group(a, way or "distinct") for a, way in self._finished]
+        # The number of rows has the meaning of the whole step.
+        counted = stored_group(self._plan.aggregates[0], "distinct")
+        whole = replace(counted, noun="what it keeps", is_whole=True)
         own = keyed_table(
             TABLE,
             pa.schema([*self._keys, *self._state]),
             key_columns=self._keys.names,
             description=self.config.display,
-            groups=groups,
+            groups=[whole, *groups],
         )
         return [own, *(kept.table() for kept in self._kept)]
 

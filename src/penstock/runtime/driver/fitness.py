@@ -155,6 +155,8 @@ def _of_group(
     elif change.fate is GroupFate.CHANGED:
         code = ErrorCode.SCHEMA_MISMATCH
         advice = f"undo the change; or give it another name, to start empty, and {_LOSES}"
+        if change.is_whole:
+            advice = _ANEW
     is_news = change.fate in (GroupFate.ADDED, GroupFate.RECORDED)
     return StepState(operator, None, fate, change.detail, advice, code, is_news)
 

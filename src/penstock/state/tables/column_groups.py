@@ -99,6 +99,8 @@ class ColumnGroup:
     """Names that the group may have in the checkpoint."""
     noun: str = "columns"
     """What a group is for the user, such as an aggregate."""
+    is_whole: bool = False
+    """Whether its meaning is that of all groups: none of them can come, go or be renamed alone."""
 
 
 class GroupFate(Enum):
@@ -121,6 +123,8 @@ class GroupChange:
     group: str
     fate: GroupFate
     detail: str
+    is_whole: bool = False
+    """Whether it is about all groups of the table."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +239,9 @@ def decide_groups(
             StoredGroup(group.name, group.columns, group.meaning, before.since, names)
         )
     changes += [_dropped(known[name]) for name in known if name not in taken]
+    whole = [c for c in changes if c.is_whole and c.fate is GroupFate.CHANGED]
+    # What else has changed then is no problem of its own, and has no way out of its own.
+    changes = whole or changes
     moves = (GroupFate.ADDED, GroupFate.DROPPED, GroupFate.RENAMED)
     if any(change.fate in moves for change in changes):
         version += 1
@@ -257,7 +264,7 @@ def _dropped(group: StoredGroup) -> GroupChange:
 
 
 def _compare(group: ColumnGroup, before: StoredGroup) -> GroupChange:
-    shown = f"{group.noun} {group.name!r}"
+    shown = group.noun if group.is_whole else f"{group.noun} {group.name!r}"
     if before.meaning is None:
         detail = f"{shown} is taken to be {group.meaning}: the checkpoint does not say what it is"
         return GroupChange(group.name, GroupFate.RECORDED, detail)
@@ -266,7 +273,7 @@ def _compare(group: ColumnGroup, before: StoredGroup) -> GroupChange:
             f"{shown} was {before.meaning} and is declared as {group.meaning}: one cannot go on "
             "from the other"
         )
-        return GroupChange(group.name, GroupFate.CHANGED, detail)
+        return GroupChange(group.name, GroupFate.CHANGED, detail, group.is_whole)
     if before.name != group.name:
         detail = f"{shown} was called {before.name!r}"
         return GroupChange(group.name, GroupFate.RENAMED, detail)

@@ -197,8 +197,10 @@ def run_with(job: LocalJob, aggregates: dict[str, Any], *, of_rows: bool) -> Non
         {"n": pen.count(), "total": pen.sum("x")},
         {"n": pen.count("x")},
         {"n": pen.count(where=pl.col("x") > 0)},
+        {"m": pen.count()},
+        {"m": pen.count().was("n")},
     ],
-    ids=["added", "of-a-column", "where"],
+    ids=["added", "of-a-column", "where", "renamed", "renamed and said so"],
 )
 def test_state_goes_on_only_with_the_same_aggregates(after: Any) -> None:
     pipeline = pen.Pipeline("p")
@@ -206,8 +208,10 @@ def test_state_goes_on_only_with_the_same_aggregates(after: Any) -> None:
     budget = DriverSettings(budget=SourceBudget(rows=1), adapts_budget=False)
     job = LocalJob(pipeline, settings=budget)
     run_with(job, {"n": pen.count()}, of_rows=False)
-    with pytest.raises(PenstockError, match="changelog with n=count"):
+    with pytest.raises(PenstockError, match="changelog with n=count") as caught:
         run_with(job, after, of_rows=False)
+    assert ".was(" not in caught.value.message
+    assert "give the step another name" in caught.value.message
 
 
 def test_state_goes_on_with_the_same_aggregates_in_another_order() -> None:
