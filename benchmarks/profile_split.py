@@ -74,5 +74,6 @@ def _part_of(path: str) -> str | None:
 
 
 def _mean(values: list[float]) -> float:
+    """Return the mean without the first third; 0 if a warm-up had one epoch alone."""
     settled = values[len(values) // 3 :]
-    return sum(settled) / len(settled)
+    return sum(settled) / max(len(settled), 1)
