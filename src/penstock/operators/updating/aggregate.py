@@ -315,6 +315,21 @@ def output_columns(
     return shown + [to_array(results[f.name], f.type) for f in fields]
 
 
+def have_changed(
+    results: tuple[pl.DataFrame, pl.DataFrame],
+    there: tuple[Flags, Flags],
+    fields: Sequence["pa.Field[Any]"],
+) -> Flags:
+    """Return which rows differ between results before and after, given as for the changes."""
+    (before, after), (found, lives) = results, there
+    changed: Flags = found != lives
+    for field in fields:
+        was, now = before.get_column(field.name), after.get_column(field.name)
+        changed |= was.ne_missing(now).to_numpy()
+    changed &= found | lives
+    return changed
+
+
 def to_result_changes(
     schema: pa.Schema,
     keys: pa.RecordBatch,
@@ -328,11 +343,7 @@ def to_result_changes(
     before makes no change.
     """
     (before, after), (found, lives) = results, there
-    changed = found != lives
-    for field in fields:
-        was, now = before.get_column(field.name), after.get_column(field.name)
-        changed |= was.ne_missing(now).to_numpy()
-    changed &= found | lives
+    changed = have_changed(results, there, fields)
     if not changed.all():
         picked = pl.Series(changed)
         before, after = before.filter(picked), after.filter(picked)

@@ -34,7 +34,7 @@ from penstock.operators.aggregates.frames import to_batch, to_frame, to_table
 from penstock.operators.aggregates.plan import AggregatePlan
 from penstock.operators.changes import INSERT
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.updating.aggregate import to_result_changes
+from penstock.operators.updating.aggregate import have_changed, to_result_changes
 from penstock.operators.windows.aggregation import (
     MICROS,
     PANE,
@@ -313,8 +313,10 @@ class ChangingWindows(PaneWindows):
             self._results,
         )
         collector.collect(changes)
+        # Zeros of either sign are equal: what makes no change was not said, and is not kept.
+        changed = have_changed((before, after), (was, there), self._results)
         latest = windows.hstack(after).with_columns(pl.Series(IS_THERE, there))
-        self._keep(latest.filter(pl.Series(was | there)), ctx)
+        self._keep(latest.filter(pl.Series(changed)), ctx)
 
     def _emitted_before(
         self, keys: pa.RecordBatch, starts: Micros, ctx: OperatorContext

@@ -140,6 +140,18 @@ def test_what_is_taken_back_is_what_was_said_to_the_last_bit() -> None:
         assert fold(job.out.rows(), ["k", "window_start", "window_end"])
 
 
+def test_a_result_that_was_not_emitted_because_it_is_equal_is_not_taken_back() -> None:
+    rows = rows_at((1, 0.0), (60, 1), (2, -0.0), (3, -5))
+    job = Job(
+        rows,
+        pen.tumbling("10s"),
+        aggregates={"last": pen.last("v")},
+        allowed_lateness="1h",
+    )
+    said = [(change, str(value)) for change, start, value in job.run() if start == 0]
+    assert said == [("insert", "0.0"), ("update-before", "0.0"), ("update-after", "-5.0")]
+
+
 def test_no_change_is_late_for_the_windows_behind() -> None:
     rows = rows_at((1, 1), (35, 1), (2, 1), (70, 1), (3, 1), (300, 1))
     job = Job(rows, pen.tumbling("10s"), allowed_lateness="2m")
