@@ -31,7 +31,8 @@ def _with_day(bids: pen.Stream) -> pen.Stream:
 
 def q15(site: Site) -> pen.Stream:
     """Count bids, bidders and auctions of each day, by price."""
-    return _with_day(site.bids).key_by("day").aggregate("per-day", **_COUNTS, **_DISTINCT)
+    bids = _with_day(site.bids).key_by("day")
+    return bids.aggregate("per-day", ttl="forever", **_COUNTS, **_DISTINCT)
 
 
 def q16(site: Site) -> pen.Stream:
@@ -39,7 +40,11 @@ def q16(site: Site) -> pen.Stream:
     bids = _with_day(site.bids)
     timed = bids.with_columns(minute=pl.col("date_time").dt.strftime("%H:%M"))
     return timed.key_by("channel", "day").aggregate(
-        "per-channel", last_minute=pen.max("minute"), **_COUNTS, **_DISTINCT
+        "per-channel",
+        ttl="forever",
+        last_minute=pen.max("minute"),
+        **_COUNTS,
+        **_DISTINCT,
     )
 
 

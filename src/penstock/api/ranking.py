@@ -17,7 +17,7 @@ import polars as pl
 
 from penstock.api.gathering import step
 from penstock.api.graph_builder import BrokenPort, GraphBuilder, Port
-from penstock.api.windowing import WindowStep
+from penstock.api.windowing import FOREVER, WindowStep
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError, did_you_mean
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 Names: TypeAlias = str | Sequence[str]
 Keep: TypeAlias = Literal["first", "earliest", "last"]
 _KEEPS = ("first", "earliest", "last")
-FOREVER = "forever"
-"""The time to live of keys that are never forgotten."""
-
 _log = logging.getLogger(__name__)
 
 

@@ -426,8 +426,9 @@ class KeyedStream(AnyStream):
         """Keep results per key and emit their changes: a changelog of inserts and updates.
 
         A key without rows for `ttl` is deleted, by event time if the stream has it and
-        `ttl_domain` is not "processing-time". The step emits one change per key and epoch, and
-        none if the results are as before.
+        `ttl_domain` is not "processing-time". Aggregates that keep all values, such as `median`,
+        are warned of without a `ttl`; `ttl="forever"` says that it is meant. The step emits one
+        change per key and epoch, and none if the results are as before.
 
         >>> import penstock as pen
         >>> p, out = pen.Pipeline("p"), pen.list_sink("doctest-of-aggregate")

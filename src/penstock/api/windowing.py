@@ -10,6 +10,7 @@
 | `key_by(…).aggregate(…)` | a combiner where the rows are, then by key the updating aggregate |
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,9 @@ from penstock.operators.windows.revised_sessions import revised_session_spec
 from penstock.operators.windows.sessions import session_window_spec
 from penstock.state.tables.specs import TimeDomain, to_time_domain
 
+FOREVER = "forever"
+"""The time to live of keys that are never forgotten."""
+_log = logging.getLogger(__name__)
 _ANY_LENGTHS = {"width": 1, "slide": 1, "offset": 0, "gap": 1}
 """Replaces windows with wrong lengths, so that their aggregates are checked all the same."""
 
@@ -254,6 +258,10 @@ def add_updating_aggregate(
     All rows of a stream without a key have one result.
     """
     operator = builder.claim(name)
+    if isinstance(ttl, str) and ttl == FOREVER:
+        ttl = None
+    elif ttl is None and not rows.schema.is_changelog:
+        _warn_of_growth(name, aggregates)
     ttl_micros = expiry = domain = None
     with builder.problems.noting():
         ttl_micros = None if ttl is None else to_micros(ttl, "ttl")
@@ -300,6 +308,22 @@ def add_updating_aggregate(
         parallelism = 1
     builder.place(operator, spec, [partials], parallelism=parallelism)
     return builder.port(operator)
+
+
+def _warn_of_growth(name: str, aggregates: Mapping[str, Any]) -> None:
+    """Name the aggregates whose state grows with the rows of a key, because no key is deleted."""
+    growing = [
+        f"{result}={given.display()}"
+        for result, given in aggregates.items()
+        if isinstance(given, Aggregate) and given.keeps_all_values
+    ]
+    if growing:
+        _log.warning(
+            "aggregate %r keeps all values of %s for ever, so its state grows with them. Give it "
+            "ttl='1d' or the like, aggregate in windows, or say that it is meant: ttl='forever'",
+            name,
+            ", ".join(growing),
+        )
 
 
 def _add_retracting_aggregate(

@@ -127,6 +127,9 @@ class Aggregate(ABC):
         object.__setattr__(renamed, "former_names", names)
         return renamed
 
+    keeps_all_values: ClassVar[bool] = False
+    """Whether its partials grow with the values of a group: without an end, it is warned of."""
+
     former_names: ClassVar[tuple[str, ...]] = ()
     """The names that its result may have in a checkpoint; set by `was`."""
 

@@ -66,6 +66,7 @@ class CountDistinct(ColumnAggregate):
 
     function: ClassVar[str] = "count_distinct"
     wanted: ClassVar[str] = "numbers, text, bytes, instants, booleans"
+    keeps_all_values: ClassVar[bool] = True
     fits = staticmethod(is_orderable)
 
     @override

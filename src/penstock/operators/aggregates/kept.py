@@ -74,6 +74,7 @@ class Quantile(ColumnAggregate):
 
     function: ClassVar[str] = "quantile"
     wanted: ClassVar[str] = "numbers; others have discrete quantiles: discrete=True"
+    keeps_all_values: ClassVar[bool] = True
     fits = staticmethod(is_number)
 
     shares: float | tuple[float, ...] = 0.5

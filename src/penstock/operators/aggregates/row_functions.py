@@ -7,7 +7,7 @@ group are written again when it gets more, and the function is called once per g
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import pyarrow as pa
@@ -36,6 +36,8 @@ _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 @dataclass(frozen=True, eq=False)
 class RowsAggregate(Aggregate):
     """The result of a function that takes the rows of a group as a frame; null of no rows."""
+
+    keeps_all_values: ClassVar[bool] = True
 
     function: UserFunction
     returns: pa.DataType

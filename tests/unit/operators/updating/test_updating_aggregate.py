@@ -1,5 +1,6 @@
 """Updating aggregates: one change per key and epoch, kept by a time to live."""
 
+import logging
 from typing import Any, Self
 
 import pyarrow as pa
@@ -359,3 +360,40 @@ def test_explain_shows_where_rows_are_combined_and_what_is_kept() -> None:
         "totals: updating_aggregate(by=user, aggregates=total=sum(n), ttl=90s by event-time)"
         in shown
     )
+
+
+def test_all_values_kept_for_ever_are_warned_of_unless_that_is_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = pen.Pipeline("p").read("rows", pen.list_source([a_row("a", 1)])).key_by("user")
+    count = pen.aggregate_rows(len, returns=pa.int64(), columns=["n"])
+    with caplog.at_level(logging.WARNING):
+        rows.aggregate("meant", ttl="forever", middle=pen.median("n"))
+        rows.aggregate("bounded", ttl="1d", different=pen.count_distinct("n"))
+        rows.aggregate("small", total=pen.sum("n"), some=pen.collect_list("n"))
+        rows.window("w", pen.tumbling("1m", time_domain="processing-time")).aggregate(
+            middle=pen.median("n")
+        )
+        table = rows.aggregate("table", total=pen.sum("n"))
+        table.aggregate("follows", middle=pen.median("total"))
+        assert caplog.messages == []
+        rows.aggregate(
+            "grows", total=pen.sum("n"), different=pen.count_distinct("n"), rows=count
+        )
+    (message,) = caplog.messages
+    assert "aggregate 'grows' keeps all values of different=count_distinct(n)" in message
+    assert "rows=aggregate_rows(" in message
+    assert "ttl='1d'" in message
+
+
+@pytest.mark.parametrize("aggregate", [pen.median("n"), pen.quantile("n", 0.5)])
+def test_results_of_a_key_that_is_kept_for_ever_are_those_without_a_time_to_live(
+    aggregate: pen.Aggregate,
+) -> None:
+    graphs = []
+    for ttl in (None, "forever"):
+        pipeline = pen.Pipeline("p")
+        rows = pipeline.read("rows", pen.list_source([a_row("a", 1)])).key_by("user")
+        rows.aggregate("kept", ttl=ttl, middle=aggregate).write("out", pen.blackhole())
+        graphs.append(pipeline.graph())
+    assert graphs[0] == graphs[1]
