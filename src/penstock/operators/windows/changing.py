@@ -220,9 +220,14 @@ class ChangingWindows(PaneWindows):
 
     @override
     def _meaning(self) -> str:
-        if not self._is_revised:
-            return super()._meaning()
-        return f"{super()._meaning()}, kept {self._lateness} us longer"
+        parts = [super()._meaning()]
+        aggregation = self._aggregation
+        if isinstance(aggregation, ChangedAggregation) and aggregation.keeps_values:
+            # No partials come of values later: what they were would be missing when it is removed.
+            parts.append("of values")
+        if self._is_revised:
+            parts.append(f"kept {self._lateness} us longer")
+        return ", ".join(parts)
 
     @override
     def handle_watermark(

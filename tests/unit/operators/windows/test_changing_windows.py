@@ -281,6 +281,17 @@ def test_rows_that_are_removed_before_a_window_closes_are_not_in_it() -> None:
     assert job.run() == [(None, 0, 1, 6.0), (None, 10, 1, 1.0), (None, 30, 1, 1.0)]
 
 
+def test_windows_that_kept_values_cannot_go_on_with_partials_even_if_state_may_go() -> None:
+    rows = changes_at((1, 1, 5), (2, 2, 7), (4, 2, 8), (2, None, 0), (3, 12, 1), (9, 30, 1))
+    values = {**N, "least": pen.min("v")}
+    first = Job(rows, pen.tumbling("10s"), is_table=True, schema=TABLE, aggregates=values)
+    job = a_job_of(first.pipeline, 1)
+    job.run(epochs=3)
+    second = Job(rows, pen.tumbling("10s"), is_table=True, schema=TABLE, aggregates=N)
+    with pytest.raises(PenstockError, match="give the step another name"):
+        second.pipeline.run_in_process(job.store, allow_dropped_state=True)
+
+
 def test_a_row_moves_between_windows_with_its_event_time() -> None:
     rows = changes_at((1, 1, 5), (1, 14, 5), (2, 2, 1), (9, 30, 1))
     job = Job(
