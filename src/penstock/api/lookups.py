@@ -69,7 +69,8 @@ def lookup_frame(
 
     A function without arguments is called by each worker process that needs the rows, and
     again every `reload`; its rows must have the columns of its first call, which is made here,
-    or of `schema`. If the first call returns a Spark DataFrame, the driver makes all others.
+    or of `schema`. If the first call returns a Spark DataFrame, the driver makes all others:
+    leave `schema` out for such a function.
 
     A table that cannot be loaded again is used for three further intervals, with a warning.
 

@@ -252,7 +252,7 @@ class FrameLookupConfig(TableLookupConfig):
         if self.function is None:
             return from_ipc(self.rows or b"")
         try:
-            return unpickle_function(self.function)()
+            rows = unpickle_function(self.function)()
         except Exception as error:  # noqa: BLE001 (the boundary to user code)
             failure = to_failure(
                 error,
@@ -260,6 +260,13 @@ class FrameLookupConfig(TableLookupConfig):
                 note=f"in {self.function.name!r}, which returns what is looked up",
             )
             raise failure from failure.__cause__
+        if hasattr(rows, "toArrow"):
+            raise UserError(
+                f"its function {self.function.name!r} returns a Spark DataFrame, which only the "
+                "driver computes: leave schema= of lookup_frame out, then it is asked there",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        return rows
 
     @override
     def shown_source(self) -> str:

@@ -209,6 +209,19 @@ def test_a_function_that_returns_other_columns_fails_the_job() -> None:
         visit(harness, "ch")
 
 
+def test_a_function_of_spark_frames_whose_columns_are_given_names_the_way_out() -> None:
+    class Frame:
+        def toArrow(self) -> pa.Table:  # noqa: N802 (as Spark calls it)
+            return pa.table({"country": ["ch"]})
+
+    def rates() -> Any:
+        return Frame()
+
+    lookup = pen.lookup_frame(rates, schema={"country": str}, reload="1m")
+    with harness_of(lookup) as harness, pytest.raises(UserError, match="leave schema= of"):
+        visit(harness, "ch")
+
+
 def empty() -> LookupRows:
     return LookupRows(pa.RecordBatch.from_pydict({"k": [1]}), ["k"])
 
