@@ -212,3 +212,30 @@ def test_what_the_function_of_the_frames_returns_is_checked(tmp_path: Path) -> N
     pipeline = a_pipeline("frames-wrong", pen.dataframes(wrong, schema=NUMBERS), Ledger())
     with pytest.raises(pen.PenstockError, match="returned int: return"):
         start(pipeline, tmp_path)
+
+
+def test_records_of_debezium_in_a_frame_become_a_table(tmp_path: Path) -> None:
+    row = "struct<id: bigint, city: string>"
+    records: list[Any] = [
+        (None, (1, "Rom"), "c"),
+        ((1, "Rom"), (3, "Ulm"), "u"),
+        (None, None, None),
+        (None, (2, "Bonn"), "r"),
+        ((2, "Bonn"), None, "d"),
+        (None, (4, "Bern"), "r"),
+        (None, (4, "Basel"), "u"),
+        (None, None, "?"),
+    ]
+    frame = shared_session().createDataFrame(
+        records, f"before {row}, after {row}, op string"
+    )
+    pipeline = pen.Pipeline("records-of-a-frame", parallelism=2)
+    read = pipeline.read("records", pen.dataframe(frame.coalesce(1)), parallelism=1)
+    table = read.from_debezium("table", key="id", on_bad="divert")
+    table.write("out", pen.files(str(tmp_path / "table")))
+    table.side_output(pen.BAD).write("bad", pen.files(str(tmp_path / "bad")))
+    start(pipeline, tmp_path)
+    found = pen.read_latest(str(tmp_path / "table"), key="id").to_pylist()
+    assert sorted((row["id"], row["city"]) for row in found) == [(3, "Ulm"), (4, "Basel")]
+    (bad,) = pen.read_committed(str(tmp_path / "bad")).to_pylist()
+    assert (bad["op"], bad["error"]) == ("?", "its op is none of c, r, u, d")
