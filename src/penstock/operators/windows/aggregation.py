@@ -193,10 +193,12 @@ def find_stream_problems(
     if stream.time_column is None and needs_event_time:
         stamps = [f.name for f in stream.arrow if pa.types.is_timestamp(f.type)]
         hint = did_you_mean("event_time", stamps) if stamps else ""
+        by_clock = ", or cut them by the driver's clock, with time_domain='processing-time'"
+        if stream.is_changelog:
+            by_clock = ""  # such windows are of event time alone
         problems.append(
             "its rows have no event time: name their timestamp column as event_time when "
-            f"reading them, and keep it{hint}, or cut them by the driver's clock, with "
-            "time_domain='processing-time'"
+            f"reading them, and keep it{hint}{by_clock}"
         )
     for name in stream.key_columns:
         kind = _plain_type(stream.arrow.field(name).type)

@@ -274,6 +274,15 @@ def changes_at(*given: tuple[int, int | None, float]) -> list[dict[str, Any]]:
 TABLE = SCHEMA.append(pa.field("gone", pa.bool_()))
 
 
+def test_windows_of_a_changelog_without_event_time_name_no_clock_that_they_refuse() -> None:
+    pipeline = pen.Pipeline("windows")
+    table = pipeline.read("rows", pen.list_source([], TABLE)).from_upserts("t", key="id")
+    table.window("w", pen.tumbling("10s")).aggregate(**N)
+    with pytest.raises(SchemaError, match="have no event time") as refused:
+        pipeline.graph()
+    assert "processing-time" not in str(refused.value)
+
+
 def test_rows_that_are_removed_before_a_window_closes_are_not_in_it() -> None:
     rows = changes_at((1, 1, 5), (2, 2, 7), (1, 3, 6), (2, None, 0), (3, 12, 1), (9, 30, 1))
     aggregates = {"n": pen.count(), "least": pen.min("v")}
