@@ -19,6 +19,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from penstock.api.windowing import FOREVER
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS
@@ -69,12 +70,14 @@ def _to_ttls(name: str, ttl: Ttl | None) -> tuple[int | None, int | None]:
 
     >>> _to_ttls("orders", ("1s", None))
     (1000000, None)
+    >>> _to_ttls("orders", "forever")
+    (None, None)
     """
     both: Any = ttl if isinstance(ttl, tuple | list) else (ttl, ttl)
     problem = f"ttl={ttl!r} is not possible: give a duration such as '1d', or one per side"
     if len(both) == 2:
         try:
-            left, right = (None if one is None else to_micros(one, "ttl") for one in both)
+            left, right = map(_to_ttl, both)
         except UserError as error:
             problem = error.message
         else:
@@ -87,6 +90,11 @@ def _to_ttls(name: str, ttl: Ttl | None) -> tuple[int | None, int | None]:
     )
 
 
+def _to_ttl(one: Any) -> int | None:
+    is_forever = one is None or (isinstance(one, str) and one == FOREVER)
+    return None if is_forever else to_micros(one, "ttl")
+
+
 def _warn_of_growth(name: str, sides: tuple[StreamSchema, StreamSchema]) -> None:
     """Name the sides whose rows pile up, because nothing ever removes them."""
     streams = zip(SIDES, sides, strict=True)
@@ -94,7 +102,7 @@ def _warn_of_growth(name: str, sides: tuple[StreamSchema, StreamSchema]) -> None
     if growing:
         _log.warning(
             "join %r keeps all rows of the %s side for ever, so its state grows with them. Give it "
-            "ttl='1d' or the like, within= or window=, or say that it is meant: ttl=(None, None)",
+            "ttl='1d' or the like, within= or window=, or say that it is meant: ttl='forever'",
             name,
             " and the ".join(growing),
         )

@@ -260,7 +260,10 @@ def _describe_non_aggregate(given: object) -> str:
     if isinstance(given, type) and issubclass(given, Aggregate):
         hint = f"write {given.__name__}(…), an instance, instead of the class"
     elif callable(given):
-        hint = "call the function"
+        hint = (
+            "call the function; one over the rows of a group is given to "
+            "pen.aggregate_rows(…, returns=…, columns=…)"
+        )
     elif isinstance(given, pl.Expr):
         hint = (
             "partials of Polars expressions cannot be merged in general: use pen.sum, "

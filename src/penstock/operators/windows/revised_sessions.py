@@ -87,12 +87,19 @@ class RevisedSessions(SessionWindows):
         super().__init__(config)
         config.refuse(find_length_problems({"lateness": config.lateness_micros}))
         self._lateness = config.lateness_micros
+        computed = ", ".join(
+            sorted(
+                f"{a.result.name}={a.meaning.outline}"
+                for a in self._aggregation.plan.aggregates
+            )
+        )
         self._store = SessionStore(
             self._aggregation,
             config.window,
             more=[pa.field(IS_EMITTED, pa.bool_())],
-            # What is taken back of a session ends where it ended: neither length may change.
-            meaning=f"sessions of a gap of {self._gap} us, kept {self._lateness} us after their end",
+            # What is taken back of a session is what was said of it, and ends where it ended.
+            meaning=f"{computed} of sessions of a gap of {self._gap} us, kept {self._lateness} us "
+            "after their end",
         )
 
     @override

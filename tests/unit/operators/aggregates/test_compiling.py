@@ -50,7 +50,8 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         "  name: avg(name): column 'name' is string, but it takes numbers\n"
         '  n: count(where=col("price")): where= must be true or false for each row, not '
         "Int64\n"
-        "  called=sum is not an aggregate: call the function\n"
+        "  called=sum is not an aggregate: call the function; one over the rows of a group is "
+        "given to pen.aggregate_rows(…, returns=…, columns=…)\n"
         f"  expression={expression!r} is not an aggregate: partials of Polars "
         "expressions cannot be merged in general: use pen.sum, pen.count, … or an Aggregate of "
         "your own\n"

@@ -241,7 +241,7 @@ def test_a_join_that_keeps_rows_for_ever_warns_unless_that_is_said(
     assert "join 'join' keeps all rows of the right side for ever" in record.message
     assert "ttl='1d'" in record.message
     caplog.clear()
-    Join(ttl=(None, None)).close()
+    Join(ttl="forever").close()
     Join(ttl="1d").close()
     Join(ttl=None, keys=("k", "k")).close()
     assert not caplog.records

@@ -257,6 +257,19 @@ def test_the_gap_of_sessions_that_may_change_cannot_change_under_their_name() ->
         other.run()
 
 
+@pytest.mark.parametrize("window", [pen.tumbling("10s"), pen.session("10s")], ids=str)
+def test_no_aggregate_joins_windows_that_may_change(window: Any) -> None:
+    # An update would take back a value of it that nobody was told.
+    rows = rows_at((0, 1), (30, 1), (2, 1), (60, 1), (3, 1))
+    first = Job(rows, window, aggregates=N, allowed_lateness="1h")
+    job = a_job_of(first.pipeline, 1)
+    job.run(epochs=3)
+    more = {**N, "kinds": pen.count_distinct("v")}
+    second = Job(rows, window, aggregates=more, allowed_lateness="1h")
+    with pytest.raises(PenstockError, match="the pipeline does not fit"):
+        LocalJob(second.pipeline, store=job.store).run()
+
+
 def changes_at(*given: tuple[int, int | None, float]) -> list[dict[str, Any]]:
     """Return upserts, given id, second (None for gone) and value."""
     return [
