@@ -10,11 +10,13 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 from hypothesis import settings
 
+from penstock.core import settings as penstock_settings
 from tests.builders.spark_home import RUN_FOLDER
 
 settings.register_profile(
@@ -49,3 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unstable:
         raise pytest.UsageError(f"give these cases ids that are words: {unstable}")
+
+
+@pytest.fixture
+def whole_hashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hash keys with all bits, also where the suite is run with few, for what needs them."""
+    monkeypatch.setenv("PENSTOCK_HASH_BITS", "64")
+    penstock_settings._loaded.cache_clear()
+    yield
+    penstock_settings._loaded.cache_clear()

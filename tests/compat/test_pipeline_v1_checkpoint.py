@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 import penstock as pen
-from penstock.core import settings
 from penstock.core.settings import CompactionSettings
 from penstock.state.files.state_file import StateFile
 from penstock.testing import LocalJob
@@ -41,15 +39,8 @@ from tests.compat.write_pipeline_v1_checkpoint import (
 STOPPED_AT = "2024-01-01T00:22"
 """All rows before this event time, and few behind it, were read when the job was stopped."""
 MACHINES = (b"/work", b"/tmp", b"/root", b"/home", b"/Users")
-
-
-@pytest.fixture(autouse=True)
-def whole_hashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """State is written with whole hashes: with cut ones nobody could find it again."""
-    monkeypatch.setenv("PENSTOCK_HASH_BITS", "64")
-    settings._loaded.cache_clear()
-    yield
-    settings._loaded.cache_clear()
+# State is written with whole hashes: with cut ones nobody could find it again.
+pytestmark = pytest.mark.usefixtures("whole_hashes")
 
 
 @pytest.fixture

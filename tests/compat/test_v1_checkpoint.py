@@ -1,7 +1,7 @@
 """A committed checkpoint of format 1 opens for ever: as it is, migrated, rescaled, compacted."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from penstock.core import settings
 from penstock.core.ids import FULL_RANGE
 from penstock.state.checkpoints import JobCheckpoints
 from penstock.state.protocol.records import RULES, Committing, Ready
@@ -37,15 +36,8 @@ from tests.compat.write_v1_checkpoint import (
 NEWEST = 5
 SAVED = 2
 NAME_COLUMNS = {1: "old_name", 2: "new_name", 3: "length"}
-
-
-@pytest.fixture(autouse=True)
-def whole_hashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """State is written with whole hashes: with cut ones nobody could find it again."""
-    monkeypatch.setenv("PENSTOCK_HASH_BITS", "64")
-    settings._loaded.cache_clear()
-    yield
-    settings._loaded.cache_clear()
+# State is written with whole hashes: with cut ones nobody could find it again.
+pytestmark = pytest.mark.usefixtures("whole_hashes")
 
 
 @pytest.fixture

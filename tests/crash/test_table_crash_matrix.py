@@ -15,6 +15,7 @@ from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.testing import CrashError, Fault, FaultMode, FaultyStore, Lands, sweep
 from tests.builders.kept_epochs import load_epoch
+from tests.builders.profile import a_start, by_profile
 from tests.builders.shop import (
     SHOP,
     Operation,
@@ -46,6 +47,10 @@ FAULTS = [
     *of_writes(FaultMode.LOSE_RESPONSE, lands=Lands.NEVER),
     *of_writes(FaultMode.LOSE_RESPONSE, lands=Lands.LATER, late_calls=1),
 ]
+"""Each half of them has writes that come to pass and writes that do not."""
+HALF = len(FAULTS) // 2
+CHOSEN = by_profile([FAULTS[:HALF], FAULTS[HALF:]][a_start(2)], FAULTS, FAULTS)
+MANY = by_profile(default=100, ci=300, nightly=300)
 
 
 def operations(number: int) -> list[Operation]:
@@ -155,7 +160,7 @@ class Attempt:
 def test_whatever_fails_the_epoch_happens_entirely_or_not_at_all() -> None:
     attempt = Attempt()
     trials, known, found = 0, set(), set()
-    for trial in sweep(attempt.run, FAULTS, make_store=attempt.make_store):
+    for trial in sweep(attempt.run, CHOSEN, make_store=attempt.make_store):
         trials += 1
         assert isinstance(trial.store.store, MemoryStore)
         # Objects are written once, so stores with the same names are in the same state.
@@ -167,7 +172,7 @@ def test_whatever_fails_the_epoch_happens_entirely_or_not_at_all() -> None:
         assert newest == AFTER or trial.error is not None
         check_going_on(job, attempt.sink, newest)
         found.add(newest)
-    assert trials > 300
+    assert trials > MANY
     assert found == {BEFORE, AFTER}
 
 

@@ -12,6 +12,9 @@ import penstock as pen
 from penstock.core.clock import new_token
 from tests.builders.small_memory import BUDGET_BYTES, EPOCHS, Memory, memory_of
 
+# With cut hashes most of the table has the hash of some key, and is looked at.
+pytestmark = pytest.mark.usefixtures("whole_hashes")
+
 STATE_BYTES = 4 * BUDGET_BYTES
 TEXT_BYTES = 600
 ROWS = STATE_BYTES // TEXT_BYTES + 1_000
