@@ -186,7 +186,7 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
         found = pa.concat_tables(parts).combine_chunks()
         if not found.num_rows:
             return []
-        groups, _ = _number_keys(found.select(list(self._keys)))
+        groups = _group_keys(found.select(list(self._keys))).numbers()
         order = self._order.first_rows(found, groups, found.num_rows)
         return take_rows(found, order).to_batches()
 
@@ -196,7 +196,8 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
     ) -> None:
         """Emit the epoch's first rows of keys that are not known."""
         given, rows = rows, in_plain_layouts(rows).combine_chunks()
-        groups, firsts = _number_keys(rows.select(list(self._keys)))
+        groups = _group_keys(rows.select(list(self._keys)))
+        firsts = groups.firsts
         keys = take_rows(rows.select(list(self._keys)), firsts)
         table = ctx.get_keyed_state(TABLE)
         known = table.get(keys, columns=self._stored.names[-1])
@@ -214,11 +215,13 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
         if late.any():
             # Later rows of these keys may be on time: they are looked at one by one.
             ends[late] = watermark
-            is_late = late[groups] & (times < watermark)
-            ctx.count("late_rows", int(is_late.sum()))
-            _collect(given, rows, np.flatnonzero(is_late), collector, LATE)
-        emitted, last = self._emitted(times, (firsts, groups), ends)
-        _collect(given, rows, np.sort(emitted), collector)
+            others = groups.others[late[groups.of_others]]
+            too_late = [firsts[late], others[times[others] < watermark]]
+            places = _sorted(np.concatenate(too_late), rows.num_rows)
+            ctx.count("late_rows", len(places))
+            _collect(given, rows, places, collector, LATE)
+        emitted, last = self._emitted(times, groups, ends)
+        _collect(given, rows, _sorted(emitted, rows.num_rows), collector)
         table.put(self._to_stored(rows, last, times))
 
     def _to_stored(self, rows: pa.Table, places: Positions, times: Micros) -> pa.Table:
@@ -241,30 +244,31 @@ class Deduplicate(Configured[DeduplicateConfig], EpochOperator):
         return np.minimum(times, MAX_MICROS - ttl) + ttl
 
     def _emitted(
-        self, times: Micros, found: tuple[Positions, Positions], ends: Micros
+        self, times: Micros, groups: "_Groups", ends: Micros
     ) -> tuple[Positions, Positions]:
         """Return the rows that are no duplicates, and of each of their keys the last such row.
 
         `ends` says from when on rows of each key are none. Where rows of a key in one epoch are
         further apart than the time to live, several of them are first ones.
         """
-        firsts, groups = found
+        firsts = groups.firsts
         is_new = times[firsts] >= ends
         emitted, last, has_row = [firsts[is_new]], firsts.copy(), is_new.copy()
         ends = np.where(is_new, self._end_of(times[firsts]), ends)
-        some = np.flatnonzero(times >= ends[groups])
-        if not len(some):
+        # A first row is before the end that it sets itself.
+        is_later = times[groups.others] >= ends[groups.of_others]
+        if not is_later.any():
             return emitted[0], last[has_row]
+        # In order of their groups, and in each of them as they came.
+        ranked, numbers = groups.others[is_later], groups.of_others[is_later]
         # Every emitted row is later than all rows of its key that came before it. So only rows
         # that are later than all before them are searched, and these are in order of time.
-        ranked = some[np.argsort(groups[some], kind="stable")]
         instants, ranks = np.unique(times[ranked], return_inverse=True)
         steps = len(instants) + 1
-        places = groups[ranked] * steps + ranks
+        places = numbers * steps + ranks
         is_latest = np.ones(len(places), np.bool_)
         is_latest[1:] = places[1:] > np.maximum.accumulate(places)[:-1]
-        ranked, places = ranked[is_latest], places[is_latest]
-        keys = groups[ranked]
+        ranked, places, keys = ranked[is_latest], places[is_latest], numbers[is_latest]
         active = np.unique(keys)
         while len(active):
             wanted = active * steps + np.searchsorted(instants, ends[active])
@@ -305,27 +309,53 @@ def _reached(watermark: EventTime | None) -> int:
     return MAX_MICROS if watermark.micros >= END_MICROS else watermark.micros
 
 
-def _number_keys(keys: pa.Table) -> tuple[Positions, Positions]:
-    """Return the number of each row's key, and the first row of each key.
+def _sorted(places: Positions, count: int) -> Positions:
+    """Return different places among so many rows in order, by a mark at each: quicker than sorting."""
+    marks = np.zeros(count, np.bool_)
+    marks[places] = True
+    return np.flatnonzero(marks)
 
-    Keys are numbered in order of their hashes, as they are looked up and stored. Rows of equal
-    hash are side by side when sorted by it; that their keys are equal is checked.
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Rows by their key. Keys are numbered in order of their hashes, as they are stored."""
+
+    firsts: Positions
+    """The first row of each key."""
+    others: Positions
+    """All other rows, in order of their keys, those of a key as they came."""
+    of_others: Positions
+    """The number of the key of each of them."""
+
+    def numbers(self) -> Positions:
+        """Return the number of each row's key."""
+        found = np.empty(len(self.firsts) + len(self.others), np.int64)
+        found[self.firsts] = np.arange(len(self.firsts))
+        found[self.others] = self.of_others
+        return found
+
+
+def _group_keys(keys: pa.Table) -> _Groups:
+    """Return the rows by their key.
+
+    Rows of equal hash are side by side when sorted by it; that their keys are equal is checked.
     """
     columns: list[Any] = [_in_one_piece(column) for column in keys.columns]
     hashes = hash_keys(columns, row_count=keys.num_rows)
     by_hash = stable_order(hashes)
+    ordered = hashes[by_hash]
     is_first = np.ones(len(by_hash), np.bool_)
-    is_first[1:] = hashes[by_hash[1:]] != hashes[by_hash[:-1]]
-    numbers = np.empty(len(by_hash), np.int64)
-    numbers[by_hash] = np.cumsum(is_first) - 1
-    places = by_hash[is_first]
-    if equal_keys(columns, np.arange(len(numbers)), columns, places[numbers]).all():
-        return numbers, places
-    # Different keys have one hash: compare the keys themselves.
-    equal = first_equal_rows(take_rows(keys, by_hash), keys.column_names)
-    is_first = equal == np.arange(len(equal))
-    numbers[by_hash] = (np.cumsum(is_first) - 1)[equal]
-    return numbers, by_hash[is_first]
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    numbers = np.cumsum(is_first) - 1
+    others = np.flatnonzero(~is_first)
+    if not equal_keys(columns, by_hash[others], columns, by_hash[others - 1]).all():
+        # Different keys have one hash: compare the keys themselves.
+        equal = first_equal_rows(take_rows(keys, by_hash), keys.column_names)
+        is_first = equal == np.arange(len(equal))
+        numbers = (np.cumsum(is_first) - 1)[equal]
+        others = np.flatnonzero(~is_first)
+        others = others[np.argsort(numbers[others], kind="stable")]
+    return _Groups(by_hash[is_first], by_hash[others], numbers[others])
 
 
 def _in_one_piece(column: Any) -> Any:
