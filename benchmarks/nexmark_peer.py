@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from benchmarks.nexmark_events import EVENTS_PER_FILE, schema_of

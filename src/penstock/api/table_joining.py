@@ -25,7 +25,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import MAX_MICROS
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.joins.sides import SIDES, check_problems
+from penstock.operators.joins.sides import SIDES, How, check_problems
 from penstock.operators.joins.table_output import (
     TableJoinConfig,
     derive_output,
@@ -58,7 +58,9 @@ def table_join_spec(
     check_problems(name, problems)
     config = TableJoinConfig(**common, left_ttl_micros=ttls[0], right_ttl_micros=ttls[1])
     rules = config.rules()
-    check_problems(name, rules.find_problems())
+    check_problems(
+        name, [*rules.find_problems(), *_bags_that_outlive(rules.how, sides, ttls)]
+    )
     derive_output(rules, *sides)
     if ttl is None:
         _warn_of_growth(name, sides)
@@ -93,6 +95,24 @@ def _to_ttls(name: str, ttl: Ttl | None) -> tuple[int | None, int | None]:
 def _to_ttl(one: Any) -> int | None:
     is_forever = one is None or (isinstance(one, str) and one == FOREVER)
     return None if is_forever else to_micros(one, "ttl")
+
+
+def _bags_that_outlive(
+    how: How, sides: tuple[StreamSchema, StreamSchema], ttls: tuple[int | None, int | None]
+) -> list[str]:
+    """Return what is wrong with equal rows that count as one, but may have had other partners.
+
+    Whether a row was emitted without a partner is noted once for all that are equal to it.
+    """
+    notes = how not in (How.INNER, How.RIGHT), how in (How.RIGHT, How.FULL)
+    return [
+        f"rows of the {SIDES[index]} side may be equal, because its changelog has no table key, "
+        f"and which of them had partners is not known when the other side forgets these by its "
+        f"ttl: leave out the ttl of the {SIDES[1 - index]} side, or give the rows a key with "
+        "to_rows() and to_table(…)"
+        for index in (0, 1)
+        if notes[index] and sides[index].is_bag and ttls[1 - index] is not None
+    ]
 
 
 def _warn_of_growth(name: str, sides: tuple[StreamSchema, StreamSchema]) -> None:

@@ -362,3 +362,16 @@ def test_state_four_times_the_memory_budget_is_joined_in_little_memory(
     assert figures["kept_bytes"] > 4 * figures["budget_bytes"] - 1
     assert figures["changes"] >= figures["kept_rows"]
     assert figures["peak_bytes"] < 3 * figures["budget_bytes"]
+
+
+@pytest.mark.parametrize("how", ["left", "full", "semi", "anti"])
+def test_a_bag_is_refused_beside_a_side_that_forgets_its_partners(how: Any) -> None:
+    # Of equal rows one had a partner and another none: both came out alone.
+    pipeline = pen.Pipeline("p")
+    first, second, third = (
+        pipeline.read(name, pen.list_source([{"k": 1}])) for name in ("a", "b", "c")
+    )
+    bag = first.join("bag", second, on="k", how="left", ttl="forever")
+    bag.join("j", third, on="k", how=how, ttl=(None, "1d")).write("out", pen.blackhole())
+    with pytest.raises(UserError, match="leave out the ttl of the right side"):
+        pipeline.graph()

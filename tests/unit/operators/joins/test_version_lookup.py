@@ -81,7 +81,7 @@ def test_a_dataframe_is_computed_again_when_the_drivers_clock_is_in_another_inte
     frame = Frame(ch="v0")
     visits = Visits(pen.lookup_frame(frame, reload="1m"))
     visits.before = {
-        epoch: lambda epoch=epoch: frame.names.update(ch=f"v{epoch}")  # type: ignore[misc]
+        epoch: lambda epoch=epoch: frame.names.update(ch=f"v{epoch}")  # type: ignore[misc]  # mypy infers no type for a default
         for epoch in range(1, 7)
     }
     assert visits.run() == ["v0", "v0", "v2", "v2", "v4", "v4"]
