@@ -13,7 +13,13 @@ import msgspec
 import pyarrow as pa
 
 from penstock.core.ids import checksum_of
-from penstock.errors import CorruptStateError, ErrorCode, GraphError, PenstockError
+from penstock.errors import (
+    CorruptStateError,
+    ErrorCode,
+    GraphError,
+    PenstockError,
+    hide_secrets,
+)
 from penstock.graph.logical import LogicalGraph, Node, OperatorSpec, Plain, UserFunction
 
 _FORMAT = 1
@@ -75,7 +81,9 @@ def encode_graph(graph: LogicalGraph) -> bytes:
     nodes = []
     for node in graph.nodes:
         config = {
-            key: _to_plain(value, f"{key!r} in the config of operator {node.operator!r}")
+            key: _to_plain(
+                value, f"{key!r} in the config of operator {node.operator!r}", key
+            )
             for key, value in node.spec.config.items()
         }
         nodes.append(replace(node, spec=OperatorSpec(node.spec.kind, config)))
@@ -117,7 +125,8 @@ def fingerprint_of(graph: LogicalGraph) -> str:
     return f"{checksum_of(encode_graph(graph)):016x}"
 
 
-def _to_plain(value: Plain, where: str) -> Any:
+def _to_plain(value: Plain, where: str, name: str = "") -> Any:
+    """Return a value as it is encoded; `name` is that of the option which holds it."""
     match value:
         case UserFunction():
             return msgspec.msgpack.Ext(_USER_FUNCTION, _ENCODER.encode(value))
@@ -129,17 +138,18 @@ def _to_plain(value: Plain, where: str) -> Any:
             return int(value)
         case tuple():
             return [
-                _to_plain(item, f"item {index} of {where}")
+                _to_plain(item, f"item {index} of {where}", name)
                 for index, item in enumerate(value)
             ]
         case Mapping() if all(isinstance(key, str) for key in value):
             return {
-                key: _to_plain(item, f"{key!r} of {where}") for key, item in value.items()
+                key: _to_plain(item, f"{key!r} of {where}", key)
+                for key, item in value.items()
             }
     raise GraphError(
-        f"{where} is {value!r}, of type {type(value).__name__}: use None, booleans, whole "
-        "numbers of 64 bits, floats, text, bytes, functions, tuples, or mappings with text as "
-        "keys",
+        f"{where} is {hide_secrets(repr(value), name)}, of type {type(value).__name__}: use None, "
+        "booleans, whole numbers of 64 bits, floats, text, bytes, functions, tuples, or mappings "
+        "with text as keys",
         code=ErrorCode.INVALID_CONFIG,
     )
 

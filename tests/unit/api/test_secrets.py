@@ -121,6 +121,36 @@ def test_an_endpoint_with_a_password_is_hidden_in_the_cause_of_an_error() -> Non
             assert not is_shown(text)
 
 
+def write_to_table(options: dict[str, Any]) -> None:
+    pipeline = pen.Pipeline("p")
+    rows = pipeline.read("rows", pen.list_source([{"n": 1}]))
+    rows.write("out", pen.delta("s3://bucket/t", store_options=options))
+    pipeline.run_in_process("memory:", restarts=0)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda options: pen.delta("s3://bucket/t", store_options=options).source_spec(),
+        lambda options: pen.lookup_delta("s3://bucket/t", store_options=options).schema,
+        write_to_table,
+    ],
+    ids=["read", "look up", "write"],
+)
+def test_a_table_at_an_endpoint_with_a_password_hides_it_in_causes_too(
+    use: Callable[[dict[str, Any]], Any],
+) -> None:
+    options = {**OPTIONS, "access_key_id": "key", "allow_http": True, "max_retries": 0}
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://user:{SECRET}@127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(PenstockError) as caught:
+            use({**options, "endpoint": endpoint})
+    text = "".join(traceback.format_exception(caught.value))
+    assert "127.0.0.1" in text
+    assert not is_shown(text)
+
+
 @pytest.mark.parametrize(
     "options",
     [

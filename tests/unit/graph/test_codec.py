@@ -183,6 +183,14 @@ def test_a_config_that_is_not_plain_names_the_place(
     assert raised.value.code is ErrorCode.INVALID_CONFIG
 
 
+def test_a_secret_that_is_not_plain_is_not_shown() -> None:
+    for value in (["hunter2"], ({"hunter2"},)):
+        options: Any = {"store_options": {"secret_access_key": value}}
+        with pytest.raises(GraphError, match="'secret_access_key' of") as raised:
+            encode_graph(with_config(options))
+        assert "hunter2" not in raised.value.message
+
+
 @given(st.binary(max_size=64))
 def test_bytes_that_are_no_graph_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptStateError, match="are not a graph"):
