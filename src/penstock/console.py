@@ -194,6 +194,7 @@ class Progress:
                 f"{status.rows_read:,} rows read ({rate:,.0f}/s)",
                 f"{status.rows_written:,} written",
                 *(f"{count:,} {kind}" for kind, count in status.rows_aside.items()),
+                *([f"behind by {status.lag}"] if status.lag else []),
                 f"watermark {show_instant(status.watermark_micros)}",
                 f"state {show_bytes(status.state_bytes)}",
             ]
@@ -218,6 +219,8 @@ class Progress:
             block.add_row("rows written", f"{status.rows_written:,}")
             for kind, count in status.rows_aside.items():
                 block.add_row(f"rows {kind}", Text(f"{count:,}", style="yellow"))
+            if status.lag:
+                block.add_row("behind by", status.lag)
             block.add_row("watermark", show_instant(status.watermark_micros))
             files = f"[dim]in {status.state_files} files[/dim]"
             block.add_row("state", f"{show_bytes(status.state_bytes)}   {files}")

@@ -116,6 +116,7 @@ class ErrorCode(StrEnum):
     VALUE_OUT_OF_RANGE = "value-out-of-range"
     BROKEN_INPUT = "broken-input"
     ENGINE_GONE = "engine-gone"
+    INPUT_LOST = "input-lost"
 
 
 _URL = re.compile(r"\b(?!file:)[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
@@ -160,6 +161,17 @@ def hide_secrets(text: str, name: str = "") -> str:
     if "=" in text:
         text = _ASSIGNED.sub(r"\1\2***", text)
     return _LISTED.sub(r"\1***", text)
+
+
+def without_secrets(error: Exception) -> Exception:
+    """Return an exception of a client library as the cause of an error may be shown.
+
+    Libraries name endpoints and repeat options. What has no message of its own stays as it is.
+    """
+    shown = hide_secrets(str(error))
+    if shown == str(error):
+        return error
+    return type(error)(shown).with_traceback(error.__traceback__)
 
 
 def _writable(text: str) -> str:
@@ -313,7 +325,9 @@ _EXTRAS = {
     "pyspark": "spark",
     "py4j": "spark",
     "pandas": "spark",
+    "confluent_kafka": "kafka",
     "grpc": "connect",
+    "deltalake": "delta",
     "hypothesis": "testing",
     "pytest": "testing",
 }

@@ -158,6 +158,8 @@ class Scripted(ArrowOperator):
     handle_tick = _hook("handle_tick")
     on_close = _hook("on_close", lambda final, *_: type(final).__name__)
     handle_checkpoint = _hook("handle_checkpoint")
+    plan_commit = _hook("plan_commit", default=lambda *_: ())
+    handle_commit_part = _hook("handle_commit_part")
     handle_commit = _hook("handle_commit")
     release = _hook("release")
 

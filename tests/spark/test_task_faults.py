@@ -12,6 +12,7 @@ from penstock.operators import SourceCollector, SourceContext, SourceOperator
 from penstock.runtime.driver.environment import DriverSettings
 from penstock.runtime.driver.options import RunOptions
 from penstock.runtime.spark.running import run_on_spark
+from tests.builders.commit_parts import AS_A_JOB, PartSink, notes_in, rows_in
 from tests.builders.spark_session import marks_in, shared_session
 from tests.spark.counting_job import (
     CountingJob,
@@ -59,6 +60,21 @@ def test_a_worker_killed_half_way_through_its_output_loses_and_doubles_nothing(
     assert marks_in(marks) == {"armed", "died half-way"}
     assert (status.restarts, status.torn_epochs) == (0, 0)
     job.check()
+
+
+def test_a_worker_killed_in_a_part_of_a_commit_is_replaced_and_the_part_runs_again(
+    tmp_path: Path, marks: Path
+) -> None:
+    pipeline = pen.Pipeline("parts", parallelism=2)
+    read = pipeline.read("numbers", pen.impulse(count=100, splits=2, step="1ms"))
+    read.write("out", PartSink(marks, size_bytes=AS_A_JOB, harm="dies"))
+    options = RunOptions(checkpoint=str(tmp_path / "checkpoint"), session=shared_session())
+    status = run_on_spark(pipeline.graph(), pipeline.registry, options)
+    assert (marks / "struck").exists()
+    assert (status.restarts, status.torn_epochs) == (0, 0)
+    assert sorted(row["counter"] for row in rows_in(marks)) == [*range(100)]
+    attempts = [(note["epoch"], note["part"]) for note in notes_in(marks)]
+    assert len(attempts) > len(set(attempts))
 
 
 class StuckSource(SourceOperator):

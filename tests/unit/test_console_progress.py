@@ -196,3 +196,13 @@ def test_late_rows_that_nothing_reads_are_warned_about_once(
         "read them with side_output(pen.LATE) of its stream. More are only counted"
     )
     assert warned == ([] if is_read else [expected])
+
+
+def test_a_source_that_is_behind_says_by_how_much() -> None:
+    source = OperatorStatus("in", "kafka", 1, lag_rows=1_200, lag_micros=75 * SECOND)
+    behind = replace(after_epoch(1), operators=(source,))
+    (line,) = lines_of(behind)
+    assert "behind by 1,200 rows (1:15)" in line
+    assert "behind" in str(behind)
+    there = replace(after_epoch(1), operators=(replace(source, lag_rows=0, lag_micros=0),))
+    assert "behind" not in str(there) + lines_of(there)[0]

@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from penstock.api.gathering import Problems
+from penstock.core.clock import to_micros
 from penstock.core.ids import JobId, OperatorId, is_whole
 from penstock.core.schema import Settling, StreamSchema
 from penstock.errors import ErrorCode, UserError
@@ -240,7 +241,11 @@ class GraphBuilder:
         if computed is not None:
             step = event_time_spec(computed)
             port = self.port(self.add_step(f"{operator}-event-time", step, [port]))
-        self._nodes[operator] = replace(node, watermark=watermark or WatermarkSpec())
+        rule = watermark or WatermarkSpec()
+        idle = source.idle_timeout()
+        if rule.idle_timeout_micros is None and idle is not None:
+            rule = replace(rule, idle_timeout_micros=to_micros(idle, "idle timeout"))
+        self._nodes[operator] = replace(node, watermark=rule)
         return port
 
     def add_step(
@@ -291,6 +296,8 @@ class GraphBuilder:
             _check_end(operator, stream, is_sink=is_sink)
             sides = step.side_outputs(schemas)
             shown = step.display()
+            if step.why_at_least_once() is not None:
+                shown = replace(shown, fields={**shown.fields, "delivery": "at least once"})
         outputs = sides if stream is None else {MAIN: stream, **sides}
         self._nodes[operator] = Node(operator, _plain(spec), parallelism, schemas, outputs)
         for index, port in enumerate(inputs):

@@ -82,7 +82,7 @@ def in_process(
             graph,
             store,
             cache,
-            InProcessExecutor(worker),
+            InProcessExecutor(worker, commits_in_threads=True),
             registry,
             options.clock,
             options.driver_settings(),

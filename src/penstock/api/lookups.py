@@ -3,11 +3,12 @@
 | function | rows are |
 |---|---|
 | `lookup_files` | those of a folder, read again every `reload` |
+| `lookup_delta` | those of a Delta table, its newest version every `reload` |
 | `lookup_frame` | those of a frame, or what a function returns, called again every `reload`; a Spark DataFrame is computed again by the driver |
 | `lookup_stream` | the last ones per key of a small stream, which every subtask gets whole |
 | `lookup_function` | what an async function says about a batch of keys |
 
-`lookup_files` is among the connectors.
+`lookup_files` and `lookup_delta` are among the connectors.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -100,6 +100,29 @@ def is_lossless(found: _Type, expected: _Type) -> bool:
     return bool(are_timestamps and found.unit == expected.unit)
 
 
+_WHOLE_BITS = {16: 11, 32: 24, 64: 53}
+"""How many bits of whole numbers floats of a width hold."""
+
+
+def is_narrower(found: _Type, expected: _Type) -> bool:
+    """Tell whether numbers of one type are all numbers of another one, which is wider.
+
+    >>> is_narrower(pa.int32(), pa.int64()), is_narrower(pa.int64(), pa.float64())
+    (True, False)
+    """
+    types = pa.types
+    is_whole = types.is_integer(found)
+    if types.is_floating(expected):
+        bits = _WHOLE_BITS if is_whole else {}
+        is_number = is_whole or types.is_floating(found)
+        width = expected.bit_width
+        return is_number and found.bit_width < bits.get(width, width)
+    if not (is_whole and types.is_integer(expected)):
+        return False
+    keeps_sign = types.is_unsigned_integer(found) or types.is_signed_integer(expected)
+    return bool(keeps_sign and found.bit_width < expected.bit_width)
+
+
 def stored_type(data_type: _Type) -> _Type:
     """Return the type that values of `data_type` are stored as: the same values, plain layout."""
     if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):

@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.core.clock import to_micros
-from penstock.errors import SettingsError, UserError, did_you_mean
+from penstock.errors import SettingsError, UserError, did_you_mean, hide_secrets
 
 _PREFIX = "PENSTOCK_"
 _FILE_VARIABLE = "PENSTOCK_CONFIG"
@@ -262,7 +262,8 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem(key: str, raw: object, place: str = "") -> str:
-    start = f"{key} = {raw!r}{place}:"
+    shown = hide_secrets(raw, key) if isinstance(raw, str) else raw
+    start = f"{key} = {shown!r}{place}:"
     if key not in _KINDS:
         known = map(_variable_of, _KINDS) if key.startswith(_PREFIX) else _KINDS
         return f"{start} there is no such setting{did_you_mean(key, known)}"

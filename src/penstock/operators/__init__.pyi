@@ -24,6 +24,7 @@ from ..state.tables.time_keyed_view import KeyTimeView as KeyTimeView
 from ..state.tables.time_keyed_view import TimeKeyedView as TimeKeyedView
 from .context import ArrowCollector as ArrowCollector
 from .context import CommitContext as CommitContext
+from .context import CommitPart as CommitPart
 from .context import OperatorContext as OperatorContext
 from .context import SourceCollector as SourceCollector
 from .context import SourceContext as SourceContext
@@ -36,6 +37,7 @@ from .operator import SourcePlan as SourcePlan
 from .registry import ConstructedOperator as ConstructedOperator
 from .registry import OperatorConstructor as OperatorConstructor
 from .registry import Registry as Registry
+from .splits import Lag as Lag
 from .splits import SourceBudget as SourceBudget
 from .splits import SplitPlan as SplitPlan
 from .splits import SplitState as SplitState
@@ -50,6 +52,7 @@ __all__ = [
     "ArrowOperator",
     "CheckpointBarrier",
     "CommitContext",
+    "CommitPart",
     "ConstructedOperator",
     "DisplayableOperator",
     "DueTimers",
@@ -61,6 +64,7 @@ __all__ = [
     "KeyTimeView",
     "KeyedRows",
     "KeyedView",
+    "Lag",
     "MigratableState",
     "OperatorConstructor",
     "OperatorContext",

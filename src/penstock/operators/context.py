@@ -8,7 +8,7 @@ rows emitted later would be in no checkpoint.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from penstock.core.batch import to_batches
+from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, Generation, OperatorId, TaskInfo, Token
 from penstock.core.rows import RowsLike, to_instant
 from penstock.core.schema import StreamSchema
@@ -217,14 +218,27 @@ class SourceContext(OperatorContext):
 
 
 @dataclass(frozen=True, slots=True)
+class CommitPart:
+    """A piece of an epoch's commit that one task carries out, alone: see `plan_commit`."""
+
+    data: bytes
+    """Names what to commit, for `handle_commit_part`; not the rows themselves, if they are many."""
+    size_bytes: int = 0
+    """About how much is to be moved. A few small parts run on the driver: a job costs more."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitContext:
     """The job and operator of a commit. Tables are closed by then: only commit data is left."""
 
     task: TaskInfo
+    """On the driver subtask 0 of as many as there were; for a part its number and how many."""
     store: ObjectStore
     """The store of the checkpoints, for sinks that stage beside them."""
     identity: str = ""
     """Differs from that of another job of the same name, in another store or made later."""
+    attempt: Token = field(default_factory=new_token)
+    """The token of this attempt at the commit or part: no other one shares it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +254,8 @@ class StartContext:
     A driver that still runs may publish epochs meanwhile: look at the output first, then call
     this. Whatever is committed was acknowledged before.
     """
+    inputs: tuple[StreamSchema, ...] = ()
+    """The schemas of the operator's inputs."""
 
 
 class Target(Protocol):

@@ -12,7 +12,9 @@ operator are called, in this order:
     on_close                     only in the epoch that carries Stop or EndOfData
     handle_checkpoint            once: the last chance to emit rows and to write tables
     (its tables are written)
-    handle_commit                for sinks, on the driver, once the epoch is acknowledged
+    plan_commit                  for sinks, on the driver, once the epoch is acknowledged
+    handle_commit_part           for sinks, in a task for each part that was planned
+    handle_commit                for sinks, on the driver, after the last part
 
 What a hook emits reaches the next operators before any of their later hooks, so rows emitted in
 `handle_checkpoint` are part of the same epoch everywhere.
@@ -20,7 +22,7 @@ What a hook emits reaches the next operators before any of their later hooks, so
 An operator may be dropped between any two epochs and built again elsewhere. What must survive
 is in a table; attributes are for what can be derived from config and from its own keyed tables.
 To see what other subtasks wrote to a global table, read it again. An epoch may run more than
-once before it counts, so no hook but `handle_commit` may have an effect outside of tables and
+once before it counts, so no hook but the last two may have an effect outside of tables and
 emitted rows.
 
 The input of a source is a set of **splits**: files, partitions, ranges. A split has a name
@@ -39,7 +41,6 @@ from enum import Enum
 from functools import cache
 
 import pyarrow as pa
-from typing_extensions import override
 
 from penstock.core.clock import DurationLike
 from penstock.core.ids import Epoch
@@ -49,12 +50,13 @@ from penstock.errors import hide_secrets
 from penstock.operators.context import (
     ArrowCollector,
     CommitContext,
+    CommitPart,
     OperatorContext,
     SourceCollector,
     SourceContext,
     StartContext,
 )
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
+from penstock.operators.splits import Lag, SourceBudget, SplitPlan, SplitState
 from penstock.operators.timers import DueTimers
 from penstock.state.tables.specs import TableSpec, TimeDomain, global_table
 
@@ -126,6 +128,13 @@ class ArrowOperator(ABC):
         and may return less than before: later operators keep the highest.
         """
         return False
+
+    def why_at_least_once(self) -> str | None:
+        """Return when a sink delivers a row twice, and why; None if every row comes once.
+
+        A job warns of it when it starts, and `explain` shows it.
+        """
+        return None
 
     def display(self) -> DisplayableOperator:
         """Return how it shows itself in `explain` and the console."""
@@ -213,6 +222,32 @@ class ArrowOperator(ABC):
         its commit needs to `ctx.insert_committing_data`.
         """
 
+    def plan_commit(
+        self,
+        epoch: Epoch,
+        commit_data: Mapping[str, Mapping[int, bytes]],
+        ctx: CommitContext,
+    ) -> Sequence[CommitPart]:
+        """Return the parts of a commit that moves rows: `handle_commit_part` gets each in a task.
+
+        Runs on the driver as `handle_commit` does, and decides by the commit data alone: every
+        call for an epoch plans the same parts, at any parallelism. By default there are none.
+        """
+        del epoch, commit_data, ctx
+        return ()
+
+    def handle_commit_part(self, epoch: Epoch, part: bytes, ctx: CommitContext) -> None:
+        """Carry out a part of a commit. It may run again, or twice at the same time.
+
+        Runs on an instance of its own, without `on_start`, which is kept for later epochs. The
+        subtask of `ctx.task` is the number of the part. An earlier attempt may still run in a
+        process that is cut off: it must not be able to write once a later one has succeeded.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} plans parts of its commits but has no handle_commit_part: "
+            "implement it"
+        )
+
     def handle_commit(
         self,
         epoch: Epoch,
@@ -221,12 +256,12 @@ class ArrowOperator(ABC):
     ) -> None:
         """Make the staged output of an acknowledged epoch visible: all subtasks' at once.
 
-        Runs on the driver on an instance of its own, without `on_start`; `commit_data` is by
-        table and subtask. It may run again for the same epoch, in another process, at any
-        later time: it must then change nothing.
+        Runs on the driver on an instance of its own, without `on_start`, after all parts of
+        `plan_commit`; `commit_data` is by table and subtask. It may run again for the same
+        epoch, in another process, at any later time: it must then change nothing.
         """
         del ctx
-        if commit_data:
+        if commit_data and type(self).plan_commit is ArrowOperator.plan_commit:
             raise NotImplementedError(
                 f"{type(self).__name__} gave commit data for epoch {epoch} but has no "
                 "handle_commit: implement it"
@@ -241,35 +276,6 @@ class ArrowOperator(ABC):
 
     def release(self) -> None:
         """Close connections; the instance is not used again. A dying process does not call it."""
-
-
-class EpochOperator(ArrowOperator):
-    """An operator with one input that works on the rows of an epoch when all of them are there."""
-
-    def __init__(self) -> None:
-        self._taken: list[pa.RecordBatch] = []
-
-    @abstractmethod
-    def process_epoch(
-        self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        """Process all rows of an epoch; not called without any. Chunks are the batches they came in."""
-
-    @override
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        """Take rows until the epoch's are complete."""
-        self._taken.append(batch)
-
-    @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        """Process what was taken."""
-        if self._taken:
-            taken, self._taken = self._taken, []
-            self.process_epoch(pa.Table.from_batches(taken), ctx, collector)
 
 
 ONLY_SPLIT = "all"
@@ -333,6 +339,10 @@ class SourceOperator(ABC):
         rows in the order in which they come warn of it.
         """
         return False
+
+    def idle_timeout(self) -> DurationLike | None:
+        """Return the `idle_timeout` of `Pipeline.read` where the user gives none; None for never."""
+        return None
 
     def poll_interval(self) -> DurationLike:
         """Return how long to wait before the next `plan_splits` if there was nothing to read."""
@@ -413,6 +423,8 @@ class SourcePlan:
     holds_watermark: bool = False
     """True if splits wait that were not begun: their rows may be of any time, so event time
     stays where it is in this epoch."""
+    lag: Lag | None = None
+    """What this plan leaves unread, for the job's status; None if the source cannot tell."""
 
 
 @cache

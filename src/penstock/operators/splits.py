@@ -52,6 +52,15 @@ class SplitPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a source is behind what there is to read."""
+
+    rows: int
+    micros: int | None = None
+    """How old the next row is at most; None if that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class SourceBudget:
     """How much one subtask may read in one epoch."""
 

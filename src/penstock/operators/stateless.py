@@ -1,5 +1,9 @@
-"""Operators without state and without expressions: map_batches, map, rename, key_by, union."""
+"""Operators without state and without expressions: map_batches, map, rename, key_by, union.
 
+`EpochOperator` is the base of others that take the rows of an epoch at once.
+"""
+
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
@@ -12,6 +16,7 @@ from penstock.core.batch import find_differences
 from penstock.core.rows import is_pandas
 from penstock.core.schema import CHANGE_COLUMN, Settling, StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
+from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import ErrorCode, PenstockError, SchemaError, UserError, did_you_mean
 from penstock.graph.logical import BAD, MAIN, OperatorSpec, UserFunction
 from penstock.operators.context import ArrowCollector, OperatorContext
@@ -23,6 +28,35 @@ from penstock.operators.user_functions import pickle_function, unpickle_function
 BatchFunction: TypeAlias = Callable[[Any], Any]
 ERROR_COLUMN = "error"
 """The column of the `BAD` side output besides the input's: why the call failed."""
+
+
+class EpochOperator(ArrowOperator):
+    """An operator with one input that works on the rows of an epoch when all of them are there."""
+
+    def __init__(self) -> None:
+        self._taken: list[pa.RecordBatch] = []
+
+    @abstractmethod
+    def process_epoch(
+        self, rows: pa.Table, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Process all rows of an epoch; not called without any. Chunks are the batches they came in."""
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Take rows until the epoch's are complete."""
+        self._taken.append(batch)
+
+    @override
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Process what was taken."""
+        if self._taken:
+            taken, self._taken = self._taken, []
+            self.process_epoch(pa.Table.from_batches(taken), ctx, collector)
 
 
 def bad_rows_of(stream: StreamSchema) -> dict[str, StreamSchema]:

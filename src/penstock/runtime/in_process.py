@@ -15,17 +15,23 @@ makes it fail as engines do:
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from penstock.errors import ErrorCode, ExternalError
+from penstock.runtime.driver.signals import wait_attentively
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.executor import (
+    CommitOrder,
     CompactionOrder,
     CompactionResult,
+    PartReport,
     TaskReport,
+    cancelled_error,
     decode_report,
 )
 from penstock.runtime.plan.physical import PhysicalPlan
@@ -73,6 +79,10 @@ class Chaos:
             self.done.append((level, task, mischief))
             yield from self._misbehave(mischief, task, run)
 
+    def repeats_part(self) -> bool:
+        """Decide whether a part of a commit runs twice, as after a lost answer."""
+        return self.rate > 0 and self._random.random() < self.rate
+
     def _misbehave(
         self, mischief: Mischief, task: int, run: RunTask
     ) -> Iterator[list[Record]]:
@@ -107,6 +117,26 @@ class Chaos:
 NO_CHAOS = Chaos()
 
 
+def wait_for_parts(
+    orders: Sequence[CommitOrder],
+    reports: Sequence[Future[PartReport]],
+    cancelled: Future[None],
+) -> Sequence[PartReport]:
+    """Wait for parts of a commit that run in threads; leave them behind if it is cancelled."""
+
+    def has_come(seconds: float) -> bool:
+        late: list[Future[Any]] = [report for report in reports if not report.done()]
+        futures.wait([*late[:1], cancelled], seconds if late else 0, FIRST_COMPLETED)
+        return cancelled.done() or all(report.done() for report in reports)
+
+    wait_attentively(has_come)
+    if not all(report.done() for report in reports):
+        for report in reports:
+            report.cancel()
+        raise cancelled_error(orders[0].task.job, "a commit")
+    return [report.result() for report in reports]
+
+
 class InProcessExecutor:
     """Runs supersteps here. Tasks are dealt to its workers; by default there is one."""
 
@@ -117,13 +147,17 @@ class InProcessExecutor:
         seed: int = 0,
         chaos: Chaos = NO_CHAOS,
         between_supersteps: Callable[[int], None] | None = None,
+        commits_in_threads: bool = False,
     ) -> None:
+        """Run on a worker; in threads, parts of a commit run side by side and can be given up."""
         self.worker = worker
         self.chaos = chaos
         self._random = random.Random(seed)  # noqa: S311 (an order, not a secret)
         self._between_supersteps = between_supersteps
+        self._commits_in_threads = commits_in_threads
         self._compacted: list[CompactionResult] = []
-        self._is_cancelled = False
+        self._cancelled: Future[None] = Future()
+        """Done when no task and no part of a commit is to be begun."""
 
     def run_epoch(
         self, job: PhysicalPlan, epoch: EpochPlan, parent: CheckpointManifest | None
@@ -152,6 +186,20 @@ class InProcessExecutor:
             for record in records
         ]
 
+    def commit(self, orders: Sequence[CommitOrder]) -> Sequence[PartReport]:
+        """Run parts one by one; the seed decides which of them run twice."""
+        committers = self.worker.committers
+        if self._commits_in_threads and not self._cancelled.done():
+            return wait_for_parts(orders, committers.start(orders), self._cancelled)
+        reports = []
+        for order in orders:
+            if self._cancelled.done():
+                raise cancelled_error(order.task.job, "a commit")
+            if self.chaos.repeats_part():
+                committers.run(order)
+            reports.append(committers.run(order))
+        return reports
+
     def compact(self, orders: Sequence[CompactionOrder]) -> None:
         """Compact at once, in this process."""
         for order in orders:
@@ -176,7 +224,8 @@ class InProcessExecutor:
 
     def cancel(self) -> None:
         """Begin no other task; the one under way runs to its end."""
-        self._is_cancelled = True
+        with suppress(InvalidStateError):
+            self._cancelled.set_result(None)
 
     def recover(self) -> None:
         """Do nothing: this process is the engine."""
@@ -193,12 +242,8 @@ class InProcessExecutor:
         level: int,
         task: int,
     ) -> list[Record]:
-        if self._is_cancelled:
-            raise ExternalError(
-                f"an epoch of job {job.graph.job!r} was cancelled: nothing of it was published",
-                code=ErrorCode.ENGINE_FAILED,
-                job=str(job.graph.job),
-            )
+        if self._cancelled.done():
+            raise cancelled_error(job.graph.job)
         records = self._shuffled(arriving.get(task, []))
         return list(run_task(job, epoch, records, self.worker, level=level, task=task))
 

@@ -22,7 +22,7 @@ tables, publication. Only `advance` moves the clock. If a hook raises, `barrier`
 committed before `commit` is called.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -287,9 +287,9 @@ class OperatorHarness(SteppedJob):
         """The commit data of the last operator, by epoch, table and subtask."""
         last = self._start.graph.nodes[-1].operator
         return {
-            epoch: data
+            epoch: commit.data
             for epoch, staged in self._commits.staged.items()
-            for task, (_, data) in staged.items()
+            for task, commit in staged.items()
             if task.operator == last
         }
 
@@ -381,16 +381,30 @@ class SourceHarness(SteppedJob):
             amnesia=amnesia,
         )
 
-    def read(self, *, rows: int | None = None, is_stop: bool = False) -> EpochOutput:
+    def read(
+        self,
+        *,
+        rows: int | None = None,
+        is_stop: bool = False,
+        again_after: Callable[[], object] | None = None,
+    ) -> EpochOutput:
         """Run an epoch; `rows` limits what each subtask may read, `is_stop` closes the source.
 
         Nothing is read in the epoch that closes the source. An epoch in which the source
         returns `IMMEDIATE` does not count.
+
+        With `again_after` the epoch is read twice by the same plan, as after a failure; the
+        function is called in between. Other rows or offsets than before are an error.
         """
         planned = self._session.planner.sources[_SOURCE]
         planned.budget = self._budget if rows is None else replace(self._budget, rows=rows)
-        ran, output = self._run(StopMode.GRACEFUL if is_stop else None)
+        ran, output = self._run(
+            StopMode.GRACEFUL if is_stop else None,
+            attempts=1 if again_after is None else 2,
+            between=again_after,
+        )
         self.assignments = ran.reading.assignments[_SOURCE]
+        self._refuse_other_rows()
         return output
 
     def read_all(self, *, rows: int | None = None, max_epochs: int = 1_000) -> None:

@@ -6,7 +6,7 @@ commits are noted and run only on request; and all output of the operators under
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -34,10 +34,10 @@ from penstock.operators.chain import declared_tables
 from penstock.operators.operator import SourceFinishType
 from penstock.operators.registry import ConstructedOperator, Registry
 from penstock.operators.timers import Timers, timer_tables
+from penstock.runtime.driver.committing import CommittingSinks, SinkCommit
 from penstock.runtime.driver.decide import StopMode
 from penstock.runtime.driver.environment import DriverSettings, JobEnvironment
 from penstock.runtime.driver.outcomes import EpochRan
-from penstock.runtime.driver.publish import CommitData, CommittingSinks
 from penstock.runtime.driver.session import JobSession
 from penstock.runtime.in_process import InProcessExecutor
 from penstock.runtime.plan.epoch_plan import EpochPlan
@@ -46,7 +46,6 @@ from penstock.runtime.plan.physical import PhysicalPlan
 from penstock.runtime.task.task import Worker
 from penstock.state.files.cache import FileCache
 from penstock.state.proto import state_pb2
-from penstock.state.protocol.publication import CommitPermit
 from penstock.state.protocol.records import CheckpointManifest
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TableSpec, TimeDomain
@@ -174,11 +173,32 @@ class SteppedJob:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _refuse_other_rows(self) -> None:
+        """Raise if the attempts at the last epoch gave different rows or offsets."""
+        told = [
+            (
+                {name: emitted.table(name) for name in self._outputs},
+                [part.splits for report in reports for part in report.operators],
+            )
+            for emitted, reports in self._executor.runs
+        ]
+        if any(each != told[0] for each in told):
+            raise UserError(
+                "an epoch that was run again by the same plan gave other rows or offsets: first "
+                f"{told[0]}, then {told[-1]}",
+                code=ErrorCode.UDF_INVALID,
+            )
+
     def _run(
-        self, stop: StopMode | None = None, *, attempts: int = 1
+        self,
+        stop: StopMode | None = None,
+        *,
+        attempts: int = 1,
+        between: Callable[[], object] | None = None,
     ) -> tuple[EpochRan, EpochOutput]:
-        """Run an epoch; of several attempts the last counts."""
+        """Run an epoch; of several attempts the last counts, and `between` is called before it."""
         self._executor.attempts = attempts
+        self._executor.between = between
         self._failures.clear()
         try:
             ran = self._session.run_epoch(stop=stop)
@@ -294,6 +314,9 @@ class _SteppedExecutor(InProcessExecutor):
     def __init__(self, worker: Worker, outputs: Mapping[str, StreamSchema]) -> None:
         super().__init__(worker)
         self.attempts = 1
+        self.between: Callable[[], object] | None = None
+        self.runs: list[tuple[Emitted, Sequence[TaskReport]]] = []
+        """What every attempt at the last epoch gave."""
         self._outputs = outputs
         self.emitted = Emitted(outputs)
         """The rows of the last attempt."""
@@ -303,11 +326,15 @@ class _SteppedExecutor(InProcessExecutor):
         self, job: PhysicalPlan, epoch: EpochPlan, parent: CheckpointManifest | None
     ) -> Sequence[TaskReport]:
         reports: Sequence[TaskReport] = ()
+        self.runs = []
         for attempt in range(max(self.attempts, 1)):
             if attempt:
                 self.worker.forget()
+                if self.between is not None:
+                    self.between()
             self.emitted = Emitted(self._outputs)
             reports = super().run_epoch(job, epoch, parent)
+            self.runs.append((self.emitted, reports))
             if not all(report.is_whole for report in reports):
                 return reports
         first, *others = reports
@@ -337,14 +364,15 @@ class _StagedCommits(CommittingSinks):
 
     def __init__(self, environment: JobEnvironment) -> None:
         super().__init__(environment)
-        self.staged: dict[int, dict[TaskInfo, tuple[CommitPermit, CommitData]]] = {}
+        self.staged: dict[int, dict[TaskInfo, SinkCommit]] = {}
         self._waiting: set[int] = set()
 
     @override
-    def _commit(self, permit: CommitPermit, task: TaskInfo, data: CommitData) -> None:
-        epoch = int(permit.ref.epoch)
-        self.staged.setdefault(epoch, {})[task] = (permit, data)
-        self._waiting.add(epoch)
+    def _commit_all(self, commits: Sequence[SinkCommit]) -> None:
+        for commit in commits:
+            epoch = int(commit.permit.ref.epoch)
+            self.staged.setdefault(epoch, {})[commit.task] = commit
+            self._waiting.add(epoch)
 
     def carry_out(self, epoch: int | None) -> None:
         """Commit an epoch on new instances of its sinks; without a number all uncommitted ones."""
@@ -356,8 +384,7 @@ class _StagedCommits(CommittingSinks):
             )
         for number in sorted(self._waiting) if epoch is None else [epoch]:
             try:
-                for task, (permit, data) in self.staged[number].items():
-                    super()._commit(permit, task, data)
+                super()._commit_all([*self.staged[number].values()])
             finally:
                 self.release()
             self._waiting.discard(number)

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.api.pipeline import Pipeline
 from penstock.connectors.memory import list_sink, list_source
+from penstock.connectors.stdout import stdout
 from penstock.errors import ErrorCode, GraphError, SchemaError, UserError
 from penstock.graph.codec import decode_graph, encode_graph
 from penstock.graph.logical import MAIN, OperatorSpec, WatermarkSpec
@@ -216,3 +217,13 @@ def test_explain_says_which_rows_are_processed_at_most_once() -> None:
     p.read("lines", Socket()).write("out", list_sink("lines"))
     assert "delivery=at most once" in p.explain()
     assert "at most once" in p.explain("json")
+
+
+def test_explain_says_which_sinks_deliver_at_least_once() -> None:
+    p = a_pipeline()
+    clicks = p.read("clicks", Clicks())
+    clicks.write("out", list_sink("lines"))
+    assert "at least once" not in p.explain()
+    clicks.write("shown", stdout())
+    assert "shown: stdout(format=json, delivery=at least once)" in p.explain()
+    assert "at least once" in p.explain("json")

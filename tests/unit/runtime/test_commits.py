@@ -1,14 +1,18 @@
 """Commits: every acknowledged epoch's staged output, whoever finishes it, as often as needed."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from penstock.errors import ExternalError, StateError, UserCodeError
+from penstock.core.ids import Subtask
+from penstock.errors import ExternalError, PenstockError, StateError, UserCodeError
 from penstock.graph.logical import Exchange
-from penstock.operators.context import CommitContext, OperatorContext
+from penstock.operators.context import CommitContext, CommitPart, OperatorContext
 from penstock.operators.operator import ArrowOperator
+from penstock.runtime.driver.committing import raise_failed
 from penstock.runtime.driver.decide import JobPhase
+from penstock.runtime.plan.executor import PartReport, to_error_part
 from penstock.state.tables.specs import global_table
 from tests.builders.driven_job import DrivenJob
 from tests.builders.scripted import PLAIN, NumberedSource, Scripted, link
@@ -162,6 +166,7 @@ def test_a_sink_that_is_gone_is_missed_while_its_commit_is_open() -> None:
 
 def test_a_sink_without_handle_commit_is_told_to_have_one() -> None:
     class Forgetful(Scripted):
+        plan_commit = ArrowOperator.plan_commit
         handle_commit = ArrowOperator.handle_commit
 
     def stage(barrier: object, ctx: OperatorContext, *_: object) -> None:
@@ -177,3 +182,130 @@ def test_a_sink_without_handle_commit_is_told_to_have_one() -> None:
     job.join(link("read", "write"))
     with pytest.raises(UserCodeError, match="has no handle_commit: implement it"):
         job.run()
+
+
+def test_all_parts_run_before_any_sink_ends_its_commit() -> None:
+    """Parts of several sinks are one job of the executor."""
+    called: list[tuple[str, str, int]] = []
+    contexts: list[CommitContext] = []
+
+    def sink(name: str) -> Scripted:
+        def stage(barrier: object, ctx: OperatorContext, *_: object) -> None:
+            ctx.insert_committing_data("staged", b"ab")
+
+        def plan(epoch: int, data: Any, ctx: CommitContext) -> list[CommitPart]:
+            return [CommitPart(bytes([letter])) for letter in data["staged"][0]]
+
+        def carry_out(epoch: int, part: bytes, ctx: CommitContext) -> None:
+            contexts.append(ctx)
+            called.append((name, part.decode(), int(epoch)))
+
+        def end(epoch: int, data: Any, ctx: CommitContext) -> None:
+            called.append((name, "end", int(epoch)))
+
+        return Scripted(
+            name,
+            is_sink=True,
+            tables=[STAGED],
+            handle_checkpoint=stage,
+            plan_commit=plan,
+            handle_commit_part=carry_out,
+            handle_commit=end,
+        )
+
+    job = DrivenJob()
+    job.add("read", lambda: NumberedSource({"s": range(4)}))
+    for name in ("one", "two"):
+        job.add(name, partial(sink, name), PLAIN)
+        job.join(link("read", name))
+    assert job.run().phase is JobPhase.FINISHED
+    first = [(name, what) for name, what, epoch in called if epoch == 1]
+    assert first == [
+        ("one", "a"),
+        ("one", "b"),
+        ("two", "a"),
+        ("two", "b"),
+        ("one", "end"),
+        ("two", "end"),
+    ]
+    assert [str(ctx.task.subtask) for ctx in contexts[:2]] == [
+        str(Subtask(0, 2)),
+        str(Subtask(1, 2)),
+    ]
+    assert len({ctx.attempt for ctx in contexts}) == len(contexts)
+    assert len({ctx.identity for ctx in contexts}) == 1
+
+
+@pytest.mark.parametrize("hook", ["plan_commit", "handle_commit_part"])
+def test_an_error_in_a_commit_by_parts_names_the_hook_and_the_epoch_is_made_up_for(
+    hook: str,
+) -> None:
+    target, failures = Target(), [ValueError("no such topic")]
+
+    def fail(*_: object) -> list[CommitPart]:
+        if failures:
+            raise failures.pop()
+        return [CommitPart(b"x")]
+
+    def planned(*_: object) -> list[CommitPart]:
+        return [CommitPart(b"x")]
+
+    def sink() -> Scripted:
+        made = target.sink()
+        made.hooks.update({"plan_commit": planned, hook: fail})
+        return made
+
+    job = DrivenJob()
+    job.add("read", lambda: NumberedSource({"s": range(4)}))
+    job.add("write", sink, PLAIN)
+    job.join(link("read", "write"))
+    with pytest.raises(UserCodeError, match="no such topic") as raised:
+        job.run()
+    assert raised.value.context["hook"] == hook
+    assert "committed again at the next start" in raised.value.message
+    assert target.committed == {}
+    assert job.run().phase is JobPhase.FINISHED
+    assert sorted(target.committed) == [1, 2, 3]
+
+
+def test_a_sink_that_plans_parts_needs_no_handle_commit_but_handle_commit_part() -> None:
+    class ByParts(Scripted):
+        handle_commit_part = ArrowOperator.handle_commit_part
+        handle_commit = ArrowOperator.handle_commit
+
+    parts: list[CommitPart] = []
+
+    def stage(barrier: object, ctx: OperatorContext, *_: object) -> None:
+        ctx.insert_committing_data("staged", b"x")
+
+    job = DrivenJob()
+    job.add("read", lambda: NumberedSource({"s": range(4)}))
+    job.add(
+        "write",
+        lambda: ByParts(
+            is_sink=True,
+            tables=[STAGED],
+            handle_checkpoint=stage,
+            plan_commit=lambda *_: parts,
+        ),
+        PLAIN,
+    )
+    job.join(link("read", "write"))
+    parts.append(CommitPart(b"x"))
+    with pytest.raises(UserCodeError, match="has no handle_commit_part: implement it"):
+        job.run()
+    parts.clear()
+    assert job.run().phase is JobPhase.FINISHED
+
+
+def test_of_several_failures_one_that_stays_is_raised_and_the_others_are_notes() -> None:
+    def report(error: PenstockError | None) -> PartReport:
+        return PartReport(None if error is None else to_error_part(error))
+
+    raise_failed([report(None), report(None)])
+    away, wrong = ExternalError("away"), UserCodeError("wrong")
+    with pytest.raises(UserCodeError, match="wrong") as raised:
+        raise_failed([report(None), report(away), report(wrong), report(away)])
+    assert raised.value.__notes__ == ["Also failed: away"]
+    with pytest.raises(ExternalError, match="away"):
+        raise_failed([report(away)])

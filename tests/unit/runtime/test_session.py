@@ -169,3 +169,28 @@ def test_a_source_that_cannot_be_read_again_is_warned_of_at_the_start(
     job.session()
     assert "source 'read' of job job cannot be read again" in caplog.text
     assert "processed at most once" in caplog.text
+
+
+class Repeating(Scripted):
+    """A sink that cannot know whether its rows have arrived."""
+
+    def why_at_least_once(self) -> str:
+        return "nobody can look up what was sent"
+
+
+def test_a_sink_that_may_deliver_twice_is_warned_of_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = a_job()
+    job.session()
+    assert "at least once" not in caplog.text
+    job = DrivenJob()
+    job.read_and_write(
+        lambda: NumberedSource({"s": range(6)}),
+        lambda: Repeating("write", is_sink=True),
+        link("read", "write", exchange=BY_TURNS),
+    )
+    job.session()
+    assert (
+        "sink 'write' of job job delivers at least once: nobody can look up what was sent"
+    ) in caplog.text

@@ -6,7 +6,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.watermark import IDLE, MAX_EVENT_TIME, EventTime
 from penstock.errors import UserError
 from penstock.operators.context import SourceCollector, SourceContext
-from penstock.operators.operator import SourceFinishType, SourceOperator
+from penstock.operators.operator import ONLY_SPLIT, SourceFinishType, SourceOperator
 from penstock.operators.splits import SourcePhase
 from penstock.testing.harness import SourceHarness
 from penstock.testing.parts import CUT, EOF, PAUSE, ScriptedSource
@@ -130,3 +130,29 @@ def test_an_epoch_that_stops_immediately_does_not_count() -> None:
         assert finishes == [None, None, *[SourceFinishType.IMMEDIATE] * 2]
         assert numbers_of(harness.rows()) == [0, 1]
         assert harness.splits["all"].offset == 2
+
+
+class Forgetful(SourceOperator):
+    """Gives other rows whenever an instance of it is built."""
+
+    def name(self) -> str:
+        return "forgetful"
+
+    def output_schema(self) -> StreamSchema:
+        return StreamSchema(pa.schema([("n", pa.int64())]))
+
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
+        collector.collect([{"n": READINGS.pop()}])
+        ctx.advance(ONLY_SPLIT, 1)
+
+
+READINGS: list[int] = []
+
+
+def test_a_source_that_reads_other_rows_the_second_time_is_refused() -> None:
+    READINGS[:] = [1, 2, 3, 3]
+    with SourceHarness(Forgetful()) as harness:
+        harness.read(again_after=lambda: None)
+        assert harness.rows() == [{"n": 3}]
+        with pytest.raises(UserError, match="gave other rows"):
+            harness.read(again_after=lambda: None)

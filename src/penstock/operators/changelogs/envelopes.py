@@ -30,8 +30,9 @@ from penstock.operators.changes import (
     check_changelog,
 )
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import ArrowOperator, EpochOperator
+from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig, OperatorConfigT
+from penstock.operators.stateless import EpochOperator
 
 BEFORE, AFTER, OP = "before", "after", "op"
 DELETED = "deleted"

@@ -33,9 +33,8 @@ from penstock.operators.aggregates.frames import (
 )
 from penstock.operators.changes import changelog_schema, to_changes
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import EpochOperator
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.stateless import check_columns
+from penstock.operators.stateless import EpochOperator, check_columns
 from penstock.state.tables.column_groups import ColumnGroup, Meaning
 from penstock.state.tables.sorted_rows import Flags, equal_keys, take_rows
 from penstock.state.tables.specs import TableSpec, keyed_table

@@ -33,8 +33,8 @@ from penstock.operators.aggregates.frames import (
 from penstock.operators.changes import are_added, check_changelog, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
 from penstock.operators.frames import polars_type
-from penstock.operators.operator import EpochOperator
 from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.stateless import EpochOperator
 from penstock.state.tables.sorted_rows import Flags, Positions, equal_keys
 
 

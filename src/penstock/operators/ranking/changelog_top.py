@@ -27,10 +27,10 @@ from penstock.operators.aggregates.frames import check_groupable, in_plain_layou
 from penstock.operators.changelogs.settling import first_equal_rows, settle
 from penstock.operators.changes import are_added
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import EpochOperator
 from penstock.operators.ranking.order import places_within
 from penstock.operators.ranking.top import COUNT, Ranking, TopConfig, meaning_of
 from penstock.operators.registry import Configured
+from penstock.operators.stateless import EpochOperator
 from penstock.state.tables.keyed_view import KeyedView
 from penstock.state.tables.sorted_rows import Positions, take_rows
 from penstock.state.tables.specs import TableSpec, keyed_table

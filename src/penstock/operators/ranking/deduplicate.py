@@ -42,9 +42,9 @@ from penstock.operators.aggregates.frames import (
 )
 from penstock.operators.changelogs.settling import first_equal_rows
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import EpochOperator
 from penstock.operators.ranking.order import RankOrder
 from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.stateless import EpochOperator
 from penstock.operators.updating.lifetimes import Expiry
 from penstock.operators.windows.assignment import END_MICROS, refuse_bad_times
 from penstock.state.tables.sorted_rows import Positions, equal_keys, stable_order, take_rows

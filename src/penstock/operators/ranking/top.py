@@ -35,9 +35,9 @@ from penstock.operators.aggregates.frames import (
 from penstock.operators.changelogs.settling import settle
 from penstock.operators.changes import changelog_schema, kinds_of
 from penstock.operators.context import ArrowCollector, OperatorContext
-from penstock.operators.operator import EpochOperator
 from penstock.operators.ranking.order import RankOrder, places_within
 from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.stateless import EpochOperator
 from penstock.state.tables.column_groups import ColumnGroup, Meaning
 from penstock.state.tables.sorted_rows import Positions, take_rows
 from penstock.state.tables.specs import TableSpec, keyed_table

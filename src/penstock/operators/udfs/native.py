@@ -20,6 +20,7 @@ from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.dylibs import open_dylib
 from penstock.operators.operator import ArrowOperator, SourceOperator
 from penstock.operators.registry import Registry
+from penstock.operators.secret_options import usable_options
 from penstock.operators.udfs.functions import BatchUdf, conform_result
 from penstock.operators.udfs.specs import CallUdfSpec, NativeUdfSpec, ResultSpec
 
@@ -32,7 +33,8 @@ class NativeUdf(BatchUdf[NativeUdfSpec]):
 
     def __init__(self, registry: Registry, spec: NativeUdfSpec) -> None:
         super().__init__(spec)
-        path = registry.load_dylib(spec.url, spec.sha256, options=spec.store_options)
+        options = usable_options(spec.store_options)
+        path = registry.load_dylib(spec.url, spec.sha256, options=options)
         check_symbols(spec, path)
         # Arguments go by position, so that the expression does not depend on column names.
         self._expression = register_plugin_function(

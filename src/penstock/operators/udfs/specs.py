@@ -23,6 +23,7 @@ from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
 from penstock.operators.frames import column_name
 from penstock.operators.registry import OperatorConfig
+from penstock.operators.secret_options import plain_options
 from penstock.operators.user_functions import pickle_function
 
 Mode: TypeAlias = Literal["row", "arrow", "polars"]
@@ -284,7 +285,7 @@ def native_udf(
         function=function,
         on_bad=on_bad,
         arguments=dict(arguments or {}),
-        store_options=dict(store_options or {}),
+        store_options=plain_options(store_options or {}),
     )
 
 

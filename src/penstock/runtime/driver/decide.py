@@ -21,7 +21,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from penstock.core.figures import show_bytes, show_count, show_fields, show_instant
+from penstock.core.figures import (
+    show_bytes,
+    show_count,
+    show_fields,
+    show_instant,
+    show_seconds,
+)
 from penstock.graph.logical import BAD, LATE
 
 
@@ -64,6 +70,10 @@ class OperatorStatus:
     """For a source with event time: the split that holds its watermark back."""
     unread: tuple[str, ...] = ()
     """Its side outputs that nothing reads: their rows are counted and dropped."""
+    lag_rows: int | None = None
+    """For a source that can tell: how many rows the last epoch left unread."""
+    lag_micros: int | None = None
+    """How old the next of these rows is at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,14 @@ class JobStatus:
         return {kind: count for kind, count in found.items() if count}
 
     @property
+    def lag(self) -> str:
+        """How far the sources that can tell are behind, as text; empty if they are not."""
+        rows = sum(each.lag_rows or 0 for each in self.operators)
+        micros = max((each.lag_micros or 0 for each in self.operators), default=0)
+        age = f" ({show_seconds(micros)})" if micros else ""
+        return f"{show_count(rows, 'row')}{age}" if rows else ""
+
+    @property
     def watermark_micros(self) -> int | None:
         """The lowest watermark of all operators that have one."""
         known = [each.watermark_micros for each in self.operators]
@@ -161,6 +179,7 @@ class JobStatus:
                 "rows": f"{self.rows_read:,} read, {self.rows_written:,} written{aside}"
                 if ran
                 else "",
+                "behind": self.lag,
                 "watermark": show_instant(self.watermark_micros) if ran else "",
                 "state": state if ran else "",
                 "restarts": str(self.restarts or ""),

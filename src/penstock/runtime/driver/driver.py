@@ -45,7 +45,7 @@ from penstock.runtime.driver.environment import (
     Pacer,
     StatusListener,
 )
-from penstock.runtime.driver.outcomes import EpochLost, EpochRan, Torn
+from penstock.runtime.driver.outcomes import EpochLost, EpochRan, EpochSkipped, Torn
 from penstock.runtime.driver.policies import decide_restart, is_transient
 from penstock.runtime.driver.publish import JobState
 from penstock.runtime.driver.session import JobSession
@@ -89,6 +89,8 @@ class JobDriver:
         self._has_stopped = False
         self._is_woken = False
         self._asked_micros: int | None = None
+        self._skipped_micros: int | None = None
+        """When the last epoch was skipped, if one was since the last that ran."""
         self._failures = 0
         self._torn_in_a_row = 0
         self._retry_at_micros: int | None = None
@@ -195,13 +197,23 @@ class JobDriver:
     def _run_epoch(self, stop: StopMode | None) -> None:
         session = self._session
         assert session is not None  # noqa: S101 (facts only lead here with one)
-        self._last_started_micros = self._environment.clock.now_micros()
+        self._last_started_micros = now = self._environment.clock.now_micros()
+        idle = None
+        if stop is None and not self._is_woken and _is_idle(self._last, now):
+            idle = self._last
         # Reset before the plan is made: a later `wake_up` may be too late for this plan.
         self._is_woken = False
         self._asked_micros = None
-        self._update(phase=JobPhase.RUNNING)
-        outcome = session.run_epoch(stop=stop)
+        if idle is None:
+            self._update(phase=JobPhase.RUNNING)
+        outcome = session.run_epoch(
+            stop=stop, idle_as=None if idle is None else idle.reading
+        )
+        self._skipped_micros = None
         match outcome:
+            case EpochSkipped():
+                self._failures = 0
+                self._skipped_micros = now
             case EpochRan():
                 self._note(outcome, session.state, stop)
             case Torn(reason):
@@ -267,7 +279,9 @@ class JobDriver:
     def _operators(self, state: JobState) -> Iterator[OperatorStatus]:
         graph = self._environment.graph
         known = known_inputs(graph, state.manifest)
+        lags = {} if self._last is None else self._last.reading.lags
         for node in graph.nodes:
+            lag = lags.get(node.operator)
             inputs = known[node.operator]
             watermark = event_time_of(inputs)
             files = {
@@ -290,6 +304,8 @@ class JobDriver:
                 is_sink=not graph.edges_out_of(node.operator),
                 unread=graph.unread_outputs(node.operator),
                 slowest_split=self._slowest_split(node),
+                lag_rows=None if lag is None else lag.rows,
+                lag_micros=None if lag is None else lag.micros,
             )
 
     def _slowest_split(self, node: Node) -> str | None:
@@ -363,7 +379,7 @@ class JobDriver:
             or (session is not None and session.is_finished),
             retry_at_micros=self._retry_at_micros,
             has_work=last is None or self._is_woken or _has_work(last),
-            wake_up_micros=None if last is None else _wake_up(last),
+            wake_up_micros=None if last is None else _wake_up(last, self._skipped_micros),
             next_epoch_micros=self._last_started_micros + distance,
             ask_micros=self._when_to_ask(),
         )
@@ -396,12 +412,29 @@ def _has_work(ran: EpochRan) -> bool:
     )
 
 
-def _wake_up(ran: EpochRan) -> int | None:
-    wake_ups = [
+def _is_idle(ran: EpochRan | None, now_micros: int) -> bool:
+    """Return whether the next epoch is like this one, unless the sources find something.
+
+    It changed nothing, and no time has come since that anybody waits for.
+    """
+    if ran is None or ran.progress.is_published or _has_work(ran):
+        return False
+    return all(due > now_micros for due in _awaited(ran))
+
+
+def _awaited(ran: EpochRan) -> list[int]:
+    """Return the times at which operators want an epoch."""
+    return [
         report.wake_up_micros
         for report in ran.reports.values()
         if report.wake_up_micros is not None
     ]
+
+
+def _wake_up(ran: EpochRan, polled_micros: int | None) -> int | None:
+    """Return when to look for work again; the sources may have been asked since it ran."""
+    wake_ups = _awaited(ran)
     if ran.reading.poll_micros is not None:
-        wake_ups.append(ran.progress.processing_time_micros + ran.reading.poll_micros)
+        since = polled_micros or ran.progress.processing_time_micros
+        wake_ups.append(since + ran.reading.poll_micros)
     return min(wake_ups, default=None)

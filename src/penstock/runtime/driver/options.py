@@ -136,8 +136,10 @@ class RunOptions:
         is_remote = isinstance(found, str) and found.startswith(_REMOTE_SCHEMES)
         target = _REMOTE_EPOCH_MICROS if is_remote else _LOCAL_EPOCH_MICROS
         if self.trigger is not None:
-            # Longer epochs than on remote stores would only delay stops and fill memory.
-            target = min(self.trigger.every_micros, _REMOTE_EPOCH_MICROS)
+            # Longer epochs than on remote stores would only delay stops and fill memory. Shorter
+            # ones than on local stores might not catch up: each takes some time for itself.
+            longest = min(self.trigger.every_micros, _REMOTE_EPOCH_MICROS)
+            target = max(longest, _LOCAL_EPOCH_MICROS)
         keep = self.retention or Retention()
         return DriverSettings(
             target_epoch_micros=target,

@@ -13,7 +13,7 @@ long as no newer driver owns the job.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from penstock.core.ids import JobId
@@ -23,6 +23,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.operators.operator import SourceFinishType
+from penstock.operators.splits import SourceBudget
 from penstock.runtime.driver.decide import EpochProgress
 from penstock.runtime.plan.epoch_plan import ReadingPlan
 from penstock.runtime.plan.executor import ErrorPart, Reports, TaskReport, from_error_part
@@ -76,7 +77,32 @@ class EpochLost:
     winner: CheckpointRef
 
 
-EpochOutcome: TypeAlias = EpochRan | Torn | EpochLost
+@dataclass(frozen=True, slots=True)
+class EpochSkipped:
+    """The epoch would have found what the one before found, which changed nothing: it did not run."""
+
+
+EpochOutcome: TypeAlias = EpochRan | EpochSkipped | Torn | EpochLost
+
+
+def is_idle_as(reading: ReadingPlan, before: ReadingPlan) -> bool:
+    """Return whether no source reads anything, and each does what it did in an epoch before."""
+    parts = [part for parts in reading.assignments.values() for part in parts]
+    if any(part.splits or part.forgotten for part in parts):
+        return False
+    return _without_budgets(reading) == _without_budgets(before)
+
+
+def _without_budgets(reading: ReadingPlan) -> ReadingPlan:
+    """Leave out what changes with every epoch, and means nothing where nothing is read."""
+    unused = SourceBudget()
+    return replace(
+        reading,
+        assignments={
+            operator: tuple(replace(part, budget=unused) for part in parts)
+            for operator, parts in reading.assignments.items()
+        },
+    )
 
 
 def find_agreement(plan: PhysicalPlan, reports: Iterable[TaskReport]) -> Agreement:

@@ -2,29 +2,23 @@
 
     nothing changed? → done, no number is used
     swap compactions in → write changed metadata → manifest → epoch record → fence
-    acknowledged → every sink commits what the epoch holds for it
 
 **Compactions** are ordered after an epoch and swapped in by a later one. No epoch waits for
 them, except when a table has too many runs to read: then the next epoch waits. Pending
 compactions are dropped with the session: after a restart or restore their inputs may be gone.
 
-**Commits.** The commit data comes from the epoch's metadata objects, so any later driver can
-repeat a commit. A commit runs on the driver only, and only with a permit.
+What an acknowledged epoch holds for sinks is committed by `committing`.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeAlias
 
 from penstock.core.ids import Epoch, Generation, OperatorId, Subtask, TaskInfo
 from penstock.core.watermark import event_time_of, merge_subtasks
-from penstock.errors import ErrorCode, StateError
-from penstock.operators.context import CommitContext
 from penstock.operators.nodes import OperatorReport
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.user_functions import USER_ERRORS, to_failure
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.plan.epoch_plan import EpochPlan, known_inputs, label_inputs
 from penstock.runtime.plan.executor import CompactionOrder, CompactionResult, Reports
@@ -51,8 +45,6 @@ from penstock.state.tables.table import CompactionConfig, Frontier
 
 AllMetadata: TypeAlias = dict[OperatorId, dict[int, Metadata]]
 """By operator and subtask."""
-CommitData: TypeAlias = Mapping[str, Mapping[int, bytes]]
-"""By table and subtask."""
 
 _log = logging.getLogger(__name__)
 
@@ -305,87 +297,3 @@ def _has_news(report: OperatorReport, known: Metadata | None) -> bool:
     tables = dict(done.metadata.table_checkpoint_metadata)
     before = {} if known is None else dict(known.table_checkpoint_metadata)
     return bool(done.metadata.commit_data) or tables != before
-
-
-class CommittingSinks:
-    """The driver's own instances of the sinks, which commit acknowledged epochs.
-
-    A sink is built for its first commit and kept until `release`. One that failed is dropped:
-    the next commit builds another.
-    """
-
-    def __init__(self, environment: JobEnvironment) -> None:
-        self._environment = environment
-        self._kept: dict[OperatorId, ArrowOperator] = {}
-
-    @cached_property
-    def _identity(self) -> str:
-        return self._environment.open_checkpoints().identity() or ""
-
-    def commit(self, permit: CommitPermit, metadata: AllMetadata | None = None) -> None:
-        """Call `handle_commit` of every operator that staged something.
-
-        `metadata` is that of the epoch, if the caller has just written it; else it is read.
-        Raises at the first failure: the epoch stays open, and the next start commits all
-        sinks of it again.
-        """
-        for entry in permit.manifest.operators:
-            if metadata is None:
-                parts = self._environment.read_metadata(entry)
-            else:
-                parts = metadata.get(entry.operator, {})
-            data: dict[str, dict[int, bytes]] = {}
-            for index, part in sorted(parts.items()):
-                for table, staged in part.commit_data.items():
-                    data.setdefault(table, {})[index] = staged
-            if data:
-                subtask = Subtask(0, max(1, len(entry.subtasks)))
-                self._commit(
-                    permit, TaskInfo(permit.ref.job, entry.operator, subtask), data
-                )
-
-    def release(self) -> None:
-        """Release every sink."""
-        for operator in list(self._kept):
-            self._drop(operator)
-
-    def _commit(self, permit: CommitPermit, task: TaskInfo, data: CommitData) -> None:
-        operator, epoch = task.operator, permit.ref.epoch
-        if operator not in self._kept:
-            self._kept[operator] = self._build(operator, permit)
-        try:
-            context = CommitContext(task, self._environment.store, self._identity)
-            self._kept[operator].handle_commit(epoch, data, context)
-        except USER_ERRORS as error:
-            self._drop(operator)
-            failure = to_failure(
-                error,
-                f"operator {operator!r} raised {type(error).__name__} in handle_commit of epoch "
-                f"{epoch}: {error}. The epoch is acknowledged; it is committed again at the "
-                "next start",
-                operator=str(operator),
-                epoch=int(epoch),
-                hook="handle_commit",
-            )
-            raise failure from failure.__cause__
-
-    def _build(self, operator: OperatorId, permit: CommitPermit) -> ArrowOperator:
-        name = self._environment.settings.renamed.get(operator, operator)
-        for node in self._environment.graph.nodes:
-            if node.operator == name:
-                made = self._environment.registry.construct(node.spec).operator
-                if isinstance(made, ArrowOperator):
-                    return made
-        raise StateError(
-            f"{permit.ref} was acknowledged with output of operator {operator!r} that is not "
-            "yet committed, and the graph has no such sink: start the job once with the graph "
-            "it had",
-            code=ErrorCode.NOT_RESTORABLE,
-            operator=str(operator),
-        )
-
-    def _drop(self, operator: OperatorId) -> None:
-        try:
-            self._kept.pop(operator).release()
-        except Exception:  # noqa: BLE001 (the boundary to user code)
-            _log.exception("operator %r failed in release", str(operator))

@@ -98,8 +98,8 @@ def warn_of_output(
     _log.warning(
         "epoch %s of job %s is restored: epoch(s) %s%s are abandoned, and their output has left "
         "the job by its sinks%s. Files sinks leave it out of their lists from the next committed "
-        "epoch on. What other sinks have passed on cannot be taken back: its rows come again "
-        "with later epochs",
+        "epoch on, and Delta sinks take it out of their tables. What other sinks have passed on "
+        "cannot be taken back: its rows come again with later epochs",
         plan.ref.epoch,
         plan.ref.job,
         format_epochs(epochs),

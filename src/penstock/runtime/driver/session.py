@@ -19,21 +19,23 @@ from penstock.core.watermark import CheckpointBarrier
 from penstock.errors import CorruptStateError, StorageError, UnknownOutcomeError
 from penstock.operators.nodes import EpochTerms
 from penstock.operators.operator import SourceFinishType
+from penstock.runtime.driver.committing import CommittingSinks, find_repeating
 from penstock.runtime.driver.decide import EpochProgress, StopMode
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.outcomes import (
     EpochLost,
     EpochOutcome,
     EpochRan,
+    EpochSkipped,
     Failed,
     Torn,
     combined_error,
     damage_while_owned,
     fenced_error,
     find_agreement,
+    is_idle_as,
 )
 from penstock.runtime.driver.publish import (
-    CommittingSinks,
     EpochPublisher,
     JobState,
     PendingCompactions,
@@ -106,7 +108,7 @@ class JobSession:
             decision.next_epoch - 1
         ) % settings.collect_every
         self._collections = 0
-        self._warn_of_loss()
+        self._warn_of_weak_promises()
         for operator, planned in self.planner.sources.items():
             planned.known = read_splits(environment, operator, metadata.get(operator, {}))
 
@@ -139,8 +141,8 @@ class JobSession:
             sinks.release()
             raise
 
-    def _warn_of_loss(self) -> None:
-        """Name the sources whose rows are lost if an epoch fails."""
+    def _warn_of_weak_promises(self) -> None:
+        """Name sources whose rows are lost if an epoch fails, and sinks that may repeat rows."""
         sources = self.planner.sources.items()
         lossy = [name for name, each in sources if not each.source.is_rewindable()]
         if lossy:
@@ -149,6 +151,13 @@ class JobSession:
                 "Those of an epoch that fails, or was not published when the job died, are lost",
                 ", ".join(map(repr, lossy)),
                 self.claim.job,
+            )
+        for name, reason in find_repeating(self.environment):
+            _log.warning(
+                "sink %r of job %s delivers at least once: %s",
+                str(name),
+                self.claim.job,
+                reason,
             )
 
     def close(self) -> None:
@@ -170,14 +179,23 @@ class JobSession:
         """Return whether the input of every operator has ended."""
         return has_finished(self.environment.graph, self.state.manifest)
 
-    def run_epoch(self, *, stop: StopMode | None = None) -> EpochOutcome:
-        """Run the next epoch, and publish and commit it if it changed anything."""
+    def run_epoch(
+        self, *, stop: StopMode | None = None, idle_as: ReadingPlan | None = None
+    ) -> EpochOutcome:
+        """Run the next epoch, and publish and commit it if it changed anything.
+
+        `idle_as` is what the sources did in an epoch that changed nothing, if no time has come
+        since that anybody waits for: an epoch in which they do the same is skipped.
+        """
         environment = self.environment
         with damage_while_owned(self.checkpoints, self.claim):
             environment.side_work.check()
             waited = self.compactions.wait_if_needed(self.state)
             started = environment.clock.now_micros()
             plan, reading = self._plan(started, stop)
+            if idle_as is not None and is_idle_as(reading, idle_as):
+                return EpochSkipped()
+            self._run = plan.run
             job, parent = environment.job, self.state.manifest
             arrived = environment.executor.run_epoch(job, plan, parent)
             agreement = find_agreement(job, arrived)
@@ -254,7 +272,6 @@ class JobSession:
             state.next_epoch, min_epoch, now, then_stop=stop is StopMode.CHECKPOINT
         )
         reading = self.planner.plan(now, state.manifest, is_last=stop is not None)
-        self._run += 1
         parent = None if state.base is None else state.base.ref
         terms = EpochTerms(
             barrier,
@@ -272,7 +289,7 @@ class JobSession:
             self.environment.graph.job,
             self.claim.generation,
             terms,
-            self._run,
+            self._run + 1,
             self._accepted_run,
             parent,
             reading.assignments,

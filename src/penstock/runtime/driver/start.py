@@ -22,8 +22,10 @@ from penstock.operators.operator import (
     SourceOperator,
     splits_table,
 )
+from penstock.operators.secret_options import find_secrets
 from penstock.operators.splits import SplitState
 from penstock.operators.user_functions import to_failure
+from penstock.runtime.driver.committing import CommittingSinks
 from penstock.runtime.driver.environment import JobEnvironment
 from penstock.runtime.driver.fitness import (
     Fate,
@@ -34,7 +36,6 @@ from penstock.runtime.driver.fitness import (
 )
 from penstock.runtime.driver.outcomes import fenced_error
 from penstock.runtime.driver.policies import is_transient
-from penstock.runtime.driver.publish import CommittingSinks
 from penstock.runtime.driver.renames import (
     find_renames,
     rename_metadata,
@@ -215,6 +216,10 @@ def _ask(
     parts: Mapping[int, Metadata],
 ) -> Iterator[PenstockError]:
     """Yield what a source or sink itself has against a start; a failure that may pass is raised."""
+    unreadable = list(_check_secrets(node))
+    if unreadable:
+        yield from unreadable
+        return
     made = environment.registry.construct(node.spec).operator
     is_source, step = isinstance(made, SourceOperator), str(node.operator)
     hook = "check_splits" if is_source else "check_output"
@@ -230,7 +235,9 @@ def _ask(
         else:
             task = TaskInfo(environment.graph.job, node.operator, Subtask(0, 1))
             identity = checkpoints.identity()
-            made.check_output(StartContext(task, identity, checkpoints.last_epoch))
+            made.check_output(
+                StartContext(task, identity, checkpoints.last_epoch, node.inputs)
+            )
     except Exception as error:  # noqa: BLE001 (the boundary to user code)
         message = f"step {step!r} raised {type(error).__name__} in {hook}: {error}"
         failure = to_failure(error, message, operator=step, hook=hook)
@@ -239,6 +246,21 @@ def _ask(
         yield failure
     finally:
         _release(made, step)
+
+
+def _check_secrets(node: Node) -> Iterator[PenstockError]:
+    """Yield which secrets of a step the driver cannot read; it connects only after the start."""
+    step = str(node.operator)
+    for secret in find_secrets(node.spec.config):
+        try:
+            secret.read()
+        except PenstockError as error:
+            message = f"{secret!r} of step {step!r} cannot be read: {error.message}"
+            facts = {**error.context, "operator": step}
+            failure = type(error)(message, code=error.code, **facts)
+            if is_transient(failure):
+                raise failure from None
+            yield failure
 
 
 def _release(made: ArrowOperator | SourceOperator, step: str) -> None:

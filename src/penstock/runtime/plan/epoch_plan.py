@@ -44,6 +44,7 @@ from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.registry import Registry
 from penstock.operators.splits import (
     FED_BUDGET,
+    Lag,
     SourceAssignment,
     SourceBudget,
     SourcePhase,
@@ -187,6 +188,8 @@ class ReadingPlan:
     """Some source announces its end in this epoch."""
     poll_micros: int | None
     """The shortest poll interval of the sources; None if all have ended."""
+    lags: Mapping[OperatorId, Lag] = field(default_factory=dict)
+    """How far sources that can tell stay behind what there is."""
 
 
 @dataclass(slots=True)
@@ -234,6 +237,7 @@ class SourcePlanner:
         """
         assignments: dict[OperatorId, tuple[SourceAssignment, ...]] = {}
         polls: list[int] = []
+        lags: dict[OperatorId, Lag] = {}
         has_more = has_ending = False
         inputs = known_inputs(self._graph, manifest)
         others_read = False
@@ -277,9 +281,12 @@ class SourcePlanner:
                 if not (is_last or plan.splits):
                     watermark = _watermark_to_tell(planned, told)
             assignments[operator] = _deal(planned, plan, phase, watermark)
+            if plan.lag is not None:
+                lags[operator] = plan.lag
             has_more |= plan.has_more
             has_ending |= phase is SourcePhase.ENDING
-        return ReadingPlan(assignments, has_more, has_ending, min(polls, default=None))
+        poll_micros = min(polls, default=None)
+        return ReadingPlan(assignments, has_more, has_ending, poll_micros, lags)
 
     def _in_order(self) -> list[tuple[OperatorId, PlannedSource]]:
         """Return the sources, behind the others those that end with them."""

@@ -16,8 +16,10 @@ from google.protobuf.message import DecodeError
 
 from penstock import errors
 from penstock.core.clock import new_token
-from penstock.core.ids import Generation, OperatorId, TaskInfo
-from penstock.errors import ErrorCode, InternalError, PenstockError
+from penstock.core.ids import Epoch, Generation, JobId, OperatorId, TaskInfo
+from penstock.errors import ErrorCode, ExternalError, InternalError, PenstockError
+from penstock.graph.logical import OperatorSpec
+from penstock.operators.context import CommitPart
 from penstock.operators.nodes import OperatorReport
 from penstock.operators.worker_output import OutputLine
 from penstock.runtime.plan.epoch_plan import EpochPlan
@@ -140,6 +142,18 @@ def from_error_part(part: ErrorPart) -> PenstockError:
     return error
 
 
+def cancelled_error(job: JobId, what: str = "an epoch") -> ExternalError:
+    """Return the error of what was given up on request."""
+    left = "nothing of it was published"
+    if what != "an epoch":
+        left = "its epoch is acknowledged, and is committed again at the next start"
+    return ExternalError(
+        f"{what} of job {job!r} was cancelled: {left}",
+        code=ErrorCode.ENGINE_FAILED,
+        job=str(job),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CompactionOrder:
     """The merges of one subtask, planned by the driver and run while epochs go on."""
@@ -171,6 +185,28 @@ class CompactionResult:
     tables: dict[str, TableCheckpointMetadata]
 
 
+@dataclass(frozen=True, slots=True)
+class CommitOrder:
+    """One part of the commit of an acknowledged epoch; any process may run it, also again."""
+
+    task: TaskInfo
+    """The operator; its subtask is the number of the part among those of the operator."""
+    spec: OperatorSpec
+    generation: Generation
+    epoch: Epoch
+    identity: str
+    """That of the job, as in `CommitContext`."""
+    part: CommitPart
+
+
+class PartReport(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one part of a commit."""
+
+    error: ErrorPart | None = None
+    output: tuple[OutputLine, ...] = ()
+    """What user code printed and logged, where this is not the driver's process."""
+
+
 class Executor(Protocol):
     """Runs tasks. It raises failures of storage or engine; the driver decides what follows."""
 
@@ -183,6 +219,14 @@ class Executor(Protocol):
         that the plan names, for executors that can save workers the read. An executor that
         can cancel tasks does so when the plan's deadline has passed, and raises the error of
         sources that overran.
+        """
+        ...
+
+    def commit(self, orders: Sequence[CommitOrder]) -> Sequence[PartReport]:
+        """Run all parts of a commit and return a report of each, in their order.
+
+        A part may run more than once, also at the same time. Errors of parts are in their
+        reports; what is raised is a failure of the engine, or that `cancel` was called.
         """
         ...
 
@@ -207,9 +251,9 @@ class Executor(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Give up the epoch under way, soon: `run_epoch` raises. May be called by any thread.
+        """Give up the epoch or commit under way, soon: its call raises. For any thread.
 
-        No epoch is run afterwards.
+        No epoch is run afterwards, and no part of a commit is begun.
         """
         ...
 

@@ -11,43 +11,46 @@ union of
 so an epoch stays one job, and the number of a partition over the whole union is that of its
 task.
 
+**Commits.** The parts of a commit are the tasks of one job, behind the epoch's. A few small ones run
+in threads of the driver, because a job costs more than they do.
+
 **Compactions** are jobs of their own in a background thread, a task per subtask, and no epoch
 waits for them. A failed one returns its error as a value, which is logged: Spark's retries
 would take cores from the epochs, and what is still due is ordered again after the next epoch.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 from itertools import groupby
 from typing import Any
 
-import msgspec
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from penstock.core.ids import OperatorId
-from penstock.errors import ErrorCode, ExternalError, PenstockError
+from penstock.errors import ErrorCode, ExternalError
 from penstock.graph.codec import encode_graph
 from penstock.operators.worker_output import tell_output
 from penstock.runtime.driver.signals import wait_attentively
+from penstock.runtime.in_process import wait_for_parts
 from penstock.runtime.plan.epoch_plan import EpochPlan
 from penstock.runtime.plan.executor import (
+    CommitOrder,
     CompactionOrder,
     CompactionResult,
+    PartReport,
     TaskReport,
+    cancelled_error,
     decode_report,
 )
 from penstock.runtime.plan.physical import Chain, PhysicalPlan
 from penstock.runtime.spark.failures import (
     ENGINE_ERRORS,
     describe_job_failure,
-    epoch_cancelled,
     noticing_its_end,
     source_overran,
 )
@@ -60,74 +63,27 @@ from penstock.runtime.spark.session import (
     context_of,
     job_thread,
 )
+from penstock.runtime.spark.side_tasks import (
+    RESULT_SCHEMA,
+    CommitTask,
+    CompactionTask,
+    compact_here,
+    compaction_results,
+    part_reports,
+)
 from penstock.runtime.spark.task import (
     SPARK_SCHEMA,
     Farewell,
     SuperstepTask,
     WorkerSpec,
     from_batches,
-    partition_number,
     send_beside,
     worker_of,
 )
-from penstock.state.proto.state_pb2 import TableCheckpointMetadata
+from penstock.runtime.task.task import Worker
 from penstock.state.protocol.records import CheckpointManifest
 
 _log = logging.getLogger(__name__)
-RESULT_SCHEMA = "result BINARY"
-_ARROW = pa.schema([("result", pa.binary())])
-
-
-class _Result(msgspec.Struct, frozen=True, array_like=True):
-    """The new files by table, each as the bytes of its message; or the error."""
-
-    operator: str
-    tables: dict[str, bytes]
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionTask:
-    """All orders of one Spark job; each partition runs one of them."""
-
-    orders: tuple[CompactionOrder, ...]
-    worker: WorkerSpec
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the order of this partition."""
-        for _ in batches:
-            pass
-        result = _carry_out(self.orders[partition_number()], self.worker)
-        data = msgspec.msgpack.encode(result)
-        yield pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], schema=_ARROW)
-
-
-def _carry_out(order: CompactionOrder, spec: WorkerSpec) -> _Result:
-    try:
-        worker = worker_of(spec)
-        done = order.run(worker.store, worker.cache)
-    except (PenstockError, OSError, pa.ArrowException) as error:
-        return _Result(str(order.task.operator), {}, str(error) or repr(error))
-    tables = {name: message.SerializeToString() for name, message in done.tables.items()}
-    return _Result(str(order.task.operator), tables)
-
-
-def _done(results: Iterable[_Result]) -> Sequence[CompactionResult]:
-    found = []
-    for result in results:
-        if result.failure:
-            _log.warning(
-                "a compaction of %r failed and is ordered again: %s",
-                result.operator,
-                result.failure,
-            )
-        elif result.tables:
-            tables = {
-                name: TableCheckpointMetadata.FromString(message)
-                for name, message in result.tables.items()
-            }
-            found.append(CompactionResult(OperatorId(result.operator), tables))
-    return found
 
 
 def first_superstep(
@@ -169,7 +125,8 @@ def _fed_by(epoch: EpochPlan, chain: Chain) -> str | None:
 
 
 _EPOCH = "epoch"
-_FEW_ORDERS, _SMALL_BYTES = 16, 4 << 20
+_COMMIT = "a commit"
+_FEW_ORDERS, _FEW_PARTS, _SMALL_BYTES = 16, 64, 4 << 20
 _CANCEL_SECONDS = 1.0
 _CANCELS = 10
 _FAREWELL_SECONDS = 5.0
@@ -200,6 +157,8 @@ class SparkExecutor:
         self.tag = f"penstock-{worker.name}"
         """The tag of all its Spark jobs, by which they can be cancelled."""
         self._has_run = False
+        self._here: Worker | None = None
+        """The driver's own worker, for parts of commits that are small."""
         self._compacting: list[Future[Sequence[CompactionResult]]] = []
         self._cancelled: Future[None] = Future()
         """Done when no epoch is to be run any more."""
@@ -220,19 +179,23 @@ class SparkExecutor:
         self._has_run = True
         running = self._epochs.submit(self._run_epoch, job, epoch)
         limit = epoch.deadline_micros
-        awaited: list[Future[Any]] = [running, self._cancelled]
-
-        def has_come(seconds: float) -> bool:
-            return bool(futures.wait(awaited, seconds, futures.FIRST_COMPLETED).done)
-
-        wait_attentively(has_come, None if limit is None else limit / 1_000_000)
+        self._wait_for(running, None if limit is None else limit / 1_000_000)
         if running.done():
             # Also what prepares the thread for its first call may find that the JVM is gone.
             with noticing_its_end(self._session, f"an epoch of job {str(job.graph.job)!r}"):
                 return running.result()
         is_overdue = not self._cancelled.done()
         self._cancel_until_done([running])
-        raise source_overran(job, epoch) if is_overdue else epoch_cancelled(job)
+        raise source_overran(job, epoch) if is_overdue else cancelled_error(job.graph.job)
+
+    def _wait_for(self, running: Future[Any], seconds: float | None = None) -> None:
+        """Wait until a call is done, all is cancelled, or the time is over."""
+        awaited: list[Future[Any]] = [running, self._cancelled]
+
+        def has_come(limit: float) -> bool:
+            return bool(futures.wait(awaited, limit, futures.FIRST_COMPLETED).done)
+
+        wait_attentively(has_come, seconds)
 
     def _cancel_until_done(self, calls: Sequence[Future[Any]]) -> None:
         """Cancel all jobs until the calls that wait for them are over; give up after a while."""
@@ -252,6 +215,38 @@ class SparkExecutor:
             raise describe_job_failure(error, name) from error
         records = from_batches(table.to_batches())
         reports = [decode_report(record.payload) for record in records]
+        tell_output(line for report in reports for line in report.output)
+        return reports
+
+    def commit(self, orders: Sequence[CommitOrder]) -> Sequence[PartReport]:
+        """Run a job with a task per part; threads of the driver run a few small parts."""
+        job = orders[0].task.job
+        if self._cancelled.done():
+            raise cancelled_error(job, _COMMIT)
+        size_bytes = sum(order.part.size_bytes for order in orders)
+        if len(orders) <= _FEW_PARTS and size_bytes <= _SMALL_BYTES:
+            if self._here is None:
+                self._here = worker_of(self._worker)
+            started = self._here.committers.start(orders)
+            return wait_for_parts(orders, started, self._cancelled)
+        self._has_run = True
+        running = self._epochs.submit(self._commit, tuple(orders))
+        self._wait_for(running)
+        if not running.done():
+            self._cancel_until_done([running])
+            raise cancelled_error(job, _COMMIT)
+        with noticing_its_end(self._session, f"{_COMMIT} of job {str(job)!r}"):
+            return running.result()
+
+    def _commit(self, orders: tuple[CommitOrder, ...]) -> Sequence[PartReport]:
+        name, task = str(orders[0].task.job), CommitTask(orders, self._worker)
+        try:
+            with noticing_its_end(self._session, f"{_COMMIT} of job {name!r}"):
+                rows = _numbered(self._session, len(orders))
+                table = rows.mapInArrow(task, RESULT_SCHEMA).toArrow()
+        except ENGINE_ERRORS as error:
+            raise describe_job_failure(error, name, _COMMIT) from error
+        reports = part_reports(table)
         tell_output(line for report in reports for line in report.output)
         return reports
 
@@ -318,6 +313,8 @@ class SparkExecutor:
             self._cancel_until_done([*late, last])
         if self._restart is None and self._has_run:
             futures.wait([self._epochs.submit(self._say_farewell)], _FAREWELL_SECONDS)
+        if self._here is not None:
+            self._here.forget()
         self._epochs.close()
         self._compactions.close()
 
@@ -358,7 +355,7 @@ class SparkExecutor:
         self, orders: tuple[CompactionOrder, ...], *, is_small: bool
     ) -> Sequence[CompactionResult]:
         if is_small:
-            return _done(_carry_out(order, self._worker) for order in orders)
+            return compact_here(orders, self._worker)
         task = CompactionTask(orders, self._worker)
         try:
             rows = _numbered(self._session, len(orders))
@@ -366,5 +363,4 @@ class SparkExecutor:
         except ENGINE_ERRORS as error:
             _log.warning("a job of compactions failed and is ordered again: %s", error)
             return ()
-        results: list[Any] = table.column("result").to_pylist()
-        return _done(msgspec.msgpack.decode(data, type=_Result) for data in results)
+        return compaction_results(table)

@@ -53,8 +53,10 @@ _OF_THE_QUERY = ("22", "42", "P0")
 """How SQL states begin that are about the data or the query itself: a retry would not help."""
 
 
-def describe_job_failure(error: Exception, job: str) -> PenstockError:
-    """Return the error to raise for a Spark job that failed."""
+def describe_job_failure(
+    error: Exception, job: str, what: str = "an epoch"
+) -> PenstockError:
+    """Return the error to raise for a Spark job that failed; `what` is what it ran."""
     text = str(error)
     missing = _MISSING_MODULE.search(text)
     if missing is not None:
@@ -77,9 +79,11 @@ def describe_job_failure(error: Exception, job: str) -> PenstockError:
         hint = (
             ". User code crashed that process, or it was killed, often for want of memory"
         )
+    left = "Nothing of it was published"
+    if what != "an epoch":
+        left = "The epoch is acknowledged; it is committed again at the next start"
     failure = ExternalError(
-        f"Spark could not run an epoch of job {job!r}: {_reason_in(text)}. Nothing of it was "
-        f"published{hint}",
+        f"Spark could not run {what} of job {job!r}: {_reason_in(text)}. {left}{hint}",
         code=ErrorCode.ENGINE_FAILED,
         job=job,
     )
@@ -122,15 +126,6 @@ def _first_line(text: str) -> str:
         line for line in lines if not line.startswith("An error occurred while calling")
     ]
     return next(iter(telling or lines), "")
-
-
-def epoch_cancelled(job: PhysicalPlan) -> ExternalError:
-    """Return the error of an epoch that was given up on request."""
-    return ExternalError(
-        f"an epoch of job {job.graph.job!r} was cancelled: nothing of it was published",
-        code=ErrorCode.ENGINE_FAILED,
-        job=str(job.graph.job),
-    )
 
 
 def engine_ended(session: SparkSession, what: str) -> ExternalError:

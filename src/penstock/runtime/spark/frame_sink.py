@@ -20,9 +20,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
-from penstock.connectors.files.commit import StagedFile, decode_staged, tidy_staging
 from penstock.connectors.files.committed import format_checksum, schema_of
-from penstock.connectors.files.sink import EpochParts, FilesSinkConfig, find_format_problems
+from penstock.connectors.files.output.commit import decode_staged, tidy_staging
+from penstock.connectors.files.output.merging import StagedFile
+from penstock.connectors.files.output.parts import EpochParts
+from penstock.connectors.files.sink import find_format_problems
 from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, checksum_of
 from penstock.core.schema import StreamSchema
@@ -85,6 +87,13 @@ class ForEachEpoch(ArrowOperator):
         return DisplayableOperator("for_each_epoch", {"function": self._function_name})
 
     @override
+    def why_at_least_once(self) -> str:
+        return (
+            "the function is called again with the same epoch if the job dies before that is "
+            "noted: what it does must be idempotent per epoch"
+        )
+
+    @override
     def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
         """Refuse rows that Spark could not hold; it is a sink and emits nothing."""
         schema = inputs[0].arrow
@@ -108,8 +117,9 @@ class ForEachEpoch(ArrowOperator):
         form, _ = spark_form_of(ctx.inputs[0].arrow)
         # Rows of an attempt that did not finish must not get into the next one.
         if self._parts is None or self._parts.attempt != ctx.attempt:
-            config = FilesSinkConfig(ctx.store.url, target_bytes=TARGET_BYTES)
-            self._parts = EpochParts(ctx.store, ctx, form, config)
+            self._parts = EpochParts(
+                ctx.store, ctx, form, form="parquet", target_bytes=TARGET_BYTES
+            )
         self._parts.add(_to_form(batch, form))
 
     @override

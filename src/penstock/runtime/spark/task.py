@@ -185,7 +185,7 @@ class SuperstepTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task of this partition."""
-        _release_at_the_end()
+        release_at_the_end()
         worker, batches = worker_of(self.worker), iter(batches)
         if self.level == 0 and not self.is_fed:
             # The rows of `range` only make Spark start the tasks; they carry nothing.
@@ -301,7 +301,7 @@ _RELEASE_SECONDS = 10
 
 
 @cache
-def _release_at_the_end() -> None:
+def release_at_the_end() -> None:
     """Release all operators when Spark ends this process: they may hold connections.
 
     Spark sends SIGHUP to its Python processes when it stops, and when its JVM has ended.

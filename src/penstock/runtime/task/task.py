@@ -43,6 +43,7 @@ from penstock.runtime.plan.executor import (
     to_error_part,
 )
 from penstock.runtime.plan.physical import Chain, PhysicalPlan
+from penstock.runtime.task.commits import Committers
 from penstock.runtime.task.exchange import (
     AbortedInputError,
     Attempt,
@@ -104,9 +105,11 @@ class Worker:
     metadata: Recent[ObjectRef, Metadata] = field(default_factory=lambda: Recent(4096))
     watched: WatchedStore = field(init=False)
     """The store as tasks see it."""
+    committers: Committers = field(init=False)
 
     def __post_init__(self) -> None:
         self.watched = WatchedStore(self.store)
+        self.committers = Committers(self.store, self.registry)
 
     @property
     def usage(self) -> StoreUsage:
@@ -147,10 +150,11 @@ class Worker:
         return restored
 
     def forget(self) -> None:
-        """Drop every chain, as if the process had been replaced."""
+        """Drop every chain and committer, as if the process had been replaced."""
         for kept in self.chains.values():
             kept.chain.close()
         self.chains.clear()
+        self.committers.release()
 
 
 def run_task(

@@ -1,7 +1,7 @@
 """All subtasks of one operator with one table, driven by hand as a driver would drive them."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.core.ids import Epoch
 from penstock.state.files.cache import FileCache
@@ -25,6 +25,9 @@ Write = Callable[[int, Any], None]
 class TableCluster:
     """Runs epochs of one table at any parallelism; restores from metadata alone, or warm."""
 
+    new_store: ClassVar[Callable[[], ObjectStore]] = MemoryStore
+    """Makes the store of a cluster that is given none."""
+
     def __init__(
         self,
         spec: TableSpec,
@@ -34,7 +37,7 @@ class TableCluster:
         cache: FileCache = NO_CACHE,
     ) -> None:
         self.spec = spec
-        self.store: ObjectStore = MemoryStore() if store is None else store
+        self.store: ObjectStore = type(self).new_store() if store is None else store
         self.parallelism = parallelism
         self.parts: Parts = {}
         self.epoch = 0
