@@ -19,6 +19,7 @@ from penstock.testing import (
     FaultyStore,
     Lands,
 )
+from tests.builders.profile import by_profile
 
 MINE, THEIRS = b"mine", b"theirs, and longer"
 LOST = [
@@ -154,6 +155,22 @@ def test_of_two_writers_at_once_one_is_first_and_the_other_is_given_its_bytes(
         )
         found = store.read(path)
         assert (first, second) == ((None, MINE) if found == MINE else (THEIRS, None))
+
+
+@pytest.mark.slow
+def test_of_many_creates_at_once_exactly_one_writes(store: ObjectStore) -> None:
+    written = [b"%d" % number * 100 for number in range(16)]
+    with ThreadPoolExecutor(len(written)) as threads:
+        for number in range(by_profile(10, 20, 1_000)):
+            path, start = f"a/{number}", Barrier(len(written))
+
+            def create(data: bytes, path: str = path, start: Barrier = start) -> bool:
+                start.wait()
+                return store.create(path, data)
+
+            answers = list(threads.map(create, written))
+            winners = [data for data, won in zip(written, answers, strict=True) if won]
+            assert winners == [store.read(path)]
 
 
 def test_two_tries_of_one_writer_at_once_both_find_the_object_to_be_theirs(

@@ -7,12 +7,16 @@ protocol is that rule, as a generator of storage requests. This module carries r
 against a store, so the protocol, the state files, the backing store and the sinks all create
 by the same rule.
 
-The rule needs two promises of the store: `create` fails on an existing object, and a read
-sees every write answered before it. A store that breaks one of them seems to work until two
-drivers run at once, so `probe_store` tests both before the job starts: eleven small requests.
+The rule needs two promises of the store: of all `create`s of an object one succeeds, also if
+they come at once, and a read sees every write answered before it. A store that breaks one of
+them seems to work until two drivers run at once, so `probe_store` tests both before the job
+starts: some small requests, the creates of a race all at the same time. A server that looks for
+the object and then writes it passes every test that asks one thing after the other.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Barrier
 from typing import TypeVar, assert_never
 
 from penstock.core.ids import Token
@@ -30,6 +34,11 @@ from penstock.state.protocol.steps import (
 from penstock.state.storage.object_store import ObjectStore
 
 T = TypeVar("T")
+
+RACES = 3
+RACERS = 8
+"""How often, and by how many at once, the probe creates one object: more find a server whose
+create is not atomic more surely, and each costs a request."""
 
 
 def create_own(store: ObjectStore, path: str, data: bytes) -> bytes | None:
@@ -81,12 +90,19 @@ def probe_store(store: ObjectStore, prefix: str, token: Token) -> None:
 
     For a broken promise `StorageError` with code STORAGE_UNSAFE is raised, and its message
     names the promise. If the store refuses a request (no permission, full, read-only), its own
-    error is raised. The token must be new: it names the probe's object, which is deleted
+    error is raised. The token must be new: it names the probe's objects, which are deleted
     afterwards unless the store cannot delete or the process dies.
     """
     path = f"{prefix}/probe-{token}" if prefix else f"probe-{token}"
+    races = [f"{path}-{number}" for number in range(1, RACES + 1)]
+    made: list[str] = []
     try:
+        made.append(path)
         _probe(store, path)
+        with ThreadPoolExecutor(RACERS) as threads:
+            for race in races:
+                made.append(race)
+                _probe_race(store, race, threads)
     except UnknownOutcomeError as error:
         raise _unsafe(
             store, path, "it gave no certain answer to a small write, even after retries"
@@ -95,8 +111,38 @@ def probe_store(store: ObjectStore, prefix: str, token: Token) -> None:
         error.add_note(f"This happened while {store.url} was probed before the start.")
         raise
     finally:
-        with suppress(PenstockError):
-            store.delete(path)
+        for name in made:
+            with suppress(PenstockError):
+                store.delete(name)
+
+
+def _probe_race(store: ObjectStore, path: str, threads: ThreadPoolExecutor) -> None:
+    """Create one object with other bytes from each thread, all at the same moment."""
+    written = [b"racer %d" % number for number in range(RACERS)]
+    start = Barrier(RACERS)
+
+    def create(data: bytes) -> bool:
+        start.wait()
+        return store.create(path, data)
+
+    answers = list(threads.map(create, written))
+    winners = [data for data, has_won in zip(written, answers, strict=True) if has_won]
+    found = store.read(path)
+    if len(winners) > 1:
+        raise _unsafe(
+            store,
+            path,
+            f"of {RACERS} creates of one object at the same time {len(winners)} claimed to "
+            "have written it, so its create-if-absent is not atomic",
+        )
+    # Nobody may have won: a client that repeats a request finds its own write.
+    if found not in (winners or written):
+        raise _unsafe(
+            store,
+            path,
+            f"of {RACERS} creates of one object at the same time one succeeded, and other "
+            "bytes are there",
+        )
 
 
 def _probe(store: ObjectStore, path: str) -> None:

@@ -5,7 +5,8 @@ S3; so `create` takes at most 5 GiB. `put` uploads large objects in parts. An in
 upload leaves parts that no request shows: give the bucket a rule that expires them.
 
 obstore itself repeats a request when the store answers 5xx or drops the connection. So a
-`create` may find its own object and return False, as the contract allows.
+`create` may find its own object and return False, as the contract allows. It does not repeat a
+listing, or the reading of an error, that breaks off in the middle: this module repeats reads.
 
 Credentials come from the environment as obstore documents (`AWS_*`, `GOOGLE_*`, `AZURE_*`),
 or from options; never from the URL, because messages show it.
@@ -17,6 +18,8 @@ Options, all of them optional:
     max_retries, retry_timeout          how often and for how long to retry
     path_style=True                     S3: the bucket goes into the path, not the host
     credential_provider                 a callable; workers need one that can be pickled
+
+A value may be a `Secret`, which is read when a store is opened.
 """
 
 import os
@@ -33,12 +36,13 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from penstock.core.ids import checksum_of
+from penstock.core.secrets import resolve_secrets
 from penstock.errors import (
     ErrorCode,
     SettingsError,
     StorageError,
     UserError,
-    hide_secrets,
+    without_secrets,
 )
 from penstock.state.storage.object_store import (
     ObjectInfo,
@@ -156,6 +160,8 @@ _Result = TypeVar("_Result")
 _LARGEST_CREATE_BYTES = 5 * 1024**3
 _LARGEST_SINGLE_PUT_BYTES = 64 * 1024**2
 _PART_BYTES = 16 * 1024**2
+_READ_ATTEMPTS = 3
+"""How often a read is made whose answer breaks off."""
 
 
 class _Runtime:
@@ -189,7 +195,7 @@ os.register_at_fork(after_in_child=_Runtime.after_fork)
 class ObstoreStore:
     """An `ObjectStore` below a prefix of a bucket. Threads may share it; it can be pickled.
 
-    The pickle holds the URL and the options, including any credentials in them.
+    The pickle holds the URL and the options as they were given: a secret as the reference.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -207,7 +213,7 @@ class ObstoreStore:
         place, prefix = match[1], match[2].strip("/")
         self.url = f"{place}/{check_path(prefix)}" if prefix else place
         self._options = dict(options or {})
-        self._client = _make_client(self.url, self._options)
+        self._client = _make_client(self.url, resolve_secrets(self._options))
 
     def read(self, path: str) -> bytes | None:
         """Return the whole object, or None."""
@@ -254,7 +260,7 @@ class ObstoreStore:
             # the name is in progress, and obstore reports that as "already exists", too.
             failure = read_failure(error)
             if failure.status != 412 and not self._is_there(path):
-                raise call.unanswered(failure.reason) from _without_secrets(error)
+                raise call.unanswered(failure.reason) from without_secrets(error)
             return False
         return True
 
@@ -262,13 +268,14 @@ class ObstoreStore:
         """List the folder completely before the first object is yielded."""
         start = folder_start(prefix)
         with _request(StorageCall("list", prefix, self.url), is_write=False):
-            stream = obstore.list(self._client, prefix or None, chunk_size=1000)
-            found = [
-                ObjectInfo(meta["path"], meta["size"])
-                for chunk in stream
-                for meta in chunk
-                if meta["path"].startswith(start)
-            ]
+            found = _insist(
+                lambda: [
+                    ObjectInfo(meta["path"], meta["size"])
+                    for chunk in obstore.list(self._client, prefix or None, chunk_size=1000)
+                    for meta in chunk
+                    if meta["path"].startswith(start)
+                ]
+            )
         return iter(sorted(found, key=attrgetter("path")))
 
     def delete(self, path: str) -> None:
@@ -316,8 +323,19 @@ class ObstoreStore:
         """Return the result of a request, or None if there is no object."""
         call = StorageCall("read", check_path(path), self.url)
         with suppress(FileNotFoundError), _request(call, FileNotFoundError, is_write=False):
-            return request()
+            return _insist(request)
         return None
+
+
+def _insist(read: Callable[[], _Result]) -> _Result:
+    """Return the result of a read; one whose answer broke off is made again."""
+    for _ in range(_READ_ATTEMPTS - 1):
+        try:
+            return read()
+        except BaseError as error:
+            if not read_failure(error).is_broken_off:
+                raise
+    return read()
 
 
 @contextmanager
@@ -337,15 +355,7 @@ def _request(
         if is_answer and not is_missing_bucket(error):
             raise
         failure = read_failure(error)
-        cause = _without_secrets(error)
+        cause = without_secrets(error)
         if is_write and not is_answer and not failure.certain:
             raise call.unanswered(failure.reason) from cause
         raise call.refused(failure.reason, failure.code) from cause
-
-
-def _without_secrets(error: Exception) -> Exception:
-    """Return an exception of obstore as a traceback may show it: it names the endpoint."""
-    shown = hide_secrets(str(error))
-    if shown == str(error):
-        return error
-    return type(error)(shown).with_traceback(error.__traceback__)

@@ -52,6 +52,8 @@ class Failure:
     certain: bool
     """Whether the request has certainly changed nothing."""
     code: ErrorCode
+    is_broken_off: bool
+    """Whether the store answered and the connection broke before the end of the answer."""
 
 
 def read_failure(error: Exception) -> Failure:
@@ -78,6 +80,7 @@ def read_failure(error: Exception) -> Failure:
         status=status,
         certain=no_credentials or (was_refused and _NO_RETRY.search(text) is not None),
         code=_code(status, line, no_credentials=no_credentials),
+        is_broken_off="HTTP error: request or response body error" in line,
     )
 
 

@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any, Literal, TypeAlias
 
-Answer: TypeAlias = tuple[int, str] | Literal["reset", "close", "silence"]
-"""Status and body; or what happens to the connection once the request was read."""
+Answer: TypeAlias = tuple[int, str] | Literal["reset", "close", "silence", "half"]
+"""Status and body; or what happens to the connection once the request was read: "half" is the
+first half of an answer."""
 
 
 def s3_error(code: str) -> str:
@@ -83,6 +84,11 @@ def scripted_server() -> Iterator[Script]:
                 linger = struct.pack("ii", 1, 0)
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 self.connection.close()
+            elif answer == "half":
+                self.send_response(404)
+                self.send_header("content-length", "100")
+                self.end_headers()
+                self.wfile.write(b"<Error>")
             elif answer == "silence":
                 script.over.wait()
 

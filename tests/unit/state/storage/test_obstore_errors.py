@@ -227,6 +227,28 @@ def test_a_read_is_tried_again_by_itself(script: Script) -> None:
     assert a_store(script, max_retries=5).read("a/b") == b"here"
 
 
+# The answer to HEAD, which `size` sends, has no body that could break off.
+@pytest.mark.parametrize("read", [name for name in READS if name != "size"])
+def test_a_read_whose_answer_broke_off_is_made_again(script: Script, read: str) -> None:
+    script.answers = ["half", "half", (403, "")]
+    error = error_of(lambda: READS[read](a_store(script)))
+    assert error.code is ErrorCode.STORAGE_PERMISSION
+    script.clear()
+    script.answers = ["half", "half", "half"]
+    error = error_of(lambda: READS[read](a_store(script)))
+    assert "the connection broke" in error.message
+    assert len(script.requests) == 3
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_whose_answer_broke_off_is_of_unknown_outcome(
+    script: Script, write: str
+) -> None:
+    script.answers = ["half"]
+    assert isinstance(error_of(lambda: WRITES[write](a_store(script))), UnknownOutcomeError)
+    assert len(script.requests) == 1
+
+
 def test_one_object_is_deleted_by_the_call_every_server_has(script: Script) -> None:
     a_store(script).delete("a/b")
     assert script.requests == ["DELETE /bucket/some/prefix/a/b"]
