@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import penstock as pen
 from penstock.catalog import default_registry
 from penstock.connectors.files.committed import committed_files, read_committed
+from penstock.connectors.files.compressed import codec_of
 from penstock.connectors.files.connector import files
 from penstock.connectors.files.sink import FilesSink, FilesSinkConfig
 from penstock.core.clock import new_token
@@ -164,6 +165,20 @@ SCHEMA = schema_of(n=pa.int64(), s=pa.string())
 def some_rows(start: int, stop: int) -> list[dict[str, Any]]:
     """Return rows numbered from `start` to before `stop`."""
     return [{"n": n, "s": f"row {n}"} for n in range(start, stop)]
+
+
+def compress(ending: str, data: bytes) -> bytes:
+    """Return data compressed as a file's ending says, in two frames, as appending leaves it."""
+    codec: Any = codec_of(f"f.{ending}")
+    if codec is None:
+        return data
+    out = b""
+    for part in (data[:20], data[20:]):
+        frame = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(frame, codec) as stream:
+            stream.write(part)
+        out += frame.getvalue().to_pybytes()
+    return out
 
 
 def to_bytes(format_: str, rows: Rows, *, row_group_size: int = 7) -> bytes:

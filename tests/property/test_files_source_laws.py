@@ -10,14 +10,16 @@ from penstock.connectors.files.connector import files
 from penstock.connectors.files.csv import CsvFormat
 from penstock.connectors.files.formats import FileFormat, FileOffset, SourceFile
 from penstock.connectors.files.jsonl import JsonLinesFormat
+from penstock.connectors.files.text import TextFormat
 from penstock.operators.splits import SourceBudget
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.urls import open_store
 from penstock.testing import SourceHarness
-from tests.builders.files_job import SCHEMA, to_bytes
+from tests.builders.files_job import SCHEMA, compress, to_bytes
 
 LINES = ('{"n": 1}', "", "bad", '{"n": "x"}', "{}{}", "{", "}", '{"n": {}', "}, {}")
-FORMATS = ("parquet", "jsonl", "csv")
+KINDS: dict[str, type[TextFormat]] = {"jsonl": JsonLinesFormat, "csv": CsvFormat}
+FORMATS = ("parquet", "jsonl", "csv", "jsonl.gz", "csv.zst")
 texts = st.text(st.sampled_from('ab",\n\r é'), max_size=6)
 """With quotes and newlines; no text that CSV could not tell from a blank line."""
 contents = st.lists(st.lists(texts, max_size=12), min_size=1, max_size=4)
@@ -33,19 +35,21 @@ def numbered(content: list[list[str]]) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("ending", FORMATS)
 @given(content=contents, steps=steps)
 @settings(max_examples=25)
 def test_all_epochs_together_read_what_the_files_hold(
-    format_: str, content: list[list[str]], steps: list[tuple[int, int]]
+    ending: str, content: list[list[str]], steps: list[tuple[int, int]]
 ) -> None:
-    name = f"files-source-laws-{format_}"
+    format_ = ending.partition(".")[0]
+    name = f"files-source-laws-{ending}"
     store = open_store(f"memory:{name}")
     for info in list(store.list("")):
         store.delete(info.path)
     rows = numbered(content)
     for index, part in enumerate(rows):
-        store.put(f"in/{index}.{format_}", to_bytes(format_, part, row_group_size=3))
+        data = compress(ending, to_bytes(format_, part, row_group_size=3))
+        store.put(f"in/{index}.{ending}", data)
     spec = files(f"memory:{name}/in/*", format=format_, schema=SCHEMA).source_spec()  # type: ignore[arg-type]
 
     with SourceHarness(spec, budget=SourceBudget(size_bytes=200)) as harness:
@@ -61,7 +65,8 @@ def test_all_epochs_together_read_what_the_files_hold(
     assert len(read) == sum(map(len, rows))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("jsonl", JsonLinesFormat), ("csv", CsvFormat)])
+@pytest.mark.parametrize("ending", ["", "gz", "bz2"])
+@pytest.mark.parametrize("name", KINDS)
 @given(
     content=st.lists(texts, max_size=20),
     cuts=st.lists(st.integers(0, 400), max_size=5),
@@ -69,16 +74,17 @@ def test_all_epochs_together_read_what_the_files_hold(
 )
 def test_ranges_that_touch_read_every_row_once_whatever_they_cut(
     name: str,
-    kind: type[JsonLinesFormat | CsvFormat],
+    ending: str,
     content: list[str],
     cuts: list[int],
     piece_bytes: int,
 ) -> None:
     rows = [{"n": n, "s": text} for n, text in enumerate(content)]
     data = to_bytes(name, rows)
-    file = SourceFile(MemoryStore({"f": data}), "f", len(data))
-    reader: FileFormat = kind(SCHEMA, ignores_extra=False, piece_bytes=piece_bytes)
-    at = FileOffset(len(data))
+    stored, path = compress(ending, data), f"f.{ending}"
+    file = SourceFile(MemoryStore({path: stored}), path, len(stored))
+    reader: FileFormat = KINDS[name](SCHEMA, ignores_extra=False, piece_bytes=piece_bytes)
+    at = FileOffset(len(stored))
     found: list[dict[str, Any]] = []
     for end in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
         if at.position > end:

@@ -53,6 +53,13 @@ class StdoutSink(Configured[StdoutConfig], StagingSink):
     """Prints rows to the driver's standard output."""
 
     @override
+    def why_at_least_once(self) -> str:
+        return (
+            "what was printed cannot be looked up, so an epoch is printed again if the job dies "
+            "after printing it and before noting that"
+        )
+
+    @override
     def handle_commit(
         self,
         epoch: Epoch,

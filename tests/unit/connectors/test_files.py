@@ -23,6 +23,10 @@ from tests.builders.files_job import SCHEMA
         ("a.json", "jsonl"),
         ("x/**/*.csv", "csv"),
         ("x", None),
+        ("a.json.gz", "jsonl"),
+        ("a.csv.zst", "csv"),
+        ("a.parquet.gz", None),
+        ("a.gz", None),
     ],
 )
 def test_the_ending_tells_the_format(path: str, expected: str | None) -> None:
@@ -31,11 +35,16 @@ def test_the_ending_tells_the_format(path: str, expected: str | None) -> None:
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(UserError) as caught:
-        files("a.gz", format="cvs", discover="soon", on_bad="drop")  # type: ignore[arg-type]
+        files("a.xz", format="cvs", discover="soon", on_bad="drop")  # type: ignore[arg-type]
 
     assert caught.value.code is ErrorCode.INVALID_CONFIG
     message = str(caught.value)
-    for part in ("did you mean 'csv'", "compressed text", "'soon'", "on_bad is 'drop'"):
+    for part in (
+        "did you mean 'csv'",
+        "compressed so is not read",
+        "'soon'",
+        "on_bad is 'drop'",
+    ):
         assert part in message
 
 

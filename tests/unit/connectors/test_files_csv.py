@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.connectors.files.compressed import open_text
 from penstock.connectors.files.csv import CsvFormat
 from penstock.connectors.files.formats import BadRow, FileOffset, Piece, SourceFile
+from penstock.connectors.files.text import Heading
 from penstock.errors import ErrorCode, UserError
 from penstock.state.storage.memory import MemoryStore
 
@@ -27,6 +29,10 @@ def a_file(data: bytes) -> SourceFile:
 def a_reader(columns: str = "ab", piece_bytes: int = WHOLE) -> CsvFormat:
     schema = pa.schema([(name, pa.string()) for name in columns])
     return CsvFormat(schema, ignores_extra=False, piece_bytes=piece_bytes)
+
+
+def read_heading(file: SourceFile) -> Heading:
+    return a_reader().read_heading(file, open_text(file))
 
 
 def gather(pieces: list[Piece]) -> Read:
@@ -119,14 +125,14 @@ def test_white_space_and_marks_are_text_wherever_a_piece_begins(piece_bytes: int
     "data", [b"a,b\rw,0\rx,1\r", b"a,b\rw,0\n", b'a,b"\nw,0\nx,1"\ny,2\n']
 )
 def test_a_header_that_hides_rows_is_refused(data: bytes) -> None:
-    for look in (CsvFormat.infer, a_reader().read_heading):
+    for look in (CsvFormat.infer, read_heading):
         with pytest.raises(UserError, match="goes on with 'w,0'") as caught:
             look(a_file(data))
         assert caught.value.code is ErrorCode.UNREADABLE_INPUT
 
 
 def test_a_header_with_a_quote_that_is_never_closed_is_refused() -> None:
-    for look in (CsvFormat.infer, a_reader().read_heading):
+    for look in (CsvFormat.infer, read_heading):
         with pytest.raises(UserError, match="cannot be read: unexpected end of data"):
             look(a_file(b'a,"b\n1,2\n3,4\n'))
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.connectors.files.connector import files
-from penstock.connectors.files.jsonl import (
+from penstock.connectors.formats.json_text import (
     find_json_problems,
     from_json_lines,
     to_json_lines,

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.connectors.files.jsonl import (
+from penstock.connectors.formats.json_text import (
     from_json_lines,
     to_json_lines,
 )

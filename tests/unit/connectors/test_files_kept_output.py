@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import penstock as pen
-from penstock.connectors.files.sink import check_unknown_epochs
+from penstock.connectors.files.output.commit import check_unknown_epochs
 from penstock.core.ids import Epoch, OperatorId, Subtask, TaskInfo
 from penstock.errors import ErrorCode, StateError
 from penstock.operators.context import StartContext

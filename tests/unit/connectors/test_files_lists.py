@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.connectors.files.committed import (
+    VERSION,
     committed_files,
     decode_list,
     encode_list,
@@ -251,7 +252,7 @@ def test_a_list_of_the_old_form_is_the_list_of_its_epoch_when_that_is_committed_
 def test_a_list_of_a_version_to_come_says_to_upgrade() -> None:
     store = an_output()
     found = decode_list(read_list(store), SECOND, "memory:")
-    newer = msgspec.structs.replace(found, version=3)
+    newer = msgspec.structs.replace(found, version=VERSION + 1)
     store.put(SECOND, encode_list(newer))
     with pytest.raises(StateError, match="upgrade Penstock") as caught:
         read_committed(store)

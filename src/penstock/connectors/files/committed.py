@@ -22,14 +22,13 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.connectors.files.formats import OutputFormat
-from penstock.connectors.files.jsonl import from_json_lines
 from penstock.connectors.files.names import (
     COMMITTED,
     STAGING,
@@ -38,6 +37,7 @@ from penstock.connectors.files.names import (
     is_part_of,
     read_record_name,
 )
+from penstock.connectors.formats.json_text import from_json_lines
 from penstock.core.arrow_types import relay
 from penstock.core.ids import checksum_of
 from penstock.errors import CorruptStateError, ErrorCode, StateError, UserError
@@ -46,9 +46,23 @@ from penstock.state.storage.urls import StorePlace, to_options, to_store
 
 EpochRange: TypeAlias = tuple[int, int]
 """The epochs `[start, end)`."""
+EpochRows: TypeAlias = tuple[int, int]
+"""An epoch, and how many rows that follow each other are of it."""
 
-VERSION = 2
-"""The version of the lists that are written."""
+VERSION = 3
+"""The latest version of lists: with files that hold rows of several epochs."""
+PLAIN_VERSION = 2
+"""The version of lists without such files."""
+
+
+class HasEpochs(Protocol):
+    """A file whose rows may be of several epochs."""
+
+    @property
+    def rows(self) -> int: ...  # noqa: D102 (of both kinds of files)
+
+    @property
+    def epochs(self) -> tuple[EpochRows, ...] | msgspec.UnsetType: ...  # noqa: D102
 
 
 class ListedFile(msgspec.Struct, frozen=True):
@@ -60,12 +74,14 @@ class ListedFile(msgspec.Struct, frozen=True):
     checksum: str
     """XXH3 with 64 bits, in hexadecimal digits."""
     partition: Partition = ()
+    epochs: tuple[EpochRows, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The epochs of its rows in turn, if some are of earlier epochs than that of the list."""
 
 
 class CommittedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     """All files that one sink committed in one epoch."""
 
-    version: int = VERSION
+    version: int = PLAIN_VERSION
     job: str
     identity: str
     """Differs from that of another job of the same name."""
@@ -191,6 +207,11 @@ def _find_contradiction(record: CommittedEpoch) -> str | None:
     for file in files:
         if not _CHECKSUM_TEXT.fullmatch(file.checksum):
             return f"the checksum of {file.path!r}"
+        epochs = epochs_of(file, record.epoch)
+        if file.rows != sum(rows for _, rows in epochs) or any(
+            rows < 0 or not 0 < epoch <= record.epoch for epoch, rows in epochs
+        ):
+            return f"the epochs of the rows of {file.path!r}"
         if not is_part_of(
             file.path,
             record.epoch,
@@ -200,6 +221,13 @@ def _find_contradiction(record: CommittedEpoch) -> str | None:
         ):
             return f"the name {file.path!r} of a file"
     return None
+
+
+def epochs_of(file: "HasEpochs", epoch: int) -> tuple[EpochRows, ...]:
+    """Return the epochs of a file's rows in turn; `epoch` is that of its list."""
+    if isinstance(file.epochs, msgspec.UnsetType):
+        return ((epoch, file.rows),)
+    return file.epochs
 
 
 def drop_abandoned(records: Iterable[CommittedEpoch]) -> list[CommittedEpoch]:
@@ -291,12 +319,21 @@ def read_committed(
 def read_epochs(
     url: StorePlace, store_options: Mapping[str, Any] | None
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the epochs of each file and its rows, the newest epoch first; see `read_committed`."""
+    """Yield epochs and some rows of each, the newest epoch first; see `read_committed`."""
     store, records = _read_lists(url, 0, store_options)
     for record in reversed(records):
         schema = schema_of(record.schema)
+        earlier: list[tuple[int, pa.Table]] = []
         for file in record.files:
-            yield record.epoch, _read(store, record, file, schema)
+            rows, start = _read(store, record, file, schema), 0
+            for epoch, count in epochs_of(file, record.epoch):
+                piece = (epoch, rows.slice(start, count))
+                if epoch == record.epoch:
+                    yield piece
+                else:
+                    earlier.append(piece)
+                start += count
+        yield from sorted(earlier, key=lambda piece: piece[0], reverse=True)
 
 
 def _read_lists(
@@ -356,7 +393,7 @@ def _read(
             # Parquet has neither seconds nor 64-bit dates: such columns come in other units.
             # Dictionaries come as plain values, unless they are of text.
             if not rows.schema.equals(kept):
-                rows = _to_types(rows.select(kept.names), kept)
+                rows = to_types(rows, kept)
         else:
             rows = from_json_lines(data, kept)
         table = add_partition(rows, record.partition_by, file.partition, schema)
@@ -369,8 +406,12 @@ def _read(
     return table
 
 
-def _to_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return columns in the types that were written; Arrow casts into few dictionaries."""
+def to_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return columns of a Parquet file in the types that were written.
+
+    Arrow casts into few dictionaries.
+    """
+    rows = rows.select(schema.names)
     columns = [
         pa.chunked_array([relay(chunk, field.type) for chunk in column.chunks], field.type)
         for field, column in zip(schema, rows.columns, strict=True)

@@ -7,11 +7,13 @@ The reading itself is in `source`, the writing in `sink`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
+from typing import Any
 
 import pyarrow as pa
 
+from penstock.connectors.files.compressed import COMPRESSIONS, UNREADABLE
 from penstock.connectors.files.discovery import (
     DEFAULT_REMEMBER_MICROS,
     find_moved_root,
@@ -20,12 +22,14 @@ from penstock.connectors.files.discovery import (
 from penstock.connectors.files.formats import FormatName
 from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, FilesSinkConfig
 from penstock.connectors.files.source import FilesSourceConfig, check_types, infer_schema
+from penstock.connectors.formats.drift import DriftRules, OnMissing, OnNew, OnWider
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError, did_you_mean, hide_secrets
-from penstock.graph.logical import OperatorSpec, Plain
+from penstock.graph.logical import OperatorSpec
 from penstock.operators.frames import SchemaLike, as_schema, column_name
+from penstock.operators.secret_options import plain_options
 from penstock.state.storage.urls import absolute_url, to_options, to_url
 
 _ENDINGS: Mapping[str, FormatName] = {
@@ -36,8 +40,8 @@ _ENDINGS: Mapping[str, FormatName] = {
     ".json": "jsonl",
     ".csv": "csv",
 }
-_FORMATS = ("parquet", "jsonl", "csv")
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".snappy")
+_ONLY_READ = {"csv": "CSV", "text": "text"}
+_FORMATS = ("parquet", "jsonl", "csv", "text")
 _MIN_DISCOVER_MICROS = 1_000
 
 
@@ -49,17 +53,23 @@ def files(
     discover: bool | DurationLike = False,
     remember: DurationLike = "7d",
     in_time_order: bool = False,
+    time_column: str | None = None,
     on_bad: OnBad = "fail",
+    on_new: OnNew | None = None,
+    on_missing: OnMissing | None = None,
+    on_wider: OnWider | None = None,
     moved_from: str | PathLike[str] | None = None,
     partition_by: str | Sequence[str] = (),
     target_bytes: int | None = None,
-    store_options: Mapping[str, Plain] | None = None,
+    min_bytes: int | None = None,
+    visible_after: DurationLike | None = None,
+    store_options: Mapping[str, Any] | None = None,
 ) -> "FilesSpec":
     """Name files: for `Pipeline.read` by a path or glob, for `Stream.write` by a folder.
 
-    `format` is "parquet", "jsonl" (JSON lines) or "csv" (with a header, read only); unless it
-    is given, it follows from the ending of the path. `store_options` are those of the store,
-    such as `endpoint`; docs/connectors.md lists them.
+    `format` is "parquet", "jsonl" (JSON lines), "csv" (with a header) or "text" (each line a row
+    of one column), of which the last two are only read; unless it is given, it follows from the ending of the path. `store_options` are those of the store,
+    such as `endpoint`; docs/connectors/stores.md lists them.
 
     Reading: `schema` is Arrow's, Polars' or types by name. Without it the columns are those of
     the first file by name, and all files must have exactly these. With it, other columns are
@@ -67,17 +77,22 @@ def files(
     `discover=True` looks for new files for ever, every second; a duration such as "10s" sets
     another interval. Otherwise the files are those there at the first epoch, and the job ends
     with them. The watermark waits until the files that were found are begun, unless
-    `in_time_order` promises that files sorted by name are in order of time. A row that cannot
+    `in_time_order` promises that files sorted by name are in order of time. `time_column` is
+    the event time; Parquet files are read in its order, by their footers, and the watermark
+    follows them. A row that cannot
     be read fails the job, or with `on_bad="divert"` goes to the side output `BAD`, with the
-    columns path, line, text and error.
+    columns path, line, text and error. Rows, or whole files, whose columns are not those of the
+    schema are treated as `on_new`, `on_missing` and `on_wider` say; docs/connectors/formats.md has
+    the rules.
     A job goes on only with the files it began with; if they were moved to another folder,
     `moved_from` is the path that named them before.
 
     With discovery the name of a file that was read is kept as long as the file is there, and
-    for the time `remember` after it was read; see `docs/connectors.md`.
+    for the time `remember` after it was read; see `docs/connectors/files.md`.
 
     Writing: `partition_by` names the columns whose values become folders; a file is closed
-    at about `target_bytes`.
+    at about `target_bytes`. For fewer files, rows of several epochs are written together, when
+    about `min_bytes` of them wait, or the first has waited for `visible_after`, such as "5m".
 
     >>> files("s3://lake/bids/**/*.jsonl", on_bad="divert").format
     'jsonl'
@@ -89,10 +104,15 @@ def files(
         close = did_you_mean(str(given), _FORMATS)
         problems.append(f"format {given!r:.80} is unknown{close}")
         format = None  # noqa: A001 (what users call it everywhere)
-    if path.endswith(_COMPRESSED) and format != "parquet":
+    if path.endswith(UNREADABLE) and format != "parquet":
+        read = ", ".join(COMPRESSIONS)
         problems.append(
-            "compressed text has no offsets to go on from: decompress it, or use Parquet"
+            f"text that is compressed so is not read: compress it as one of {read}, or use "
+            "Parquet"
         )
+    problems += _find_drift_problems(
+        format or _format_of(path), on_new, on_missing, on_wider
+    )
     discover_micros, remember_micros, diverts = None, DEFAULT_REMEMBER_MICROS, False
     try:
         diverts = diverts_bad(on_bad)
@@ -107,6 +127,13 @@ def files(
         problems.append(error.message)
     if discover_micros is not None and discover_micros < _MIN_DISCOVER_MICROS:
         problems.append(f"discover is {discover!r}: it must be at least 1ms")
+    delay_micros = None
+    try:
+        if visible_after is not None:
+            delay_micros = to_micros(visible_after, "visible_after")
+    except UserError as error:
+        problems.append(error.message)
+    problems += _find_size_problems(target_bytes=target_bytes, min_bytes=min_bytes)
     listed = partition_by if isinstance(partition_by, list | tuple) else [partition_by]
     names = [column_name(one) for one in listed]
     if None in names:
@@ -119,17 +146,61 @@ def files(
         )
     return FilesSpec(
         path,
-        format or next((f for end, f in _ENDINGS.items() if path.endswith(end)), None),
+        format or _format_of(path),
         schema=as_schema(schema),
         discover_micros=discover_micros,
         remember_micros=remember_micros,
         in_time_order=in_time_order,
+        time_column=time_column,
         diverts_bad=diverts,
+        on_new=on_new,
+        on_missing=on_missing,
+        on_wider=on_wider,
         moved_from=None if moved_from is None else to_url(moved_from),
         partition_by=tuple(name for name in names if name is not None),
         target_bytes=target_bytes,
+        min_bytes=min_bytes,
+        visible_after_micros=delay_micros,
         store_options=to_options(store_options),
     )
+
+
+def _find_size_problems(**sizes: object) -> list[str]:
+    """Return which sizes are none."""
+    return [
+        f"{name}={size!r:.80} is no whole number of bytes, such as 16 * 2**20"
+        for name, size in sizes.items()
+        if not (size is None or isinstance(size, int)) or isinstance(size, bool)
+    ]
+
+
+def _find_drift_problems(
+    format_: FormatName | None,
+    on_new: OnNew | None,
+    on_missing: OnMissing | None,
+    on_wider: OnWider | None,
+) -> list[str]:
+    """Return why rules of schema drift cannot be used for files of a format."""
+    problems = []
+    try:
+        DriftRules(on_new or "ignore", on_missing or "null", on_wider or "bad")
+    except UserError as error:
+        problems.append(error.message)
+    if on_wider is not None and format_ in ("csv", "parquet"):
+        problems.append(f"on_wider is for JSON lines, and these files are {format_}")
+    if format_ == "text" and (on_new or on_missing or on_wider) is not None:
+        problems.append(
+            "lines of text have one column, so there are no rules about columns"
+        )
+    return problems
+
+
+def _format_of(path: str) -> FormatName | None:
+    """Return the format that the ending of a path tells, in front of one of a compression."""
+    ending = next((end for end in COMPRESSIONS if path.endswith(end)), "")
+    path = path.removesuffix(ending)
+    found = next((f for end, f in _ENDINGS.items() if path.endswith(end)), None)
+    return None if ending and found == "parquet" else found
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -143,16 +214,29 @@ class FilesSpec:
     discover_micros: int | None = None
     remember_micros: int = DEFAULT_REMEMBER_MICROS
     in_time_order: bool = False
+    time_column: str | None = None
     diverts_bad: bool = False
+    on_new: OnNew | None = None
+    on_missing: OnMissing | None = None
+    on_wider: OnWider | None = None
     moved_from: str | None = None
     partition_by: Sequence[str] = ()
     target_bytes: int | None = None
     """None for the sink's default."""
-    store_options: Mapping[str, Plain] = field(default_factory=dict)
+    min_bytes: int | None = None
+    visible_after_micros: int | None = None
+    store_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         # The other fields may hold credentials.
         return f"FilesSpec(path={hide_secrets(self.path)!r}, format={self.format!r}, …)"
+
+    def in_order_of(self, column: str) -> "FilesSpec":
+        """Return the same files, read in the order of a column that is their event time."""
+        own = self.time_column
+        if own is None and isinstance(self.schema, StreamSchema):
+            own = self.schema.time_column
+        return replace(self, time_column=column if own is None else own)
 
     def source_spec(self) -> OperatorSpec:
         """Return the source that reads them; without a schema this reads the first file."""
@@ -174,6 +258,8 @@ class FilesSpec:
         if schema is None:
             schema = infer_schema(pattern, self.format, self.store_options)
         stream = schema if isinstance(schema, StreamSchema) else StreamSchema(schema)
+        if self.time_column is not None:
+            stream = replace(stream, time_column=self.time_column)
         check_types(stream.arrow, self.format)
         return FilesSourceConfig(
             pattern.root,
@@ -184,16 +270,25 @@ class FilesSpec:
             discover_micros=self.discover_micros,
             remember_micros=self.remember_micros,
             in_time_order=self.in_time_order,
+            ordered_by=self._order_column(),
             diverts_bad=self.diverts_bad,
+            on_new=self.on_new,
+            on_missing=self.on_missing,
+            on_wider=self.on_wider,
             moved_root=moved_root,
-            store_options=dict(self.store_options),
+            store_options=plain_options(self.store_options),
         )
+
+    def _order_column(self) -> str | None:
+        """Return the column that orders the files: footers tell it, and there is one listing."""
+        is_told = self.format == "parquet" and self.discover_micros is None
+        return self.time_column if is_told else None
 
     def sink_spec(self) -> OperatorSpec:
         """Return the sink that writes them, exactly once."""
-        if self.format == "csv":
+        if self.format == "csv" or self.format == "text":  # noqa: PLR1714 (mypy narrows by this)
             raise UserError(
-                f"CSV is only read, so {self.path!r} cannot be written: use 'parquet' or "
+                f"{_ONLY_READ[self.format]} is only read, so {self.path!r} cannot be written: use 'parquet' or "
                 "'jsonl'",
                 code=ErrorCode.INVALID_CONFIG,
             )
@@ -201,7 +296,11 @@ class FilesSpec:
             "discover": self.discover_micros is not None,
             "remember": self.remember_micros != DEFAULT_REMEMBER_MICROS,
             "in_time_order": self.in_time_order,
+            "time_column": self.time_column is not None,
             'on_bad="divert"': self.diverts_bad,
+            "on_new": self.on_new is not None,
+            "on_missing": self.on_missing is not None,
+            "on_wider": self.on_wider is not None,
             "moved_from": self.moved_from is not None,
         }
         asked = [option for option, is_set in reading.items() if is_set]
@@ -218,6 +317,8 @@ class FilesSpec:
             target_bytes=(
                 DEFAULT_TARGET_BYTES if self.target_bytes is None else self.target_bytes
             ),
-            store_options=dict(self.store_options),
+            min_bytes=self.min_bytes,
+            visible_after_micros=self.visible_after_micros,
+            store_options=plain_options(self.store_options),
         )
         return config.to_operator_spec()

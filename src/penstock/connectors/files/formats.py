@@ -1,22 +1,26 @@
 """FileFormat: the contract between the files source and a file format.
 
-On the driver a format measures a file, so that the plan of an epoch says how far it is read.
-In a task it reads such a part in pieces. It decides nothing about epochs, splits or discovery.
+On the driver a format measures a file, so that the plan of an epoch says how far it is read:
+`plan_files` makes it. In a task a format reads such a part in pieces. It decides nothing about
+epochs, states or discovery.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
 from penstock.connectors.files.folders import Folders, read_folders
+from penstock.connectors.formats.drift import DriftRules
+from penstock.core.arrow_types import is_narrower
 from penstock.core.batch import find_differences
 from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.operators.splits import SourceBudget, SplitPlan
 from penstock.state.storage.object_store import ObjectStore
 
-FormatName = Literal["parquet", "jsonl", "csv"]
+FormatName = Literal["parquet", "jsonl", "csv", "text"]
 OutputFormat = Literal["parquet", "jsonl"]
 """The formats that the files sink writes."""
 
@@ -90,6 +94,8 @@ class BadRow:
     text: bytes
     """The row; of Parquet the text that cannot be read."""
     error: str
+    fails: bool = False
+    """It fails the job by a rule of schema drift, also where bad rows are diverted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +115,24 @@ class FileFormat(ABC):
 
     unit: ClassVar[str] = "line"
     """What `BadRow.line` counts."""
+    widens: ClassVar[bool] = False
+    """Files tell types, and numbers of narrower ones are read."""
 
-    def __init__(self, schema: pa.Schema, *, ignores_extra: bool) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        ignores_extra: bool,
+        rules: DriftRules | None = None,
+        fills_missing: bool = False,
+    ) -> None:
         self.schema = schema
+        self.rules = rules or DriftRules(on_new="ignore" if ignores_extra else "bad")
+        """What becomes of rows with other columns, in formats whose rows tell their columns."""
         self.ignores_extra = ignores_extra
         """Columns that the schema does not name are skipped; otherwise they are an error."""
+        self.fills_missing = fills_missing
+        """Columns that a whole file does not have are null; otherwise they are an error."""
 
     @classmethod
     @abstractmethod
@@ -142,6 +161,19 @@ class FileFormat(ABC):
             if name in self.schema.names and name not in own
         }
 
+    def _widened(self, found: pa.Schema) -> pa.Schema:
+        """Return a file's columns as they are read: narrower numbers in the wider type."""
+        # Not `schema.field`: a damaged name may be found among the names and fail there.
+        wanted = dict(zip(self.schema.names, self.schema.types, strict=True))
+        return pa.schema(
+            [
+                field.with_type(wanted[field.name])
+                if field.name in wanted and is_narrower(field.type, wanted[field.name])
+                else field
+                for field in found
+            ]
+        )
+
     def check_columns(self, file: SourceFile, found: pa.Schema) -> None:
         """Refuse a file whose columns are not those of the schema; name all differences.
 
@@ -149,9 +181,16 @@ class FileFormat(ABC):
         """
         told = self.folders_of(file, found.names)
         found = pa.schema([*found, *(self.schema.field(name) for name in told)])
+        if self.fills_missing:
+            names = set(found.names)
+            absent = [f for f in self.schema if f.name not in names and f.nullable]
+            if len(absent) < len(self.schema):
+                found = pa.schema([*found, *absent])
         if self.ignores_extra:
             names = set(self.schema.names)
             found = pa.schema([field for field in found if field.name in names])
+        if self.widens:
+            found = self._widened(found)
         problems = find_differences(found, self.schema) or [
             f"column {field.name!r} is {field.type}, expected {wanted}: without a zone it is "
             "not known which instants are meant"
@@ -161,10 +200,35 @@ class FileFormat(ABC):
         if problems:
             raise SchemaError(
                 f"{file} has other columns than the schema it is read with: "
-                f"{'; '.join(problems)}. Pass the schema that fits all files as schema=, or "
-                "move this file elsewhere",
+                f"{'; '.join(problems)}. Pass the schema that fits all files as schema=, "
+                'on_new="ignore" or on_missing="null" if such columns may come and go, or move '
+                "this file elsewhere",
                 path=file.path,
             )
+
+
+def fill_missing(rows: Any, schema: pa.Schema) -> Any:
+    """Return rows with all columns of a schema; those that they lack are null."""
+    if rows.num_columns == len(schema):
+        return rows
+    own = set(rows.schema.names)
+    columns: list[Any] = [
+        rows.column(field.name)
+        if field.name in own
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema.names)
+
+
+def widen_numbers(rows: Any, narrower: Collection[str], schema: pa.Schema) -> Any:
+    """Return rows with these columns in the types of a schema, which hold the same numbers."""
+    for name in narrower:
+        index = rows.schema.get_field_index(name)
+        rows = rows.set_column(
+            index, name, rows.column(index).cast(schema.field(name).type)
+        )
+    return rows
 
 
 def _zones(kind: Any) -> list[bool]:
@@ -186,3 +250,43 @@ def changed_error(file: SourceFile, found_bytes: int | None) -> UserError:
         code=ErrorCode.INPUT_CHANGED,
         path=file.path,
     )
+
+
+_FULL = 0.95
+"""The share of its budget from which on a subtask takes no further file."""
+_WEIGHT_OF_BUDGET = 1_000_000
+
+
+def plan_files(
+    candidates: Iterable[tuple[SourceFile, FileOffset]],
+    budget: SourceBudget,
+    format_: FileFormat,
+) -> tuple[tuple[SplitPlan, ...], bool]:
+    """Return what to read of files that have rows left, and whether more is left behind it.
+
+    Files that were begun come first, then new ones, in their order. The subtasks are
+    filled one after the other; a file goes to one subtask only. No file is begun before there
+    is room for it: a known split without a row would hold the watermark of all others back.
+
+    The splits are dealt to the subtasks later, and may be packed differently than here. So a
+    subtask may get a third more than its budget, or a piece that cannot be smaller.
+    """
+    loads = [0.0] * max(1, budget.subtasks)
+    plans: list[SplitPlan] = []
+    has_more = False
+    for file, start in candidates:
+        least = loads.index(min(loads))
+        used = loads[least]
+        allowance = Allowance(
+            int(budget.rows * (1 - used)), int(budget.size_bytes * (1 - used)), used == 0
+        )
+        reach = format_.reach(file, start, allowance) if used < _FULL else None
+        if reach is None:
+            has_more = True
+            break
+        load = max(reach.rows / budget.rows, reach.size_bytes / budget.size_bytes)
+        loads[least] += load
+        has_more |= not reach.is_whole
+        weight = max(1, int(load * _WEIGHT_OF_BUDGET))
+        plans.append(SplitPlan(file.path, tuple(start), reach.end, weight))
+    return tuple(plans), has_more

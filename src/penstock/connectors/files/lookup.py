@@ -28,9 +28,9 @@ from penstock.connectors.files.source import FilesSourceConfig, format_of
 from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, ExternalError, UserError
-from penstock.graph.logical import Plain
 from penstock.operators.frames import SchemaLike
 from penstock.operators.joins.lookup_join import Lookup, TableLookupConfig, to_reload_micros
+from penstock.operators.secret_options import usable_options
 from penstock.state.storage.memory import MemoryStore
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
@@ -46,7 +46,7 @@ def lookup_files(
     *,
     reload: DurationLike | None = None,
     schema: SchemaLike = None,
-    store_options: Mapping[str, Plain] | None = None,
+    store_options: Mapping[str, Any] | None = None,
 ) -> "FilesLookup":
     """Name files to look up rows in, for `Stream.join`: "parquet", "jsonl" or "csv".
 
@@ -118,7 +118,8 @@ class FilesLookupConfig(TableLookupConfig):
 
     @override
     def load(self) -> pa.Table:
-        store = open_store(self.files.root, **self.files.store_options)
+        options = usable_options(self.files.store_options)
+        store = open_store(self.files.root, **options)
         return load_files(self.files, store)
 
     @override

@@ -1,6 +1,7 @@
 """The names of everything a files sink writes below its folder. Pure.
 
     {out}/_staging/{job}/{generation}/{epoch}/{token}-{operator}-{subtask}-{seq}.{extension}
+    {out}/_staging/{job}/{generation}/{epoch}/{token}-{operator}-{subtask}-{seq}.claim
     {out}/{column}={value}/…/part-{epoch}-{operator}-{subtask}-{seq}.{extension}
     {out}/_committed/{epoch}-{operator}.json
 
@@ -36,6 +37,7 @@ LONGEST_SEGMENT = 255
 Partition: TypeAlias = tuple[str | None, ...]
 """The values of the partition columns as text; empty for output without partitions."""
 
+_TOKEN_LENGTH = 32
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 _STAGED = re.compile(
     rf"{STAGING}/[^/]+/\d+/(?P<epoch>\d+)/[0-9a-f]{{32}}-(?P<operator>.+)-\d+-\d+\.\w+"
@@ -90,6 +92,17 @@ def read_staged_name(path: str) -> tuple[int, str] | None:
     """Return the epoch and the operator a staged file belongs to; None for other objects."""
     match = _STAGED.fullmatch(path)
     return None if match is None else (int(match["epoch"]), match["operator"])
+
+
+def merged_path(staged: str, token: Token) -> str:
+    """Return the name under which an attempt stages a file merged of this one and others."""
+    folder, _, name = staged.rpartition("/")
+    return f"{folder}/{token}{name[_TOKEN_LENGTH:]}"
+
+
+def claim_path(staged: str) -> str:
+    """Return the name of the object that says which attempt's merged file counts."""
+    return f"{staged.rpartition('.')[0]}.claim"
 
 
 def record_path(epoch: Epoch, operator: OperatorId) -> str:

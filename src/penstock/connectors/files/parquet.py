@@ -24,9 +24,11 @@ from penstock.connectors.files.formats import (
     Piece,
     Reach,
     SourceFile,
+    fill_missing,
+    widen_numbers,
 )
 from penstock.connectors.files.parquet_input import RowGroup, open_parquet, unreadable
-from penstock.core.arrow_types import is_bytes, is_text, relay, stored_type
+from penstock.core.arrow_types import is_bytes, is_narrower, is_text, relay, stored_type
 from penstock.errors import ErrorCode, UserError
 
 _KEPT_FOOTERS = 256
@@ -36,9 +38,10 @@ class ParquetFormat(FileFormat):
     """Reads whole row groups. Keeps what it needs of recent footers."""
 
     unit = "row"
+    widens = True
 
-    def __init__(self, schema: pa.Schema, *, ignores_extra: bool) -> None:
-        super().__init__(schema, ignores_extra=ignores_extra)
+    def __init__(self, schema: pa.Schema, **options: Any) -> None:
+        super().__init__(schema, **options)
         # By path and size, not by file: a file would keep its store alive after `release`.
         self._groups: dict[tuple[str, int], list[RowGroup]] = {}
 
@@ -82,6 +85,12 @@ class ParquetFormat(FileFormat):
             folders = self.folders_of(file, names)
             required = [name for name in names if not self.schema.field(name).nullable]
             types = [opened.schema.field(name).type for name in names]
+            wanted = [self.schema.field(name).type for name in names]
+            narrower = [
+                names[index]
+                for index, kind in enumerate(types)
+                if is_narrower(kind, wanted[index])
+            ]
             checked = [n for n, kind in zip(names, types, strict=True) if _is_checked(kind)]
             count = len(opened.groups)
             if end > count:
@@ -93,6 +102,10 @@ class ParquetFormat(FileFormat):
                 for batch in opened.read_group(index, names):
                     rows, bad = _split_bad(batch, row + 1, required, checked)
                     row += batch.num_rows
+                    if narrower:
+                        rows = [widen_numbers(part, narrower, self.schema) for part in rows]
+                    if self.fills_missing:
+                        rows = [fill_missing(part, self.schema) for part in rows]
                     if folders:
                         rows = [self._add_folders(file, part, folders) for part in rows]
                     yield Piece(rows, bad, None, is_last=False)
@@ -241,6 +254,15 @@ class ParquetPart:
         """Return the whole file."""
         self._writer.close()
         return self._out.getvalue().to_pybytes()
+
+
+def check_parquet_values(rows: pa.Table) -> None:
+    """Raise `UserError` for a value that has no form in Parquet."""
+    # Only times in seconds may have none. A type's text tells those inside of lists, too.
+    coarse = [c.name for c in rows.schema if "timestamp[s" in str(c.type)]
+    if coarse:
+        chosen = rows.select(coarse)
+        ParquetPart(chosen.schema).write(chosen)
 
 
 def find_parquet_problems(schema: pa.Schema) -> list[str]:

@@ -13,58 +13,55 @@ A file may appear a moment before the rest of its epoch, and stays when a restor
 epoch. To see whole epochs, and each row once, a reader follows the lists, as `committed_files`
 and `read_committed` do.
 
-While an epoch runs, one file per partition is open. Rows wait until they make a row group,
-row groups are encoded into the open file, and a file that has reached its size is uploaded.
-What all open files hold is bounded, too: above the bound the largest is encoded early, and
-uploaded early if that is not enough.
+With `min_bytes` or `visible_after` rows of several epochs become visible together, in few files:
+`waiting` holds rows back, and `merging` makes one file of what several subtasks have staged.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.files.commit import (
+from penstock.connectors.files.discovery import FilePattern
+from penstock.connectors.files.formats import OutputFormat
+from penstock.connectors.files.names import (
+    find_partition_problems,
+)
+from penstock.connectors.files.output.commit import (
     ABANDONED,
-    StagedFile,
-    StagedParts,
+    check_unknown_epochs,
     commit_files,
     decode_staged,
     find_abandoned,
+    groups_of,
     warn_of_lost_output,
 )
-from penstock.connectors.files.committed import format_checksum, schema_text
-from penstock.connectors.files.discovery import FilePattern
-from penstock.connectors.files.formats import OutputFormat
-from penstock.connectors.files.jsonl import JsonLinesPart, find_json_problems
-from penstock.connectors.files.names import (
-    COMMITTED,
-    Partition,
-    PartNames,
-    find_name_problem,
-    find_partition_problems,
-    partition_folder,
-    read_record_name,
-    split_rows,
+from penstock.connectors.files.output.merging import (
+    plan_parts,
+    run_merge,
 )
-from penstock.connectors.files.parquet import ParquetPart, find_parquet_problems
-from penstock.core.ids import Epoch, checksum_of
+from penstock.connectors.files.output.parts import EpochParts, check_rows
+from penstock.connectors.files.output.waiting import Patience, WaitingRows, waiting_tables
+from penstock.connectors.files.parquet import find_parquet_problems
+from penstock.connectors.formats.json_text import find_json_problems
+from penstock.core.figures import show_duration
+from penstock.core.ids import Epoch
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop
-from penstock.errors import ErrorCode, SchemaError, StateError, StorageError, UserError
+from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.operators.context import (
     ArrowCollector,
     CommitContext,
+    CommitPart,
     OperatorContext,
     StartContext,
 )
 from penstock.operators.operator import ArrowOperator
 from penstock.operators.registry import Configured, OperatorConfig
-from penstock.state.storage.create import create_own
+from penstock.operators.secret_options import usable_options
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
 from penstock.state.tables.specs import TableSpec, global_table
@@ -72,12 +69,6 @@ from penstock.state.tables.specs import TableSpec, global_table
 DEFAULT_TARGET_BYTES = 128 * 1024**2
 LARGEST_TARGET_BYTES = 4 * 1024**3
 """The largest file: stores copy and create objects of up to 5 GiB in one request."""
-
-ROW_GROUP_BYTES = 16 * 1024**2
-"""How many bytes of rows, as Arrow holds them, become a row group."""
-
-BATCH_BYTES = 1024
-"""About what a batch takes besides its rows, which matters if there are many partitions."""
 
 STAGED = "staged"
 """The table whose commit data names the files of an epoch."""
@@ -96,6 +87,10 @@ class FilesSinkConfig(OperatorConfig):
     """Rows go to folders `column=value`, and the files do not hold these columns."""
     target_bytes: int = DEFAULT_TARGET_BYTES
     """A file is closed at about this size, and at the end of the epoch."""
+    min_bytes: int | None = None
+    """Rows wait until about so many bytes of them do."""
+    visible_after_micros: int | None = None
+    """Rows wait no longer than this."""
     store_options: Mapping[str, Any] = field(default_factory=dict)
     """What `open_store` takes for the store's kind."""
 
@@ -110,6 +105,10 @@ class FilesSinkConfig(OperatorConfig):
             problems.append(
                 f"target_bytes is {self.target_bytes}: use 1 to {LARGEST_TARGET_BYTES} (4 GiB)"
             )
+        if self.min_bytes is not None and self.min_bytes < 1:
+            problems.append(f"min_bytes is {self.min_bytes}: use 1 or more")
+        if self.visible_after_micros is not None and self.visible_after_micros < 1:
+            problems.append("visible_after is 0: leave it out to see every epoch at once")
         if problems:
             raise UserError(
                 f"files cannot be written to {self.url!r} like this: {'; '.join(problems)}",
@@ -117,11 +116,22 @@ class FilesSinkConfig(OperatorConfig):
             )
         object.__setattr__(self, "partition_by", tuple(self.partition_by))
 
+    @property
+    def patience(self) -> Patience | None:
+        """How long rows wait to be written with others; None if they do not."""
+        if self.min_bytes is None and self.visible_after_micros is None:
+            return None
+        return Patience(self.min_bytes, self.visible_after_micros)
+
     @override
     def shown(self) -> Mapping[str, str]:
         facts = {"url": self.url, "format": self.format}
         if self.partition_by:
             facts["partition_by"] = ", ".join(self.partition_by)
+        if self.min_bytes is not None:
+            facts["min_bytes"] = str(self.min_bytes)
+        if self.visible_after_micros is not None:
+            facts["visible_after"] = show_duration(self.visible_after_micros)
         return facts
 
 
@@ -135,7 +145,8 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
         self._open_output = open_output
         self._opened: ObjectStore | None = None
         self._parts: EpochParts | None = None
-        self._has_ended = False
+        self._waiting: WaitingRows | None = None
+        self._has_ended = self._closes = False
         self._listed: Epoch | None = None
         """On the driver: the epoch whose list this instance has seen last."""
 
@@ -159,6 +170,7 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
             global_table(STAGED, str, bytes, uses_two_phase_commit=True),
             # The start of each range of abandoned epochs, by its end.
             global_table(ABANDONED, int, int),
+            *waiting_tables(),
         ]
 
     @override
@@ -167,36 +179,82 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
     ) -> None:
         """Encode the rows, and upload files that are full."""
         # Rows of an attempt that did not finish must not get into the next one.
+        config = self.config
+        if config.patience is not None:
+            check_rows(batch, ctx, form=config.format, partition_by=config.partition_by)
+            if self._waiting is None or self._waiting.attempt != ctx.attempt:
+                self._waiting = WaitingRows(ctx, ctx.inputs[0].arrow)
+            self._waiting.add(batch)
+            return
         if self._parts is None or self._parts.attempt != ctx.attempt:
-            self._parts = EpochParts(self._store, ctx, ctx.inputs[0].arrow, self.config)
+            self._parts = self._new_parts(ctx)
         self._parts.add(batch)
 
     @override
     def on_close(
         self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Remember whether the data has ended: the last epoch may need a list without rows."""
-        self._has_ended = isinstance(final, EndOfData)
+        """Remember that nothing follows in this run, and whether the data has ended.
+
+        The last epoch may need a list without rows.
+        """
+        self._closes, self._has_ended = True, isinstance(final, EndOfData)
 
     @override
     def handle_checkpoint(
         self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Upload the rest, then name the files, which are durable by then, in the commit data."""
-        parts, self._parts = self._parts, None
+        """Upload the rest, then name the files, which are durable by then, in the commit data.
+
+        Rows that may wait go into the state instead.
+        """
+        parts, waiting = self._parts, self._waiting
+        self._parts = self._waiting = None
+        schema, patience = ctx.inputs[0].arrow, self.config.patience
+        if waiting is None or waiting.attempt != ctx.attempt:
+            waiting = WaitingRows(ctx, schema)
         abandoned = find_abandoned(ctx)
+        # The first epoch after a restore writes its list even without rows: the list is how
+        # readers find out which epochs were abandoned. What these had shown is shown again.
+        is_first = any(end == ctx.epoch for _, end in abandoned)
+        closes = self._closes or barrier.then_stop
+        if patience is not None and not (is_first or closes or waiting.is_over(patience)):
+            waiting.keep(patience)
+            return
+        has_waited = waiting.has_rows
         if parts is None or parts.attempt != ctx.attempt:
-            # The first epoch after a restore writes its list even without rows: the list is
-            # how readers find out which epochs were abandoned.
-            is_first = any(end == ctx.epoch for _, end in abandoned)
             is_last = self._has_ended and ctx.task.subtask.index == 0
-            if not is_first and not is_last:
+            if not has_waited and not is_first and not is_last:
                 return
-            parts = EpochParts(self._store, ctx, ctx.inputs[0].arrow, self.config)
-        staged = msgspec.structs.replace(parts.finish(), abandoned=abandoned)
+            parts = self._new_parts(ctx)
+        for epoch, rows in waiting.release():
+            parts.add(rows, epoch)
+        staged = msgspec.structs.replace(
+            parts.finish(),
+            abandoned=abandoned,
+            merge_bytes=0 if patience is None else self.config.target_bytes,
+        )
         ctx.count("files_staged", len(staged.files))
         ctx.count("bytes_staged", sum(file.bytes for file in staged.files))
         ctx.insert_committing_data(STAGED, msgspec.json.encode(staged))
+
+    @override
+    def plan_commit(
+        self,
+        epoch: Epoch,
+        commit_data: Mapping[str, Mapping[int, bytes]],
+        ctx: CommitContext,
+    ) -> Sequence[CommitPart]:
+        """Merge files of several subtasks, if rows have waited to be written together."""
+        parts = decode_staged(commit_data.get(STAGED, {}), epoch, ctx)
+        if not parts:
+            return ()
+        first = parts[0]
+        return [*plan_parts(groups_of(parts), first.format, first.file_schema)]
+
+    @override
+    def handle_commit_part(self, epoch: Epoch, part: bytes, ctx: CommitContext) -> None:
+        run_merge(self._store, epoch, part, ctx)
 
     @override
     def handle_commit(
@@ -222,61 +280,25 @@ class FilesSink(Configured[FilesSinkConfig], ArrowOperator):
     @override
     def release(self) -> None:
         """Drop the store and what an unfinished epoch held."""
-        self._parts = self._opened = None
+        self._parts = self._waiting = self._opened = None
+
+    def _new_parts(self, ctx: OperatorContext) -> EpochParts:
+        config = self.config
+        return EpochParts(
+            self._store,
+            ctx,
+            ctx.inputs[0].arrow,
+            form=config.format,
+            partition_by=config.partition_by,
+            target_bytes=config.target_bytes,
+        )
 
     @property
     def _store(self) -> ObjectStore:
         if self._opened is None:
-            self._opened = self._open_output(self.config.url, **self.config.store_options)
+            options = usable_options(self.config.store_options)
+            self._opened = self._open_output(self.config.url, **options)
         return self._opened
-
-
-def check_unknown_epochs(store: ObjectStore, ctx: StartContext) -> None:
-    """Refuse output of epochs that the checkpoint does not know, before the job writes any.
-
-    Their numbers would be used again: the commit of the first of them would fail, and its
-    epoch be acknowledged by then.
-    """
-    names = ((info.path, read_record_name(info.path)) for info in store.list(COMMITTED))
-    found = {
-        name[0]: path
-        for path, name in names
-        if name is not None and name[1] == ctx.task.operator
-    }
-    # In this order: a driver that still runs acknowledges an epoch before it commits it.
-    last = ctx.read_last_epoch() if found else 0
-    unknown = sorted(epoch for epoch in found if epoch > last)
-    if not unknown:
-        return
-    job, step = ctx.task.job, ctx.task.operator
-    known = f"knows none after {last}" if last else "has none of this job"
-    writer = _read_writer(store, found[unknown[-1]])
-    reason = "the checkpoints were deleted, or are not the ones that belong to this output"
-    if writer not in (None, job):
-        reason = f"job {writer!r} has written them"
-    raise StateError(
-        f"step {step!r} of job {job!r} writes to {store.url}, which lists {len(unknown)} "
-        f"epoch(s) of a step of this name from {unknown[0]} to {unknown[-1]}, and the "
-        f"checkpoint {known}: {reason}. Nothing was changed. Name the checkpoints that belong "
-        "to the output, or write to another folder, or remove the old output to write it anew",
-        code=ErrorCode.FOREIGN_OBJECT,
-        operator=str(step),
-        url=store.url,
-    )
-
-
-class _Writer(msgspec.Struct):
-    """The part of a list that tells who wrote it."""
-
-    job: str
-
-
-def _read_writer(store: ObjectStore, path: str) -> str | None:
-    """Return the job that wrote a list; None if that cannot be told."""
-    try:
-        return msgspec.json.decode(store.read(path) or b"", type=_Writer).job
-    except (msgspec.MsgspecError, ValueError):
-        return None
 
 
 def find_format_problems(form: OutputFormat, schema: pa.Schema) -> list[str]:
@@ -284,126 +306,3 @@ def find_format_problems(form: OutputFormat, schema: pa.Schema) -> list[str]:
     if not schema.names:
         return ["the rows have no columns: a file needs one at least"]
     return find_json_problems(schema) if form == "jsonl" else find_parquet_problems(schema)
-
-
-PartWriter: TypeAlias = ParquetPart | JsonLinesPart
-
-
-@dataclass(slots=True)
-class _OpenPart:
-    """The file of one partition that is being written, and the rows that wait for it."""
-
-    writer: PartWriter | None = None
-    """None before the first row group, because an open Parquet file takes memory of its own."""
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
-    encoded_bytes: int = 0
-    rows: int = 0
-
-    @property
-    def held_bytes(self) -> int:
-        return self.waiting_bytes + self.encoded_bytes
-
-
-class EpochParts:
-    """What one attempt of a subtask stages in one epoch. Dropped after the epoch."""
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        ctx: OperatorContext,
-        schema: pa.Schema,
-        config: FilesSinkConfig,
-    ) -> None:
-        self.attempt = ctx.attempt
-        """The attempt that these rows belong to; no other attempt at any epoch has its token."""
-        self._format = form = config.format
-        self._names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, form)
-        self._store = store
-        self._schema = schema
-        self._partition_by = tuple(config.partition_by)
-        self._target_bytes = config.target_bytes
-        # JSON lines may be several times larger than their rows; with small groups a file does
-        # not exceed its size by much.
-        self._group_bytes = min(ROW_GROUP_BYTES, max(1, config.target_bytes // 4))
-        kept = [field for field in schema if field.name not in self._partition_by]
-        self._file_schema = pa.schema(kept)
-        self._open: defaultdict[Partition, _OpenPart] = defaultdict(_OpenPart)
-        self._files: list[StagedFile] = []
-        self._held_bytes = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows; files that become full are uploaded."""
-        for partition, rows in split_rows(batch, self._partition_by):
-            piece_count = max(1, -(-rows.nbytes // self._group_bytes))
-            step = max(1, -(-rows.num_rows // piece_count))
-            for start in range(0, rows.num_rows, step):
-                self._add(partition, rows.slice(start, step))
-
-    def finish(self) -> StagedParts:
-        """Upload the open files and return what was staged: no files if there was no row."""
-        for partition in list(self._open):
-            self._upload(partition)
-        return StagedParts(
-            self._format, schema_text(self._schema), self._partition_by, tuple(self._files)
-        )
-
-    def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
-        part = self._open[partition]
-        size_bytes = rows.nbytes + BATCH_BYTES
-        part.waiting.append(rows)
-        part.waiting_bytes += size_bytes
-        part.rows += rows.num_rows
-        self._held_bytes += size_bytes
-        if part.waiting_bytes >= self._group_bytes:
-            self._encode(part)
-        if part.encoded_bytes >= self._target_bytes:
-            self._upload(partition)
-        while self._held_bytes > self._target_bytes + self._group_bytes:
-            # The largest open file is encoded, or uploaded if most of it is encoded already.
-            largest = max(self._open, key=lambda each: self._open[each].held_bytes)
-            part = self._open[largest]
-            if part.waiting_bytes > part.encoded_bytes:
-                self._encode(part)
-            else:
-                self._upload(largest)
-
-    def _encode(self, part: _OpenPart) -> PartWriter:
-        """Encode the rows that wait for a file, and return its writer."""
-        if part.writer is None:
-            is_parquet = self._format == "parquet"
-            part.writer = ParquetPart(self._file_schema) if is_parquet else JsonLinesPart()
-        if part.waiting:
-            self._held_bytes -= part.held_bytes
-            part.encoded_bytes = part.writer.write(pa.Table.from_batches(part.waiting))
-            part.waiting, part.waiting_bytes = [], 0
-            self._held_bytes += part.held_bytes
-        return part.writer
-
-    def _upload(self, partition: Partition) -> None:
-        part = self._open.pop(partition)
-        folder = partition_folder(self._partition_by, partition)
-        staged, final = self._names.of_file(len(self._files), folder)
-        problem = find_name_problem(self._partition_by, partition, final)
-        # A name that cannot be used is refused here: once acknowledged, an epoch must commit.
-        if problem is not None:
-            raise UserError(
-                f"rows cannot be written by partition_by: {problem}. Shorten the value before "
-                "the sink, or partition by another column",
-                code=ErrorCode.INVALID_NAME,
-                path=final,
-            )
-        data = self._encode(part).close()
-        self._held_bytes -= part.held_bytes
-        if create_own(self._store, staged, data) is not None:
-            raise StorageError(
-                f"{staged!r} in {self._store.url} was to be created and holds something else: "
-                "its name is drawn at random, so something else writes below _staging. Keep it "
-                "away",
-                code=ErrorCode.FOREIGN_OBJECT,
-                path=staged,
-            )
-        checksum = format_checksum(checksum_of(data))
-        self._files.append(
-            StagedFile(staged, final, part.rows, len(data), checksum, partition)
-        )

@@ -18,7 +18,7 @@ watermark waits until all of them are begun, and moves at the latest then: in a 
 gets more files than can be read it would stand still otherwise.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -36,23 +36,26 @@ from penstock.connectors.files.discovery import (
     check_origin,
 )
 from penstock.connectors.files.folders import infer_folders
+from penstock.connectors.files.footers import NO_ROWS, in_order
 from penstock.connectors.files.formats import (
-    Allowance,
     BadRow,
     FileFormat,
     FileOffset,
     FormatName,
     SourceFile,
+    plan_files,
 )
-from penstock.connectors.files.jsonl import JsonLinesFormat
+from penstock.connectors.files.jsonl import JsonLinesFormat, LinesFormat
 from penstock.connectors.files.parquet import ParquetFormat
+from penstock.connectors.formats.drift import DriftRules, OnMissing, OnNew, OnWider
 from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
 from penstock.errors import ErrorCode, SchemaError, UserError
-from penstock.graph.logical import BAD
+from penstock.graph.logical import BAD, MAIN
 from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.operator import SourceOperator, SourcePlan
 from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.secret_options import usable_options
 from penstock.operators.splits import SourceBudget, SplitPlan, SplitState
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
@@ -67,52 +70,17 @@ BAD_ROWS = StreamSchema(pa.schema(_COLUMNS))
 """What the side output `BAD` of a files source holds."""
 
 _SAMPLE_CHARACTERS = 200
-
-
-_FULL = 0.95
-"""The share of its budget from which on a subtask takes no further file."""
-_WEIGHT_OF_BUDGET = 1_000_000
-
-
-def plan_files(
-    candidates: Iterable[tuple[SourceFile, FileOffset]],
-    budget: SourceBudget,
-    format_: FileFormat,
-) -> tuple[tuple[SplitPlan, ...], bool]:
-    """Return what to read of files that have rows left, and whether more is left behind it.
-
-    Files that were begun come first, then new ones, each in order of name. The subtasks are
-    filled one after the other; a file goes to one subtask only. No file is begun before there
-    is room for it: a known split without a row would hold the watermark of all others back.
-
-    The splits are dealt to the subtasks later, and may be packed differently than here. So a
-    subtask may get a third more than its budget, or a piece that cannot be smaller.
-    """
-    loads = [0.0] * max(1, budget.subtasks)
-    plans: list[SplitPlan] = []
-    has_more = False
-    for file, start in candidates:
-        least = loads.index(min(loads))
-        used = loads[least]
-        allowance = Allowance(
-            int(budget.rows * (1 - used)), int(budget.size_bytes * (1 - used)), used == 0
-        )
-        reach = format_.reach(file, start, allowance) if used < _FULL else None
-        if reach is None:
-            has_more = True
-            break
-        load = max(reach.rows / budget.rows, reach.size_bytes / budget.size_bytes)
-        loads[least] += load
-        has_more |= not reach.is_whole
-        weight = max(1, int(load * _WEIGHT_OF_BUDGET))
-        plans.append(SplitPlan(file.path, tuple(start), reach.end, weight))
-    return tuple(plans), has_more
+_ADVICE = (
+    'Correct the schema, or pass on_bad="divert" to have such rows in the side output "bad"'
+)
+_ADVICE_OF_DRIFT = "Correct the schema, or the rule that fails the job by such rows"
 
 
 _FORMATS: Mapping[FormatName, type[FileFormat]] = {
     "parquet": ParquetFormat,
     "jsonl": JsonLinesFormat,
     "csv": CsvFormat,
+    "text": LinesFormat,
 }
 
 
@@ -129,13 +97,21 @@ class FilesSourceConfig(OperatorConfig):
     schema: bytes
     """The result of `StreamSchema.to_bytes`."""
     ignores_extra: bool = False
-    """Skip columns that the schema does not name, instead of refusing them."""
+    """Skip columns that the schema does not name, instead of refusing them; see `on_new`."""
+    on_new: OnNew | None = None
+    """What becomes of columns that the schema does not name; None for what `ignores_extra` says."""
+    on_missing: OnMissing | None = None
+    """What becomes of rows and files without a column; None for what the format does by itself."""
+    on_wider: OnWider | None = None
+    """What becomes of values that a column's type does not hold, in JSON lines."""
     discover_micros: int | None = None
     """The interval at which new files are looked for; None for never."""
     remember_micros: int = DEFAULT_REMEMBER_MICROS
     """How long after it was read the name of a file that is gone is kept; see `GoneFiles`."""
     in_time_order: bool = False
     """Files that wait to be read do not hold the watermark back."""
+    ordered_by: str | None = None
+    """The column by whose least values files are read in order; None for their names."""
     diverts_bad: bool = False
     """Rows that cannot be read go to the output `BAD`, instead of failing the job."""
     moved_root: str | None = None
@@ -177,7 +153,13 @@ def infer_schema(
 def format_of(config: FilesSourceConfig) -> FileFormat:
     """Return what reads files as a config says."""
     schema = StreamSchema.from_bytes(config.schema).arrow
-    return _FORMATS[config.format](schema, ignores_extra=config.ignores_extra)
+    on_new = config.on_new or ("ignore" if config.ignores_extra else "bad")
+    return _FORMATS[config.format](
+        schema,
+        ignores_extra=on_new == "ignore",
+        rules=DriftRules(on_new, config.on_missing or "null", config.on_wider or "bad"),
+        fills_missing=config.on_missing == "null",
+    )
 
 
 def check_types(schema: pa.Schema, format_: FormatName) -> None:
@@ -203,6 +185,9 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         self._format: FileFormat = format_of(config)
         self._opened: ObjectStore | None = None
         self._listed: dict[str, int] = {}
+        """The sizes of the files, in the order in which they are begun."""
+        self._earliest: dict[str, int] = {}
+        """The earliest instants of all of them, earliest first; empty if it is not known."""
         self._listed_at_micros: int | None = None
         self._gone = GoneFiles(config.remember_micros)
         self._awaited: Set[str] = frozenset()
@@ -243,10 +228,14 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             self._discover(known, now_micros)
         elif LISTING in known:
             self._listed = dict(known[LISTING].offset[1])
+            self._earliest = dict(*known[LISTING].offset[2:])
         elif not self._listed:
             self._listed = self._list()
             if not self._listed:
                 raise _no_files(self._files)
+            self._listed, self._earliest = in_order(
+                self._listed, self._store, self.config.ordered_by
+            )
         plans, has_more = plan_files(self._candidates(known), budget, self._format)
         is_held = bool(self._awaited - known.keys() - {split.name for split in plans})
         if not known.get(LISTING, SplitState(ended=discovers)).ended:
@@ -284,9 +273,12 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
                 ctx.advance(ORIGIN, split.end)
                 ctx.end_split(ORIGIN)
             elif split.name == LISTING:
-                listing, is_all_begun = split.end
+                listing, is_all_begun, waits_from = split.end
                 if listing is not None:
                     ctx.advance(LISTING, listing)
+                time_column = ctx.outputs[MAIN].time_column
+                if waits_from is not None and time_column == self.config.ordered_by:
+                    ctx.note_event_time(LISTING, waits_from)
                 if is_all_begun:
                     ctx.end_split(LISTING)
         for split in files:
@@ -321,7 +313,8 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         ctx: SourceContext,
         collector: SourceCollector,
     ) -> None:
-        if self.config.diverts_bad:
+        failing = next((row for row in bad if row.fails), None)
+        if self.config.diverts_bad and failing is None:
             columns = {
                 "path": [file.path] * len(bad),
                 "line": [row.line for row in bad],
@@ -331,15 +324,13 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             ctx.count("bad_rows", len(bad))
             collector.collect(pa.table(columns, schema=BAD_ROWS.arrow), BAD)
             return
-        row = bad[0]
+        row = failing or bad[0]
         text = row.text[: 4 * _SAMPLE_CHARACTERS].decode(errors="replace")
         if len(text) > _SAMPLE_CHARACTERS:
             text = text[:_SAMPLE_CHARACTERS] + "…"
         raise UserError(
             f"{file}, {self._format.unit} {row.line}, cannot be read: {row.error}. It is "
-            f"{text!r}. "
-            'Correct the schema, or pass on_bad="divert" to have such rows in the side output '
-            '"bad"',
+            f"{text!r}. {_ADVICE if failing is None else _ADVICE_OF_DRIFT}",
             code=ErrorCode.UNREADABLE_INPUT,
             path=file.path,
             line=row.line,
@@ -353,7 +344,8 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
     @property
     def _store(self) -> ObjectStore:
         if self._opened is None:
-            self._opened = self._open_files(self.config.root, **self.config.store_options)
+            options = usable_options(self.config.store_options)
+            self._opened = self._open_files(self.config.root, **options)
         return self._opened
 
     def _list(self) -> dict[str, int]:
@@ -369,13 +361,16 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         """
         listing = None
         if LISTING not in known:
-            listing = (self.config.pattern, tuple(self._listed.items()))
+            earliest = [tuple(self._earliest.items())] if self._earliest else []
+            listing = (self.config.pattern, tuple(self._listed.items()), *earliest)
         is_all_begun = (
             self.config.in_time_order
             or self.config.discover_micros is not None
             or self._listed.keys() <= begun
         )
-        return SplitPlan(LISTING, None, (listing, is_all_begun))
+        waits = (at for n, at in self._earliest.items() if n not in begun and at < NO_ROWS)
+        waits_from = next(waits, None)
+        return SplitPlan(LISTING, None, (listing, is_all_begun, waits_from))
 
     def _discover(self, known: Mapping[str, SplitState], now_micros: int) -> None:
         """List the files again if it is time to, and refuse those that were changed."""
@@ -406,8 +401,9 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
             if path not in (LISTING, ORIGIN):
                 start = FileOffset(*known[path].offset)
                 yield SourceFile(self._store, path, start.size_bytes), start
-        new = self._listed.keys() - known.keys()
-        for path in (*sorted(new & self._awaited), *sorted(new - self._awaited)):
+        new = [path for path in self._listed if path not in known]
+        # Those of the first listing come first, each listing in its own order.
+        for path in sorted(new, key=lambda path: path not in self._awaited):
             size_bytes = self._listed[path]
             yield SourceFile(self._store, path, size_bytes), FileOffset(size_bytes)
 

@@ -1,14 +1,12 @@
 """TextFormat: rows as text, cut into pieces at row ends; bad rows are found by halving pieces.
 
 How it works: a piece of some megabytes is parsed at once. Only if that fails, or gives
-another number of rows than the text has, the piece is halved, again and again, until the
-rows that cannot be read stand alone; the others are parsed in stretches as long as possible.
+another number of rows than the text has, it is halved: see `formats/halving`.
 
 A row belongs to the range in which it begins, so a range that ends in the midst of a row
 takes the whole row, and the next range begins after it.
 """
 
-import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.connectors.files.compressed import (
+    CompressedText,
+    TextInput,
+    codec_of,
+    measure_expansion,
+    open_text,
+    resume_text,
+)
 from penstock.connectors.files.folders import Folders, add_folders
 from penstock.connectors.files.formats import (
     Allowance,
@@ -28,17 +34,18 @@ from penstock.connectors.files.formats import (
     Piece,
     Reach,
     SourceFile,
+    fill_missing,
 )
+from penstock.connectors.formats.halving import check_nulls, parse_stretches
 from penstock.errors import ErrorCode, SchemaError, UserError
 
 PIECE_BYTES = 4 << 20
 MAX_ROW_BYTES = 64 << 20
 SAMPLE_BYTES = 1 << 20
 NEWLINE = ord("\n")
-_ROW_OF_STRETCH = re.compile(r"Row #\d+: |\.? in row \d+")
-"""Matches the row number in Arrow's messages: it counts from the start of the parsed text."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FEW_ROWS_BYTES = 64 << 10
+_LEAST_SEEMING_BYTES = 4 << 10
 _BAD_ROWS_OF_PIECE = 256
 
 Ends: TypeAlias = npt.NDArray[np.int64]
@@ -63,13 +70,15 @@ class TextFormat(FileFormat):
         self,
         schema: pa.Schema,
         *,
-        ignores_extra: bool,
         piece_bytes: int = PIECE_BYTES,
         max_row_bytes: int = MAX_ROW_BYTES,
+        **options: Any,
     ) -> None:
-        super().__init__(schema, ignores_extra=ignores_extra)
+        super().__init__(schema, **options)
         self.row_bytes: float | None = None
         """The average size of a row; None before any was read."""
+        self._expansion: float | None = None
+        """How many bytes of text a byte of compressed files holds; None before any was read."""
         self._piece_bytes = piece_bytes
         self._max_row_bytes = max_row_bytes
 
@@ -82,11 +91,11 @@ class TextFormat(FileFormat):
         has no known type.
         """
         reader = cls(pa.schema([]), ignores_extra=True, max_row_bytes=SAMPLE_BYTES)
-        heading = reader.read_heading(file)
-        length = min(SAMPLE_BYTES, file.size_bytes - heading.length)
-        text = file.read_range(heading.length, length)
+        source = open_text(file)
+        heading = reader.read_heading(file, source)
+        text = source.read(heading.length, SAMPLE_BYTES)
         ends = reader.find_row_ends(text)
-        if heading.length + length < file.size_bytes and len(ends):
+        if not source.is_end(heading.length + len(text)) and len(ends):
             text = text[: ends[-1]]
         try:
             found = reader.parse_sample(text, heading).schema
@@ -154,7 +163,7 @@ class TextFormat(FileFormat):
         """
 
     @abstractmethod
-    def read_heading(self, file: SourceFile) -> Heading:
+    def read_heading(self, file: SourceFile, source: TextInput) -> Heading:
         """Return what precedes the rows, after checking that it fits the schema."""
 
     @override
@@ -163,13 +172,41 @@ class TextFormat(FileFormat):
     ) -> Reach | None:
         """Take the bytes that fit, at most those that hold about the rows that fit."""
         row_bytes = self._estimate_row_bytes(file, start)
-        rest = file.size_bytes - start.position
         fitting = int(min(allowance.size_bytes, allowance.rows * row_bytes))
-        taken = min(rest, max(fitting, 1 if allowance.is_first else 0))
+        fitting = max(fitting, 1 if allowance.is_first else 0)
+        codec = codec_of(file.path)
+        if codec is not None:
+            return self._reach_compressed(file, codec, start, fitting, row_bytes)
+        rest = file.size_bytes - start.position
+        taken = min(rest, fitting)
         if rest and not taken:
             return None
         end = start.position + taken
         return Reach(end, taken / row_bytes, taken, end == file.size_bytes)
+
+    def _reach_compressed(
+        self,
+        file: SourceFile,
+        codec: str,
+        start: FileOffset,
+        fitting: int,
+        row_bytes: float,
+    ) -> Reach | None:
+        """Take what fits, and no more than twice what the file seems to have left.
+
+        Small files are many, and each is likely to be read whole. One that turns out to be
+        longer goes on in the next epoch.
+        """
+        if not fitting:
+            return None
+        if self._expansion is None:
+            self._expansion = measure_expansion(file, codec)
+        rest = int(file.size_bytes * self._expansion) - start.position
+        # Behind the end that the start of the file suggests, steps grow with what was found.
+        seeming = max(rest, start.position // 4, _LEAST_SEEMING_BYTES)
+        taken, most = min(fitting, seeming), min(fitting, 2 * seeming)
+        is_whole = most == 2 * seeming
+        return Reach(start.position + most, taken / row_bytes, taken, is_whole)
 
     @override
     def read(self, file: SourceFile, start: FileOffset, end: int) -> Iterator[Piece]:
@@ -177,14 +214,17 @@ class TextFormat(FileFormat):
         if file.size_bytes == 0:
             yield Piece((), (), start, is_last=True)
             return
-        heading = self.read_heading(file)
+        source = resume_text(file)
+        heading = self.read_heading(file, source)
         at = start
         if at.position == 0:
             at = FileOffset(file.size_bytes, heading.length, heading.lines)
-        yield Piece((), (), at, is_last=at.position == file.size_bytes)
-        while at.position < end:
+        is_last = source.is_end(at.position)
+        yield Piece((), (), at, is_last=is_last)
+        while at.position < end and not is_last:
             text, ends = self._read_window(
                 file,
+                source,
                 at.position,
                 min(self._piece_bytes, end - at.position + _FEW_ROWS_BYTES),
                 "has no end of a row within {length} bytes after byte {start}: it is not of "
@@ -193,12 +233,17 @@ class TextFormat(FileFormat):
             # The row that begins last before `end` is taken whole, the next one is not.
             last = min(int(np.searchsorted(ends, end - at.position)), len(ends) - 1)
             ends = ends[: last + 1]
-            for piece in self._parse_rows(text[: ends[-1]], ends, heading, at):
+            is_last = source.is_end(at.position + int(ends[-1]))
+            for piece in self._parse_rows(
+                text[: ends[-1]], ends, heading, at, is_last=is_last
+            ):
                 yield piece
                 at = piece.next or at
+        if isinstance(source, CompressedText):
+            source.leave()
 
     def _read_window(
-        self, file: SourceFile, start: int, length: int, complaint: str
+        self, file: SourceFile, source: TextInput, start: int, length: int, complaint: str
     ) -> tuple[bytes, Ends]:
         """Return text with at least one whole row, and where its rows end.
 
@@ -206,9 +251,9 @@ class TextFormat(FileFormat):
         is refused with the complaint. The last row of a file needs no newline.
         """
         while True:
-            text = file.read_range(start, min(length, file.size_bytes - start))
+            text = source.read(start, length)
             ends = self.find_row_ends(text)
-            is_rest = start + len(text) == file.size_bytes
+            is_rest = source.is_end(start + len(text))
             if is_rest and not (len(ends) and ends[-1] == len(text)):
                 ends = np.append(ends, len(text))
             if len(ends):
@@ -226,12 +271,18 @@ class TextFormat(FileFormat):
         if start.lines > 1:
             return max(1.0, start.position / start.lines)
         if self.row_bytes is None:
-            sample = file.read_range(0, min(_FEW_ROWS_BYTES, file.size_bytes))
+            sample = open_text(file).read(0, _FEW_ROWS_BYTES)
             self.row_bytes = max(1.0, len(sample) / max(1, sample.count(b"\n")))
         return self.row_bytes
 
     def _parse_rows(
-        self, text: bytes, ends: Ends, heading: Heading, at: FileOffset
+        self,
+        text: bytes,
+        ends: Ends,
+        heading: Heading,
+        at: FileOffset,
+        *,
+        is_last: bool,
     ) -> Iterator[Piece]:
         """Parse rows; those that cannot be parsed become bad rows with the reason.
 
@@ -242,22 +293,19 @@ class TextFormat(FileFormat):
         newlines = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE)
         good: list[pa.Table] = [self.schema.empty_table()]
         bad: list[BadRow] = []
-        # Stretches of rows still to be parsed, the next one last.
-        waiting = [(0, len(ends))]
-        while waiting:
-            first, stop = waiting.pop()
-            stretch = text[starts[first] : ends[stop - 1]]
-            try:
-                good.append(self._parse_stretch(stretch, heading))
-            except (pa.ArrowException, ValueError) as error:
-                if stop - first > 1:
-                    middle = (first + stop) // 2
-                    waiting += [(middle, stop), (first, middle)]
-                    continue
+
+        def parse(first: int, stop: int) -> pa.Table:
+            return self._parse_stretch(text[starts[first] : ends[stop - 1]], heading)
+
+        for stretch in parse_stretches([0, len(ends)], parse):
+            first, stop = stretch.first, stretch.stop
+            if stretch.rows is not None:
+                good.append(stretch.rows)
+            else:
                 line = at.lines + int(np.searchsorted(newlines, starts[first])) + 1
-                reason = _ROW_OF_STRETCH.sub("", str(error))
-                bad.append(BadRow(line, stretch.rstrip(b"\r\n"), reason))
-            if not waiting or len(bad) >= _BAD_ROWS_OF_PIECE:
+                row = text[starts[first] : ends[stop - 1]].rstrip(b"\r\n")
+                bad.append(BadRow(line, row, stretch.reason, stretch.fails))
+            if stop == len(ends) or len(bad) >= _BAD_ROWS_OF_PIECE:
                 end = ends[stop - 1]
                 position = at.position + int(end)
                 lines = at.lines + int(np.searchsorted(newlines, end))
@@ -265,7 +313,7 @@ class TextFormat(FileFormat):
                     (pa.concat_tables(good),),
                     tuple(bad),
                     FileOffset(at.size_bytes, position, lines),
-                    is_last=position == at.size_bytes,
+                    is_last=is_last and stop == len(ends),
                 )
                 good, bad = [self.schema.empty_table()], []
 
@@ -277,13 +325,11 @@ class TextFormat(FileFormat):
         table = self.parse(stretch, heading)
         if table.num_rows != row_count:
             raise ValueError(f"it holds {table.num_rows} rows instead of one")
+        if self.fills_missing:
+            table = fill_missing(table, self.schema)
         if heading.folders:
             table = add_folders(table, heading.folders, self.schema)
-        for column in self.schema:
-            if not column.nullable and table.column(column.name).null_count:
-                raise ValueError(
-                    f"column {column.name!r} is null, and the schema does not allow that"
-                )
+        check_nulls(table, self.schema)
         return table.cast(self.schema) if table.schema != self.schema else table
 
 

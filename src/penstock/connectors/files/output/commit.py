@@ -1,5 +1,6 @@
 """Commits staged files and lists them: each gets its final name once, then the list is written.
 
+    (parts have merged staged files, if they were to be merged: see `merging`)
     list there and the same?  → committed before: only remove what was staged
     copy every staged file to its final name, which is created once
     create the list           → from here on readers see the epoch, all of it
@@ -35,43 +36,45 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+import pyarrow as pa
 
 from penstock.connectors.files.committed import (
+    PLAIN_VERSION,
+    VERSION,
     CommittedEpoch,
     EpochRange,
-    ListedFile,
     decode_list,
     encode_list,
     format_checksum,
     schema_hash_of,
     schema_of,
+    schema_text,
 )
 from penstock.connectors.files.formats import OutputFormat
 from penstock.connectors.files.names import (
     COMMITTED,
-    Partition,
     read_record_name,
     read_staged_name,
     record_path,
     staging_folder,
 )
+from penstock.connectors.files.output.merging import (
+    Group,
+    StagedFile,
+    find_merged,
+    plan_groups,
+)
 from penstock.core.ids import Epoch, TaskInfo
-from penstock.errors import CorruptStateError, ErrorCode, StorageError, UnknownOutcomeError
-from penstock.operators.context import CommitContext, OperatorContext
+from penstock.errors import (
+    CorruptStateError,
+    ErrorCode,
+    StateError,
+    StorageError,
+    UnknownOutcomeError,
+)
+from penstock.operators.context import CommitContext, OperatorContext, StartContext
 from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
-
-
-class StagedFile(msgspec.Struct, frozen=True):
-    """A file in the staging area, and the name it gets in the commit."""
-
-    staged: str
-    path: str
-    """The final name, relative to the sink's folder."""
-    rows: int
-    bytes: int
-    checksum: str
-    partition: Partition = ()
 
 
 class StagedParts(msgspec.Struct, frozen=True):
@@ -84,6 +87,14 @@ class StagedParts(msgspec.Struct, frozen=True):
     files: tuple[StagedFile, ...]
     abandoned: tuple[EpochRange, ...] = ()
     """As in `CommittedEpoch`."""
+    merge_bytes: int = 0
+    """Files of all subtasks are merged up to this size; 0 if each stays as it is."""
+
+    @property
+    def file_schema(self) -> str:
+        """The columns of the files: all but the partition columns."""
+        kept = [f for f in schema_of(self.schema) if f.name not in self.partition_by]
+        return schema_text(pa.schema(kept))
 
 
 def decode_staged(
@@ -107,12 +118,29 @@ def decode_staged(
 _log = logging.getLogger(__name__)
 
 
+def groups_of(parts: Sequence[StagedParts]) -> list[Group]:
+    """Return which staged files of an epoch become one. Pure."""
+    files = [file for part in parts for file in part.files]
+    return plan_groups(files, parts[0].merge_bytes)
+
+
 def commit_files(
     store: ObjectStore, epoch: Epoch, parts: Sequence[StagedParts], ctx: CommitContext
 ) -> None:
     """Make an acknowledged epoch's files visible: all of them, once."""
-    first, staged = parts[0], [file for part in parts for file in part.files]
+    first, path = parts[0], record_path(epoch, ctx.task.operator)
+    listed = store.read(path)
+    try:
+        found, staged = _find_staged(store, path, listed, parts)
+    except CorruptStateError:
+        # Another driver may have come to the end of this commit meanwhile, and have tidied up.
+        listed = store.read(path)
+        if listed is None:
+            raise
+        found, staged = _find_staged(store, path, listed, parts)
+    is_plain = all(file.epochs is msgspec.UNSET for file in staged)
     record = CommittedEpoch(
+        version=PLAIN_VERSION if is_plain else VERSION,
         job=str(ctx.task.job),
         identity=str(ctx.identity),
         operator=str(ctx.task.operator),
@@ -123,11 +151,9 @@ def commit_files(
         partition_by=first.partition_by,
         rows=sum(file.rows for file in staged),
         bytes=sum(file.bytes for file in staged),
-        files=msgspec.convert(staged, tuple[ListedFile, ...], from_attributes=True),
+        files=tuple(file.listed() for file in staged),
         abandoned=tuple(sorted({found for part in parts for found in part.abandoned})),
     )
-    path = record_path(epoch, ctx.task.operator)
-    listed = store.read(path)
     if listed is None and not staged and not _ends_range(record) and _has_list(store, ctx):
         # The last epoch of a job, without rows: earlier lists tell the columns already.
         return
@@ -135,14 +161,28 @@ def commit_files(
         for file in staged:
             _place(store, file)
         listed = create_own(store, path, encode_list(record))
-    if listed is not None and not _is_list_of(record, decode_list(listed, path, store.url)):
+        found = None if listed is None else decode_list(listed, path, store.url)
+    if found is not None and not _is_list_of(record, found):
         raise CorruptStateError(
             f"{path!r} of {store.url} lists other files than epoch {record.epoch} of job "
             f"{record.job!r} staged. Nothing was changed. {_ADVICE}",
             code=ErrorCode.FOREIGN_OBJECT,
             path=path,
         )
-    tidy_staging(store, ctx.task, record.epoch, staged)
+    merged = [file for part in parts for file in part.files if file not in staged]
+    tidy_staging(store, ctx.task, record.epoch, [*staged, *merged])
+
+
+def _find_staged(
+    store: ObjectStore, path: str, listed: bytes | None, parts: Sequence[StagedParts]
+) -> tuple[CommittedEpoch | None, list[StagedFile]]:
+    """Return the list of the epoch if it is there, and the files that it has or will have."""
+    found = None if listed is None else decode_list(listed, path, store.url)
+    staged = [
+        group[0] if len(group) == 1 else find_merged(store, group, found)
+        for group in groups_of(parts)
+    ]
+    return found, staged
 
 
 def _ends_range(record: CommittedEpoch) -> bool:
@@ -240,6 +280,54 @@ def warn_of_lost_output(store: ObjectStore, listed: Epoch, task: TaskInfo) -> No
             listed,
             extra={"job": str(task.job), "operator": str(task.operator), "epoch": listed},
         )
+
+
+def check_unknown_epochs(store: ObjectStore, ctx: StartContext) -> None:
+    """Refuse output of epochs that the checkpoint does not know, before the job writes any.
+
+    Their numbers would be used again: the commit of the first of them would fail, and its
+    epoch be acknowledged by then.
+    """
+    names = ((info.path, read_record_name(info.path)) for info in store.list(COMMITTED))
+    found = {
+        name[0]: path
+        for path, name in names
+        if name is not None and name[1] == ctx.task.operator
+    }
+    # In this order: a driver that still runs acknowledges an epoch before it commits it.
+    last = ctx.read_last_epoch() if found else 0
+    unknown = sorted(epoch for epoch in found if epoch > last)
+    if not unknown:
+        return
+    job, step = ctx.task.job, ctx.task.operator
+    known = f"knows none after {last}" if last else "has none of this job"
+    writer = _read_writer(store, found[unknown[-1]])
+    reason = "the checkpoints were deleted, or are not the ones that belong to this output"
+    if writer not in (None, job):
+        reason = f"job {writer!r} has written them"
+    raise StateError(
+        f"step {step!r} of job {job!r} writes to {store.url}, which lists {len(unknown)} "
+        f"epoch(s) of a step of this name from {unknown[0]} to {unknown[-1]}, and the "
+        f"checkpoint {known}: {reason}. Nothing was changed. Name the checkpoints that belong "
+        "to the output, or write to another folder, or remove the old output to write it anew",
+        code=ErrorCode.FOREIGN_OBJECT,
+        operator=str(step),
+        url=store.url,
+    )
+
+
+class _Writer(msgspec.Struct):
+    """The part of a list that tells who wrote it."""
+
+    job: str
+
+
+def _read_writer(store: ObjectStore, path: str) -> str | None:
+    """Return the job that wrote a list; None if that cannot be told."""
+    try:
+        return msgspec.json.decode(store.read(path) or b"", type=_Writer).job
+    except (msgspec.MsgspecError, ValueError):
+        return None
 
 
 ABANDONED = "abandoned"

@@ -1,0 +1,199 @@
+"""JsonParser: JSON objects into rows of a schema, by the rules of schema drift.
+
+Arrow parses a whole text at once, which keeps to the schema strictly; `QuickJson` does the same for
+texts that are plain. What they cannot do is done apart, where a rule asks for it:
+
+- A key that is absent is null for Arrow, like one that is null. To tell them apart, records
+  that gave a null are looked at by Python's own parser, one at a time.
+- A value of another type is refused by Arrow. To cast it, Polars reads single values as text,
+  whatever they are, and Arrow casts the text, strictly; times, decimals, bytes, lists and structs
+  are not cast.
+
+Both give the same row for a record whatever records are beside it, because a replay may cut them
+into other batches. Of a key that occurs twice, Arrow refuses the record; where wider values are
+cast, the first one counts.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.connectors.formats.drift import (
+    DriftRules,
+    find_missing,
+    find_new,
+    read_keys,
+)
+from penstock.connectors.formats.halving import BadRowError
+from penstock.connectors.formats.json_text import read_objects
+from penstock.connectors.formats.json_types import carrier_of, from_carriers
+from penstock.connectors.formats.quick_json import QuickJson
+from penstock.core.arrow_types import is_text
+
+Split: TypeAlias = Callable[[], Sequence[bytes]]
+"""Returns the records of a text, one by one; called only where a rule needs them."""
+
+_HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Matches escapes of characters beyond the 16-bit ones: Polars reads half a pair as nonsense."""
+
+_MANY_DIGITS: Final = re.compile(rb"[0-9.]{16}")
+"""Matches numbers that may have more digits than a float keeps."""
+
+
+class JsonParser:
+    """Parses texts of objects for one schema. Used by one thread."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        rules: DriftRules | None = None,
+        optional: Collection[str] = (),
+    ) -> None:
+        self._schema = schema
+        self._optional = frozenset(optional)
+        self._rules = DriftRules() if rules is None else rules
+        self._quick = QuickJson(schema)
+        self._castable = pa.schema([f for f in schema if _is_castable(f.type)])
+        self._strict = pa.schema([f for f in schema if not _is_castable(f.type)])
+
+    def parse(self, text: Any, split: Split) -> pa.Table:
+        """Return the rows of a text; raise an Arrow error or ValueError if one is bad.
+
+        A single record that fails the job by a rule raises `DriftError`.
+        """
+        try:
+            return self._parse(text, split)
+        except (pa.ArrowException, ValueError):
+            if self._rules.can_fail():
+                records = split()
+                if len(records) == 1:
+                    self._rules.check_failing(records[0], self._schema, self._optional)
+            raise
+
+    def _parse(self, text: Any, split: Split) -> pa.Table:
+        ignores_extra = self._rules.on_new == "ignore"
+        try:
+            rows = self._quick.parse(text)
+            if rows is None:
+                rows = read_objects(text, self._schema, ignores_extra=ignores_extra)
+        except pa.ArrowInvalid:
+            if self._rules.on_wider != "cast":
+                raise
+            rows = self._cast(text, split())
+        if self._rules.on_missing != "null":
+            self._check_missing(rows, split)
+        return rows
+
+    def _cast(self, text: Any, records: Sequence[bytes]) -> pa.Table:
+        if _HALF_PAIR.search(text):
+            raise ValueError("it has a value that its column's type does not hold")
+        if self._rules.on_new != "ignore":
+            for record in records:
+                self._check_new(record)
+        rows = read_objects(text, self._strict, ignores_extra=True)
+        columns = dict(zip(rows.column_names, rows.columns, strict=True))
+        kinds = pl.Struct(dict.fromkeys(self._castable.names, pl.String()))
+        try:
+            found = (
+                pl.Series(records, dtype=pl.Binary).cast(pl.String).str.json_decode(kinds)
+            )
+        except pl.exceptions.PolarsError as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"it cannot be cast: {reason}") from error
+        texts: dict[str, Any] = {
+            name: found.struct.field(name).to_arrow().cast(pa.string())
+            for name in self._castable.names
+        }
+        self._check_digits(records, texts)
+        for field in self._castable:
+            values = texts[field.name]
+            if pa.types.is_integer(field.type):
+                _refuse_hexadecimal(values)
+            carried = pa.table({field.name: values.cast(carrier_of(field.type))})
+            columns[field.name] = from_carriers(carried, pa.schema([field])).column(0)
+        names = self._schema.names
+        return pa.Table.from_arrays([columns[name] for name in names], names)
+
+    def _check_digits(self, records: Sequence[bytes], texts: Mapping[str, Any]) -> None:
+        """Raise `BadRowError` for a number of which Polars has kept fewer digits than it had."""
+        exact = [f.name for f in self._castable if not pa.types.is_floating(f.type)]
+        for place, record in enumerate(records):
+            if _MANY_DIGITS.search(record):
+                found = _read_numbers(record)
+                for name in exact:
+                    number, text = found.get(name), texts[name][place].as_py()
+                    if isinstance(number, _Number) and Decimal(number) != Decimal(text):
+                        reason = f"column {name!r} cannot hold all digits of {number}"
+                        raise BadRowError(reason, place)
+
+    def _check_new(self, record: bytes) -> None:
+        new = next(find_new(_look_into(record), self._schema), None)
+        if new is not None:
+            raise ValueError(f"it has the new column {new!r}")
+
+    def _check_missing(self, rows: pa.Table, split: Split) -> None:
+        has_null = np.zeros(rows.num_rows, dtype=np.bool_)
+        for column in rows.columns:
+            if column.null_count:
+                has_null |= column.is_null().to_numpy()
+        if not has_null.any():
+            return
+        records = split()
+        if len(records) != rows.num_rows:
+            raise ValueError(f"it holds {rows.num_rows} objects instead of one")
+        for place in np.flatnonzero(has_null).tolist():
+            found = _look_into(records[place])
+            missing = next(find_missing(found, self._schema, self._optional), None)
+            if missing is not None:
+                raise ValueError(f"it has no column {missing!r}")
+
+
+def _look_into(record: bytes) -> dict[str, Any]:
+    """Return a record whose keys a rule asks for; raise ValueError where they cannot be told."""
+    found = read_keys(record)
+    if found is None:
+        raise ValueError(
+            "its columns cannot be told apart: a key occurs twice, or it is nested too deep"
+        )
+    return found
+
+
+class _Number(str):
+    """A number as it was written."""
+
+    __slots__ = ()
+
+
+def _read_numbers(record: bytes) -> dict[str, Any]:
+    """Return a record with numbers as they were written; of a key that occurs twice the first."""
+    try:
+        found = json.loads(
+            record,
+            parse_int=_Number,
+            parse_float=_Number,
+            object_pairs_hook=lambda pairs: dict(reversed(pairs)),
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deep to be cast") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _refuse_hexadecimal(values: Any) -> None:
+    """Raise ValueError for text that Arrow reads as a number, and no other reader does."""
+    if pc.any(pc.match_substring_regex(values, "^[+-]?0[xX]")).as_py():
+        raise ValueError("it has a hexadecimal number, which is not cast")
+
+
+def _is_castable(kind: Any) -> bool:
+    """Tell whether single values of JSON may be cast to a type: all but those told by text."""
+    types = pa.types
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_duration(kind)
+    is_label = types.is_dictionary(kind) and is_text(kind.value_type)
+    return bool(is_number or types.is_boolean(kind) or is_label or is_text(kind))
