@@ -1,0 +1,349 @@
+"""PartitionReader: reads ranges of partitions with one consumer, which is kept between epochs.
+
+How it works: partitions are assigned at explicit offsets; there is no subscription and nothing
+is committed. The consumer fetches ahead on a thread of its own, so records behind the end of a
+range arrive too: they are *held* for the next epoch, which usually goes on where this one
+ended. Only if it begins elsewhere is the partition assigned again, which costs a round trip and
+what was fetched ahead.
+
+A range is done when a record at or behind its end has come, or when the consumer says that it
+is at the end of the partition and that is at or behind the end of the range. The offsets in
+between may have no record: markers of transactions, aborted and compacted records.
+
+    fetched   the offset behind everything that the consumer has given or passed over
+    handed    the offset behind everything that was handed out: an epoch that begins there goes on
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import methodcaller
+from typing import Any, NamedTuple
+
+from penstock.connectors.kafka.client import KafkaClients, Reports, to_error
+from penstock.connectors.kafka.positions import Partition
+from penstock.connectors.kafka.records import Chunk, Piece
+from penstock.errors import PenstockError
+
+MESSAGES_PER_CALL = 500
+"""How many messages one call takes: few, as they are looked at while they are in the cache."""
+RECORDS_PER_PIECE = 100_000
+BYTES_PER_PIECE = 16 << 20
+"""About how much is handed out at once, so that decoding has enough to do."""
+MOST_HELD = 100_000
+MOST_HELD_BYTES = 64 << 20
+"""How many records behind a range are held, and how large, before a partition is paused."""
+_POLL_SECONDS = 0.02
+"""How long a call waits for messages; it returns earlier if as many came as are awaited."""
+_STALLED_SECONDS = 3.0
+"""How long nothing may come before the brokers are asked anew."""
+_PATIENCE_SECONDS = 25.0
+"""How long nothing may come before the epoch fails, to be tried again."""
+_partition_of, _topic_of, _offset_of = map(methodcaller, ("partition", "topic", "offset"))
+_GONE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
+
+_OPTIONS = {
+    "enable_partition_eof": True,
+    "enable_auto_commit": False,
+    "enable_auto_offset_store": False,
+    "auto_offset_reset": "error",
+    "isolation_level": "read_committed",
+    "allow_auto_create_topics": False,
+}
+"""What reading ranges rests on."""
+OWN_OPTIONS = frozenset({name.replace("_", ".") for name in _OPTIONS})
+"""The options that are the reader's own."""
+_TUNED = {
+    # How long a fetch waits at the end of a partition. It is also how long it takes to learn
+    # that the rest of a range has no records, and to begin elsewhere.
+    "fetch.wait.max.ms": 50,
+    "fetch.error.backoff.ms": 100,
+    "fetch.queue.backoff.ms": 5,
+    "fetch.message.max.bytes": 4 << 20,
+    # More would be fetched sooner than it is used, and leave the cache meanwhile.
+    "queued.min.messages": 20_000,
+    "socket.receive.buffer.bytes": 1 << 20,
+    "reconnect.backoff.max.ms": 1_000,
+}
+
+
+class Range(NamedTuple):
+    """The offsets `[start, end)` of a partition, as one epoch reads them."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """What the consumer has given of one partition."""
+
+    handed: int
+    fetched: int
+    end: int
+    """The end of the range that is being read, or was."""
+    chunks: list[Chunk] = field(default_factory=list)
+    """Records before the end that were not handed out."""
+    rows: int = 0
+    size_bytes: int = 0
+    later: list[Any] = field(default_factory=list)
+    """Messages at or behind the end, in order: they are gathered when an epoch wants them."""
+    later_bytes: int = 0
+    is_paused: bool = False
+
+    def add(self, messages: Sequence[Any], kinds: Sequence[str]) -> None:
+        """Take messages that came, but for those that came before."""
+        if messages[0].offset() < self.fetched:
+            messages = messages[bisect_left(messages, self.fetched, key=_offset_of) :]
+        if not messages:
+            return
+        self.fetched = messages[-1].offset() + 1
+        if self.fetched > self.end:
+            cut = bisect_left(messages, self.end, key=_offset_of)
+            self.later += messages[cut:]
+            self.later_bytes += sum(map(len, messages[cut:]))
+            messages = messages[:cut]
+        if messages:
+            chunk = Chunk.of(messages, kinds)
+            self.chunks.append(chunk)
+            self.rows += len(messages)
+            self.size_bytes += chunk.size_bytes
+
+    def begin(self, end: int, kinds: Sequence[str]) -> None:
+        """Go on with the next range, with what came for it already."""
+        fetched, later = self.fetched, self.later
+        self.end, self.later, self.later_bytes = end, [], 0
+        if later:
+            self.fetched = self.handed
+            self.add(later, kinds)
+        self.fetched = fetched
+
+    def can_go_on(self, wanted: Range) -> bool:
+        """Return whether the next range can be read with what came already."""
+        # Of an epoch that was broken off records may be there that are behind a shorter range.
+        is_whole = not self.chunks or wanted.end >= self.end
+        return self.handed == wanted.start and is_whole
+
+    @property
+    def holds_much(self) -> bool:
+        """Whether more should not come before an epoch wants it."""
+        return len(self.later) > MOST_HELD or self.later_bytes > MOST_HELD_BYTES
+
+    @property
+    def is_large(self) -> bool:
+        """Whether enough is there to be handed out."""
+        return self.rows >= RECORDS_PER_PIECE or self.size_bytes >= BYTES_PER_PIECE
+
+    def take(self) -> list[Chunk]:
+        """Return the records before the end that came."""
+        taken, self.chunks = self.chunks, []
+        self.rows = self.size_bytes = 0
+        if self.fetched >= self.end:
+            self.handed = self.end
+        elif taken:
+            self.handed = int(taken[-1].offsets[-1]) + 1
+        return taken
+
+
+class PartitionReader:
+    """Reads ranges. Used by one thread; after an error it is closed and opens anew."""
+
+    def __init__(self, clients: KafkaClients, kinds: Collection[str] = ()) -> None:
+        """Make a reader; `kinds` is what to gather of records besides values and offsets."""
+        self._clients = clients
+        self._kinds = tuple(kinds)
+        self._consumer: Any = None
+        self._fetches: dict[Partition, _Fetch] = {}
+        self._reports = Reports()
+
+    def read(
+        self,
+        ranges: Mapping[Partition, Range],
+        *,
+        kept: Sequence[Partition] = (),
+        on_gone: Callable[[Partition, int], int],
+        on_stall: Callable[[], None],
+    ) -> Iterator[Piece]:
+        """Yield the records of the ranges, in order within each partition.
+
+        `kept` are partitions without rows in this epoch that stay assigned. `on_gone` is
+        called with a partition and the offset that the brokers do not hold; it returns the
+        one to go on at, or raises. `on_stall` is called when nothing comes; it may raise.
+        """
+        try:
+            self._assign(ranges, kept)
+            yield from self._read(dict(ranges), on_gone, on_stall)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the consumer; the next epoch opens another."""
+        consumer, self._consumer = self._consumer, None
+        self._fetches.clear()
+        if consumer is not None:
+            consumer.close()
+
+    def _read(
+        self,
+        pending: dict[Partition, Range],
+        on_gone: Callable[[Partition, int], int],
+        on_stall: Callable[[], None],
+    ) -> Iterator[Piece]:
+        quiet_since = asked_at = time.monotonic()
+        while True:
+            for partition in list(pending):
+                fetch = self._fetches[partition]
+                if fetch.fetched < fetch.end and not fetch.is_large:
+                    continue
+                chunks = fetch.take()
+                if fetch.handed == fetch.end:
+                    del pending[partition]
+                yield Piece(partition, chunks, fetch.handed)
+            if not pending:
+                return
+            awaited = sum(
+                each.end - self._fetches[partition].fetched
+                for partition, each in pending.items()
+            )
+            for partition in pending:
+                fetch = self._fetches[partition]
+                if fetch.is_paused:
+                    self._place(partition, replace(fetch))
+            messages = self._consumer.consume(
+                min(awaited, MESSAGES_PER_CALL), _POLL_SECONDS
+            )
+            now = time.monotonic()
+            if self._sort(messages, on_gone, on_stall):
+                quiet_since = asked_at = now
+            elif now - quiet_since >= _PATIENCE_SECONDS:
+                raise self._silent(pending)
+            elif now - asked_at >= _STALLED_SECONDS:
+                asked_at = now
+                on_stall()
+                for partition in pending:
+                    self._place(partition, replace(self._fetches[partition]))
+
+    def _sort(
+        self,
+        messages: list[Any],
+        on_gone: Callable[[Partition, int], int],
+        on_stall: Callable[[], None],
+    ) -> bool:
+        """Take messages, by partition, and what they tell; return whether any helps."""
+        failed: list[Any] = []
+        # The methods of the class: a fourth of what it takes to call them by name.
+        if messages and any(map(type(messages[0]).error, messages)):
+            failed = [message for message in messages if message.error() is not None]
+            messages = [message for message in messages if message.error() is None]
+        helps = bool(messages)
+        for partition, run in self._by_partition(messages):
+            fetch = self._fetches.get(partition)
+            # What was fetched before a partition was given up may still come.
+            if fetch is None or fetch.is_paused:
+                continue
+            fetch.add(run, self._kinds)
+            if fetch.holds_much:
+                self._consumer.pause([_to_client(partition)])
+                fetch.is_paused = True
+        for partition, told in groupby(failed, _full_name_of):
+            helps |= self._handle(partition, list(told), on_gone, on_stall)
+        return helps
+
+    def _by_partition(
+        self, messages: list[Any]
+    ) -> Iterator[tuple[Partition, Sequence[Any]]]:
+        """Yield runs of messages of the same partition."""
+        if not messages:
+            return
+        first = Partition(messages[0].topic(), messages[0].partition())
+        topics = {partition.topic for partition in self._fetches}
+        numbers = set(map(type(messages[0]).partition, messages))
+        if len(topics) == len(numbers) == 1:
+            yield first, messages
+            return
+        for topic, of_topic in groupby(messages, _topic_of):
+            for number, run in groupby(of_topic, _partition_of):
+                yield Partition(topic, number), list(run)
+
+    def _handle(
+        self,
+        partition: Partition,
+        failed: Sequence[Any],
+        on_gone: Callable[[Partition, int], int],
+        on_stall: Callable[[], None],
+    ) -> bool:
+        """Note the end of a partition, and deal with its errors; return whether that helps."""
+        fetch = self._fetches.get(partition)
+        # Of a partition that is paused messages were dropped: its end tells nothing.
+        if fetch is None or fetch.is_paused:
+            return False
+        before = fetch.fetched
+        for message in failed:
+            error = message.error()
+            if error.name() == "_PARTITION_EOF":
+                fetch.fetched = max(fetch.fetched, message.offset())
+            elif error.name() in _GONE:
+                there = on_gone(partition, fetch.fetched)
+                self._place(partition, replace(fetch, fetched=there))
+                return there > before  # what follows was told of before
+            else:
+                on_stall()  # tells if the topic is another one
+                from confluent_kafka import KafkaException
+
+                failure = KafkaException(error)
+                raise to_error(failure, f"{partition.split} cannot be read") from failure
+        return fetch.fetched > before
+
+    def _assign(self, ranges: Mapping[Partition, Range], kept: Sequence[Partition]) -> None:
+        """Have the consumer read what is wanted, from where it is wanted, and nothing else."""
+        if self._consumer is None:
+            self._reports = Reports()
+            self._consumer = self._clients.consumer(self._reports, _TUNED, **_OPTIONS)
+        for partition in self._fetches.keys() - ranges.keys() - set(kept):
+            self._give_up(partition)
+        for partition, wanted in ranges.items():
+            known = self._fetches.get(partition)
+            if known is None or not known.can_go_on(wanted):
+                self._place(partition, _Fetch(wanted.start, wanted.start, wanted.end))
+            else:
+                known.begin(wanted.end, self._kinds)
+
+    def _place(self, partition: Partition, fetch: _Fetch) -> None:
+        """Have a partition fetched from where `fetch` says; what was fetched ahead is dropped."""
+        if partition in self._fetches:
+            self._give_up(partition)
+        self._consumer.incremental_assign([_to_client(partition, fetch.fetched)])
+        fetch.is_paused = False
+        self._fetches[partition] = fetch
+
+    def _give_up(self, partition: Partition) -> None:
+        if self._fetches.pop(partition).is_paused:
+            # It would stay paused if it is assigned anew.
+            self._consumer.resume([_to_client(partition)])
+        self._consumer.incremental_unassign([_to_client(partition)])
+
+    def _silent(self, pending: Mapping[Partition, Range]) -> PenstockError:
+        first = min(pending)
+        awaited = self._fetches[first].fetched
+        silence = TimeoutError(
+            f"no broker gave offset {awaited} in {_PATIENCE_SECONDS:g} s"
+        )
+        doing = f"{first.split} cannot be read at {self._clients.servers}"
+        return to_error(silence, doing, self._reports)
+
+
+def _full_name_of(message: Any) -> Partition:
+    return Partition(message.topic(), message.partition())
+
+
+def _to_client(partition: Partition, offset: int | None = None) -> Any:
+    from confluent_kafka import TopicPartition
+
+    if offset is None:
+        return TopicPartition(partition.topic, partition.number)
+    return TopicPartition(partition.topic, partition.number, offset)

@@ -1,0 +1,432 @@
+"""The Kafka source: every partition is a split; the driver plans ranges of offsets of them.
+
+How it works: before each epoch the driver asks the cluster how far each partition can be read
+(`topics`), and plans what the epoch reads of each (`positions`). A subtask reads these ranges
+(`reading`) and makes rows of the records (`records`). Positions are in the state alone. In an
+epoch that reads anything all partitions are planned, also those without rows, and with equal
+weights, so each stays with its subtask as long as parallelism and partitions do.
+
+A topic is known by its id. The driver checks it before every epoch. A subtask checks it again
+behind the last record that it read: a topic that was made again in between has other records
+under the same offsets, and the epoch fails before anything of it counts.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from penstock.connectors.formats.record_format import RecordFormat
+from penstock.connectors.formats.registry import record_format
+from penstock.connectors.history.handover import Handover
+from penstock.connectors.kafka.client import KafkaClients
+from penstock.connectors.kafka.positions import (
+    BEGIN_ANEW,
+    Held,
+    Loss,
+    Partition,
+    PartitionOffset,
+    Selection,
+    Start,
+    check_not_shrunk,
+    check_point,
+    check_same_topics,
+    find_losses,
+    lag_of,
+    plan_ends,
+    start_after,
+    stop_of,
+)
+from penstock.connectors.kafka.reading import PartitionReader, Range
+from penstock.connectors.kafka.records import (
+    BAD_RECORDS,
+    Piece,
+    RecordSize,
+    gathered_kinds,
+    output_schema,
+    refuse_bad,
+    to_rows,
+)
+from penstock.connectors.kafka.topics import Topic, Topics
+from penstock.core.clock import DurationLike
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, ExternalError, UserError
+from penstock.graph.logical import BAD
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import SourceOperator, SourcePlan
+from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState, have_ended
+
+DEFAULT_IDLE_TIMEOUT = "10s"
+"""Long enough for producers that write to partitions in turn, each in its own time."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KafkaSourceConfig(OperatorConfig):
+    """The config of kind "kafka_source"."""
+
+    kind: ClassVar[str] = "kafka_source"
+
+    servers: str
+    selection: Selection
+    format: str
+    schema: bytes | None = None
+    """The result of `StreamSchema.to_bytes`: what is read of the values."""
+    format_options: Mapping[str, Any] = field(default_factory=dict)
+    start: Start = field(default_factory=Start)
+    ends_at_latest: bool = False
+    """The job ends when it has read what was there at the first epoch."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The names of columns by what they hold; see `METADATA_TYPES`."""
+    commit_group: str | None = None
+    """The group to which positions are written, for tools that show lag."""
+    continues_after_loss: bool = False
+    diverts_bad: bool = False
+    discover_micros: int = 10_000_000
+    """The interval at which topics are looked for that match a pattern."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of librdkafka; secrets as `plain_options` has them."""
+
+    @property
+    def clients(self) -> KafkaClients:
+        """What opens connections."""
+        return KafkaClients(self.servers, self.options)
+
+    def record_format(self) -> RecordFormat:
+        """Return what decodes values."""
+        schema = None if self.schema is None else StreamSchema.from_bytes(self.schema).arrow
+        return record_format(self.format, schema, self.format_options)
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        topics = self.selection.pattern or ", ".join(self.selection.topics)
+        facts = {"topics": topics, "servers": self.servers, "format": self.format}
+        return {**facts, "start": self.start.group or self.start.kind}
+
+
+class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
+    """Reads topics. It connects when it is first needed, and keeps its connections."""
+
+    def __init__(self, config: KafkaSourceConfig) -> None:
+        super().__init__(config)
+        self._format = config.record_format()
+        given = None if config.schema is None else StreamSchema.from_bytes(config.schema)
+        time_column = None if given is None else given.time_column
+        self._stream = output_schema(self._format, config.metadata, time_column)
+        self._topics = Topics(config.clients)
+        kinds = gathered_kinds(
+            config.metadata, self._format, diverts_bad=config.diverts_bad
+        )
+        self._reader = PartitionReader(config.clients, kinds)
+        self._names: tuple[str, ...] | None = None
+        self._listed_at_micros = 0
+        self._starts: dict[str, PartitionOffset] = {}
+        """Where partitions begin that were found and of which no epoch has counted yet."""
+        self._has_begun = False
+        """Whether partitions that are found are new ones, which begin at their first offset."""
+        self._start = config.start
+        self._warned: set[str] = set()
+        self._written: Mapping[str, int] = {}
+
+    @override
+    def output_schema(self) -> StreamSchema:
+        return self._stream
+
+    @override
+    def side_outputs(self) -> Mapping[str, StreamSchema]:
+        """Return the stream of bad records, unless they fail the job."""
+        return {BAD: BAD_RECORDS} if self.config.diverts_bad else {}
+
+    def begin_at(self, handover: Handover) -> None:
+        """Begin behind history: `LiveSource` has the contract."""
+        self._start = start_after(handover, self.config.metadata.get("timestamp"))
+
+    @override
+    def check_splits(self, known: Mapping[str, SplitState]) -> None:
+        """Refuse other topics than those that the job began with, and offsets that are gone."""
+        check_same_topics(known, self.config.selection)
+        if known and have_ended(known, is_complete=self.config.ends_at_latest):
+            return
+        offsets, held = self._look(known, 0)
+        self._allow(find_losses(offsets, held))
+
+    @override
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        """Plan all partitions, each as far as the budget goes; none if there is nothing to do."""
+        self._write_group(known)
+        offsets, held = self._look(known, now_micros)
+        self._warn_of_compaction(offsets)
+        for loss in self._allow(find_losses(offsets, held)):
+            offsets[loss.split] = offsets[loss.split].without(loss)
+        check_not_shrunk(offsets, held)
+        ends = plan_ends(offsets, held, budget)
+        return SourcePlan(
+            _plan_all(known, offsets, ends),
+            is_complete=self.config.ends_at_latest,
+            has_more=any(
+                stop_of(offset, held[split]) > ends.get(split, offset.next)
+                for split, offset in offsets.items()
+            ),
+            lag=lag_of(offsets, held, ends, now_micros),
+        )
+
+    @override
+    def run(self, ctx: SourceContext, collector: SourceCollector) -> None:
+        """Read what was planned, so that a second run of the epoch gives the same rows."""
+        offsets = {
+            Partition.of_split(split.name): PartitionOffset(*split.start)
+            for split in ctx.splits
+        }
+        ranges: dict[Partition, Range] = {}
+        for split in ctx.splits:
+            partition = Partition.of_split(split.name)
+            self._advance(ctx, partition, offsets[partition])
+            end = PartitionOffset(*split.end).next
+            if offsets[partition].next < end:
+                ranges[partition] = Range(offsets[partition].next, end)
+        if not ranges:
+            return
+        reading = self._reader.read(
+            ranges,
+            kept=[*offsets],
+            on_gone=lambda partition, at: self._go_on(partition, at, ranges, offsets),
+            on_stall=lambda: self._check_ids(offsets),
+        )
+        sizes = {each: RecordSize() for each in ranges}
+        begun = {each.split: offset for each, offset in offsets.items()}
+        with self._topics.telling_of_deletion(begun):
+            for piece in reading:
+                offset = offsets[piece.partition]._replace(next=piece.next)
+                if piece.chunks:
+                    self._emit(piece, ctx, collector)
+                    offset = offset._replace(
+                        record_bytes=sizes[piece.partition].add(piece),
+                        last_millis=piece.chunks[-1].last_millis,
+                    )
+                offsets[piece.partition] = offset
+                self._advance(ctx, piece.partition, offset)
+                if self._is_too_late(ctx):
+                    break
+        self._check_ids({each: offsets[each] for each in ranges})
+
+    def _emit(self, piece: Piece, ctx: SourceContext, collector: SourceCollector) -> None:
+        found = to_rows(piece, self._format, self.config.metadata)
+        collector.collect(found.rows, split=piece.partition.split)
+        if found.bad.num_rows:
+            if found.failing is not None or not self.config.diverts_bad:
+                raise refuse_bad(found.bad, found.failing)
+            ctx.count("bad_rows", found.bad.num_rows)
+            collector.collect(found.bad, BAD)
+
+    @staticmethod
+    def _advance(ctx: SourceContext, partition: Partition, offset: PartitionOffset) -> None:
+        known = ctx.split_state(partition.split).offset
+        before = None if known is None else PartitionOffset(*known)
+        # A position that is the same is not news that is worth an epoch's publication.
+        if before != offset:
+            ctx.advance(partition.split, tuple(offset))
+            lost = offset.lost - (0 if before is None else before.lost)
+            if lost:
+                ctx.count("lost_offsets", lost)
+        if offset.end is not None and offset.next >= offset.end:
+            ctx.end_split(partition.split)
+
+    def _go_on(
+        self,
+        partition: Partition,
+        at: int,
+        ranges: Mapping[Partition, Range],
+        offsets: dict[Partition, PartitionOffset],
+    ) -> int:
+        """Return where to go on behind offsets that vanished since they were planned."""
+        held = self._topics.held([partition])
+        check_not_shrunk({partition.split: offsets[partition]._replace(next=at)}, held)
+        first = held[partition.split].first
+        if at < first and partition in ranges:
+            loss = Loss(partition.split, at, min(first, ranges[partition].end))
+            self._allow((loss,))
+            offset = offsets[partition]
+            offsets[partition] = offset._replace(lost=offset.lost + loss.size)
+        return max(first, at)
+
+    def _check_ids(self, offsets: Mapping[Partition, PartitionOffset]) -> None:
+        self._topics.check_ids({each.split: offset for each, offset in offsets.items()})
+
+    @staticmethod
+    def _is_too_late(ctx: SourceContext) -> bool:
+        limits = ctx.budget.budget
+        return ctx.budget.elapsed_micros >= limits.wall_micros + limits.overrun_micros // 2
+
+    @override
+    def idle_timeout(self) -> DurationLike:
+        """Return how long a partition without new records holds event time back."""
+        return DEFAULT_IDLE_TIMEOUT
+
+    @override
+    def release(self) -> None:
+        """Close the connections."""
+        self._reader.close()
+        self._topics.close()
+
+    def _look(
+        self, known: Mapping[str, SplitState], now_micros: int
+    ) -> tuple[dict[str, PartitionOffset], dict[str, Held]]:
+        """Return the positions of all partitions that have not ended, and what is held of them."""
+        stored = {name: PartitionOffset(*state.offset) for name, state in known.items()}
+        open_ = {name: each for name, each in stored.items() if not known[name].ended}
+        found = self._topics.check_ids(open_)
+        fresh: list[Partition] = []
+        if not (self.config.ends_at_latest and known):
+            found |= self._find_new(found, now_micros)
+            fresh = [
+                partition
+                for topic in found.values()
+                for partition in (Partition(topic.name, each) for each in topic.partitions)
+                if partition.split not in stored
+            ]
+        if self.config.ends_at_latest and not (known or fresh):
+            raise UserError(
+                f"{self.config.selection} matches no topic at {self.config.servers}, so there is "
+                "nothing to read: correct it, or leave end= out to wait for topics",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        asked = [*map(Partition.of_split, open_), *fresh]
+        with self._topics.telling_of_deletion(open_):
+            held = self._topics.held(asked)
+        open_ |= self._begin(fresh, found, held, is_first=not (known or self._has_begun))
+        self._has_begun = True
+        return open_, held
+
+    def _find_new(self, found: Mapping[str, Topic], now_micros: int) -> dict[str, Topic]:
+        """Return the topics that are read besides those in `found`."""
+        selection = self.config.selection
+        since = now_micros - self._listed_at_micros
+        if self._names is None or not 0 <= since < self.config.discover_micros:
+            self._names = self._topics.find(selection)
+            self._listed_at_micros = now_micros
+        asked = [name for name in self._names if name not in found]
+        more = self._topics.describe(asked)
+        if selection.pattern is None:
+            for name in asked:
+                if name not in more:
+                    raise self._topics.missing(name)
+        return more
+
+    def _begin(
+        self,
+        fresh: list[Partition],
+        topics: Mapping[str, Topic],
+        held: Mapping[str, Held],
+        *,
+        is_first: bool,
+    ) -> dict[str, PartitionOffset]:
+        """Return where partitions begin. What was decided once in this run stays so."""
+        wanted = [each for each in fresh if each.split not in self._starts]
+        starts = {each.split: held[each.split].first for each in wanted}
+        if is_first and wanted:
+            starts = self._topics.starts(self._start, wanted, held)
+            if self._start is not self.config.start:
+                self._check_point(starts, held)
+        for each in wanted:
+            end = held[each.split].end if self.config.ends_at_latest else None
+            at = starts[each.split]
+            if self._start.kind == "group" and at > held[each.split].end:
+                raise ExternalError(
+                    f"the group {self._start.group!r} has read {each.split} up to offset {at}, "
+                    f"and what is decided ends at {held[each.split].end}: a transaction is open "
+                    "there, so this is tried again. If it stays so, the topic was made again "
+                    "since: start elsewhere",
+                    split=each.split,
+                )
+            if not 0 <= at <= held[each.split].end:
+                raise UserError(
+                    f"start= says offset {at} for {each.split}, which ends at "
+                    f"{held[each.split].end}: give one that is there, or 'latest'",
+                    code=ErrorCode.INVALID_CONFIG,
+                    split=each.split,
+                )
+            topic_id = topics[each.topic].topic_id
+            self._starts[each.split] = PartitionOffset(topic_id, at, end=end)
+        return {each.split: self._starts[each.split] for each in fresh}
+
+    def _check_point(self, starts: Mapping[str, int], held: Mapping[str, Held]) -> None:
+        """Refuse a hand-over point that is not held, unless the user accepts the loss."""
+        try:
+            check_point(self._start, starts, held)
+        except UserError as error:
+            if error.code != ErrorCode.INPUT_LOST or not self.config.continues_after_loss:
+                raise
+            _log.warning("%s. The job goes on with what is left", error.message)
+
+    def _allow(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
+        """Return losses that the user accepts; refuse them otherwise."""
+        if not losses:
+            return losses
+        told = "; ".join(map(str, losses[:5])) + ("; …" if len(losses) > 5 else "")
+        if not self.config.continues_after_loss:
+            raise UserError(
+                f"{told} were removed before this job read them (retention, or deleted "
+                "records). To go on without them, pass on_lost='continue', which counts them; "
+                f"or {BEGIN_ANEW}. Let the topic keep records longer (retention.ms) than the "
+                "job may stand still",
+                code=ErrorCode.INPUT_LOST,
+                splits=tuple(loss.split for loss in losses),
+            )
+        _log.warning(
+            "%s were removed before they were read: the job goes on behind them", told
+        )
+        return losses
+
+    def _warn_of_compaction(self, offsets: Mapping[str, PartitionOffset]) -> None:
+        names = {Partition.of_split(split).topic for split in offsets} - self._warned
+        self._warned |= names
+        for name in self._topics.compacted(sorted(names)):
+            _log.warning(
+                "the topic %r is compacted: Kafka removes records that later ones of the same "
+                "key replace, so an epoch that is run again, or a restore, may not see all that "
+                "was seen before. Read it as upserts, whose result is the same either way",
+                name,
+            )
+
+    def _write_group(self, known: Mapping[str, SplitState]) -> None:
+        """Write the positions of the last epoch that counts to a group, if one is named."""
+        group = self.config.commit_group
+        if group is None or not known:
+            return
+        offsets = {
+            name: PartitionOffset(*state.offset).next for name, state in known.items()
+        }
+        changed = {n: at for n, at in offsets.items() if self._written.get(n) != at}
+        if changed:
+            self._topics.write_group(group, changed)
+            self._written = offsets
+
+
+def _plan_all(
+    known: Mapping[str, SplitState],
+    offsets: Mapping[str, PartitionOffset],
+    ends: Mapping[str, int],
+) -> tuple[SplitPlan, ...]:
+    """Return a plan for every partition; none if an epoch would read and store nothing."""
+    has_news = any(
+        # A partition that is at its end is told so by the epoch.
+        split not in known
+        or tuple(known[split].offset) != offset
+        or offset.next == offset.end
+        for split, offset in offsets.items()
+    )
+    if not (ends or has_news):
+        return ()
+    return tuple(
+        SplitPlan(
+            split,
+            tuple(offset),
+            tuple(offset._replace(next=ends.get(split, offset.next))),
+        )
+        for split, offset in sorted(offsets.items())
+    )

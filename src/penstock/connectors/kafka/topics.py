@@ -1,0 +1,373 @@
+"""What the driver asks a cluster about topics: which there are, their ids, ends and offsets.
+
+Every call is answered within `_SECONDS` or fails with an error that says what to do. Nothing is
+kept here but the connection: what is true of a topic may change between any two calls.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.connectors.kafka.client import KafkaClients, Reports, to_error
+from penstock.connectors.kafka.positions import (
+    BEGIN_ANEW,
+    Held,
+    Partition,
+    PartitionOffset,
+    Selection,
+    Start,
+)
+from penstock.errors import (
+    ErrorCode,
+    ExternalError,
+    PenstockError,
+    UserError,
+    did_you_mean,
+)
+
+_SECONDS = 10
+_SETTLING = (
+    "NOT_LEADER_FOR_PARTITION",
+    "LEADER_NOT_AVAILABLE",
+    "UNKNOWN_LEADER_EPOCH",
+    "FENCED_LEADER_EPOCH",
+    "OFFSET_NOT_AVAILABLE",
+    "UNKNOWN_TOPIC_OR_PART",
+)
+"""What brokers answer while a leader moves, or a topic that was just made becomes known to all."""
+_UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
+"""What brokers and the client say of a topic that there is not."""
+_SETTLING_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the cluster describes it."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[int, ...]
+
+
+class Topics:
+    """The view of one cluster's topics. Connects when it is first asked."""
+
+    def __init__(self, clients: KafkaClients) -> None:
+        self._clients = clients
+        self._opened: Any = None
+        self._reports = Reports()
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._opened = None
+
+    def find(self, selection: Selection) -> tuple[str, ...]:
+        """Return the names of the topics that are read; for a pattern this lists all of them."""
+        if selection.pattern is None:
+            return selection.topics
+        return tuple(sorted(name for name in self._list() if selection.has(name)))
+
+    def describe(self, names: Collection[str]) -> dict[str, Topic]:
+        """Return the topics that there are of these."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        if not names:
+            return {}
+        doing = f"topics {', '.join(map(repr, names))} cannot be found"
+        futures = self._call(
+            doing, "describe_topics", TopicCollection(list(names)), request_timeout=_SECONDS
+        )
+        found = {}
+        for name, future in futures.items():
+            try:
+                described = self._result(future, f"the topic {name!r} cannot be found")
+            except UserError as error:
+                cause = error.__cause__
+                if isinstance(cause, KafkaException) and _is_unknown(cause):
+                    continue
+                raise
+            numbers = tuple(sorted(each.id for each in described.partitions))
+            found[name] = Topic(name, str(described.topic_id), numbers)
+        return found
+
+    def missing(self, name: str) -> UserError:
+        """Return the error for a topic that is read and that there is not."""
+        try:
+            close = did_you_mean(name, self._list())
+        except PenstockError:
+            close = ""
+        return UserError(
+            f"there is no topic {name!r} at {self._clients.servers}: create it, or correct its "
+            f"name{close}",
+            code=ErrorCode.INVALID_CONFIG,
+            topic=name,
+        )
+
+    def check_ids(self, known: Mapping[str, PartitionOffset]) -> dict[str, Topic]:
+        """Return the topics of known splits; refuse those that were deleted or made again."""
+        ids = {Partition.of_split(name).topic: known[name].topic_id for name in known}
+        found = self.describe(ids)
+        for name, before in ids.items():
+            if name not in found:
+                raise UserError(
+                    f"the topic {name!r}, which this job reads, was deleted. What it had not "
+                    f"read of it is lost. Create it again, and {BEGIN_ANEW}",
+                    code=ErrorCode.INPUT_CHANGED,
+                    topic=name,
+                )
+            if found[name].topic_id != before:
+                raise UserError(
+                    f"the topic {name!r} was deleted and made again since this job began to "
+                    f"read it (its id was {before} and is {found[name].topic_id}): the "
+                    "positions in the checkpoint are those of the old one. To read the new one, "
+                    f"{BEGIN_ANEW}",
+                    code=ErrorCode.INPUT_CHANGED,
+                    topic=name,
+                )
+        return found
+
+    @contextmanager
+    def telling_of_deletion(self, known: Mapping[str, PartitionOffset]) -> Iterator[None]:
+        """Have the body say that a topic was deleted, rather than that there is none.
+
+        The topics of known splits were there: they went away between two calls.
+        """
+        try:
+            yield
+        except UserError as error:
+            if error.context.get("kafka_error") in _UNKNOWN:
+                self.check_ids(known)
+            raise
+
+    def held(self, partitions: Collection[Partition]) -> dict[str, Held]:
+        """Return the first and the last stable offset of each partition."""
+        deadline = time.monotonic() + _SETTLING_SECONDS
+        while True:
+            ends = self._ask_offsets(partitions, "latest")
+            firsts = self._ask_offsets(partitions, "earliest")
+            try:
+                return {
+                    each.split: Held(self._offset(firsts, each), self._offset(ends, each))
+                    for each in partitions
+                }
+            except PenstockError as error:
+                is_passing = error.context.get("kafka_error") in _SETTLING
+                if not is_passing or time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+
+    def starts(
+        self, start: Start, partitions: Collection[Partition], held: Mapping[str, Held]
+    ) -> dict[str, int]:
+        """Return where each partition begins in the first epoch."""
+        match start.kind:
+            case "latest":
+                return {each.split: held[each.split].end for each in partitions}
+            case "time" | "after-time" if start.micros is not None:
+                return self._at_time(partitions, held, start.micros // 1_000)
+            case "offsets":
+                return _given(start, partitions)
+            case "after-offsets":
+                # A partition that history has no row of is read from its beginning.
+                return {each.split: start.offsets.get(each.split, 0) for each in partitions}
+            case "group":
+                return self._of_group(str(start.group), partitions, held)
+            case _:
+                return {each.split: held[each.split].first for each in partitions}
+
+    def compacted(self, names: Iterable[str]) -> list[str]:
+        """Return which topics are compacted; none if the cluster does not tell us."""
+        from confluent_kafka import admin
+
+        kind: Any = admin.ConfigResource  # type: ignore[attr-defined]  # it is public
+        asked = [kind(kind.Type.TOPIC, name) for name in names]
+        if not asked:
+            return []
+        found = []
+        doing = "settings of topics cannot be read"
+        try:
+            futures = self._call(doing, "describe_configs", asked, request_timeout=_SECONDS)
+            for resource, future in futures.items():
+                policy = self._result(future, doing).get("cleanup.policy")
+                if policy is not None and "compact" in str(policy.value):
+                    found.append(str(resource.name))
+        except PenstockError as error:
+            _log.info("whether topics are compacted is not known: %s", error)
+        return sorted(found)
+
+    def write_group(self, group: str, offsets: Mapping[str, int]) -> None:
+        """Write offsets to a group, without waiting: for tools that show its lag."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+        rows = [
+            TopicPartition(*Partition.of_split(split), offset)
+            for split, offset in sorted(offsets.items())
+        ]
+        doing = f"offsets of the group {group!r} could not be written"
+        request = [ConsumerGroupTopicPartitions(group, rows)]
+        try:
+            futures = self._call(
+                doing, "alter_consumer_group_offsets", request, request_timeout=_SECONDS
+            )
+        except PenstockError as error:
+            _log.warning("%s. They are for lag tools only: the job goes on", error)
+            return
+        for future in futures.values():
+            future.add_done_callback(lambda done: _warn_if_failed(done, doing))
+
+    def _at_time(
+        self, partitions: Collection[Partition], held: Mapping[str, Held], millis: int
+    ) -> dict[str, int]:
+        futures = self._ask_offsets(partitions, "for_timestamp", millis)
+        found = {each: self._offset(futures, each) for each in partitions}
+        # A partition without such a record begins with the next one that comes.
+        return {
+            each.split: held[each.split].end if offset < 0 else offset
+            for each, offset in found.items()
+        }
+
+    def _of_group(
+        self, group: str, partitions: Collection[Partition], held: Mapping[str, Held]
+    ) -> dict[str, int]:
+        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+
+        doing = f"the committed offsets of the group {group!r} cannot be read"
+        futures = self._call(
+            doing,
+            "list_consumer_group_offsets",
+            [ConsumerGroupTopicPartitions(group)],
+            request_timeout=_SECONDS,
+        )
+        answer = self._result(futures[group], doing)
+        for each in answer.topic_partitions:
+            if each.error is not None:
+                # Taken for none, the partition would be read from its beginning.
+                raise to_error(KafkaException(each.error), doing)
+        committed = {
+            Partition(each.topic, each.partition).split: each.offset
+            for each in answer.topic_partitions
+            if each.offset >= 0
+        }
+        if partitions and not any(each.split in committed for each in partitions):
+            raise UserError(
+                f"the group {group!r} has no committed offsets of the topics that are read: "
+                "correct its name, or start elsewhere ('earliest', 'latest', a time or offsets)",
+                code=ErrorCode.INVALID_CONFIG,
+                group=group,
+            )
+        return {
+            each.split: committed.get(each.split, held[each.split].first)
+            for each in partitions
+        }
+
+    def _list(self) -> list[str]:
+        listed = self._call("topics cannot be listed", "list_topics", timeout=_SECONDS)
+        return list(listed.topics)
+
+    def _ask_offsets(
+        self, partitions: Collection[Partition], which: str, *args: int
+    ) -> dict[Partition, "Future[Any]"]:
+        """Ask for one offset of each partition, as Kafka's `OffsetSpec` names it."""
+        from confluent_kafka import IsolationLevel, TopicPartition, admin
+
+        if not partitions:
+            return {}
+        kind: Any = admin.OffsetSpec  # type: ignore[attr-defined]  # it is public
+        spec = getattr(kind, which)(*args)
+        futures = self._call(
+            "offsets cannot be read",
+            "list_offsets",
+            {TopicPartition(*each): spec for each in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=_SECONDS,
+        )
+        return {Partition(each.topic, each.partition): futures[each] for each in futures}
+
+    def _offset(self, futures: Mapping[Partition, "Future[Any]"], each: Partition) -> int:
+        """Return an offset; -1 if there is no record that was asked for."""
+        doing = f"the offsets of {each.split} cannot be read"
+        offset = int(self._result(futures[each], doing).offset)
+        if offset < -1:
+            # The client answers so, without an error, for partitions that nobody leads.
+            raise ExternalError(
+                f"{doing} at {self._clients.servers}: no broker leads the partition",
+                kafka_error="LEADER_NOT_AVAILABLE",
+            )
+        return offset
+
+    def _call(self, doing: str, method: str, /, *args: Any, **options: Any) -> Any:
+        from confluent_kafka import KafkaException
+
+        if self._opened is None:
+            self._opened = self._clients.admin(self._reports)
+        self._opened.poll(0)  # reports and logs would pile up otherwise
+        try:
+            return getattr(self._opened, method)(*args, **options)
+        except KafkaException as error:
+            raise self._failure(error, doing) from error
+
+    def _result(self, future: "Future[Any]", doing: str) -> Any:
+        """Wait for an answer, but no longer than until it is told that none will come."""
+        from confluent_kafka import KafkaException
+
+        deadline = time.monotonic() + _SECONDS + 5
+        while True:
+            try:
+                answer = future.result(_PAUSE_SECONDS)
+            except TimeoutError as error:
+                self._opened.poll(0)
+                is_refused = self._reports.find_refusal() is not None
+                if is_refused or time.monotonic() >= deadline:
+                    raise self._failure(error, doing) from error
+            except KafkaException as error:
+                self._reports.has_answer |= _is_answer(error)
+                raise self._failure(error, doing) from error
+            else:
+                self._reports.has_answer = True
+                return answer
+
+    def _failure(self, error: Exception, doing: str) -> PenstockError:
+        self._opened.poll(0)  # has the client make its reports
+        return to_error(error, f"{doing} at {self._clients.servers}", self._reports)
+
+
+def _given(start: Start, partitions: Collection[Partition]) -> dict[str, int]:
+    there = {each.split for each in partitions}
+    unknown, missing = start.offsets.keys() - there, there - start.offsets.keys()
+    if unknown or missing:
+        problem = (
+            f"{', '.join(sorted(unknown))} {'are' if len(unknown) > 1 else 'is'} unknown"
+            if unknown
+            else f"{', '.join(sorted(missing))} {'have' if len(missing) > 1 else 'has'} none"
+        )
+        raise UserError(
+            f"start= must give an offset to every partition of the topics: {problem}",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return dict(start.offsets)
+
+
+def _is_answer(error: Exception) -> bool:
+    """Tell whether an error came from a broker: the client's own begin with an underscore."""
+    reason = error.args[0] if error.args else None
+    return reason is not None and not reason.name().startswith("_")
+
+
+def _is_unknown(error: Exception) -> bool:
+    reason = error.args[0] if error.args else None
+    return reason is not None and reason.name() in _UNKNOWN
+
+
+def _warn_if_failed(done: "Future[Any]", doing: str) -> None:
+    error = done.exception()
+    if error is None:
+        failed = [each.error for each in done.result().topic_partitions if each.error]
+        error = failed[0] if failed else None
+    if error is not None:
+        _log.warning("%s: %s. They are for lag tools only: the job goes on", doing, error)

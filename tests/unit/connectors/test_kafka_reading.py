@@ -1,0 +1,250 @@
+"""Tests the reader of ranges against a log in memory, whose records come as they please.
+
+What the log does is what `tests/kafka/test_kafka_ranges.py` sees brokers do.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.connectors.kafka import reading
+from penstock.connectors.kafka.positions import Partition
+from penstock.connectors.kafka.reading import PartitionReader, Range
+
+
+@dataclass(frozen=True)
+class Error:
+    code: str
+
+    def name(self) -> str:
+        return self.code
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as the client library gives it."""
+
+    partition_: Partition
+    offset_: int
+    error_: Error | None = None
+
+    def topic(self) -> str:
+        return self.partition_.topic
+
+    def partition(self) -> int:
+        return self.partition_.number
+
+    def offset(self) -> int:
+        return self.offset_
+
+    def error(self) -> Error | None:
+        return self.error_
+
+    def value(self) -> bytes:
+        return b"%d" % self.offset_
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self.offset_ * 10
+
+    def __len__(self) -> int:
+        return len(self.value())
+
+
+@dataclass
+class Log:
+    """A cluster and its clients: some offsets of each partition have records."""
+
+    records: Mapping[Partition, Sequence[int]]
+    ends: Mapping[Partition, int]
+    dice: random.Random
+    servers: str = "memory"
+    first: list[Message] = field(default_factory=list)
+    """What the first call gives, if it is not left to the dice."""
+    positions: dict[Partition, int] = field(default_factory=dict)
+    paused: set[Partition] = field(default_factory=set)
+    told: set[Partition] = field(default_factory=set)
+    """Partitions whose end was told since a record came."""
+
+    def consumer(self, *_: Any, **__: Any) -> "Log":
+        return self
+
+    def incremental_assign(self, partitions: Sequence[Any]) -> None:
+        for each in partitions:
+            key = Partition(each.topic, each.partition)
+            assert key not in self.positions
+            self.positions[key] = each.offset
+            self.told.discard(key)
+
+    def incremental_unassign(self, partitions: Sequence[Any]) -> None:
+        for each in partitions:
+            del self.positions[Partition(each.topic, each.partition)]
+
+    def pause(self, partitions: Sequence[Any]) -> None:
+        self.paused |= {Partition(each.topic, each.partition) for each in partitions}
+
+    def resume(self, partitions: Sequence[Any]) -> None:
+        self.paused -= {Partition(each.topic, each.partition) for each in partitions}
+
+    def close(self) -> None:
+        self.positions.clear()
+
+    def consume(self, count: int, _: float) -> list[Message]:
+        """Return messages of partitions in any order, and now and then fewer than there are."""
+        if self.first:
+            found, self.first = self.first, []
+            self.positions |= {each.partition_: each.offset_ + 1 for each in found}
+            return found
+        found = []
+        keys = 3 * [key for key in self.positions if key not in self.paused]
+        self.dice.shuffle(keys)
+        for key in keys:
+            room = count - len(found)
+            most = self.dice.randint(0, room) if room else 0
+            rest = [at for at in self.records[key] if at >= self.positions[key]]
+            found += [Message(key, at) for at in rest[:most]]
+            if rest[:most]:
+                self.positions[key] = (
+                    rest[most - 1] + 1 if most <= len(rest) else rest[-1] + 1
+                )
+                self.told.discard(key)
+            if len(found) < count and len(rest) <= most and key not in self.told:
+                self.told.add(key)
+                self.positions[key] = max(self.positions[key], self.ends[key])
+                found.append(Message(key, self.ends[key], Error("_PARTITION_EOF")))
+        return found
+
+
+def read(
+    reader: PartitionReader, ranges: Mapping[Partition, Range], kept: Sequence[Partition]
+) -> dict[Partition, list[int]]:
+    """Return the offsets of the records that were read, as their values tell them."""
+    found: dict[Partition, list[int]] = {partition: [] for partition in ranges}
+    reached = {partition: each.start for partition, each in ranges.items()}
+    for piece in reader.read(
+        ranges, kept=kept, on_gone=lambda _, at: at, on_stall=lambda: None
+    ):
+        assert piece.next > reached[piece.partition]
+        reached[piece.partition] = piece.next
+        for chunk in piece.chunks:
+            values = [int(value) for value in chunk.values.to_pylist()]
+            assert values == chunk.offsets.tolist()
+            assert chunk.last_millis == values[-1] * 10
+            assert chunk.size_bytes == sum(len(str(value)) for value in values)
+            found[piece.partition] += values
+    assert reached == {partition: each.end for partition, each in ranges.items()}
+    return found
+
+
+logs = st.dictionaries(
+    st.builds(Partition, st.sampled_from(["a", "b"]), st.integers(0, 2)),
+    st.tuples(st.sets(st.integers(0, 59), max_size=60), st.integers(0, 5)),
+    min_size=1,
+    max_size=4,
+)
+cuts = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 30), st.booleans()), max_size=12
+)
+
+
+@given(logs, cuts, st.integers(0, 1 << 30), st.integers(1, 9))
+def test_every_record_of_a_range_is_read_once_however_records_come(
+    found: dict[Partition, tuple[set[int], int]],
+    cuts: list[tuple[int, int, bool]],
+    seed: int,
+    most_held: int,
+) -> None:
+    records = {key: sorted(offsets) for key, (offsets, _) in found.items()}
+    ends = {
+        key: max(records[key], default=-1) + 1 + more for key, (_, more) in found.items()
+    }
+    reader: Any = PartitionReader(Log(records, ends, random.Random(seed)))  # type: ignore[arg-type]
+    at = dict.fromkeys(records, 0)
+    keys = sorted(records)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "MOST_HELD", most_held)
+        patch.setattr(reading, "RECORDS_PER_PIECE", 7)
+        patch.setattr(reading, "MESSAGES_PER_CALL", 20)
+        patch.setattr(reading, "_PATIENCE_SECONDS", 0.5)
+        for left_out, step, again in cuts:
+            ranges = {
+                key: Range(at[key], min(at[key] + step, ends[key]))
+                for index, key in enumerate(keys)
+                if index != left_out and at[key] < ends[key]
+            }
+            for _ in range(1 + again):
+                read_ = read(reader, ranges, keys)
+                assert read_ == {
+                    key: [n for n in records[key] if each.start <= n < each.end]
+                    for key, each in ranges.items()
+                }
+            at |= {key: each.end for key, each in ranges.items()}
+
+
+def test_what_comes_of_a_paused_partition_in_the_same_call_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "MOST_HELD", 1)
+    one, other = Partition("a", 0), Partition("a", 1)
+    run = [Message(one, at) for at in range(4)]
+    end = Message(one, 5, Error("_PARTITION_EOF"))
+    log = Log(
+        {one: range(5), other: range(5)},
+        {one: 5, other: 5},
+        random.Random(0),
+        first=[*run, Message(other, 0), Message(one, 4), end],
+    )
+    reader = PartitionReader(log)  # type: ignore[arg-type]
+    first = {one: Range(0, 1), other: Range(0, 1)}
+    assert read(reader, first, []) == {one: [0], other: [0]}
+    then = {one: Range(1, 5), other: Range(1, 5)}
+    assert read(reader, then, []) == {one: [1, 2, 3, 4], other: [1, 2, 3, 4]}
+
+
+@given(st.integers(0, 1 << 30), st.lists(st.tuples(st.integers(1, 40), st.integers(1, 3))))
+def test_an_epoch_that_is_broken_off_is_gone_on_with_by_ranges_of_any_length(
+    seed: int, epochs: list[tuple[int, int]]
+) -> None:
+    keys = [Partition("a", 0), Partition("a", 1)]
+    log = Log(dict.fromkeys(keys, range(60)), dict.fromkeys(keys, 60), random.Random(seed))
+    reader = PartitionReader(log)  # type: ignore[arg-type]
+    at = dict.fromkeys(keys, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "RECORDS_PER_PIECE", 7)
+        for step, pieces in epochs:
+            ranges = {
+                key: Range(at[key], min(at[key] + step, 60)) for key in keys if at[key] < 60
+            }
+            reading_ = reader.read(
+                ranges, kept=keys, on_gone=lambda _, at: at, on_stall=lambda: None
+            )
+            for piece in islice(reading_, pieces):
+                values = [
+                    int(each) for chunk in piece.chunks for each in chunk.values.to_pylist()
+                ]
+                assert values == list(range(at[piece.partition], piece.next))
+                at[piece.partition] = piece.next
+
+
+def test_large_records_behind_a_range_pause_their_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 3)
+    one, other = Partition("a", 0), Partition("a", 1)
+    log = Log(
+        {one: range(9), other: range(9)},
+        {one: 9, other: 9},
+        random.Random(0),
+        first=[Message(one, at) for at in range(6)],
+    )
+    reader = PartitionReader(log)  # type: ignore[arg-type]
+    first = {one: Range(0, 1), other: Range(0, 1)}
+    assert read(reader, first, []) == {one: [0], other: [0]}
+    assert log.paused == {one}
+    then = {one: Range(1, 9), other: Range(1, 9)}
+    assert read(reader, then, []) == {one: [*range(1, 9)], other: [*range(1, 9)]}
