@@ -1,0 +1,251 @@
+"""Commits an epoch to a Delta table exactly once: look whether it is recorded, else add it.
+
+    open the table         → there is none: create it, and open it again
+    is the epoch recorded? → it was committed before: done
+    add missing columns    → only if the user lets the table evolve; then open it again
+    commit                 → files and the record of the epoch, in one version, or nothing
+    conflict, no answer?   → open it again and look, then try again
+
+The record is the transaction of an app: a name and the number of the epoch. Delta does not refuse
+a number that is recorded already, so it is read first; and it is read from the very version that
+the commit builds on, so another driver that commits the same epoch in between makes this commit
+fail with a conflict. Records outlive compactions and checkpoints of the log.
+
+The app's name holds the identity of the job, which neither a branch nor a job that is made anew
+under the same name shares. Such a job would count from 1 again and, under one name, all it
+commits would be taken for done. A second record, without the identity, tells a start that the
+table has epochs which its checkpoints do not know.
+
+**After a restore** the rows of abandoned epochs come again, under new numbers. Numbers only grow,
+so no epoch is taken for done that is not. The first commit after a restore reverses the versions
+of abandoned epochs in the same transaction: see `reversal`.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from penstock.connectors.delta.actions import AddedFile, Mark, RemovedFile
+from penstock.connectors.delta.columns import find_column_problems, find_table_problems
+from penstock.connectors.delta.table import CommitOutcome, DeltaTables, OpenTable
+from penstock.core.ids import Epoch, TaskInfo
+from penstock.errors import (
+    ErrorCode,
+    ExternalError,
+    SchemaError,
+    StateError,
+    UnknownOutcomeError,
+)
+from penstock.operators.context import StartContext
+
+_ATTEMPTS = 20
+"""How often a commit is tried that other writers overtake; each time one of them has succeeded."""
+_RETENTION = "delta.setTransactionRetentionDuration"
+
+_log = logging.getLogger(__name__)
+
+
+def app_of(task: TaskInfo, identity: str) -> str:
+    """Return the name under which a sink's epochs are recorded in the table."""
+    return f"{name_of(task)}:{identity}"
+
+
+def name_of(task: TaskInfo) -> str:
+    """Return the part of it that any job of this name shares."""
+    return f"penstock:{task.job}:{task.operator}"
+
+
+CarryOut: TypeAlias = Callable[[OpenTable, Sequence[Mark]], CommitOutcome]
+"""What makes the commit itself, on the version that was looked at, with its record."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRules:
+    """What a sink asks of its table, and how it makes one."""
+
+    columns: pa.Schema
+    """The rows' columns, in types of Delta."""
+    partition_by: tuple[str, ...]
+    evolves: bool
+    merges: bool
+    properties: dict[str, str | None]
+
+
+def decide_is_recorded(recorded: int | None, epoch: int) -> bool:
+    """Return whether an epoch was committed before: epochs are committed in order.
+
+    >>> decide_is_recorded(None, 1), decide_is_recorded(6, 7), decide_is_recorded(7, 7)
+    (False, False, True)
+    """
+    return recorded is not None and recorded >= epoch
+
+
+class EpochCommit:
+    """The commit of one epoch. Made anew for each."""
+
+    def __init__(
+        self,
+        tables: DeltaTables,
+        rules: TableRules,
+        task: TaskInfo,
+        identity: str,
+        epoch: Epoch,
+        *,
+        is_known: bool = False,
+    ) -> None:
+        """Commit an epoch; `is_known` says that this driver has committed to the table before."""
+        self._tables = tables
+        self._is_known = is_known
+        self._rules = rules
+        self._marks = (
+            Mark(app_of(task, identity), int(epoch)),
+            Mark(name_of(task), int(epoch)),
+        )
+        self._epoch = epoch
+
+    def run(self, carry_out: CarryOut) -> None:
+        """Commit by `carry_out`, unless the epoch is recorded."""
+        try:
+            for _ in range(_ATTEMPTS):
+                if self._try(carry_out):
+                    return
+        except UnknownOutcomeError as error:
+            # The driver tries again, and then sees what became of it.
+            raise ExternalError(error.message) from error
+        raise ExternalError(
+            f"epoch {self._epoch} could not be committed to the Delta table {self._tables.url}: "
+            f"other writers were first, {_ATTEMPTS} times in a row. It is tried again"
+        )
+
+    def _try(self, carry_out: CarryOut) -> bool:
+        """Do the next thing that there is to do; return whether the epoch is committed."""
+        table = self._tables.open()
+        if table is None:
+            if self._is_known:
+                warn_of_lost_table(self._tables.url, self._epoch)
+            rules = self._rules
+            self._tables.create(rules.columns, rules.partition_by, rules.properties)
+            return False
+        if self._is_recorded(table):
+            return True
+        missing = self.check(table)
+        if missing:
+            table.add_columns(missing)
+            return False
+        try:
+            return carry_out(table, self._marks) is CommitOutcome.DONE
+        except UnknownOutcomeError:
+            found = self._tables.open()
+            if found is not None and self._is_recorded(found):
+                return True
+            raise
+
+    def _is_recorded(self, table: OpenTable) -> bool:
+        return decide_is_recorded(table.recorded_epoch(self._marks[0].app), self._epoch)
+
+    def check(self, table: OpenTable) -> list["pa.Field[Any]"]:
+        """Refuse a table that does not fit; return the columns that it has to get."""
+        problems, missing = find_problems(table, self._rules)
+        if problems:
+            raise misfit(self._tables.url, problems)
+        return missing
+
+
+def warn_of_lost_table(url: str, epoch: Epoch) -> None:
+    """Warn that the table to which this driver has committed before is gone."""
+    _log.warning(
+        "the Delta table %s is gone, to which this job has written before epoch %s. A new one is "
+        "made; the rows of earlier epochs are not in it. Go back to an earlier epoch (restore=) to "
+        "have them written again",
+        url,
+        epoch,
+    )
+
+
+def find_problems(
+    table: OpenTable, rules: TableRules
+) -> tuple[list[str], list["pa.Field[Any]"]]:
+    """Return why rows cannot be written to a table, and the columns that it has to get."""
+    metadata = table.metadata
+    problems = find_table_problems(
+        table.schema,
+        metadata.partition_columns,
+        metadata.configuration,
+        table.writer_features,
+        partition_by=rules.partition_by,
+        merges=rules.merges,
+    )
+    more, missing = find_column_problems(rules.columns, table.schema, evolves=rules.evolves)
+    return problems + more, missing
+
+
+def misfit(url: str, problems: Sequence[str]) -> SchemaError:
+    """Return the error for a table that cannot take the rows."""
+    return SchemaError(
+        f"the rows cannot be written to the Delta table {url}:\n  " + "\n  ".join(problems),
+        problems=tuple(problems),
+    )
+
+
+def check_start(tables: DeltaTables, rules: TableRules, ctx: StartContext) -> None:
+    """Refuse a start whose epochs the table could not take; it changes nothing."""
+    table = tables.open()
+    if table is None:
+        return
+    problems, _ = find_problems(table, rules)
+    if problems:
+        raise misfit(tables.url, problems)
+    kept = table.metadata.configuration.get(_RETENTION)
+    if kept is not None:
+        _log.warning(
+            "the Delta table %s forgets which epochs it has after %s (%s). A commit that is left "
+            "open for longer and then repeated would double its rows: unset the property",
+            tables.url,
+            kept,
+            _RETENTION,
+            extra={"job": str(ctx.task.job), "operator": str(ctx.task.operator)},
+        )
+    # In this order: a driver that still runs acknowledges an epoch before it commits it.
+    recorded = table.recorded_epoch(name_of(ctx.task))
+    last = ctx.read_last_epoch() if recorded is not None else 0
+    if recorded is not None and recorded > last:
+        job, step = ctx.task.job, ctx.task.operator
+        known = f"know none after {last}" if last else "have none of this job"
+        raise StateError(
+            f"step {str(step)!r} of job {str(job)!r} writes to the Delta table {tables.url}, "
+            f"which has epoch {recorded} of a step of this name, and the checkpoints {known}: "
+            "they were deleted, or are not the ones that belong to this table. Nothing was "
+            "changed. Name the checkpoints that belong to it, or give the step another name to "
+            "write beside the rows that are there, or write to another table",
+            code=ErrorCode.FOREIGN_OBJECT,
+            operator=str(step),
+            url=tables.url,
+        )
+
+
+def append(
+    files: Sequence[AddedFile], find_reversed: "Callable[[OpenTable], Reversal]"
+) -> CarryOut:
+    """Return the commit that adds files, and takes out those of abandoned epochs."""
+
+    def carry_out(table: OpenTable, marks: Sequence[Mark]) -> CommitOutcome:
+        undone = find_reversed(table)
+        added = [*files, *undone.added]
+        if not added and not undone.removed:
+            return CommitOutcome.DONE  # the end of a job without rows: there is a table
+        return table.commit(added, undone.removed, marks)
+
+    return carry_out
+
+
+@dataclass(frozen=True, slots=True)
+class Reversal:
+    """The actions that undo the versions of abandoned epochs."""
+
+    added: tuple[AddedFile, ...] = ()
+    removed: tuple[RemovedFile, ...] = ()
+    problem: str | None = None
+    """Why not all of it can be undone; None if it can."""

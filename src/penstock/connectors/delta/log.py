@@ -1,0 +1,115 @@
+"""Reads the log of a Delta table version by version, through the table's store.
+
+A log entry is created once and never changed, so a version reads the same for everybody. An
+entry that is not there is either still to come or was cleaned up: clean-up removes only what a
+checkpoint of the log covers, and `_last_checkpoint` names the last one.
+"""
+
+import json
+from collections.abc import Iterator
+
+from penstock.connectors.delta.actions import Version, decode_version
+from penstock.connectors.files.committed import EpochRange
+from penstock.errors import ErrorCode, UserError
+from penstock.state.storage.object_store import ObjectStore
+
+LOG = "_delta_log"
+
+
+class TableLog:
+    """The log of one table."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def read(self, number: int) -> Version | None:
+        """Return what a version did; None if there is no such entry (yet, or any longer)."""
+        data = self._store.read(entry_path(number))
+        return None if data is None else decode_version(number, data, self._store.url)
+
+    def has(self, number: int) -> bool:
+        """Return whether there is an entry of this version."""
+        return self._store.size(entry_path(number)) is not None
+
+    def read_after(self, number: int, most: int) -> Iterator[Version]:
+        """Yield the versions after one, in order, up to the newest, at most so many.
+
+        Raises if the next one was there and was cleaned up.
+        """
+        for wanted in range(number + 1, number + 1 + most):
+            found = self.read(wanted)
+            if found is None:
+                # In this order: an entry that comes in between is seen by the second read.
+                if self._read_checkpointed() < wanted:
+                    return
+                found = self.read(wanted)
+                if found is None:
+                    raise cleaned_up(self._store.url, wanted)
+            yield found
+
+    def read_marked(
+        self, newest: int, app: str, epochs: EpochRange
+    ) -> tuple[list[Version], bool]:
+        """Return the versions of an app's epochs in a range, newest first, and whether all are.
+
+        The log is read backwards from a version, up to the first one of an earlier epoch of the
+        app. Where an entry was cleaned up before that, some may be missing.
+        """
+        start, end = epochs
+        found: list[Version] = []
+        for number in range(newest, -1, -1):
+            version = self.read(number)
+            if version is None:
+                return found, False
+            mark = version.info.penstock
+            if mark is None or mark.app != app:
+                continue
+            if mark.epoch < start:
+                break
+            if mark.epoch < end:
+                found.append(version)
+        return found, True
+
+    def _read_checkpointed(self) -> int:
+        """Return the version of the last checkpoint of the log; -1 if there is none."""
+        data = self._store.read(f"{LOG}/_last_checkpoint")
+        try:
+            return int(json.loads(data or b"{}").get("version", -1))
+        except (ValueError, AttributeError, TypeError):
+            return -1
+
+
+def entry_path(number: int) -> str:
+    """Return the path of a version's log entry.
+
+    >>> entry_path(7)
+    '_delta_log/00000000000000000007.json'
+    """
+    return f"{LOG}/{number:020}.json"
+
+
+def cleaned_up(url: str, number: int) -> UserError:
+    """Return the error for a version whose log entry is gone."""
+    return UserError(
+        f"version {number} of the Delta table {url} was cleaned up before it was read: its log "
+        "entry is gone. What changed since the last version that was read cannot be told any "
+        "more. Start a job of another name, or delete this one's checkpoints: it begins with "
+        "the table as it is. To have more time, set the table's delta.logRetentionDuration",
+        code=ErrorCode.INPUT_CHANGED,
+        url=url,
+        version=number,
+    )
+
+
+def vacuumed(url: str, path: str, number: int) -> UserError:
+    """Return the error for a data file that is gone before it was read."""
+    return UserError(
+        f"{path!r}, a data file of version {number} of the Delta table {url}, is gone before it "
+        "was read: it was vacuumed, as files are that are not part of the newest version. Start "
+        "a job of another name, or delete this one's checkpoints: it begins with the table as it "
+        "is. To have more time, set the table's delta.deletedFileRetentionDuration",
+        code=ErrorCode.INPUT_CHANGED,
+        url=url,
+        path=path,
+        version=number,
+    )

@@ -1,0 +1,425 @@
+"""The Delta sink: rows are appended to a table, or merged into it, each exactly once.
+
+Subtasks write the rows of an epoch as data files below the table's folder. They are durable before
+the epoch is acknowledged, and no part of the table before its commit, which the driver makes: see
+`commit`. Of a changelog they write changes, which the driver merges: see `merging`.
+
+    {table}/day=2026-01-01/part-0000000007-hot-000-000-{token}.parquet      appended
+    {table}/_staging/{job}/…                                                 to be merged
+    {table}/_delta_log/00000000000000000012.json                             the version
+
+With `min_bytes` or `visible_after` rows wait in the state, as those of the files sink do, and become
+visible together in fewer files. An epoch without rows makes no version, unless it is the first after a restore, or the last of a job:
+so a finished job has a table, which tells its columns.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.connectors.delta.columns import (
+    find_folder_problems,
+    find_type_problems,
+    to_delta_schema,
+)
+from penstock.connectors.delta.commit import (
+    EpochCommit,
+    TableRules,
+    app_of,
+    append,
+    check_start,
+    misfit,
+)
+from penstock.connectors.delta.merging import (
+    DEFAULT_MERGE_BYTES,
+    find_merge_problems,
+    merge,
+    to_merged,
+)
+from penstock.connectors.delta.parts import EpochParts, StagedFile
+from penstock.connectors.delta.reversal import reversing
+from penstock.connectors.delta.table import DeltaTables
+from penstock.connectors.files.committed import EpochRange, schema_of, schema_text
+from penstock.connectors.files.names import PartNames, find_partition_problems
+from penstock.connectors.files.output.commit import ABANDONED, find_abandoned, tidy_staging
+from penstock.connectors.files.output.waiting import Patience, WaitingRows, waiting_tables
+from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, LARGEST_TARGET_BYTES
+from penstock.core.figures import show_duration
+from penstock.core.ids import Epoch
+from penstock.core.schema import CHANGE_COLUMN, StreamSchema
+from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop
+from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
+from penstock.operators.context import (
+    ArrowCollector,
+    CommitContext,
+    OperatorContext,
+    StartContext,
+)
+from penstock.operators.operator import ArrowOperator
+from penstock.operators.registry import Configured, OperatorConfig
+from penstock.operators.secret_options import usable_options
+from penstock.state.storage.object_store import ObjectStore
+from penstock.state.storage.urls import open_store
+from penstock.state.tables.specs import TableSpec, global_table
+
+WriteMode = Literal["append", "merge"]
+MODES = ("append", "merge")
+
+STAGED = "staged"
+"""The table whose commit data names the files of an epoch."""
+
+
+class StagedEpoch(msgspec.Struct, frozen=True):
+    """What one subtask wrote in one epoch: its commit data."""
+
+    columns: str
+    """The rows' columns in types of Delta, with `change` if they are merged: an Arrow IPC schema
+    in base64."""
+    files: tuple[StagedFile, ...]
+    key: tuple[str, ...] | None = None
+    """The key by which changes are merged; None if rows are appended."""
+    abandoned: tuple[EpochRange, ...] = ()
+    """The epochs before this one that it does not descend from."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DeltaSinkConfig(OperatorConfig):
+    """The config of kind "delta_sink": rows go to the table at `url`, exactly once."""
+
+    kind: ClassVar[str] = "delta_sink"
+
+    url: str
+    """Absolute, because subtasks may have another working folder."""
+    mode: WriteMode | None = None
+    """None merges changelogs and appends other rows."""
+    partition_by: Sequence[str] = ()
+    evolve: bool = False
+    """Columns that the table does not have are added to it."""
+    properties: Mapping[str, str | None] = field(default_factory=dict)
+    """The properties of a table that the sink creates."""
+    target_bytes: int = DEFAULT_TARGET_BYTES
+    """A data file is closed at about this size, and at the end of the epoch."""
+    min_bytes: int | None = None
+    """Rows that are appended wait until about so many bytes of them do."""
+    visible_after_micros: int | None = None
+    """Rows that are appended wait no longer than this."""
+    merge_bytes: int = DEFAULT_MERGE_BYTES
+    """How much memory a merge may use before it writes to the disk."""
+    store_options: Mapping[str, Any] = field(default_factory=dict)
+    """What `open_store` takes for the store's kind."""
+
+    def __post_init__(self) -> None:
+        """Refuse a config that cannot work, with all problems at once."""
+        problems = []
+        if self.mode is not None and self.mode not in MODES:
+            problems.append(f"mode is {self.mode!r}: use 'append' or 'merge'")
+        if isinstance(self.partition_by, str):
+            problems.append(f"partition_by is a text: write [{self.partition_by!r}]")
+        if not 1 <= self.target_bytes <= LARGEST_TARGET_BYTES:
+            problems.append(
+                f"target_bytes is {self.target_bytes}: use 1 to {LARGEST_TARGET_BYTES} (4 GiB)"
+            )
+        if self.min_bytes is not None and self.min_bytes < 1:
+            problems.append(f"min_bytes is {self.min_bytes}: use 1 or more")
+        if self.visible_after_micros is not None and self.visible_after_micros < 1:
+            problems.append("visible_after is 0: leave it out to see every epoch at once")
+        if self.merge_bytes < 1:
+            problems.append(f"merge_bytes is {self.merge_bytes}: use at least 1")
+        if problems:
+            raise UserError(
+                f"the Delta table {self.url!r} cannot be written like this: "
+                f"{'; '.join(problems)}",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+
+    @override
+    def shown(self) -> Mapping[str, str]:
+        facts = {"url": self.url}
+        if self.mode is not None:
+            facts["mode"] = self.mode
+        if self.partition_by:
+            facts["partition_by"] = ", ".join(self.partition_by)
+        if self.min_bytes is not None:
+            facts["min_bytes"] = str(self.min_bytes)
+        if self.visible_after_micros is not None:
+            facts["visible_after"] = show_duration(self.visible_after_micros)
+        return facts
+
+    @property
+    def patience(self) -> Patience | None:
+        """How long rows wait to be written with others; None if they do not."""
+        if self.min_bytes is None and self.visible_after_micros is None:
+            return None
+        return Patience(self.min_bytes, self.visible_after_micros)
+
+    def merges(self, stream: StreamSchema) -> bool:
+        """Return whether rows of a stream are merged, not appended."""
+        return stream.is_changelog if self.mode is None else self.mode == "merge"
+
+    def rules(self, columns: pa.Schema, *, merges: bool) -> TableRules:
+        """Return what a table must be like for rows with these columns of Delta."""
+        kept = [f for f in columns if not (merges and f.name == CHANGE_COLUMN)]
+        return TableRules(
+            pa.schema(kept),
+            tuple(self.partition_by),
+            self.evolve,
+            merges,
+            {**self.properties},
+        )
+
+
+class DeltaSink(Configured[DeltaSinkConfig], ArrowOperator):
+    """Writes rows to a Delta table. It opens its store once, and keeps it until `release`."""
+
+    def __init__(
+        self,
+        config: DeltaSinkConfig,
+        open_output: Callable[..., ObjectStore] = open_store,
+        open_tables: Callable[..., DeltaTables] = DeltaTables,
+    ) -> None:
+        super().__init__(config)
+        self._open_output = open_output
+        self._open_tables = open_tables
+        self._opened: ObjectStore | None = None
+        self._parts: EpochParts | None = None
+        self._waiting: WaitingRows | None = None
+        self._has_ended = self._closes = False
+        self._has_committed = False
+
+    @override
+    def output_schema(self, inputs: Sequence[StreamSchema]) -> None:
+        """Refuse rows that no table could hold; it is a sink and emits nothing."""
+        problems = self._find_problems(inputs[0])
+        if problems:
+            raise SchemaError(
+                f"the rows cannot be written to the Delta table {self.config.url}:\n  "
+                + "\n  ".join(problems),
+                problems=tuple(problems),
+            )
+
+    def _find_problems(self, stream: StreamSchema) -> list[str]:
+        merges, schema = self.config.merges(stream), stream.arrow
+        problems = find_merge_problems(stream) if merges else []
+        if merges and self.config.patience is not None:
+            problems.append(
+                "min_bytes and visible_after are for rows that are appended: changes are merged "
+                "once per epoch. Leave them out, and choose a trigger with longer epochs"
+            )
+        if not schema.names:
+            problems.append("the rows have no columns: a table needs one at least")
+        problems += find_type_problems(schema)
+        problems += find_folder_problems(self.config.partition_by, schema)
+        if not problems:
+            problems += find_partition_problems(
+                self.config.partition_by, to_delta_schema(schema)
+            )
+        return problems
+
+    @override
+    def tables(self) -> Sequence[TableSpec]:
+        return [
+            global_table(STAGED, str, bytes, uses_two_phase_commit=True),
+            # The start of each range of abandoned epochs, by its end.
+            global_table(ABANDONED, int, int),
+            *waiting_tables(),
+        ]
+
+    @override
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Encode the rows, and upload files that are full."""
+        # Rows of an attempt that did not finish must not get into the next one.
+        if self.config.patience is not None:
+            if self._waiting is None or self._waiting.attempt != ctx.attempt:
+                self._waiting = WaitingRows(ctx, ctx.inputs[0].arrow)
+            self._waiting.add(batch)
+            return
+        if self._parts is None or self._parts.attempt != ctx.attempt:
+            self._parts = self._new_parts(ctx)
+        self._parts.add(to_merged(batch) if self.config.merges(ctx.inputs[0]) else batch)
+
+    def _new_parts(self, ctx: OperatorContext) -> EpochParts:
+        merges = self.config.merges(ctx.inputs[0])
+        names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, "parquet")
+
+        def name_staged(seq: int, folder: str) -> str:
+            del folder
+            return names.of_file(seq, "")[0]
+
+        return EpochParts(
+            self._store,
+            ctx,
+            to_delta_schema(ctx.inputs[0].arrow),
+            partition_by=() if merges else self.config.partition_by,
+            target_bytes=self.config.target_bytes,
+            name_of=name_staged if merges else partial(_name_part, names),
+        )
+
+    @override
+    def on_close(
+        self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Remember that nothing follows in this run, and whether the data has ended.
+
+        The last epoch makes a table even without rows.
+        """
+        self._closes, self._has_ended = True, isinstance(final, EndOfData)
+
+    @override
+    def handle_checkpoint(
+        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
+    ) -> None:
+        """Upload the rest, then name the files, which are durable by then, in the commit data.
+
+        Rows that may wait go into the state instead.
+        """
+        parts, waiting = self._parts, self._waiting
+        self._parts = self._waiting = None
+        if waiting is None or waiting.attempt != ctx.attempt:
+            waiting = WaitingRows(ctx, ctx.inputs[0].arrow)
+        if parts is not None and parts.attempt != ctx.attempt:
+            parts = None
+        abandoned, patience = find_abandoned(ctx), self.config.patience
+        # What abandoned epochs have added is taken out in the first epoch after a restore, so
+        # what they had made visible is made visible again.
+        is_first = any(end == ctx.epoch for _, end in abandoned)
+        closes = self._closes or barrier.then_stop
+        if patience is not None and not (is_first or closes or waiting.is_over(patience)):
+            waiting.keep(patience)
+            return
+        if waiting.has_rows:
+            parts = parts or self._new_parts(ctx)
+            for _, rows in waiting.release():
+                parts.add(rows)
+        files = () if parts is None else parts.finish()
+        is_last = self._has_ended and ctx.task.subtask.index == 0
+        if not (files or is_first or is_last):
+            return
+        stream = ctx.inputs[0]
+        staged = StagedEpoch(
+            schema_text(to_delta_schema(stream.arrow)),
+            files,
+            stream.table_key if self.config.merges(stream) else None,
+            abandoned,
+        )
+        ctx.count("files_staged", len(files))
+        ctx.count("bytes_staged", sum(file.bytes for file in files))
+        ctx.insert_committing_data(STAGED, msgspec.json.encode(staged))
+
+    @override
+    def handle_commit(
+        self,
+        epoch: Epoch,
+        commit_data: Mapping[str, Mapping[int, bytes]],
+        ctx: CommitContext,
+    ) -> None:
+        """Make the files of all subtasks a part of the table, or merge them into it."""
+        parts = _decode(commit_data.get(STAGED, {}), epoch, ctx)
+        if not parts:
+            return
+        first = parts[0]
+        files = [file for part in parts for file in part.files]
+        columns = schema_of(first.columns)
+        merges = first.key is not None
+        commit = EpochCommit(
+            self._tables,
+            self.config.rules(columns, merges=merges),
+            ctx.task,
+            ctx.identity,
+            epoch,
+            is_known=self._has_committed,
+        )
+        app = app_of(ctx.task, ctx.identity)
+        undo = reversing(self._store, ctx.task, app, first.abandoned, int(epoch))
+        if first.key is not None:
+            merging = merge(
+                self._store,
+                files,
+                columns,
+                key=first.key,
+                memory_bytes=self.config.merge_bytes,
+                find_reversed=undo,
+            )
+            commit.run(merging)
+            tidy_staging(self._store, ctx.task, int(epoch))
+        else:
+            if not self._has_committed:
+                # A commit that was left open may be made days later.
+                check_files(self._store, files)
+            added = [file.to_added(self.config.partition_by) for file in files]
+            commit.run(append(added, undo))
+        self._has_committed = True
+
+    @override
+    def check_output(self, ctx: StartContext) -> None:
+        """Refuse a table that could not take the rows, or has epochs the job does not know."""
+        stream = ctx.inputs[0]
+        merges = self.config.merges(stream)
+        problems = self._find_problems(stream)
+        if problems:
+            raise misfit(self.config.url, problems)
+        columns = to_delta_schema(stream.arrow)
+        check_start(self._tables, self.config.rules(columns, merges=merges), ctx)
+
+    @override
+    def release(self) -> None:
+        """Drop the store and what an unfinished epoch held."""
+        self._parts = self._waiting = self._opened = None
+
+    @property
+    def _tables(self) -> DeltaTables:
+        return self._open_tables(self.config.url, self.config.store_options)
+
+    @property
+    def _store(self) -> ObjectStore:
+        if self._opened is None:
+            self._opened = self._open_output(
+                self.config.url, **usable_options(self.config.store_options)
+            )
+        return self._opened
+
+
+def _name_part(names: PartNames, seq: int, folder: str) -> str:
+    """Return the final name of a data file: that of the files sink, and the attempt."""
+    final = names.of_file(seq, folder)[1]
+    return f"{final.removesuffix('.parquet')}-{names.token}.parquet"
+
+
+def _decode(
+    of_subtask: Mapping[int, bytes], epoch: Epoch, ctx: CommitContext
+) -> list[StagedEpoch]:
+    """Return what the subtasks staged in an epoch, from their commit data."""
+    try:
+        return [
+            msgspec.json.decode(of_subtask[index], type=StagedEpoch)
+            for index in sorted(of_subtask)
+        ]
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CorruptStateError(
+            f"the commit data of {ctx.task.operator!r} in epoch {epoch} is not what a Delta sink "
+            f"writes there: {error}. Restore the object if something changed it; nothing was "
+            "changed now",
+            code=ErrorCode.UNDECODABLE,
+        ) from error
+
+
+def check_files(store: ObjectStore, files: Sequence[StagedFile]) -> None:
+    """Refuse to make files a part of the table that are gone: it could not be read any more."""
+    for file in files:
+        found = store.size(file.path)
+        if found != file.bytes:
+            what = "is gone" if found is None else f"has {found} bytes, not {file.bytes}"
+            raise CorruptStateError(
+                f"{file.path!r} of {store.url}, which holds rows that are yet to be committed, "
+                f"{what}: a vacuum removes files that wait for longer than its retention. Nothing "
+                "was committed. Restore the file, or restore the job to the epoch before",
+                code=ErrorCode.OBJECT_MISSING,
+                path=file.path,
+            )

@@ -1,0 +1,289 @@
+"""Traps of exactly-once output to Delta tables, each met by others: no row twice, none lost.
+
+Compaction between two commits; a restore below the last committed epoch; a branch; a commit whose
+outcome is not known; two drivers that commit the same epoch; marks that the table forgets.
+"""
+
+import logging
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+import penstock as pen
+from penstock.connectors.delta.commit import app_of
+from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
+from penstock.errors import ErrorCode, StateError
+from penstock.state.protocol.retention import Epochs
+from penstock.testing import CrashError, FaultMode, LocalJob
+from tests.builders.delta_job import (
+    ROUNDS,
+    DeltaJob,
+    TableCalls,
+    numbers_in,
+    rows_of,
+    whole_epochs,
+)
+from tests.builders.profile import by_profile
+
+TASK = TaskInfo(JobId("delta"), OperatorId("out"), Subtask(0, 2))
+
+
+def compact(folder: Path) -> None:
+    """Rewrite all files of a table into one, and forget its log before a checkpoint."""
+    table = DeltaTable(str(folder))
+    table.optimize.compact()
+    table.create_checkpoint()
+
+
+def dies_after_commit(job: DeltaJob, count: int) -> None:
+    """Run a job until it has made so many commits, and dies before it learns of the last."""
+    calls = TableCalls()
+    made = [0]
+
+    def count_commits(name: str) -> None:
+        if made[0] == count:
+            raise CrashError(name)
+        made[0] += name == "commit"
+
+    calls.hook = count_commits
+    with pytest.raises(CrashError):
+        job.run(calls=calls)
+
+
+def test_a_compaction_between_commit_and_its_repetition_does_not_hide_the_epoch(
+    tmp_path: Path,
+) -> None:
+    # The file names of the epoch are not in the table any longer when its commit is repeated.
+    for at in range(1, 12):
+        job = DeltaJob(tmp_path / str(at))
+        calls = TableCalls(FaultMode.CRASH_AFTER, at)
+        try:
+            job.run(calls=calls)
+        except CrashError:
+            if DeltaTable.is_deltatable(str(job.folder)):
+                compact(job.folder)
+        job.run()
+        assert job.numbers() == whole_epochs(ROUNDS)
+
+
+def test_a_compaction_during_a_commit_does_not_stop_it(tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path / "table")
+    calls = TableCalls()
+
+    def compact_before_commits(name: str) -> None:
+        if name == "commit":
+            compact(job.folder)
+
+    calls.hook = compact_before_commits
+    job.run(calls=calls)
+    assert job.numbers() == whole_epochs(ROUNDS)
+
+
+def test_after_a_restore_below_the_last_committed_epoch_each_row_is_there_once(
+    tmp_path: Path,
+) -> None:
+    job = DeltaJob(tmp_path / "table", {"partition_by": ["day"]})
+    job.run()
+    job.run(restore=1, parallelism=1)
+    assert job.numbers() == whole_epochs(ROUNDS)
+    # Undoing it is another restore: what it took out comes back.
+    job.run(restore=3, parallelism=3)
+    assert job.numbers() == whole_epochs(ROUNDS)
+    files = DeltaTable(str(job.folder)).file_uris()
+    assert not any("part-0000000005" in path or "part-0000000006" in path for path in files)
+
+
+@pytest.mark.slow
+def test_a_restore_that_dies_at_any_call_leaves_each_row_there_once(tmp_path: Path) -> None:
+    for at in range(1, 12, by_profile(default=3, ci=2, nightly=1)):
+        for mode in (FaultMode.CRASH_BEFORE, FaultMode.CRASH_AFTER, FaultMode.FAIL_AFTER):
+            job = DeltaJob(tmp_path / f"{at}-{mode}")
+            job.run()
+            with suppress(CrashError, pen.PenstockError):
+                job.run(restore=1, calls=TableCalls(mode, at))
+            job.run(parallelism=1)
+            assert job.numbers() == whole_epochs(ROUNDS)
+
+
+def test_rows_of_abandoned_epochs_that_were_compacted_are_told_by_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = DeltaJob(tmp_path / "table")
+    job.run()
+    compact(job.folder)
+    with caplog.at_level(logging.WARNING):
+        job.run(restore=2)
+    assert "rows of the abandoned epochs 3 to" in caplog.text
+    assert "rewritten or vacuumed" in caplog.text
+    # They are twice in the table, as the warning says; nothing is lost.
+    assert sorted(set(job.numbers())) == whole_epochs(ROUNDS)
+
+
+def test_a_branch_writes_under_an_app_of_its_own_and_skips_nothing(tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path / "table")
+    job.run()
+    job.job.checkpoints.branch(JobId("branch"), Epochs(Epoch(1)))
+    branch = DeltaJob(tmp_path / "table", name="branch")
+    branch.job = LocalJob(
+        branch.job.graph, registry=branch.job.registry, store=job.job.store
+    )
+    branch.run()
+    # The branch goes on from epoch 1 with lower numbers than the table has of its origin.
+    later = [n for n in whole_epochs(ROUNDS) if n not in whole_epochs(1)]
+    assert job.numbers() == sorted([*whole_epochs(ROUNDS), *later])
+    apps = [app_of(TASK, ""), "penstock:branch:out"]
+    table = DeltaTable(str(job.folder))
+    # Under one app all that the branch commits would be taken for done.
+    assert [table.transaction_version(app.rstrip(":")) for app in apps] == [3, 3]
+
+
+def test_two_drivers_that_commit_the_same_epoch_at_once_commit_it_once(
+    tmp_path: Path,
+) -> None:
+    job = DeltaJob(tmp_path / "table")
+    zombie = DeltaJob(tmp_path / "table")
+    zombie.job = LocalJob(
+        zombie.job.graph, registry=zombie.job.registry, store=job.job.store
+    )
+    calls = TableCalls()
+    others = [0]
+
+    def run_another_driver(name: str) -> None:
+        # It takes the job over while the first is about to commit what it has read.
+        if name == "commit" and not others[0]:
+            others[0] += 1
+            zombie.run(parallelism=1)
+
+    calls.hook = run_another_driver
+    with pytest.raises(pen.PenstockError):
+        job.run(calls=calls)
+    assert others == [1]
+    assert job.numbers() == whole_epochs(ROUNDS)
+    job.run()
+    assert job.numbers() == whole_epochs(ROUNDS)
+
+
+def test_a_zombie_whose_epoch_was_abandoned_commits_nothing(tmp_path: Path) -> None:
+    job = DeltaJob(tmp_path / "table")
+    other = DeltaJob(tmp_path / "table")
+    other.job = LocalJob(other.job.graph, registry=other.job.registry, store=job.job.store)
+    calls = TableCalls()
+    commits = [0]
+
+    def restore_elsewhere(name: str) -> None:
+        commits[0] += name == "commit"
+        if name == "commit" and commits[0] == ROUNDS:
+            other.run(restore=1)
+
+    calls.hook = restore_elsewhere
+    with pytest.raises(pen.PenstockError):
+        job.run(calls=calls)
+    assert job.numbers() == whole_epochs(ROUNDS)
+
+
+def test_other_writers_at_the_same_time_are_neither_lost_nor_in_the_way(
+    tmp_path: Path,
+) -> None:
+    job = DeltaJob(tmp_path / "table")
+    calls = TableCalls()
+    written: list[int] = []
+
+    def write_too(name: str) -> None:
+        if name == "commit":
+            written.append(1_000 + len(written))
+            row = pa.Table.from_pylist([{"n": written[-1], "day": "x"}])
+            write_deltalake(str(job.folder), row, mode="append")
+
+    calls.hook = write_too
+    job.run(calls=calls)
+    assert job.numbers() == sorted([*whole_epochs(ROUNDS), *written])
+    assert len(written) >= ROUNDS
+
+
+def test_a_commit_that_is_overtaken_by_another_of_its_app_is_not_made(
+    tmp_path: Path,
+) -> None:
+    # Another driver records the epoch between our look and our commit: Delta itself takes a
+    # number that is recorded already, so only the conflict tells.
+    job = DeltaJob(tmp_path / "table")
+    calls = TableCalls()
+    commits = [0]
+
+    def record_the_epoch(name: str) -> None:
+        commits[0] += name == "commit"
+        if name == "commit" and commits[0] == 2:
+            app = app_of(TASK, job.job.checkpoints.identity() or "")
+            table = DeltaTable(str(job.folder))
+            mark = CommitProperties(app_transactions=[Transaction(app, 2)])
+            table.create_write_transaction(
+                [], "append", table.schema(), commit_properties=mark
+            )
+
+    calls.hook = record_the_epoch
+    job.run(calls=calls)
+    second = {n for n in whole_epochs(2) if n not in whole_epochs(1)}
+    # What the other driver is said to have added is not added by this one.
+    assert set(job.numbers()) == set(whole_epochs(ROUNDS)) - second
+    assert len(job.numbers()) == len(set(job.numbers()))
+
+
+def test_checkpoints_that_do_not_belong_to_the_table_are_refused_before_the_claim(
+    tmp_path: Path,
+) -> None:
+    DeltaJob(tmp_path / "table").run()
+    anew = DeltaJob(tmp_path / "table")  # the same job, its checkpoints are gone
+    with pytest.raises(StateError, match="checkpoints have none of this job") as caught:
+        anew.run()
+    assert caught.value.code is ErrorCode.FOREIGN_OBJECT
+    assert numbers_in(tmp_path / "table") == whole_epochs(ROUNDS)
+    assert not list(anew.job.store.list(""))
+
+
+def test_a_table_that_forgets_its_marks_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = pa.Table.from_pylist(rows_of(0, 9))
+    kept = {"delta.setTransactionRetentionDuration": "interval 1 days"}
+    write_deltalake(str(tmp_path / "table"), rows, configuration=kept)
+    job = DeltaJob(tmp_path / "table")
+    with caplog.at_level(logging.WARNING):
+        job.run()
+    assert "forgets which epochs it has after interval 1 days" in caplog.text
+
+
+def test_a_vacuum_removes_what_dead_attempts_left_and_nothing_of_the_table(
+    tmp_path: Path,
+) -> None:
+    job = DeltaJob(tmp_path / "table")
+    dies_after_commit(job, 2)
+    job.run()
+    parts = {path.name for path in job.folder.glob("*.parquet")}
+    table = DeltaTable(str(job.folder))
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    kept = {path.name for path in job.folder.glob("*.parquet")}
+    assert kept <= parts
+    assert job.numbers() == whole_epochs(ROUNDS)
+    assert len(kept) == len(DeltaTable(str(job.folder)).file_uris())
+
+
+def test_a_table_that_is_deleted_while_the_job_runs_is_made_anew_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = DeltaJob(tmp_path / "table")
+    calls = TableCalls()
+    commits = [0]
+
+    def delete_once(name: str) -> None:
+        commits[0] += name == "commit"
+        if name == "open" and commits[0] == 1:
+            commits[0] += 1
+            shutil.rmtree(job.folder / "_delta_log")
+
+    calls.hook = delete_once
+    job.run(calls=calls)
+    assert "is gone, to which this job has written" in caplog.text
+    assert set(job.numbers()) == set(whole_epochs(ROUNDS)) - set(whole_epochs(1))

@@ -1,0 +1,167 @@
+"""Pure decisions about Delta tables: log entries, reversals, places and watermarks."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as pen
+from penstock.connectors.delta.actions import (
+    AddedFile,
+    RemovedFile,
+    Version,
+    decode_version,
+    read_bound,
+)
+from penstock.connectors.delta.client import to_client_options
+from penstock.connectors.delta.planning import (
+    Place,
+    RowsAre,
+    WaitingFile,
+    find_forgotten,
+    find_upto,
+    is_watermark_held,
+    read_name,
+)
+from penstock.connectors.delta.reversal import plan_reversal
+from penstock.errors import CorruptStateError, UserError
+from penstock.operators.splits import SplitState
+
+
+@given(
+    start=st.sets(st.sampled_from("abcd")),
+    steps=st.lists(st.sets(st.sampled_from("abcdefgh")), max_size=6),
+)
+def test_a_reversal_of_any_versions_leads_back_to_the_files_before_them(
+    start: set[str], steps: list[set[str]]
+) -> None:
+    files, versions = set(start), []
+    for number, touched in enumerate(steps):
+        added = tuple(AddedFile(path, 1) for path in sorted(touched - files))
+        removed = tuple(RemovedFile(path, size=1) for path in sorted(touched & files))
+        versions.append(Version(number, added, removed))
+        files ^= touched
+    plan = plan_reversal(reversed(versions), files, lambda _: True)
+    assert plan.problem is None
+    paths = {file.path for file in plan.added}, {file.path for file in plan.removed}
+    assert not paths[0] & paths[1]
+    assert files - paths[1] | paths[0] == start
+
+
+def test_a_reversal_says_which_versions_it_cannot_undo() -> None:
+    versions = [
+        Version(9, (AddedFile("kept", 1),)),
+        Version(8, (AddedFile("rewritten", 1),)),
+        Version(7, (), (RemovedFile("vacuumed", size=1),)),
+    ]
+    plan = plan_reversal(versions, {"kept", "compacted"}, lambda _: False)
+    assert [file.path for file in plan.removed] == ["kept"]
+    assert plan.problem is not None
+    assert "version(s) 7, 8" in plan.problem
+
+
+def test_what_only_moves_rows_is_not_reversed() -> None:
+    moved = Version(
+        3,
+        (AddedFile("new", 1, data_change=False),),
+        (RemovedFile("old", data_change=False),),
+    )
+    plan = plan_reversal([moved], {"new"}, lambda _: True)
+    assert (plan.added, plan.removed, plan.problem) == ((), (), None)
+
+
+def test_a_log_entry_that_is_none_is_named_with_its_line() -> None:
+    good = b'{"add": {"path": "day=a%20b/x.parquet", "size": 3, "partitionValues": {}}}'
+    assert decode_version(4, good, "u").added[0].path == "day=a b/x.parquet"
+    with pytest.raises(CorruptStateError, match=r"version 4 .* line 2 of its log entry"):
+        decode_version(4, good + b"\n{no json", "u")
+
+
+def test_bounds_of_times_are_read_as_all_writers_write_them() -> None:
+    for text in ("1970-01-01T00:00:01.500Z", "1970-01-01T00:00:01.500000+00:00"):
+        stats = f'{{"minValues": {{"at": "{text}"}}, "maxValues": {{"at": "{text}"}}}}'
+        assert read_bound(stats, "at", is_upper=False) == 1_500_000
+        # A bound that was cut to milliseconds may hide up to 999 microseconds.
+        assert read_bound(stats, "at", is_upper=True) == 1_500_999
+    assert read_bound('{"minValues": {"at": 3}}', "at", is_upper=False) is None
+    assert read_bound(None, "at", is_upper=False) is None
+
+
+def waiting(
+    version: int, path: str, low: int | None = None, high: int | None = None
+) -> WaitingFile:
+    return WaitingFile(version, RowsAre.ADDED, path, 1, {}, low, high)
+
+
+def test_a_version_is_left_behind_when_all_its_files_are_begun() -> None:
+    place = Place("id", 3, 2)
+    files = [waiting(3, "a"), waiting(3, "b"), waiting(5, "c")]
+    assert find_upto(place, 6, files, frozenset()) == 2
+    assert find_upto(place, 6, files, frozenset({files[0].name})) == 2
+    assert find_upto(place, 6, files, frozenset({f.name for f in files[:2]})) == 4
+    assert find_upto(place, 6, files, frozenset({f.name for f in files})) == 6
+
+
+def test_ended_splits_of_versions_left_behind_are_forgotten_but_the_latest() -> None:
+    names = [waiting(v, "x").name for v in (3, 4, 5)]
+    known = {
+        names[0]: SplitState(ended=True, max_event_time_micros=9),
+        names[1]: SplitState(ended=True, max_event_time_micros=8),
+        names[2]: SplitState(ended=True),
+    }
+    assert find_forgotten(known, Place("id", 3, 4)) == (names[1],)
+
+
+def test_a_file_that_waits_holds_event_time_back_only_if_it_may_be_older() -> None:
+    first, inside, later = (
+        waiting(3, "a", 0, 10),
+        waiting(3, "b", 5, 20),
+        waiting(3, "c", 21, 30),
+    )
+    next_version, unknown = waiting(4, "d", 0, 1), waiting(3, "e")
+
+    def is_held(begun: list[WaitingFile], all_files: list[WaitingFile]) -> bool:
+        return is_watermark_held(all_files, frozenset(f.name for f in begun), None)
+
+    assert is_held([first], [first, inside, later])
+    assert not is_held([first, inside], [first, inside, later])
+    assert not is_held([first], [first, next_version])
+    assert is_held([first], [first, unknown])
+    assert is_watermark_held([first, later], frozenset({first.name}), 25)
+
+
+def test_a_split_of_another_source_is_refused() -> None:
+    with pytest.raises(UserError, match="another source was read under this name"):
+        read_name("bids/mon.jsonl")
+
+
+def test_options_of_stores_are_those_of_the_client() -> None:
+    options = {"path_style": True, "allow_http": True, "region": "x", "max_retries": 3}
+    assert to_client_options("s3://bucket/table", options) == {
+        "virtual_hosted_style_request": "false",
+        "allow_http": "true",
+        "region": "x",
+        "max_retries": "3",
+        "conditional_put": "etag",
+    }
+    with pytest.raises(UserError, match="is a function"):
+        to_client_options("s3://bucket/table", {"credential_provider": print})
+
+
+def test_without_the_client_library_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(UserError, match=r"pip install 'penstock\[delta\]'"):
+        pen.delta("table").source_spec()
+
+
+def test_the_client_library_is_loaded_only_when_a_table_is_opened() -> None:
+    program = (
+        "import penstock as pen, penstock.catalog, sys\n"
+        "pen.Pipeline('p').read('r', pen.list_source([{'n': 1}])).write('o', pen.delta('t'))\n"
+        "assert 'deltalake' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
