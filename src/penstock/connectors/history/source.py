@@ -1,0 +1,430 @@
+"""ConcatSource: a source that reads history to its end, then hands over to the live side.
+
+How it works: a split `#handover` is open as long as history is read. When history has no split
+left, one epoch ends it, and its offset then is the point: where the live side begins. The same
+epoch begins the live side. So whether the hand-over has happened, and where, is decided by the
+state alone, in one step with the rows, and a process that dies on either side of it goes on there.
+From then on history is not asked for anything; its splits are forgotten, and its files may go.
+
+Event time: a source whose splits have all ended has come as far as the furthest of them. Here the
+live side follows, and may be behind that, so `#handover` holds the watermark where all of history
+was when its last epoch began. It does not hold it back before: it follows history's own splits.
+The live side's splits are not known before the hand-over, so they hold nothing back.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.connectors.history.handover import (
+    Handover,
+    find_ends,
+    keep_history,
+    keep_live,
+    merge_ends,
+    resolve,
+)
+from penstock.connectors.history.sides import (
+    HISTORY,
+    LIVE,
+    SideCollector,
+    SideContext,
+    ends_of,
+    inner_states,
+)
+from penstock.core.batch import find_differences
+from penstock.core.clock import DurationLike
+from penstock.core.schema import StreamSchema
+from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.graph.logical import MAIN, OperatorSpec
+from penstock.operators.context import SourceCollector, SourceContext
+from penstock.operators.operator import (
+    DisplayableOperator,
+    SourceFinishType,
+    SourceOperator,
+    SourcePlan,
+)
+from penstock.operators.registry import Configured, OperatorConfig, Registry
+from penstock.operators.splits import SourceBudget, SplitPlan, SplitState, have_ended
+from penstock.state.tables.specs import TableSpec
+
+HANDOVER = "#handover"
+"""The split that ends with the hand-over; its offset is the identity of the
+point and, once it has ended, the offsets behind the rows of history."""
+_MAX_FORGOTTEN = 10_000
+"""How many splits of history an epoch forgets."""
+
+
+@runtime_checkable
+class LiveSource(Protocol):
+    """What a source has that can begin at a point."""
+
+    def begin_at(self, handover: Handover) -> None:
+        """Begin splits of which no epoch has counted at this point, from this call on.
+
+        `check_splits` and `plan_splits` then refuse a point that the source does not hold any
+        longer. It is called on the driver, whenever the point is known.
+        """
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConcatSourceConfig(OperatorConfig):
+    """The config of kind "concat_source"."""
+
+    kind: ClassVar[str] = "concat_source"
+
+    history: Mapping[str, Any]
+    """The kind and the config of the side that is read first."""
+    live: Mapping[str, Any]
+    handover: Handover
+
+
+class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
+    """Reads history, then live. It owns an instance of each."""
+
+    def __init__(self, registry: Registry, config: ConcatSourceConfig) -> None:
+        super().__init__(config)
+        self._history = build_side(registry, config.history)
+        self._live = build_side(registry, config.live)
+        self._stream = common_schema(
+            self._history.output_schema(), self._live.output_schema()
+        )
+        self._handover = resolve(config.handover, self._stream.arrow)
+        if self._handover.kind != "time" and not isinstance(self._live, LiveSource):
+            raise UserError(
+                f"concat_sources: {self._live.name()!r} has no offsets to begin at, as Kafka "
+                "has: hand over at an instant, with at= and by=",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        self._is_live = False
+        """Whether the last plan was one of the live side."""
+
+    # ---- what it declares
+
+    @override
+    def output_schema(self) -> StreamSchema:
+        return self._stream
+
+    @override
+    def side_outputs(self) -> Mapping[str, StreamSchema]:
+        """Return the side outputs of both; one that both have gets the columns of both."""
+        return merge_outputs(self._history.side_outputs(), self._live.side_outputs())
+
+    @override
+    def tables(self) -> list[TableSpec]:
+        return [*self._history.tables(), *self._live.tables()]
+
+    @override
+    def is_rewindable(self) -> bool:
+        return self._history.is_rewindable() and self._live.is_rewindable()
+
+    @override
+    def has_keys_in_several_splits(self) -> bool:
+        sides = (self._history, self._live)
+        return any(side.has_keys_in_several_splits() for side in sides)
+
+    @override
+    def poll_interval(self) -> DurationLike:
+        side = self._live if self._is_live else self._history
+        return side.poll_interval()
+
+    @override
+    def idle_timeout(self) -> DurationLike | None:
+        return self._live.idle_timeout()
+
+    @override
+    def display(self) -> DisplayableOperator:
+        point = self._handover
+        at = f"{point.kind}: {point.by}" if point.kind == "time" else point.kind
+        sides = {"history": str(self._history.display()), "live": str(self._live.display())}
+        return DisplayableOperator(self.name(), {**sides, "handover": at})
+
+    # ---- on the driver
+
+    @override
+    def check_splits(self, known: Mapping[str, SplitState]) -> None:
+        """Let the side that is to be read look at its splits, and live at a point that is given.
+
+        Live is looked for in any case: a wrong address must not be noticed after hours.
+        """
+        _refuse_others(known, self._handover)
+        handed_over = _handed_over(known)
+        if handed_over is None:
+            self._history.check_splits(inner_states(known, HISTORY))
+        if handed_over is not None or self._handover.kind != "columns":
+            # The point of columns is not known before history was read.
+            self._begin_live(handed_over)
+        self._live.check_splits(inner_states(known, LIVE))
+
+    @override
+    def plan_splits(
+        self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
+    ) -> SourcePlan:
+        """Plan history as long as it has rows, then the live side."""
+        _refuse_others(known, self._handover)
+        handed_over = _handed_over(known)
+        self._is_live = handed_over is not None
+        if handed_over is None:
+            states = inner_states(known, HISTORY)
+            plan = self._history.plan_splits(states, budget, now_micros)
+            _check_bounded(plan)
+            if plan.splits or not have_ended(states, is_complete=True):
+                return _plan_history(plan, known, self._handover)
+            handed_over = merge_ends(
+                ends_of(state) for name, state in known.items() if name.startswith(HISTORY)
+            )
+            self._is_live = True
+        self._begin_live(handed_over)
+        plan = self._live.plan_splits(inner_states(known, LIVE), budget, now_micros)
+        return _plan_live(plan, known, handed_over)
+
+    def _begin_live(self, ends: Mapping[str, int] | None) -> None:
+        """Tell the live side where to begin; `ends` is the point that history's rows gave."""
+        handover = self._handover
+        if handover.kind == "columns":
+            handover = replace(handover, offsets=dict(ends or {}))
+        if isinstance(self._live, LiveSource):
+            self._live.begin_at(handover)
+
+    # ---- in tasks
+
+    @override
+    def on_start(self, ctx: SourceContext) -> None:
+        self._history.on_start(SideContext(ctx, HISTORY))
+        self._live.on_start(SideContext(ctx, LIVE))
+
+    @override
+    def run(
+        self, ctx: SourceContext, collector: SourceCollector
+    ) -> SourceFinishType | None:
+        """Read the side that was planned."""
+        point = next((split for split in ctx.splits if split.name == HANDOVER), None)
+        if point is not None:
+            hold_micros, ends = point.end
+            ctx.advance(HANDOVER, (list(self._handover.identity), ends))
+            if hold_micros is not None:
+                ctx.note_event_time(HANDOVER, hold_micros)
+            if ends is not None:
+                ctx.end_split(HANDOVER)
+        finishes = [
+            self._run_side(ctx, collector, prefix)
+            for prefix in (HISTORY, LIVE)
+            if any(split.name.startswith(prefix) for split in ctx.splits)
+        ]
+        return next((finish for finish in finishes if finish is not None), None)
+
+    def _run_side(
+        self, ctx: SourceContext, collector: SourceCollector, prefix: str
+    ) -> SourceFinishType | None:
+        side = self._history if prefix == HISTORY else self._live
+        ends: dict[str, dict[str, int]] | None = None
+        if prefix == HISTORY:
+            ends = {
+                name.removeprefix(prefix): ends_of(state)
+                for name, state in ctx.split_states.items()
+                if name.startswith(prefix)
+            }
+        context = SideContext(ctx, prefix, ends)
+        outputs = {MAIN: side.output_schema(), **side.side_outputs()}
+
+        def keep(rows: pa.RecordBatch, split: str) -> pa.RecordBatch:
+            handover = self._handover
+            if ends is None:
+                return keep_live(rows, handover)
+            if handover.kind == "columns":
+                found = find_ends(rows, handover)
+                ends[split] = merge_ends([ends.get(split, {}), found])
+            return keep_history(rows, handover)
+
+        passing = SideCollector(collector, context, prefix, outputs=outputs, keep=keep)
+        finish = side.run(context, passing)
+        if finish is not SourceFinishType.FINAL:
+            return finish
+        for split in context.splits:
+            context.end_split(split.name)
+        return None
+
+    @override
+    def on_close(self, ctx: SourceContext) -> None:
+        self._history.on_close(SideContext(ctx, HISTORY))
+        self._live.on_close(SideContext(ctx, LIVE))
+
+    @override
+    def release(self) -> None:
+        """Close the connections of both sides."""
+        try:
+            self._history.release()
+        finally:
+            self._live.release()
+
+
+def build_side(registry: Registry, side: Mapping[str, Any]) -> SourceOperator:
+    """Return the source that one side of a config describes."""
+    made = registry.construct(OperatorSpec(side["kind"], side["config"])).operator
+    if isinstance(made, SourceOperator):
+        return made
+    raise UserError(
+        f"{made.name()!r} is no source, so it is no side of concat_sources: give what "
+        "Pipeline.read takes",
+        code=ErrorCode.INVALID_CONFIG,
+    )
+
+
+def common_schema(history: StreamSchema, live: StreamSchema) -> StreamSchema:
+    """Return the columns that both sides have, in history's order; refuse other ones."""
+    for name, side in (("history", history), ("live", live)):
+        if side.is_changelog:
+            raise SchemaError(
+                f"concat_sources: {name} is a changelog, and a point between two sides would part "
+                "a change from the row that it changes. Give rows that are only ever added, and "
+                "make a table of them afterwards, with to_table, from_upserts or from_debezium"
+            )
+    problems = find_differences(live.arrow, history.arrow)
+    if not problems:
+        # What may silently become the other in one direction may not do so in both.
+        problems = find_differences(history.arrow, live.arrow)
+    if problems:
+        raise SchemaError(
+            "concat_sources: both sides must have the same columns. Those of live, compared "
+            f"with history's: {'; '.join(problems)}. Say the columns of each with schema=; "
+            "Kafka's own, such as partition and offset, are in metadata="
+        )
+    times = (history.time_column, live.time_column)
+    if None not in times and times[0] != times[1]:
+        raise SchemaError(
+            f"concat_sources: the event time of history is {times[0]!r}, and that of live is "
+            f"{times[1]!r}: give both the same, with time_column= or in schema=. Files that do not "
+            "say theirs are read in the order of by=, which is then their event time"
+        )
+    fields = [
+        field.with_nullable(field.nullable or live.arrow.field(field.name).nullable)
+        for field in history.arrow
+    ]
+    return StreamSchema(pa.schema(fields), history.time_column or live.time_column)
+
+
+def merge_outputs(
+    history: Mapping[str, StreamSchema], live: Mapping[str, StreamSchema]
+) -> dict[str, StreamSchema]:
+    """Return the side outputs of two sources; one that both have gets the columns of both."""
+    merged = {**live, **history}
+    for name in history.keys() & live.keys():
+        fields = {field.name: field for field in history[name].arrow}
+        for field in live[name].arrow:
+            before = fields.setdefault(field.name, field)
+            if before.type != field.type:
+                raise UserError(
+                    f"both sides of concat_sources have the side output {name!r}, and its "
+                    f"column {field.name!r} is {before.type} in the one and {field.type} in the "
+                    "other",
+                    code=ErrorCode.SCHEMA_MISMATCH,
+                )
+        nullable = [field.with_nullable(True) for field in fields.values()]  # noqa: FBT003
+        merged[name] = StreamSchema(pa.schema(nullable))
+    return merged
+
+
+def _plan_history(
+    plan: SourcePlan, known: Mapping[str, SplitState], handover: Handover
+) -> SourcePlan:
+    """Return an epoch of history as one of the whole source."""
+    # The state of a split that was read holds its part of the point, until live has begun.
+    forgotten = () if handover.kind == "columns" else plan.forgotten
+    hold = _reached_by_all(inner_states(known, HISTORY))
+    held = known.get(HANDOVER, SplitState()).max_event_time_micros
+    splits = _prefixed(plan.splits, HISTORY)
+    if HANDOVER not in known or (hold is not None and (held is None or hold > held)):
+        splits.append(SplitPlan(HANDOVER, None, (hold, None)))
+    return replace(
+        plan,
+        splits=tuple(splits),
+        is_complete=False,
+        waiting=(*(HISTORY + name for name in plan.waiting), HANDOVER),
+        forgotten=tuple(HISTORY + name for name in forgotten),
+    )
+
+
+def _plan_live(
+    plan: SourcePlan, known: Mapping[str, SplitState], handed_over: Mapping[str, int]
+) -> SourcePlan:
+    """Return an epoch of the live side as one of the whole source; the first one hands over."""
+    splits = _prefixed(plan.splits, LIVE)
+    is_first = _handed_over(known) is None
+    if is_first:
+        splits.append(SplitPlan(HANDOVER, None, (None, dict(handed_over))))
+    read = (name for name, s in known.items() if name.startswith(HISTORY) and s.ended)
+    # An epoch that reads nothing is not worth its while.
+    gone = () if is_first or not splits else tuple(islice(sorted(read), _MAX_FORGOTTEN))
+    return replace(
+        plan,
+        splits=tuple(splits),
+        waiting=tuple(LIVE + name for name in plan.waiting),
+        forgotten=(*(LIVE + name for name in plan.forgotten), *gone),
+        holds_watermark=plan.holds_watermark or is_first,
+    )
+
+
+def _prefixed(splits: Iterable[SplitPlan], prefix: str) -> list[SplitPlan]:
+    return [replace(split, name=prefix + split.name) for split in splits]
+
+
+def _reached_by_all(states: Mapping[str, SplitState]) -> int | None:
+    """Return how far event time has come in every split of history; None if that is not known.
+
+    If all that was begun has ended, the next rows come from splits that follow them.
+    """
+    times = [s.max_event_time_micros for s in states.values() if not s.ended]
+    if times:
+        known = [micros for micros in times if micros is not None]
+        return min(known) if len(known) == len(times) else None
+    ended = [s.max_event_time_micros for s in states.values()]
+    return max((micros for micros in ended if micros is not None), default=None)
+
+
+def _handed_over(known: Mapping[str, SplitState]) -> dict[str, int] | None:
+    """Return the offsets at which live began; None as long as history is read."""
+    state = known.get(HANDOVER)
+    return dict(state.offset[1]) if state is not None and state.ended else None
+
+
+def _refuse_others(known: Mapping[str, SplitState], handover: Handover) -> None:
+    """Refuse state of another source, and another point: rows would be missed or come twice."""
+    state = known.get(HANDOVER)
+    before = None if state is None or state.offset is None else tuple(state.offset[0])
+    if before not in (None, handover.identity):
+        raise UserError(
+            f"the hand-over point was {_shown(before)} when this job began, and is "
+            f"{_shown(handover.identity)} now: rows between the two would be missed or come "
+            "twice. Undo the change, or give the step another name to begin anew",
+            code=ErrorCode.INPUT_CHANGED,
+        )
+    for name in known:
+        if name != HANDOVER and not name.startswith((HISTORY, LIVE)):
+            raise UserError(
+                f"the checkpoint has the split {name!r}, which is none of concat_sources: "
+                "another source was read under this name. Give the step another name",
+                code=ErrorCode.UNKNOWN_SPLIT,
+            )
+
+
+def _shown(identity: Any) -> str:
+    return " ".join(str(part) for part in identity if part is not None)
+
+
+def _check_bounded(plan: SourcePlan) -> None:
+    if plan.fed is not None:
+        raise UserError(
+            "history is brought by Spark, and concat_sources reads its sides itself: write the "
+            "rows to files, or read a Delta table",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    if not plan.is_complete:
+        raise UserError(
+            "history never ends, so the live side would never begin: give a source that ends, "
+            "such as files without discover=",
+            code=ErrorCode.INVALID_CONFIG,
+        )
