@@ -1,0 +1,65 @@
+"""A Delta table in the contract suite of sources: every write is a version with one file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from deltalake import DeltaTable, WriterProperties, write_deltalake
+from typing_extensions import override
+
+import penstock as pen
+from penstock.core.schema import StreamSchema
+from penstock.graph.logical import OperatorSpec
+from tests.contract.sources.built_in_sources import drifted
+from tests.contract.sources.source_under_test import (
+    SCHEMA,
+    Drift,
+    Line,
+    SourceUnderTest,
+    row_of,
+)
+
+
+class DeltaUnderTest(SourceUnderTest):
+    """A table in a folder, of files with small row groups."""
+
+    name = "delta"
+    smallest_piece = 4
+    cannot: ClassVar[Mapping[Line, str]] = {
+        Line.BAD_ROWS: "the types are the table's own, so a file that does not fit is refused whole"
+    }
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.table = str(folder / "table")
+        DeltaTable.create(self.table, pa.schema(SCHEMA))
+
+    @override
+    def write(self, numbers: Sequence[int]) -> None:
+        self._append(pa.Table.from_pylist([row_of(n) for n in numbers], SCHEMA))
+
+    @override
+    def write_drifted(self, numbers: Sequence[int], drift: Drift) -> None:
+        rows: Any = pa.Table.from_pylist(drifted(numbers, drift))
+        if drift is Drift.OTHER_TYPE:
+            write_deltalake(self.table, rows, mode="overwrite", schema_mode="overwrite")
+        else:
+            self._append(rows)
+
+    def _append(self, rows: pa.Table) -> None:
+        write_deltalake(
+            self.table,
+            rows,
+            mode="append",
+            schema_mode="merge",
+            writer_properties=WriterProperties(max_row_group_size=self.smallest_piece),
+        )
+
+    @override
+    def spec(self, *, follows: bool, diverts_bad: bool = False) -> OperatorSpec:
+        return pen.delta(
+            self.table,
+            schema=StreamSchema(SCHEMA, time_column="at"),
+            follow=self.poll if follows else False,
+        ).source_spec()
