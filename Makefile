@@ -1,7 +1,8 @@
 # Every command of the project. Plain `make` lists them; `make check` is precisely what CI runs.
 #
-# Needs python3 >= 3.11, make, bash and a package index. Writes nothing outside this folder but
-# package caches and, where no Java 17+ is found, a JRE from the system's packages.
+# Needs python3 >= 3.11, make, bash and a package index; Maven and Go for `make servers`. Writes
+# nothing outside this folder but package caches, servers in the user's cache folder and, where no
+# Java 17+ is found, a JRE from the system's packages.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -61,6 +62,10 @@ setup: $(READY) ## Build .venv from the lock file; install a JRE where no Java 1
 java: ## Find Java 17+ or install a JRE; fails where it can do neither
 	bash scripts/ensure_java.sh
 
+.PHONY: servers
+servers: $(READY) ## Install Kafka and an S3 server into the user's cache folder (needs mvn and go)
+	$(BIN)/python -m scripts.servers install kafka s3
+
 .PHONY: lock
 lock: $(READY) ## Pin requirements/*.txt again (LOCK_ARGS=--upgrade for newer versions)
 	bash scripts/lock.sh $(LOCK_ARGS)
@@ -69,6 +74,11 @@ lock: $(READY) ## Pin requirements/*.txt again (LOCK_ARGS=--upgrade for newer ve
 demo: $(READY) ## Run a stateful job on Spark, kill it half-way, go on, prove nothing was lost
 	@bash scripts/ensure_java.sh
 	@$(BIN)/python -m examples.demo $(DEMO_ARGS)
+
+.PHONY: demo-kafka
+demo-kafka: $(READY) ## Kafka to Kafka and Delta: killed twice, rescaled, proven (needs mvn)
+	@bash scripts/ensure_java.sh
+	@$(BIN)/python -m examples.kafka_demo $(DEMO_ARGS)
 
 # ---- checks
 
@@ -101,7 +111,19 @@ KEYLESS := architecture contract/object_stores crash/test_damaged_protocol_objec
 # With the lighter profile: what collisions could break shows in few examples. Without Spark,
 # which runs the same code.
 test-hash8: $(READY) ## The tests with the key hash cut to 8 bits: collisions are legal
-	HYPOTHESIS_PROFILE=default PENSTOCK_HASH_BITS=8 $(PYTEST) $(PROCESSES) -m "not spark" $(KEYLESS:%=--ignore=tests/%) $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=default PENSTOCK_HASH_BITS=8 PENSTOCK_TEST_SERVERS= \
+		$(PYTEST) $(PROCESSES) -m "not spark" $(KEYLESS:%=--ignore=tests/%) $(PYTEST_ARGS)
+
+.PHONY: test-servers
+test-servers: servers ## The tests that need a server: Kafka, S3
+	@bash scripts/ensure_java.sh
+	PENSTOCK_TEST_SERVERS=require $(PYTEST) $(PROCESSES) -m "kafka or s3" $(PYTEST_ARGS)
+
+.PHONY: soak
+soak: servers ## The tests that need a server, in their long versions: takes hours
+	@bash scripts/ensure_java.sh
+	HYPOTHESIS_PROFILE=nightly PENSTOCK_TEST_SERVERS=require $(PYTEST) $(PROCESSES) \
+		--timeout=7200 -o faulthandler_timeout=7200 -m "kafka or s3" $(PYTEST_ARGS)
 
 .PHONY: coverage
 coverage: $(READY) ## Branch coverage of all tests; the protocol's must be complete
@@ -123,10 +145,12 @@ docs: $(DOCS_READY) ## Build the documentation as a site into site/; fails on a 
 	@echo "docs: open site/index.html"
 
 .PHONY: check
+check: export PENSTOCK_TEST_SERVERS = require
 check: ## Precisely what CI runs
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory proto-check
 	$(MAKE) --no-print-directory docs
+	$(MAKE) --no-print-directory servers
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory test-hash8
 

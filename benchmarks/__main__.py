@@ -24,6 +24,7 @@ LIBRARIES = (
     "numpy",
     "polars",
     "obstore",
+    "deltalake",
     "duckdb",
     "pyspark",
     "protobuf",

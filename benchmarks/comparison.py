@@ -2,9 +2,10 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import duckdb
 from pyspark.sql import DataFrame
@@ -34,6 +35,8 @@ FIGURES = (
 )
 _FOLDER = Path(__file__).resolve().parent / "results"
 
+Side: TypeAlias = Callable[..., Row]
+
 
 def compare(
     name: str,
@@ -50,33 +53,66 @@ def compare(
     settled_after: int = SETTLED_AFTER,
 ) -> Row:
     """Run Penstock, then the peer on both of its stores, on the same files."""
-    files, few = read_from.folder(quick=quick), read_from.warm_up_folder()
     settled_after = QUICK_SETTLED_AFTER if quick else settled_after
+    pipeline = partial(
+        run_pipeline,
+        build,
+        rows_per_epoch=default_rows_per_epoch(),
+        settled_after=settled_after,
+        columns=columns,
+        read_from=read_from,
+    )
+    peers = {
+        store: partial(
+            run_query,
+            query,
+            store,
+            mode=mode,
+            settled_after=settled_after,
+            read_from=read_from,
+        )
+        for store in (ROCKSDB, DEFAULT)
+    }
+    return compare_sides(
+        name,
+        pipeline,
+        peers,
+        read_from.warm_up_folder(),
+        read_from.folder(quick=quick),
+        agree=agree,
+        goal=goal,
+        goal_default=goal_default,
+        quick=quick,
+    )
+
+
+def compare_sides(
+    name: str,
+    pipeline: Side,
+    peers: Mapping[str, Side],
+    few: object,
+    everything: object,
+    *,
+    agree: Callable[[Path, Path], str | None],
+    goal: float,
+    goal_default: float,
+    quick: bool,
+) -> Row:
+    """Run one query on each side, warm, and return the row: figures, ratios, agreement.
+
+    `peers` are the sides of Structured Streaming by store. Each side gets what it reads, `few`
+    of it to get warm, and a folder in which its results are to be `out`.
+    """
     _FOLDER.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_FOLDER))
     try:
-        pipeline = partial(
-            run_pipeline,
-            build,
-            rows_per_epoch=default_rows_per_epoch(),
-            settled_after=settled_after,
-            columns=columns,
-            read_from=read_from,
-        )
-        own = run_side(run_warm, pipeline, few, files, folder / "own", quick=quick)
+        own = run_side(run_warm, pipeline, few, everything, folder / "own", quick=quick)
         row: Row = {"name": name, **_figures("penstock", own)}
         problems = []
         for label, store in (("rocksdb", ROCKSDB), ("default", DEFAULT)):
             theirs = folder / label
-            streaming = partial(
-                run_query,
-                query,
-                store,
-                mode=mode,
-                settled_after=settled_after,
-                read_from=read_from,
-            )
-            peer = run_side(run_warm, streaming, few, files, theirs, quick=quick)
+            side = peers[store]
+            peer = run_side(run_warm, side, few, everything, theirs, quick=quick)
             row |= _figures(label, peer)
             ratio = own["rows_per_second"] / peer["rows_per_second"]
             row["ratio" if label == "rocksdb" else "ratio_default"] = round(ratio, 2)

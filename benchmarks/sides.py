@@ -47,9 +47,14 @@ def _plain_errors(function: Callable[..., Row], *arguments: Any, **options: Any)
 
 
 def run_warm(
-    function: Callable[..., Row], few: Path, files: Path, folder: Path, *, quick: bool
+    function: Callable[..., Row],
+    few: object,
+    everything: object,
+    folder: Path,
+    *,
+    quick: bool,
 ) -> Row:
-    """Run a side on few files again and again before all of them are timed.
+    """Run a side on few rows again and again before all of them are timed.
 
     All sides warm up for the same time: a JVM gets fast by the second, not by the row.
     """
@@ -57,7 +62,7 @@ def run_warm(
     while time.monotonic() < warm:
         function(few, folder / "warm-up", settled_after=0)
         shutil.rmtree(folder / "warm-up")
-    return function(files, folder)
+    return function(everything, folder)
 
 
 def tree_of(root: int) -> list[int]:

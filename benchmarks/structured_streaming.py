@@ -4,8 +4,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -25,9 +26,16 @@ SETTLED_AFTER, QUICK_SETTLED_AFTER = 5, 2
 """Triggers and epochs that are not timed: JVMs warm up and state gets its first size."""
 
 
-def open_peer(store: str) -> SparkSession:
-    """Start Spark for the peer alone, as its users would."""
-    builder = SparkSession.builder.master(f"local[{CORES}]").appName("peer")
+def open_peer(store: str, *, jars: Sequence[Path] = (), slots: int = CORES) -> SparkSession:
+    """Start Spark for the peer alone, as its users would.
+
+    `slots` are the tasks that run at once; there are no more cores for them.
+    """
+    builder = SparkSession.builder.master(f"local[{slots}]").appName("peer")
+    if jars:
+        # What `spark.jars` does for a cluster; a JVM that is started anew needs no copy.
+        classes = os.pathsep.join(map(str, jars))
+        builder = builder.config("spark.driver.extraClassPath", classes)
     spark = (
         builder.config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "6g")  # the default store keeps all state there
@@ -143,6 +151,25 @@ def run_query(
     """Run a query over all files; results go to Parquet below `folder`."""
     session = open_peer(store)
     frame = query(read_files(session, files, read_from))
+    # A query that reads its input twice counts its rows twice.
+    return run_to_end(
+        frame,
+        folder,
+        mode=mode,
+        settled_after=settled_after,
+        rows_in=lambda _: rows_per_trigger(),
+    )
+
+
+def run_to_end(
+    frame: DataFrame,
+    folder: Path,
+    *,
+    mode: str,
+    settled_after: int,
+    rows_in: Callable[[Mapping[str, Any]], int],
+) -> Row:
+    """Run a stream over all there is, and stop its session; `rows_in` counts a trigger's rows."""
     checkpoint, out = folder / "checkpoint", folder / "out"
     writer = frame.writeStream.outputMode(mode).option(
         "checkpointLocation", str(checkpoint)
@@ -160,10 +187,10 @@ def run_query(
     running.awaitTermination()
     seconds = time.perf_counter() - started
     triggers = [progress for progress in running.recentProgress if progress["numInputRows"]]
-    settled = [t["durationMs"]["triggerExecution"] / 1e3 for t in triggers[settled_after:]]
-    # A query that reads its input twice counts its rows twice.
-    rows = len(settled) * rows_per_trigger()
-    session.stop()
+    timed = triggers[settled_after:]
+    settled = [t["durationMs"]["triggerExecution"] / 1e3 for t in timed]
+    rows = sum(map(rows_in, timed))
+    frame.sparkSession.stop()
     return {
         "seconds": round(sum(settled), 3),
         "rows": rows,

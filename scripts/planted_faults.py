@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".toml")
-COPIED = ("src", "tests", "pyproject.toml")
+COPIED = ("src", "tests", "scripts", "pyproject.toml")
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider")
 LONGEST_SECONDS = 900
 QUICK_PROFILE = """

@@ -17,7 +17,9 @@ import pytest
 from hypothesis import settings
 
 from penstock.core import settings as penstock_settings
-from tests.builders.spark_home import RUN_FOLDER
+from tests.builders.spark_home import RUN_FOLDER, RUN_PID
+
+pytest_plugins = ["tests.builders.servers"]
 
 settings.register_profile(
     "default", deadline=None, max_examples=50, stateful_step_count=30, print_blob=True
@@ -43,7 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         folder = tempfile.mkdtemp(prefix="penstock-run-")
         os.environ[RUN_FOLDER] = folder
+        os.environ[RUN_PID] = str(os.getpid())
         config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
+        # Cleaned up in the opposite order: nothing writes to the folder while it goes.
+        from tests.builders.servers import end_servers
+
+        config.add_cleanup(partial(end_servers, folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

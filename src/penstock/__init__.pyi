@@ -9,13 +9,21 @@ from .api.lookups import lookup_stream as lookup_stream
 from .api.pipeline import Pipeline as Pipeline
 from .api.stream import KeyedStream as KeyedStream
 from .api.stream import Stream as Stream
+from .connectors.delta.connector import delta as delta
+from .connectors.delta.lookup import lookup_delta as lookup_delta
 from .connectors.files.committed import CommittedFile as CommittedFile
 from .connectors.files.committed import committed_files as committed_files
 from .connectors.files.committed import read_committed as read_committed
 from .connectors.files.connector import files as files
 from .connectors.files.latest import read_latest as read_latest
 from .connectors.files.lookup import lookup_files as lookup_files
+from .connectors.formats.record_format import BadRecord as BadRecord
+from .connectors.formats.record_format import Decoded as Decoded
+from .connectors.formats.record_format import RecordFormat as RecordFormat
+from .connectors.formats.registry import record_format as record_format
+from .connectors.history.connector import concat_sources as concat_sources
 from .connectors.impulse import impulse as impulse
+from .connectors.kafka.connector import kafka as kafka
 from .connectors.memory import list_sink as list_sink
 from .connectors.memory import list_source as list_source
 from .connectors.nexmark.source import nexmark as nexmark
@@ -73,6 +81,7 @@ from .operators.aggregates.pairs import regr_sxy as regr_sxy
 from .operators.aggregates.pairs import regr_syy as regr_syy
 from .operators.joins.sides import BAD_RIGHT as BAD_RIGHT
 from .operators.joins.sides import LATE_RIGHT as LATE_RIGHT
+from .operators.secret_options import secret as secret
 from .operators.udfs.specs import async_udf as async_udf
 from .operators.udfs.specs import call_udf as call_udf
 from .operators.udfs.specs import native_udf as native_udf
@@ -104,8 +113,10 @@ __all__ = [
     "MAIN",
     "Aggregate",
     "AttachedJob",
+    "BadRecord",
     "Checkpoints",
     "CommittedFile",
+    "Decoded",
     "ExternalError",
     "JobPhase",
     "JobStatus",
@@ -113,6 +124,7 @@ __all__ = [
     "PenstockError",
     "Pipeline",
     "Progress",
+    "RecordFormat",
     "RunningJob",
     "StartCheck",
     "StopMode",
@@ -140,6 +152,7 @@ __all__ = [
     "collect_list",
     "collect_set",
     "committed_files",
+    "concat_sources",
     "corr",
     "count",
     "count_distinct",
@@ -147,14 +160,17 @@ __all__ = [
     "covar_samp",
     "dataframe",
     "dataframes",
+    "delta",
     "exit_code",
     "files",
     "first",
     "for_each_epoch",
     "impulse",
+    "kafka",
     "last",
     "list_sink",
     "list_source",
+    "lookup_delta",
     "lookup_files",
     "lookup_frame",
     "lookup_function",
@@ -167,6 +183,7 @@ __all__ = [
     "nexmark",
     "quantile",
     "read_committed",
+    "record_format",
     "regr_avgx",
     "regr_avgy",
     "regr_count",
@@ -179,6 +196,7 @@ __all__ = [
     "restarts",
     "retention",
     "same_window",
+    "secret",
     "session",
     "sliding",
     "stddev",

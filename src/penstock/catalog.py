@@ -5,9 +5,15 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from penstock.connectors import impulse, memory, stdout
+from penstock.connectors.delta import lookup as delta_lookup
+from penstock.connectors.delta import sink as delta_sink
+from penstock.connectors.delta import source as delta_source
 from penstock.connectors.files import lookup as files_lookup
 from penstock.connectors.files import sink as files_sink
 from penstock.connectors.files import source as files_source
+from penstock.connectors.history import source as history_source
+from penstock.connectors.kafka import sink as kafka_sink
+from penstock.connectors.kafka import source as kafka_source
 from penstock.connectors.nexmark import rows as nexmark_rows
 from penstock.connectors.nexmark import source as nexmark
 from penstock.operators import event_time, expressions, stateless, user_functions
@@ -58,6 +64,10 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (memory.ListSinkConfig, memory.ListSink),
     (files_source.FilesSourceConfig, files_source.FilesSource),
     (files_sink.FilesSinkConfig, files_sink.FilesSink),
+    (kafka_source.KafkaSourceConfig, kafka_source.KafkaSource),
+    (delta_source.DeltaSourceConfig, delta_source.DeltaSource),
+    (delta_sink.DeltaSinkConfig, delta_sink.DeltaSink),
+    (kafka_sink.KafkaSinkConfig, kafka_sink.KafkaSink),
     (impulse.ImpulseConfig, impulse.ImpulseSource),
     (stdout.StdoutConfig, stdout.StdoutSink),
     (stdout.BlackholeConfig, stdout.Blackhole),
@@ -87,6 +97,7 @@ _KINDS: tuple[tuple[type[OperatorConfig], _Build], ...] = (
     (session_join.SessionJoinConfig, session_join.SessionJoin),
     (table_output.TableJoinConfig, table_join.TableJoin),
     (files_lookup.FilesLookupConfig, lookup_join.LookupJoin),
+    (delta_lookup.DeltaLookupConfig, lookup_join.LookupJoin),
     (lookup_join.FrameLookupConfig, lookup_join.LookupJoin),
     (stream_lookup.StreamLookupConfig, stream_lookup.StreamLookup),
     (version_lookup.VersionLookupConfig, version_lookup.VersionLookup),
@@ -105,6 +116,8 @@ def default_registry(*, load_plugins: bool = True) -> Registry:
     for config, build in _KINDS:
         registry.add(config.kind, config, build)
     registry.add(nexmark.KIND, nexmark_rows.NexmarkConfig, nexmark.NexmarkSource)
+    concat = history_source.ConcatSourceConfig
+    registry.add(concat.kind, concat, partial(history_source.ConcatSource, registry))
     # These two are built with the registry, which loads libraries and knows UDFs by name.
     native_udf, call_udf = specs.NativeUdfSpec, specs.CallUdfSpec
     registry.add(native_udf.kind, native_udf, partial(native.NativeUdf, registry))

@@ -57,6 +57,8 @@ for name in sys.argv[1:]:
     os.chdir("..")
 sys.exit(not is_true)
 """
+KAFKA = "localhost:9092"
+"""Where documents find a broker."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 
@@ -83,26 +85,37 @@ def needs_spark(block: Block) -> bool:
     return "from pyspark" in block.text
 
 
+def needs_kafka(block: Block) -> bool:
+    """Tell whether a block talks to a broker; it then meets that of the tests."""
+    return KAFKA in block.text
+
+
+def marks_of(block: Block) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.kafka] if needs_kafka(block) else []
+    return [*marks, pytest.mark.spark, pytest.mark.slow] if needs_spark(block) else marks
+
+
 RUN_BLOCKS = [
-    pytest.param(
-        block,
-        marks=[pytest.mark.spark, pytest.mark.slow] if needs_spark(block) else [],
-        id=block.label,
-    )
-    for block in PYTHON_BLOCKS
+    pytest.param(block, marks=marks_of(block), id=block.label) for block in PYTHON_BLOCKS
 ]
 
 
 @pytest.mark.parametrize("block", RUN_BLOCKS)
 def test_a_python_block_runs_and_prints_what_it_claims(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: Block,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    text = block.text
+    if needs_kafka(block):
+        text = text.replace(KAFKA, request.getfixturevalue("kafka").bootstrap)
     if needs_spark(block):
         shared_session()  # what the block's getOrCreate then finds
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(block.text, block.label, "exec"), {"__name__": "__main__"})  # noqa: S102
+        exec(compile(text, block.label, "exec"), {"__name__": "__main__"})  # noqa: S102
     claimed = expected_output(block)
     assert claimed is None or printed.getvalue() == claimed
 

@@ -18,6 +18,8 @@ import pyspark
 
 RUN_FOLDER = "PENSTOCK_TEST_RUN_FOLDER"
 """The variable by which all processes of one run know its folder (`tests/conftest.py`)."""
+RUN_PID = "PENSTOCK_TEST_RUN_PID"
+"""The variable by which they know the process that ends last."""
 QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -Xlog:disable"
