@@ -27,11 +27,12 @@ def lines(*records: bytes) -> bytes:
     return b"".join(record + b"\n" for record in records)
 
 
-def check(text: bytes) -> pa.Table | None:
+def check(text: bytes, *, ignores_extra: bool = False) -> pa.Table | None:
     """Return the rows of a text, after comparing them with Arrow's."""
-    rows = QuickJson(SCHEMA, min_bytes=0).parse(pa.py_buffer(text))
+    quick = QuickJson(SCHEMA, ignores_extra=ignores_extra, min_bytes=0)
+    rows = quick.parse(pa.py_buffer(text))
     if rows is not None:
-        assert rows.equals(read_objects(text, SCHEMA, ignores_extra=False))
+        assert rows.equals(read_objects(text, SCHEMA, ignores_extra=ignores_extra))
     return rows
 
 
@@ -103,7 +104,7 @@ fitting = {
 }
 pairs = st.one_of(
     *(st.tuples(st.just(key), value) for key, value in fitting.items()),
-    st.tuples(st.sampled_from([*fitting, b"more", b""]), fragments),
+    st.tuples(st.sampled_from([*fitting, b"more", b"other", b""]), fragments),
 )
 objects = st.lists(pairs, max_size=7) | st.tuples(
     *(st.tuples(st.just(key), value) for key, value in fitting.items())
@@ -120,6 +121,33 @@ records = objects.map(
 @example([b'{"s": "a", "s": "b"}', b'{"n": null}'])
 def test_rows_are_those_of_arrow_or_none(batch: list[bytes]) -> None:
     check(lines(*batch))
+    check(lines(*batch), ignores_extra=True)
+
+
+with_more = st.builds(
+    lambda value, key: PLAIN[:-1] + b', "' + key + b'": ' + value + b"}",
+    fragments,
+    st.sampled_from([b"more", b"other"]),
+)
+
+
+@given(st.lists(with_more, min_size=1, max_size=4))
+@example([b'{"more": 5}', b'{"more": "5"}'])
+@example([b'{"more": "a"}', b'{"more": 5}', b'{"more": null}'])
+@example([b'{"more": 1}', b'{"more": {"n": 1}}'])
+@example([b'{"more": 1, "more": 2}', b'{"n": 1}'])
+@example([b'{"more": 1.5}', b'{"more": 1e999}'])
+def test_skipped_keys_change_no_row(batch: list[bytes]) -> None:
+    check(lines(*batch), ignores_extra=True)
+
+
+def test_keys_that_the_first_record_has_are_skipped_quickly() -> None:
+    more = b', "more": "a b", "other": 1.5, "yes": true, "few": 7}'
+    rows = check(lines(PLAIN[:-1] + more, PLAIN, PLAIN[:-1] + more), ignores_extra=True)
+    assert rows is not None
+    assert rows.column_names == SCHEMA.names
+    later = lines(PLAIN, PLAIN[:-1] + b', "more": 1}')
+    assert check(later, ignores_extra=True) is None
 
 
 def test_plain_records_are_read_quickly_and_absent_keys_are_null() -> None:

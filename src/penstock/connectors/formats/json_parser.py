@@ -59,7 +59,7 @@ class JsonParser:
         self._schema = schema
         self._optional = frozenset(optional)
         self._rules = DriftRules() if rules is None else rules
-        self._quick = QuickJson(schema)
+        self._quick = QuickJson(schema, ignores_extra=self._rules.on_new == "ignore")
         self._castable = pa.schema([f for f in schema if _is_castable(f.type)])
         self._strict = pa.schema([f for f in schema if not _is_castable(f.type)])
 

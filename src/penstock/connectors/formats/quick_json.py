@@ -9,7 +9,8 @@ How it is certain: there is no backslash in the text, so there are no escapes, a
 around keys and strings alone. No text that was found could be a number, a boolean, an object or
 an array. Then a row has at least two quotes for each value that was found, around its key, and
 two more if the value is text. If the whole text has no more quotes than that, no row has: each
-key occurs once, none is there that is not wanted, and none is null but by its absence.
+key occurs once, none is there that was not read, and none is null but by its absence.
+Keys that are to be skipped are read, too, to be counted: those of the first record.
 
 Texts of many producers are so: whole numbers, fractions and plain text, each column in each
 record. Where a text is not, its first record mostly shows it, before anything is parsed in vain;
@@ -42,13 +43,28 @@ _KINDS: Final[Mapping[pa.DataType, type[pl.DataType]]] = {
     pa.large_string(): pl.String,
 }
 """The types that both read alike. Narrower floats would be rounded twice."""
+_PLAIN_KINDS: Final[Mapping[type, type[pl.DataType]]] = {
+    int: pl.Int64,
+    float: pl.Float64,
+    bool: pl.Boolean,
+    str: pl.String,
+}
+"""How values of keys are read that are skipped."""
 
 
 class QuickJson:
     """Parses texts for one schema. Used by one thread."""
 
-    def __init__(self, schema: pa.Schema, min_bytes: int = _MIN_BYTES) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        ignores_extra: bool = False,
+        min_bytes: int = _MIN_BYTES,
+    ) -> None:
+        """Parse for a schema; keys that it does not name are skipped, or Arrow refuses them."""
         self._schema = schema
+        self._ignores_extra = ignores_extra
         self._min_bytes = min_bytes
         kinds = {field.name: _kind_of(field.type) for field in schema}
         self._kinds: Any = kinds
@@ -77,40 +93,48 @@ class QuickJson:
 
     def _parse(self, text: Any) -> pa.Table | None:
         characters = np.frombuffer(text, dtype=np.uint8)
-        if not self._begins_plainly(text) or (characters == _BACKSLASH).any():
+        extra = self._find_extra(text)
+        if extra is None or (characters == _BACKSLASH).any():
             return None
         try:
-            found = pl.read_ndjson(bytes(text), schema=self._kinds)
+            found = pl.read_ndjson(bytes(text), schema={**self._kinds, **extra})
             columns = [_to_column(found[field.name], field.type) for field in self._schema]
+            skipped = [found[name].to_arrow() for name in extra]
         except (pl.exceptions.PolarsError, pa.ArrowInvalid):
             return None
-        if any(_may_be_something_else(column) for column in columns):
+        if any(_may_be_something_else(column) for column in (*columns, *skipped)):
             return None
-        kinds = found.dtypes
         told = sum(
-            (len(column) - column.null_count) * (4 if kind == pl.String else 2)
-            for column, kind in zip(columns, kinds, strict=True)
+            (len(values) - values.null_count()) * (4 if values.dtype == pl.String else 2)
+            for values in found
         )
         if np.count_nonzero(characters == _QUOTE) != told:
             return None
         return pa.Table.from_arrays(columns, self._schema.names)
 
-    def _begins_plainly(self, text: Any) -> bool:
-        """Tell whether the first record of a text has nothing that would be left to Arrow."""
+    def _find_extra(self, text: Any) -> Mapping[str, type[pl.DataType]] | None:
+        """Return the keys to be skipped that the first record of a text has, and their types.
+
+        None if it has anything that would be left to Arrow.
+        """
         line = bytes(memoryview(text)[:_MIN_BYTES]).partition(b"\n")[0]
         try:
             first = json.loads(line)
         except (ValueError, RecursionError):
-            return False
-        return (
-            isinstance(first, dict)
-            and first.keys() <= self._kinds.keys()
-            and None not in first.values()
-            and not any(
-                isinstance(value, str) and re.fullmatch(_SOMETHING_ELSE, value)
-                for value in first.values()
-            )
-        )
+            return None
+        if not isinstance(first, dict) or any(
+            isinstance(value, str) and re.fullmatch(_SOMETHING_ELSE, value)
+            for value in first.values()
+        ):
+            return None
+        extra = {
+            name: _PLAIN_KINDS.get(type(value))
+            for name, value in first.items()
+            if value is None or name not in self._kinds
+        }
+        if (extra and not self._ignores_extra) or None in extra.values():
+            return None
+        return {name: kind for name, kind in extra.items() if kind is not None}
 
 
 def _kind_of(kind: Any) -> Any:

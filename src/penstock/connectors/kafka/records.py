@@ -5,15 +5,16 @@ a time, while they are in the processor's cache, and only for what somebody aske
 kept of them is a `Chunk`. A hundred thousand records are then decoded at once.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.connectors.formats.record_format import BadRecord, RecordFormat
 from penstock.connectors.kafka.positions import Partition
@@ -45,11 +46,13 @@ BAD_RECORDS = StreamSchema(
 )
 """What the side output `BAD` of a Kafka source holds: a record as it was, and the reason."""
 
-_GATHERED: Mapping[str, Callable[[Any], Any]] = {
-    name: methodcaller(name) for name in ("key", "headers", "timestamp")
-}
+_GATHERED = frozenset({"key", "headers", "timestamp"})
 """What has to be asked of every message; the others follow from its chunk."""
+_LISTED: Mapping[str, Callable[[Any], Any]] = {
+    name: methodcaller(name) for name in ("key", "headers")
+}
 _SAMPLE_CHARACTERS = 200
+_SECOND = itemgetter(1)
 
 
 def gathered_kinds(
@@ -60,8 +63,8 @@ def gathered_kinds(
     if format_.reads_keys:
         asked.add("key")
     if diverts_bad:
-        asked |= _GATHERED.keys()
-    return frozenset(asked & _GATHERED.keys())
+        asked |= _GATHERED
+    return frozenset(asked) & _GATHERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +75,19 @@ class Chunk:
     values: Any
     """An Arrow array of bytes."""
     gathered: Mapping[str, list[Any]]
-    """By kind, as the client library gives it."""
+    """Keys and headers, if wanted, as the client library gives them."""
+    millis: npt.NDArray[np.int64] | None
+    """The timestamps, if wanted; -1 for a record that has none."""
     last_millis: int | None
     """The timestamp of the last record."""
     size_bytes: int
     """The size of the values."""
 
     @classmethod
-    def of(cls, messages: Sequence[Any], kinds: Iterable[str]) -> "Chunk":
-        """Gather what is wanted of messages without errors."""
+    def of(
+        cls, messages: Sequence[Any], kinds: Collection[str], *, can_be_cut: bool = False
+    ) -> "Chunk":
+        """Gather what is wanted of messages without errors, and what `cut` needs, if it may."""
         # The methods of the class: a fourth of what it takes to call them by name.
         message = type(messages[0])
         first, last = messages[0].offset(), messages[-1].offset()
@@ -89,12 +96,39 @@ class Chunk:
         else:
             offsets = np.fromiter(map(message.offset, messages), np.int64, len(messages))
         values, size_bytes = _to_bytes(list(map(message.value, messages)))
+        millis = None
+        if can_be_cut or "timestamp" in kinds:
+            timestamps = map(message.timestamp, messages)
+            millis = np.fromiter(map(_SECOND, timestamps), np.int64, len(messages))
         return cls(
             offsets,
             values,
-            {kind: list(map(_GATHERED[kind], messages)) for kind in kinds},
-            _millis(messages[-1].timestamp()),
+            {kind: list(map(_LISTED[kind], messages)) for kind in kinds if kind in _LISTED},
+            millis,
+            _known_millis(messages[-1].timestamp()[1]),
             size_bytes,
+        )
+
+    def cut(self, end: int) -> "tuple[Chunk | None, Chunk | None]":
+        """Return the records before an offset, and those at or behind it; None for none."""
+        place = int(np.searchsorted(self.offsets, end))
+        if place == 0:
+            return None, self
+        if place == len(self.offsets):
+            return self, None
+        return self._part(slice(place)), self._part(slice(place, None))
+
+    def _part(self, part: slice) -> "Chunk":
+        if self.millis is None:
+            raise TypeError("only a chunk made with can_be_cut=True can be cut")
+        values, millis = self.values[part], self.millis[part]
+        return Chunk(
+            self.offsets[part],
+            values,
+            {kind: found[part] for kind, found in self.gathered.items()},
+            millis,
+            _known_millis(int(millis[-1])),
+            int(pc.sum(pc.binary_length(values)).as_py() or 0),
         )
 
 
@@ -128,6 +162,14 @@ class Piece:
         """The values, as one array of bytes."""
         return pa.concat_arrays([chunk.values for chunk in self.chunks])
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What is known of all records."""
+        asked = set(self.chunks[0].gathered)
+        if all(chunk.millis is not None for chunk in self.chunks):
+            asked.add("timestamp")
+        return frozenset(asked | (METADATA_TYPES.keys() - _GATHERED))
+
     def column(self, kind: str) -> Any:
         """Return what Kafka knows of the records, as an array."""
         match kind:
@@ -138,7 +180,7 @@ class Piece:
             case "partition":
                 return self._repeated(self.partition.number, kind)
             case "timestamp":
-                return _to_times(self._gathered(kind))
+                return _to_times(np.concatenate([chunk.millis for chunk in self.chunks]))
             case "headers":
                 return pa.array([each or [] for each in self._gathered(kind)], _HEADERS)
             case _:
@@ -229,7 +271,7 @@ def refuse_bad(bad: pa.Table, failing: int | None = None) -> UserError:
 
 def _bad_rows(piece: Piece, bad: Sequence[BadRecord]) -> pa.Table:
     places = pa.array([record.index for record in bad], pa.int64())
-    known = piece.chunks[0].gathered.keys() | (METADATA_TYPES.keys() - _GATHERED.keys())
+    known = piece.kinds
     columns = [
         piece.values.take(places),
         *(
@@ -243,12 +285,11 @@ def _bad_rows(piece: Piece, bad: Sequence[BadRecord]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=BAD_RECORDS.arrow)
 
 
-def _millis(timestamp: tuple[int, int]) -> int | None:
+def _known_millis(millis: int) -> int | None:
     # Records of very old producers have none, which the client tells as -1.
-    return None if timestamp[1] < 0 else timestamp[1]
+    return None if millis < 0 else millis
 
 
-def _to_times(timestamps: list[tuple[int, int]]) -> Any:
-    millis = np.array([each[1] for each in timestamps], np.int64)
+def _to_times(millis: npt.NDArray[np.int64]) -> Any:
     times = pa.array(millis * 1_000, mask=millis < 0)
     return times.view(METADATA_TYPES["timestamp"])
