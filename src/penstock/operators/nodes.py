@@ -140,6 +140,11 @@ class OperatorNode(Generic[InstanceT, ContextT, CollectorT]):
             # Its epochs are published or void by now, so there is nothing left to fail.
             _log.exception("operator %r failed in release", str(self.task.operator))
 
+    def skip_epochs(self) -> None:
+        """Go on after epochs that ran elsewhere: with another operator, unless this one may."""
+        if "instance" in self.__dict__ and not self.call("can_skip_epochs"):
+            self.forget()
+
     def begin_epoch(
         self, terms: EpochTerms, watermark: EventTime | None, outlets: Targets
     ) -> None:

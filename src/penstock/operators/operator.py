@@ -274,6 +274,14 @@ class ArrowOperator(ABC):
         `on_start`. A sink raises `UserError` or `StateError` that says what to do.
         """
 
+    def can_skip_epochs(self) -> bool:
+        """Return whether it may go on after epochs that another process ran.
+
+        Only one that holds nothing of earlier epochs may, such as one that only keeps
+        connections open. Others are released, and built again on the tables.
+        """
+        return False
+
     def release(self) -> None:
         """Close connections; the instance is not used again. A dying process does not call it."""
 
@@ -393,6 +401,14 @@ class SourceOperator(ABC):
 
     def on_close(self, ctx: SourceContext) -> None:
         """Release what `run` used, in the epoch that carries Stop or the end of the source."""
+
+    def can_skip_epochs(self) -> bool:
+        """Return whether it may go on after epochs that another process ran.
+
+        Only one that holds nothing of earlier epochs may, such as one that only keeps
+        connections open. Others are released, and built again on its splits.
+        """
+        return False
 
     def release(self) -> None:
         """Close connections; the instance is not used again."""

@@ -91,6 +91,11 @@ class Log:
     def resume(self, partitions: Sequence[Any]) -> None:
         self.paused -= {Partition(each.topic, each.partition) for each in partitions}
 
+    def get_watermark_offsets(self, place: Any, *, cached: bool) -> tuple[int, int] | None:
+        assert cached
+        end = self.ends[Partition(place.topic, place.partition)]
+        return self.dice.choice([(0, end), (0, end), (0, end), (-1001, -1001), None])
+
     def close(self) -> None:
         self.positions.clear()
 
@@ -118,6 +123,13 @@ class Log:
                 self.positions[key] = max(self.positions[key], self.ends[key])
                 found.append(Message(key, self.ends[key], Error("_PARTITION_EOF")))
         return found
+
+
+class _Always(random.Random):
+    """Dice that know the ends of partitions."""
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
 
 
 def read(
@@ -152,12 +164,13 @@ cuts = st.lists(
 )
 
 
-@given(logs, cuts, st.integers(0, 1 << 30), st.integers(1, 9))
+@given(logs, cuts, st.integers(0, 1 << 30), st.integers(1, 9), st.integers(0, 30))
 def test_every_record_of_a_range_is_read_once_however_records_come(
     found: dict[Partition, tuple[set[int], int]],
     cuts: list[tuple[int, int, bool]],
     seed: int,
     most_held: int,
+    most_left_alone: int,
 ) -> None:
     records = {key: sorted(offsets) for key, (offsets, _) in found.items()}
     ends = {
@@ -168,6 +181,7 @@ def test_every_record_of_a_range_is_read_once_however_records_come(
     keys = sorted(records)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "MOST_HELD", most_held)
+        patch.setattr(reading, "MOST_LEFT_ALONE", most_left_alone)
         patch.setattr(reading, "RECORDS_PER_PIECE", 7)
         patch.setattr(reading, "MESSAGES_PER_CALL", 20)
         patch.setattr(reading, "_PATIENCE_SECONDS", 0.5)
@@ -190,13 +204,14 @@ def test_what_comes_of_a_paused_partition_in_the_same_call_is_not_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reading, "MOST_HELD", 1)
+    monkeypatch.setattr(reading, "MOST_LEFT_ALONE", -1_000_000)
     one, other = Partition("a", 0), Partition("a", 1)
     run = [Message(one, at) for at in range(4)]
     end = Message(one, 5, Error("_PARTITION_EOF"))
     log = Log(
         {one: range(5), other: range(5)},
         {one: 5, other: 5},
-        random.Random(0),
+        _Always(0),
         first=[*run, Message(other, 0), Message(one, 4), end],
     )
     reader = PartitionReader(log)  # type: ignore[arg-type]
@@ -216,6 +231,7 @@ def test_an_epoch_that_is_broken_off_is_gone_on_with_by_ranges_of_any_length(
     at = dict.fromkeys(keys, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "RECORDS_PER_PIECE", 7)
+        patch.setattr(reading, "MOST_LEFT_ALONE", 20)
         for step, pieces in epochs:
             ranges = {
                 key: Range(at[key], min(at[key] + step, 60)) for key in keys if at[key] < 60
@@ -235,11 +251,12 @@ def test_large_records_behind_a_range_pause_their_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reading, "MOST_HELD_BYTES", 3)
+    monkeypatch.setattr(reading, "MOST_LEFT_ALONE", -1_000_000)
     one, other = Partition("a", 0), Partition("a", 1)
     log = Log(
         {one: range(9), other: range(9)},
         {one: 9, other: 9},
-        random.Random(0),
+        _Always(0),
         first=[Message(one, at) for at in range(6)],
     )
     reader = PartitionReader(log)  # type: ignore[arg-type]
@@ -248,3 +265,18 @@ def test_large_records_behind_a_range_pause_their_partition(
     assert log.paused == {one}
     then = {one: Range(1, 9), other: Range(1, 9)}
     assert read(reader, then, []) == {one: [*range(1, 9)], other: [*range(1, 9)]}
+
+
+def test_only_what_is_far_from_its_end_is_fetched_between_epochs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "MOST_LEFT_ALONE", 10)
+    far, near = Partition("a", 0), Partition("a", 1)
+    log = Log({far: range(50), near: range(50)}, {far: 50, near: 50}, _Always(0))
+    reader = PartitionReader(log)  # type: ignore[arg-type]
+    ranges = {far: Range(30, 40), near: Range(31, 41)}
+    assert read(reader, ranges, []) == {far: [*range(30, 40)], near: [*range(31, 41)]}
+    assert log.positions.keys() == {far}
+    then = {far: Range(40, 50), near: Range(41, 50)}
+    assert read(reader, then, []) == {far: [*range(40, 50)], near: [*range(41, 50)]}
+    assert not log.positions

@@ -92,6 +92,36 @@ def test_what_a_run_that_did_not_count_left_in_memory_is_forgotten() -> None:
     assert results[-2] in (before, before + 2)
 
 
+class _Enduring(Counting):
+    """Goes on as it is; what it counted in epochs that did not count stays counted."""
+
+    def can_skip_epochs(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [Counting, _Enduring])
+def test_an_operator_that_says_so_goes_on_after_an_epoch_that_did_not_count(
+    kind: type[Counting],
+) -> None:
+    log, results = Log(), list[int]()
+    job = DrivenJob()
+    job.add("read", lambda: NumberedSource({"s": range(20)}))
+    job.add("count", lambda: kind(log, results), BY_USER)
+    job.join(link("read", "count", exchange=Exchange.BY_KEY))
+    session = job.session()
+    session.run_epoch()
+    executor = executor_of(session)
+    # The epoch runs twice, and the run that is kept in the worker is not the one that counts.
+    executor.chaos = Chaos(1.0, kinds=(Mischief.RETRY,))
+    session.run_epoch()
+    executor.chaos = Chaos()
+    session.run_epoch()
+    is_enduring = kind is _Enduring
+    assert ("release" in log.of("count")) is not is_enduring
+    assert (log.of("count").count("on_start") == 1) is is_enduring
+    assert (results[-1] == 6) is not is_enduring
+
+
 def test_every_epoch_may_fail_once_in_the_same_worker() -> None:
     log, results = Log(), list[int]()
     moods: list[bool] = []

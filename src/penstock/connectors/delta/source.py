@@ -239,6 +239,11 @@ class DeltaSource(Configured[DeltaSourceConfig], SourceOperator):
                     return
 
     @override
+    def can_skip_epochs(self) -> bool:
+        """It reads what is planned, whoever read before."""
+        return True
+
+    @override
     def release(self) -> None:
         """Drop the store."""
         self._opened = None

@@ -337,6 +337,11 @@ class FilesSource(Configured[FilesSourceConfig], SourceOperator):
         )
 
     @override
+    def can_skip_epochs(self) -> bool:
+        """It reads what is planned, whoever read before."""
+        return True
+
+    @override
     def release(self) -> None:
         """Drop the store."""
         self._opened = None

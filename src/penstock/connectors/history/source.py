@@ -254,6 +254,10 @@ class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
         self._live.on_close(SideContext(ctx, LIVE))
 
     @override
+    def can_skip_epochs(self) -> bool:
+        return self._history.can_skip_epochs() and self._live.can_skip_epochs()
+
+    @override
     def release(self) -> None:
         """Close the connections of both sides."""
         try:

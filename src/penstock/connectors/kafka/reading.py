@@ -2,9 +2,9 @@
 
 How it works: partitions are assigned at explicit offsets; there is no subscription and nothing
 is committed. The consumer fetches ahead on a thread of its own, so records behind the end of a
-range arrive too: they are *held* for the next epoch, which usually goes on where this one
-ended. Only if it begins elsewhere is the partition assigned again, which costs a round trip and
-what was fetched ahead.
+range arrive too. Where there are many, they are *held* for the next epoch, which usually goes on
+where this one ended; only if it begins elsewhere is the partition assigned again, which costs a
+round trip and what was fetched ahead. Where there are few, nothing is fetched between epochs.
 
 A range is done when a record at or behind its end has come, or when the consumer says that it
 is at the end of the partition and that is at or behind the end of the range. The offsets in
@@ -35,6 +35,8 @@ BYTES_PER_PIECE = 16 << 20
 MOST_HELD = 100_000
 MOST_HELD_BYTES = 64 << 20
 """How many records behind a range are held, and how large, before a partition is paused."""
+MOST_LEFT_ALONE = 10_000
+"""How many records behind a range are left where they are until an epoch wants them."""
 _POLL_SECONDS = 0.02
 """How long a call waits for messages; it returns earlier if as many came as are awaited."""
 _STALLED_SECONDS = 3.0
@@ -215,15 +217,19 @@ class PartitionReader:
                     del pending[partition]
                 yield Piece(partition, chunks, fetch.handed)
             if not pending:
+                self._rest()
                 return
             awaited = sum(
                 each.end - self._fetches[partition].fetched
                 for partition, each in pending.items()
             )
-            for partition in pending:
-                fetch = self._fetches[partition]
-                if fetch.is_paused:
-                    self._place(partition, replace(fetch))
+            self._place(
+                {
+                    partition: replace(self._fetches[partition])
+                    for partition in pending
+                    if self._fetches[partition].is_paused
+                }
+            )
             messages = self._consumer.consume(
                 min(awaited, MESSAGES_PER_CALL), _POLL_SECONDS
             )
@@ -239,8 +245,7 @@ class PartitionReader:
             elif now - asked_at >= _STALLED_SECONDS:
                 asked_at = now
                 on_stall()
-                for partition in pending:
-                    self._place(partition, replace(self._fetches[partition]))
+                self._place({each: replace(self._fetches[each]) for each in pending})
 
     def _sort(
         self,
@@ -303,7 +308,7 @@ class PartitionReader:
                 fetch.fetched = max(fetch.fetched, message.offset())
             elif error.name() in _GONE:
                 there = on_gone(partition, fetch.fetched)
-                self._place(partition, replace(fetch, fetched=there))
+                self._place({partition: replace(fetch, fetched=there)})
                 return there > before  # what follows was told of before
             else:
                 on_stall()  # tells if the topic is another one
@@ -318,28 +323,52 @@ class PartitionReader:
         if self._consumer is None:
             self._reports = Reports()
             self._consumer = self._clients.consumer(self._reports, _TUNED, **_OPTIONS)
-        for partition in self._fetches.keys() - ranges.keys() - set(kept):
-            self._give_up(partition)
+        self._give_up(self._fetches.keys() - ranges.keys() - set(kept))
+        anew: dict[Partition, _Fetch] = {}
         for partition, wanted in ranges.items():
             known = self._fetches.get(partition)
             if known is None or not known.can_go_on(wanted):
-                self._place(partition, _Fetch(wanted.start, wanted.start, wanted.end))
+                anew[partition] = _Fetch(wanted.start, wanted.start, wanted.end)
             else:
                 known.begin(wanted.end)
+        self._place(anew)
 
-    def _place(self, partition: Partition, fetch: _Fetch) -> None:
-        """Have a partition fetched from where `fetch` says; what was fetched ahead is dropped."""
-        if partition in self._fetches:
-            self._give_up(partition)
-        self._consumer.incremental_assign([_to_client(partition, fetch.fetched)])
-        fetch.is_paused = False
-        self._fetches[partition] = fetch
+    def _rest(self) -> None:
+        """Stop fetching ahead where little is there to fetch.
 
-    def _give_up(self, partition: Partition) -> None:
-        if self._fetches.pop(partition).is_paused:
-            # It would stay paused if it is assigned anew.
-            self._consumer.resume([_to_client(partition)])
-        self._consumer.incremental_unassign([_to_client(partition)])
+        A consumer at the end of a partition would ask again for each record that comes, a
+        thousand times a second, for as long as the next epoch is not there. And that may be
+        given to another process.
+        """
+        few = []
+        for partition, fetch in self._fetches.items():
+            # What the last fetch told: -1001 if there was none.
+            known = self._consumer.get_watermark_offsets(_to_client(partition), cached=True)
+            if known is None or known[1] - fetch.handed < MOST_LEFT_ALONE:
+                few.append(partition)
+        self._give_up(few)
+
+    def _place(self, fetches: Mapping[Partition, _Fetch]) -> None:
+        """Have partitions fetched from where it is said; what was fetched ahead is dropped."""
+        if not fetches:
+            return
+        self._give_up(self._fetches.keys() & fetches.keys())
+        self._consumer.incremental_assign(
+            [_to_client(partition, fetch.fetched) for partition, fetch in fetches.items()]
+        )
+        for partition, fetch in fetches.items():
+            fetch.is_paused = False
+            self._fetches[partition] = fetch
+
+    def _give_up(self, partitions: Collection[Partition]) -> None:
+        if not partitions:
+            return
+        dropped = {partition: self._fetches.pop(partition) for partition in partitions}
+        paused = [_to_client(each) for each, fetch in dropped.items() if fetch.is_paused]
+        if paused:
+            # They would stay paused if they are assigned anew.
+            self._consumer.resume(paused)
+        self._consumer.incremental_unassign([_to_client(each) for each in dropped])
 
     def _silent(self, pending: Mapping[Partition, Range]) -> PenstockError:
         first = min(pending)

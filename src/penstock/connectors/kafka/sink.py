@@ -269,6 +269,11 @@ class KafkaSink(Configured[KafkaSinkConfig], ArrowOperator):
         )
 
     @override
+    def can_skip_epochs(self) -> bool:
+        """It keeps connections; what it staged belongs to one attempt."""
+        return True
+
+    @override
     def release(self) -> None:
         """Close connections, and drop what an unfinished epoch held."""
         self._staging = self._sender = None

@@ -268,6 +268,11 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         return DEFAULT_IDLE_TIMEOUT
 
     @override
+    def can_skip_epochs(self) -> bool:
+        """It reads ranges of offsets, whoever read those before."""
+        return True
+
+    @override
     def release(self) -> None:
         """Close the connections."""
         self._reader.close()

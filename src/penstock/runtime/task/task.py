@@ -289,8 +289,8 @@ class _TaskWork:
                 kept.written.get(operator), restored.get(self.subtask.index)
             )
             if not is_current:
-                # The operator is older than the epoch's parent: it is built again.
-                node.forget()
+                # The operator is older than the epoch's parent.
+                node.skip_epochs()
 
     def _load_tables(self, task: TaskInfo, specs: tuple[TableSpec, ...]) -> TableManager:
         return TableManager.load(
