@@ -7,7 +7,7 @@ from penstock.connectors.kafka.client import KafkaClients, Reports
 
 CHANGES = (
     *("init_transactions", "begin_transaction", "commit_transaction", "abort_transaction"),
-    *("produce", "produce_batch", "create_topics", "create_partitions"),
+    *("produce", "produce_batch", "flush", "create_topics", "create_partitions"),
 )
 """The calls of a sink that change something."""
 READS = ("get_watermark_offsets", "list_topics", "describe_configs")

@@ -277,8 +277,8 @@ class ArrowOperator(ABC):
     def can_skip_epochs(self) -> bool:
         """Return whether it may go on after epochs that another process ran.
 
-        Only one that holds nothing of earlier epochs may, such as one that only keeps
-        connections open. Others are released, and built again on the tables.
+        Only one that holds nothing of earlier epochs but connections, and whose `on_start`
+        writes no table. Others are released, and built again on the tables.
         """
         return False
 
@@ -405,8 +405,8 @@ class SourceOperator(ABC):
     def can_skip_epochs(self) -> bool:
         """Return whether it may go on after epochs that another process ran.
 
-        Only one that holds nothing of earlier epochs may, such as one that only keeps
-        connections open. Others are released, and built again on its splits.
+        Only one that holds nothing of earlier epochs but connections, and whose `on_start`
+        writes no table. Others are released, and built again on their splits.
         """
         return False
 

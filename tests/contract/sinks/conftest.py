@@ -6,7 +6,6 @@ from datetime import timedelta
 import pytest
 
 from penstock.connectors.kafka.sink import KafkaSink
-from tests.builders.profile import by_profile
 from tests.contract.sinks.delta_sink import DeltaUnderTest
 from tests.contract.sinks.kafka_sinks import KafkaUnderTest
 from tests.contract.sinks.shipped_sinks import (
@@ -74,8 +73,6 @@ def _repeating_kafka(request: pytest.FixtureRequest) -> SinkUnderTest:
     return KafkaUnderTest(request.getfixturevalue("kafka").bootstrap, "at_least_once")
 
 
-_LONG = {"kafka-sharded": _sharded_kafka, "kafka-at-least-once": _repeating_kafka}
-
 KINDS: dict[str, Callable[[pytest.FixtureRequest], SinkUnderTest]] = {
     "files": _files,
     "files-partitioned": _partitioned_files,
@@ -87,7 +84,8 @@ KINDS: dict[str, Callable[[pytest.FixtureRequest], SinkUnderTest]] = {
     "delta": _delta,
     "delta-waiting": _waiting_delta,
     "kafka": _kafka,
-    **by_profile(default={}, ci={}, nightly=_LONG),
+    "kafka-sharded": _sharded_kafka,
+    "kafka-at-least-once": _repeating_kafka,
 }
 """By name. One that needs a server takes its fixture from the request, which may skip."""
 

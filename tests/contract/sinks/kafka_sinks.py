@@ -74,7 +74,7 @@ class KafkaUnderTest:
         Line.RESTORE: "what is committed to a topic stays there",
     }
     harms: Sequence[Harm] = tuple(Harm)
-    cases = by_profile(default=1, ci=1, nightly=60)
+    cases = by_profile(default=1, ci=3, nightly=1_000_000)
 
     def __init__(self, servers: str, delivery: Delivery = "exactly_once") -> None:
         self._servers, self._delivery = servers, delivery

@@ -3,6 +3,7 @@
 Lines that a sink cannot promise are in its `cannot`: there at least nothing may be missing.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,13 +29,20 @@ from tests.contract.sinks.sink_under_test import (
 )
 
 PARALLELISMS = (2, 1, 3)
+HARMS = [harm for harm in Harm if harm is not Harm.SLEEPS]
 DEATHS_OF_A_STORE = (Fault(FaultMode.CRASH_BEFORE), Fault(FaultMode.CRASH_AFTER))
 
 
 def spread(every: list[Any], cases: int) -> Iterator[tuple[int, Any]]:
-    """Yield, by number, as many of the cases as wanted, over the whole run."""
-    step = max(1, len(every) // cases) | 1  # odd, so that every kind of harm has its turn
-    for number in range(a_start(step), len(every), step):
+    """Yield, by number, as many of the cases as wanted, over the whole run.
+
+    Steps have no divisor in common with the number of harms, so that each has its turn.
+    """
+    step = max(1, len(every) // cases)
+    while math.gcd(step, len(HARMS)) > 1:
+        step += 1
+    # Not from the start, where a job only looks at what is there.
+    for number in range(a_start(step) or step // 2, len(every), step):
         yield number, every[number]
 
 
@@ -43,7 +51,7 @@ def strikes_on(job: SinkJob) -> list[Strike]:
     job.run()
     job.sink.settle()
     job.check()
-    harms = [harm for harm in job.sink.harms if harm is not Harm.SLEEPS]
+    harms = [harm for harm in job.sink.harms if harm in HARMS]
     return [Strike(harm, at) for at in range(1, job.sink.calls + 1) for harm in harms]
 
 

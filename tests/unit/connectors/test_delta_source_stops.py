@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import penstock as pen
+from penstock.connectors.delta.client import translate
 from penstock.errors import ExternalError, SchemaError, UserError
 from tests.builders.delta_rows import append, harness, read, rows
 
@@ -164,6 +165,20 @@ def test_a_store_that_cannot_be_reached_is_a_reason_to_try_again() -> None:
     with pytest.raises(ExternalError, match="could not be opened") as caught:
         pen.delta("s3://bucket/table", store_options=options).source_spec()
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("error sending request in 401.115µs: Connection refused", ExternalError),
+        ("Generic S3 error: Client error with status 403 Forbidden", UserError),
+        ("Generic S3 error: Server returned non-2xx status code: 401: no", UserError),
+    ],
+)
+def test_only_what_a_store_refuses_is_a_matter_of_rights(
+    text: str, kind: type[Exception]
+) -> None:
+    assert type(translate("the table", OSError(text))) is kind
 
 
 def test_a_reader_feature_that_comes_later_is_refused(folder: Path) -> None:

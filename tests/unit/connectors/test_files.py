@@ -74,12 +74,34 @@ def test_options_of_reading_are_refused_on_a_sink(
         files("out", **options).sink_spec()
 
 
-def test_one_name_serves_for_reading_and_for_writing() -> None:
-    named = files("memory:out/", format="jsonl", schema=SCHEMA, target_bytes=100)
+def test_a_name_says_how_files_are_read_or_how_they_are_written() -> None:
+    reads = files("memory:out/", format="jsonl", schema=SCHEMA)
+    writes = files("memory:out/", format="jsonl", target_bytes=100)
 
-    assert named.source_spec().kind == "files_source"
-    sink = named.sink_spec()
+    assert reads.source_spec().kind == "files_source"
+    sink = writes.sink_spec()
     assert (sink.kind, sink.config["target_bytes"]) == ("files_sink", 100)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"partition_by": "a"},
+        {"target_bytes": 100},
+        {"min_bytes": 100},
+        {"visible_after": "1s"},
+    ],
+)
+def test_options_that_say_how_files_are_written_are_refused_where_they_are_read(
+    option: dict[str, Any],
+) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(option))} says how files are written"):
+        files("memory:out/", format="jsonl", schema=SCHEMA, **option).source_spec()
+
+
+def test_a_schema_is_refused_where_files_are_written() -> None:
+    with pytest.raises(UserError, match="schema says how files are read"):
+        files("memory:out/", format="jsonl", schema=SCHEMA).sink_spec()
 
 
 @pytest.mark.parametrize("format_", ["csv", "jsonl"])

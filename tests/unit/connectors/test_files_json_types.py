@@ -118,7 +118,7 @@ def test_what_json_has_no_number_for_is_null(value: float) -> None:
     "kind",
     [
         pa.map_(pa.string(), pa.int64()),
-        pa.list_(pa.binary()),
+        pa.list_(pa.binary(2)),
         pa.struct([("a", pa.duration("s"))]),
         pa.struct([]),
         pa.dictionary(pa.int8(), pa.binary()),
@@ -134,6 +134,24 @@ def test_a_type_without_a_form_is_named(kind: pa.DataType) -> None:
     [problem] = find_json_problems(schema_of(fine=pa.int8(), odd=kind))
     assert "'odd'" in problem
     assert "cast it" in problem
+
+
+def test_bytes_inside_of_lists_and_structs_are_read_back() -> None:
+    pair = pa.struct([("name", pa.string()), ("value", pa.binary())])
+    schema = pa.schema(
+        [
+            pa.field("headers", pa.list_(pair)),
+            pa.field("parts", pa.list_(pa.large_binary())),
+        ]
+    )
+    rows = pa.table(
+        {
+            "headers": [[{"name": "a", "value": b"\xff\x00"}, None], None, []],
+            "parts": [[b"", None], [], None],
+        },
+        schema,
+    )
+    assert from_json_lines(to_json_lines(rows), schema).to_pylist() == rows.to_pylist()
 
 
 def test_no_rows_are_no_lines() -> None:

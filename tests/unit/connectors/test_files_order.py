@@ -1,6 +1,7 @@
 """Files in the order of time that their footers tell, and the event time that follows from it."""
 
 import io
+import itertools
 import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -74,13 +75,15 @@ def test_footers_that_do_not_tell_are_unknown() -> None:
     assert find_earliest(no_parquet, "at") is None
 
 
-@given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_a_damaged_footer_ends_no_process(at: int, bit: int) -> None:
+def test_a_footer_with_any_bit_damaged_ends_no_process() -> None:
     whole = to_file(at_column([3, 1, 2]))
     data = bytearray(whole.store.read("f") or b"")
-    data[at % len(data)] ^= 1 << bit
-    found = find_earliest(SourceFile(MemoryStore({"f": bytes(data)}), "f", len(data)), "at")
-    assert found is None or isinstance(found, int)
+    for at, bit in itertools.product(range(len(data)), range(8)):
+        data[at] ^= 1 << bit
+        damaged = SourceFile(MemoryStore({"f": bytes(data)}), "f", len(data))
+        found = find_earliest(damaged, "at")
+        assert found is None or isinstance(found, int)
+        data[at] ^= 1 << bit
 
 
 def write(folder: Path, name: str, *seconds: int) -> None:

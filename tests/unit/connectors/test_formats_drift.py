@@ -285,3 +285,13 @@ def test_files_of_parquet_with_wider_numbers_are_refused(
         pytest.raises(SchemaError, match="expected"),
     ):
         harness.read()
+
+
+def test_a_zero_keeps_its_sign_beside_a_value_that_is_cast() -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("x", pa.float64())])
+    alone = decode(b'{"id": 1, "x": -0}', schema=schema, on_wider="cast")
+    beside = decode(
+        b'{"id": 1, "x": -0}', b'{"id": "2", "x": 0}', schema=schema, on_wider="cast"
+    )
+    assert str(alone.rows["x"].to_pylist()) == "[-0.0]"
+    assert str(beside.rows["x"].to_pylist()) == "[-0.0, 0.0]"

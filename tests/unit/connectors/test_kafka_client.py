@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.connectors.kafka.client import KafkaClients, to_error
+from penstock.connectors.kafka.client import KafkaClients, Reports, to_error
 from penstock.errors import ExternalError, PenstockError, UserError
 
 
@@ -29,3 +29,19 @@ def test_error_of_the_library_says_what_to_do(
 def test_unknown_option_of_the_library_is_named() -> None:
     with pytest.raises(UserError, match=r"no\.such\.option"):
         KafkaClients("localhost:1", {"no.such.option": 1}).admin()
+
+
+class _Told:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def name(self) -> str:
+        return self._name
+
+
+def test_a_refusal_is_forgotten_when_a_broker_answers() -> None:
+    reports = Reports()
+    reports(_Told("_AUTHENTICATION"))
+    assert reports.find_refusal() is not None
+    reports.note_answer()
+    assert reports.find_refusal() is None

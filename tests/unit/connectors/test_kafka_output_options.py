@@ -3,6 +3,7 @@
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import penstock as pen
@@ -26,7 +27,6 @@ def test_options_come_through_a_graph() -> None:
         partition="to",
         value="text",
         format="text",
-        delivery="at_least_once",
         create_topic={"partitions": 6, "replication": 3},
         transaction_timeout="1m",
         shards=4,
@@ -56,6 +56,15 @@ def test_key_may_be_an_expression() -> None:
         ({"partitioner": "murmur"}, "did you mean 'murmur2'"),
         ({"key_format": "avro"}, "key_format is 'avro'"),
         ({"shards": 0}, "shards is 0"),
+        ({"delivery": "at_least_once", "shards": 2}, "shards concerns transactions"),
+        ({"delivery": "at_least_once", "marker_topic": "m"}, "marker_topic concerns"),
+        ({"delivery": "at_least_once", "transaction_timeout": "1m"}, "_timeout concerns"),
+        ({"key": pl.col("a") + 1, "key_format": "json"}, "key= is an expression"),
+        ({"schema": {"a": int}}, "schema says how a topic is read"),
+        ({"discover": "1s"}, "discover says how a topic is read"),
+        ({"format_options": {"on_new": "bad"}}, "on_new says how records are read"),
+        ({"options": {"default.topic.config": {}}}, "'default.topic.config'"),
+        ({"options": {"enable.idempotence": False}}, "'enable.idempotence'"),
         ({"transaction_timeout": "1ms"}, "1s at least"),
         ({"create_topic": {"replicas": 3}}, "create_topic"),
         ({"create_topic": 0}, "create_topic"),
@@ -88,4 +97,33 @@ def test_rows_that_cannot_be_sent_are_refused_when_the_graph_is_built() -> None:
     rows = p.read("rows", pen.list_source([{"n": 1}]))
     rows.write("out", pen.kafka("out", servers="a:1", key="m"))
     with pytest.raises((SchemaError, UserError), match="'m', which is no column"):
+        p.explain()
+
+
+def test_bad_records_can_be_written_as_they_are() -> None:
+    p = pen.Pipeline("p")
+    source = pen.kafka("in", servers="a:1", schema={"n": int}, on_bad="divert")
+    rows = p.read("rows", source)
+    rows.write("out", pen.blackhole())
+    rows.side_output(pen.BAD).write("dead", pen.kafka("dead", servers="a:1"))
+    assert "dead" in str(p.explain())
+
+
+@pytest.mark.parametrize("format_", ["json", "upsert"])
+def test_columns_without_a_form_are_refused_when_the_graph_is_built(format_: str) -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("much", pa.decimal256(50, 2))])
+    p = pen.Pipeline("p")
+    rows = p.read("rows", pen.list_source(schema.empty_table()))
+    if format_ == "upsert":
+        rows = rows.with_columns(deleted=pl.lit(value=False))
+    rows.write("out", pen.kafka("out", servers="a:1", key="id", format=format_))
+    with pytest.raises(SchemaError, match="'much'"):
+        p.explain()
+
+
+def test_a_format_of_keys_needs_keys() -> None:
+    p = pen.Pipeline("p")
+    rows = p.read("rows", pen.list_source([{"n": 1}]))
+    rows.write("out", pen.kafka("out", servers="a:1", key_format="json"))
+    with pytest.raises(SchemaError, match="have no key"):
         p.explain()

@@ -19,7 +19,7 @@ from penstock.errors import (
 )
 
 _REFUSED = re.compile(
-    r"AccessDenied|Forbidden|access key|\b40[13]\b|InvalidAccessKeyId|SignatureDoesNotMatch|Permission|"
+    r"AccessDenied|Forbidden|access key|status(?: code)?:? 40[13]\b|InvalidAccessKeyId|SignatureDoesNotMatch|Permission|"
     r"Unauthorized|Unauthenticated",
     re.IGNORECASE,
 )

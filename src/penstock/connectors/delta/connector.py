@@ -113,6 +113,8 @@ def delta(
         for name, size in sizes.items()
         if size is not None and not _is_number(size)
     ]
+    if merge_bytes is not None and mode == "append":
+        problems.append("merge_bytes= is for merges, and mode='append' has none")
     if key and rewrites != Rewrites.CHANGELOG.value:
         problems.append('key= is for rewrites="changelog": leave it out')
     if problems:

@@ -244,6 +244,19 @@ class FilesSpec:
 
     def source_config(self) -> FilesSourceConfig:
         """Return the config of that source."""
+        writing = {
+            "partition_by": bool(self.partition_by),
+            "target_bytes": self.target_bytes is not None,
+            "min_bytes": self.min_bytes is not None,
+            "visible_after": self.visible_after_micros is not None,
+        }
+        asked = [option for option, is_set in writing.items() if is_set]
+        if asked:
+            raise UserError(
+                f"{self.path!r} is read here, and {', '.join(asked)} says how files are "
+                "written: leave it out, or name the files anew for writing",
+                code=ErrorCode.INVALID_CONFIG,
+            )
         if self.format is None:
             raise UserError(
                 f"the format of {self.path!r} is not known: pass format=, one of "
@@ -293,6 +306,7 @@ class FilesSpec:
                 code=ErrorCode.INVALID_CONFIG,
             )
         reading = {
+            "schema": self.schema is not None,
             "discover": self.discover_micros is not None,
             "remember": self.remember_micros != DEFAULT_REMEMBER_MICROS,
             "in_time_order": self.in_time_order,

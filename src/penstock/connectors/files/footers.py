@@ -61,6 +61,13 @@ def in_order(
     return {path: listed[path] for path in earliest}, earliest
 
 
+_DAMAGED = (
+    *(AttributeError, IndexError, KeyError, TypeError),
+    *(RecursionError, StopIteration, ValueError),
+)
+"""What reading values of other kinds than a footer has may raise."""
+
+
 def find_earliest(file: SourceFile, column: str) -> int | None:
     """Return the earliest instant of a column, in microseconds; None if the footer does not tell.
 
@@ -71,7 +78,7 @@ def find_earliest(file: SourceFile, column: str) -> int | None:
         return None
     try:
         return _earliest(_Thrift(footer).struct(), column)
-    except (IndexError, KeyError, TypeError, ValueError, RecursionError):
+    except _DAMAGED:
         return None
 
 

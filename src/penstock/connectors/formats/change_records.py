@@ -55,7 +55,9 @@ class DebeziumRecords(RecordFormat):
 
     @override
     def decode(self, values: Bytes, keys: Bytes | None = None) -> Decoded:
-        mentions = pc.any(pc.match_substring(values, f'"{PAYLOAD}"')).as_py()
+        # A key may be written with escapes, too.
+        pattern = rf'"{PAYLOAD}"|\\u00'
+        mentions = pc.any(pc.match_substring_regex(values, pattern)).as_py()
         if not mentions:
             return self._set_apart(values, self._bare.decode(values))
         decoded = self._wrapped.decode(values)
@@ -65,6 +67,10 @@ class DebeziumRecords(RecordFormat):
     @override
     def encode(self, rows: pa.Table) -> Bytes:
         return self._bare.encode(rows)
+
+    @override
+    def check_writable(self) -> None:
+        self._bare.check_writable()
 
     def _set_apart(self, values: Bytes, decoded: Decoded) -> Decoded:
         """Return what is a change; others are bad, or tombstones inside of a `payload`."""
@@ -185,6 +191,11 @@ class UpsertRecords(RecordFormat):
         there: Any = pc.invert(rows.column(DELETED).combine_chunks())
         values = self._value.encode(rows.select(self._value.schema.names))
         return pc.if_else(there, values, pa.scalar(None, values.type))
+
+    @override
+    def check_writable(self) -> None:
+        self._value.check_writable()
+        self._key.check_writable()
 
     @override
     def encode_keys(self, rows: pa.Table) -> Bytes | None:

@@ -34,7 +34,7 @@ from penstock.connectors.formats.drift import (
 from penstock.connectors.formats.halving import BadRowError
 from penstock.connectors.formats.json_text import read_objects
 from penstock.connectors.formats.json_types import carrier_of, from_carriers
-from penstock.connectors.formats.quick_json import QuickJson
+from penstock.connectors.formats.quick_json import NEGATIVE_ZERO, QuickJson
 from penstock.core.arrow_types import is_text
 
 Split: TypeAlias = Callable[[], Sequence[bytes]]
@@ -112,6 +112,7 @@ class JsonParser:
             for name in self._castable.names
         }
         self._check_digits(records, texts)
+        self._mend_zeros(records, texts)
         for field in self._castable:
             values = texts[field.name]
             if pa.types.is_integer(field.type):
@@ -132,6 +133,18 @@ class JsonParser:
                     if isinstance(number, _Number) and Decimal(number) != Decimal(text):
                         reason = f"column {name!r} cannot hold all digits of {number}"
                         raise BadRowError(reason, place)
+
+    def _mend_zeros(self, records: Sequence[bytes], texts: dict[str, Any]) -> None:
+        """Give zeros back the sign that Polars dropped."""
+        floats = [f.name for f in self._castable if pa.types.is_floating(f.type)]
+        for place, record in enumerate(records):
+            if floats and NEGATIVE_ZERO.search(record):
+                found = _read_numbers(record)
+                for name in floats:
+                    if found.get(name) == "-0":
+                        column = texts[name].to_pylist()
+                        column[place] = "-0"
+                        texts[name] = pa.array(column, pa.string())
 
     def _check_new(self, record: bytes) -> None:
         new = next(find_new(_look_into(record), self._schema), None)

@@ -76,14 +76,16 @@ class JsonRecords(RecordFormat):
 
     @override
     def encode(self, rows: pa.Table) -> Bytes:
-        problems = find_json_problems(rows.schema)
-        if problems:
-            raise SchemaError("; ".join(problems))
+        _refuse_unwritable(rows.schema)
         if not rows.num_columns:
             return pa.array([b"{}"] * rows.num_rows, pa.binary())
         text = to_json_lines(rows)
         newlines = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == NEWLINE)
         return cut_lines(text, newlines + 1)
+
+    @override
+    def check_writable(self) -> None:
+        _refuse_unwritable(self.schema)
 
     def _parse(self, lines: Lines, first: int, stop: int) -> pa.Table:
         stretch = lines.slice(first, stop)
@@ -134,3 +136,9 @@ def _check_types(schema: pa.Schema) -> None:
         ) from error
     except pa.ArrowInvalid:
         return  # the type can be parsed; only a null was refused
+
+
+def _refuse_unwritable(schema: pa.Schema) -> None:
+    problems = find_json_problems(schema)
+    if problems:
+        raise SchemaError("; ".join(problems))

@@ -50,11 +50,31 @@ def to_json_lines(rows: pa.Table) -> bytes:
     check_json_values(rows)
     columns = [column.cast(writer_of(column.type)) for column in rows.columns]
     frame = pl.DataFrame(pa.Table.from_arrays(columns, rows.column_names))
-    binary = [name for name, kind in frame.schema.items() if kind == pl.Binary]
-    frame = frame.with_columns(pl.col(binary).bin.encode("base64")) if binary else frame
+    frame = frame.with_columns(
+        as_text.alias(name)
+        for name, kind in frame.schema.items()
+        if (as_text := _bytes_as_text(pl.col(name), kind)) is not None
+    )
     out = io.BytesIO()
     frame.write_ndjson(out)
     return out.getvalue()
+
+
+def _bytes_as_text(values: pl.Expr, kind: Any) -> pl.Expr | None:
+    """Return values with base64 in the place of bytes; None if there are no bytes in them."""
+    if kind == pl.Binary:
+        return values.bin.encode("base64")
+    if isinstance(kind, pl.List):
+        inner = _bytes_as_text(pl.element(), kind.inner)
+        return None if inner is None else values.list.eval(inner)
+    if isinstance(kind, pl.Struct):
+        parts = {
+            part.name: _bytes_as_text(pl.field(part.name), part.dtype)
+            for part in kind.fields
+        }
+        changed = [each.alias(name) for name, each in parts.items() if each is not None]
+        return values.struct.with_fields(changed) if changed else None
+    return None
 
 
 def check_json_values(rows: pa.Table) -> None:

@@ -12,8 +12,8 @@
 | list, struct              | array, object                                                   |
 | null                      | null; every column is there in every line                       |
 
-Pure. Inside lists and structs the sink writes booleans, numbers, text, timestamps, dates, times
-and decimals; the source reads all of the table there.
+Pure. Inside lists and structs the sink writes booleans, numbers, text, bytes, timestamps, dates,
+times and decimals; the source reads all of the table there.
 
 Arrow parses the lines. A type that it cannot parse from JSON is parsed as a *carrier*, text or
 a number, and then converted; in lists and structs this holds for the types inside.
@@ -42,6 +42,8 @@ _NESTABLE = (
     pa.types.is_time,
     pa.types.is_decimal,
     pa.types.is_null,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
 )
 
 

@@ -31,6 +31,8 @@ _QUOTE, _BACKSLASH = b'"\\'
 _IS_SUSPECT: Final = np.isin(np.arange(256), list(b"-0123456789tf{["))
 """The first characters of text that could have been something else."""
 _SOMETHING_ELSE: Final = r"^(-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|[\[{].*)$"
+NEGATIVE_ZERO: Final = re.compile(rb"-0(?![0-9.eE])")
+"""Matches a zero with a sign and nothing else, and some text."""
 _MIN_BYTES: Final = 64 << 10
 """Shorter texts are parsed faster by Arrow, which takes less time to begin."""
 _MOST_PASSED_OVER: Final = 1 << 10
@@ -110,6 +112,8 @@ class QuickJson:
         )
         if np.count_nonzero(characters == _QUOTE) != told:
             return None
+        if any(_has_zero(column) for column in columns) and NEGATIVE_ZERO.search(text):
+            return None  # Polars drops its sign
         return pa.Table.from_arrays(columns, self._schema.names)
 
     def _find_extra(self, text: Any) -> Mapping[str, type[pl.DataType]] | None:
@@ -135,6 +139,11 @@ class QuickJson:
         if (extra and not self._ignores_extra) or None in extra.values():
             return None
         return {name: kind for name, kind in extra.items() if kind is not None}
+
+
+def _has_zero(column: Any) -> bool:
+    is_float = pa.types.is_floating(column.type)
+    return is_float and bool((column.to_numpy(zero_copy_only=False) == 0.0).any())
 
 
 def _kind_of(kind: Any) -> Any:

@@ -93,6 +93,9 @@ class RecordFormat(ABC):
     def encode(self, rows: pa.Table) -> Bytes:
         """Return a value per row; raise `UserError` for one that has no form."""
 
+    def check_writable(self) -> None:  # noqa: B027 (most formats can write every schema that they take)
+        """Raise `UserError` if the schema has columns that `encode` has no form for."""
+
     def encode_keys(self, rows: pa.Table) -> Bytes | None:  # noqa: ARG002 (for overrides)
         """Return a key per row, or None if the format says nothing about keys."""
         return None

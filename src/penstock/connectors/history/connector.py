@@ -59,13 +59,16 @@ class HistorySpec(Protocol):
         ...
 
 
+DEFAULT_SKEW = "1h"
+
+
 def concat_sources(
     *,
     history: SideLike,
     live: SideLike,
     at: HandoverLike = None,
     by: str | None = None,
-    skew: DurationLike | None = "1h",
+    skew: DurationLike | None = DEFAULT_SKEW,
     offset_columns: Mapping[str, str] | None = None,
     order_by: str | None = None,
 ) -> "ConcatSpec":
@@ -154,6 +157,9 @@ def _to_handover(
     topics: tuple[str, ...],
 ) -> Handover:
     """Return the point that users have written."""
+    is_given = skew != DEFAULT_SKEW
+    if is_given and not isinstance(at, datetime | str):
+        raise _wrong("skew= is for a hand-over at an instant: leave it out")
     skew_micros = None if skew is None else to_micros(skew, "skew")
     only = topics[0] if len(topics) == 1 else None
     if isinstance(at, datetime | str):

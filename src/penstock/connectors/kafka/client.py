@@ -69,6 +69,12 @@ class Reports:
         self._told.append(error)
         self._names.add(error.name())
 
+    def note_answer(self) -> None:
+        """Note that a broker answered: what was told before does not matter any more."""
+        self.has_answer = True
+        self._told.clear()
+        self._names.clear()
+
     def find_refusal(self) -> Any:
         """Return why no broker will ever let this client in; None if that was not told.
 

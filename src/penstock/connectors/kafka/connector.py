@@ -42,8 +42,13 @@ StartLike: TypeAlias = str | datetime | Mapping[int, int] | Mapping[str, Mapping
 OnLost: TypeAlias = Literal["fail", "continue"]
 
 _GROUP = "group:"
+_NEVER_GIVEN = frozenset(
+    {"bootstrap.servers", "metadata.broker.list", "default.topic.config"}
+)
+"""Addresses, and what would hide other options inside."""
 _NAMED_STARTS: tuple[StartKind, ...] = ("earliest", "latest", "after-history")
 _PREFIX = "kafka_"
+DEFAULT_DISCOVER_MICROS = 10_000_000
 
 
 def kafka(
@@ -115,9 +120,7 @@ def kafka(
     if end is not None:
         check_choice("end", end, ("latest",), where=where)
     given = dict(options or {})
-    own = sorted(given.keys() & (OWN_OPTIONS | OWN_OF_SINK)) + [
-        name for name in ("bootstrap.servers", "metadata.broker.list") if name in given
-    ]
+    own = sorted(given.keys() & (OWN_OPTIONS | OWN_OF_SINK | _NEVER_GIVEN))
     if own:
         raise _wrong(
             f"options may not set {', '.join(map(repr, own))}: Penstock sets it itself"
@@ -178,7 +181,7 @@ class KafkaSpec:
     diverts_bad: bool = False
     continues_after_loss: bool = False
     commit_group: str | None = None
-    discover_micros: int = 10_000_000
+    discover_micros: int = DEFAULT_DISCOVER_MICROS
     options: Mapping[str, Any] = field(default_factory=dict)
     output: KafkaOutput = field(default_factory=KafkaOutput)
 
@@ -196,6 +199,8 @@ class KafkaSpec:
         """Return the sink that writes to the topic. It connects to nothing."""
         reading = {
             "pattern": self.selection.pattern is not None,
+            "schema": self.schema is not None,
+            "discover": self.discover_micros != DEFAULT_DISCOVER_MICROS,
             "start": self.start != Start(),
             "end": self.ends_at_latest,
             "metadata": bool(self.metadata),
@@ -225,11 +230,6 @@ class KafkaSpec:
 
     def source_config(self) -> KafkaSourceConfig:
         """Return the config of that source."""
-        if self.output != KafkaOutput():
-            raise _wrong(
-                "key=, headers=, delivery= and the like say how a topic is written, and one is "
-                "read here: leave them out; metadata= adds columns that are read"
-            )
         if self.start.kind == "after-history":
             raise _wrong(
                 'start="after-history" is for the live side of pen.concat_sources: give '
@@ -254,6 +254,11 @@ class KafkaSpec:
         return config.to_operator_spec()
 
     def _config(self) -> KafkaSourceConfig:
+        if self.output != KafkaOutput():
+            raise _wrong(
+                "key=, headers=, delivery= and the like say how a topic is written, and one is "
+                "read here: leave them out; metadata= adds columns that are read"
+            )
         schema = self.schema
         if isinstance(schema, pa.Schema):
             schema = StreamSchema(schema)

@@ -63,6 +63,13 @@ class KafkaOutput:
     ) -> KafkaSinkConfig:
         """Return the config of the sink that writes so."""
         columns, given = self.columns, dict(format_options)
+        rules = sorted(given.keys() & {"on_new", "on_missing", "on_wider"})
+        if rules:
+            raise UserError(
+                f"kafka: {', '.join(rules)} says how records are read, and a topic is written "
+                "here: leave it out",
+                code=ErrorCode.INVALID_CONFIG,
+            )
         if format == _UPSERT and columns.key:
             # This format makes keys itself, of the columns that it is told.
             given.setdefault("key", columns.key)
@@ -136,6 +143,21 @@ def to_output(
         _to_column("partition", partition, problems),
     )
     new = _to_new_topic(create_topic, problems)
+    if delivery == "at_least_once":
+        transactional = {
+            "shards": shards is not None,
+            "marker_topic": marker_topic is not None,
+            "transaction_timeout": timeout_ms != DEFAULT_TRANSACTION_TIMEOUT_MS,
+        }
+        problems += [
+            f"{option} concerns transactions, and delivery='at_least_once' has none"
+            for option, is_given in transactional.items()
+            if is_given
+        ]
+    if key_format is not None and expression is not None:
+        problems.append(
+            "key_format is for columns, and key= is an expression: it makes bytes or text itself"
+        )
     if problems:
         raise UserError(
             f"kafka: a topic cannot be written so: {'; '.join(problems)}",

@@ -96,6 +96,9 @@ class RecordColumns:
             problems.append("key= is both columns and an expression: give one")
         if stream.is_changelog:
             problems += self._find_change_problems(stream)
+        has_key = bool(self.key_of(stream)) or self.key_expression is not None
+        if self.key_format is not None and not has_key:
+            problems.append("key_format= is given, and the records have no key: give key=")
         if not self.value_of(stream):
             problems.append("the value has no column: name one at least")
         return problems

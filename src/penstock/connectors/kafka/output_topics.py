@@ -227,7 +227,7 @@ class OutputTopics:
             doing = f"{doing} at {self._clients.servers}"
             self._opened.poll(0)  # brings what the client has to report
             raise to_error(error, doing, self._reports) from error
-        self._reports.has_answer = True
+        self._reports.note_answer()
         return answer
 
 

@@ -46,6 +46,7 @@ OWN_OPTIONS = frozenset(
     {
         "batch.size",
         "delivery.report.only.error",
+        "enable.idempotence",
         "message.max.bytes",
         "partitioner",
         "queue.buffering.max.kbytes",

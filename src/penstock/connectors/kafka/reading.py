@@ -40,7 +40,10 @@ MOST_LEFT_ALONE = 10_000
 _POLL_SECONDS = 0.02
 """How long a call waits for messages; it returns earlier if as many came as are awaited."""
 _STALLED_SECONDS = 3.0
-"""How long nothing may come before the brokers are asked anew."""
+"""How long nothing may come before it is looked whether the topics are still there."""
+_ANEW_SECONDS = 12.0
+"""How long nothing may come before the brokers are asked anew. What is under way is dropped
+then, so a slow line must have brought it by now: see `fetch.max.bytes`."""
 _PATIENCE_SECONDS = 25.0
 """How long nothing may come before the epoch fails, to be tried again."""
 _partition_of, _topic_of, _offset_of = map(methodcaller, ("partition", "topic", "offset"))
@@ -63,7 +66,9 @@ _TUNED = {
     "fetch.wait.max.ms": 50,
     "fetch.error.backoff.ms": 100,
     "fetch.queue.backoff.ms": 5,
-    "fetch.message.max.bytes": 4 << 20,
+    # Of one partition, and of all in one answer: small enough for a line of 1 MB/s.
+    "fetch.message.max.bytes": 1 << 20,
+    "fetch.max.bytes": 8 << 20,
     # More would be fetched sooner than it is used, and leave the cache meanwhile.
     "queued.min.messages": 20_000,
     "socket.receive.buffer.bytes": 1 << 20,
@@ -206,7 +211,7 @@ class PartitionReader:
         on_gone: Callable[[Partition, int], int],
         on_stall: Callable[[], None],
     ) -> Iterator[Piece]:
-        quiet_since = asked_at = time.monotonic()
+        quiet_since = looked_at = asked_at = time.monotonic()
         while True:
             for partition in list(pending):
                 fetch = self._fetches[partition]
@@ -233,19 +238,23 @@ class PartitionReader:
             messages = self._consumer.consume(
                 min(awaited, MESSAGES_PER_CALL), _POLL_SECONDS
             )
+            if messages:
+                self._reports.note_answer()
             now = time.monotonic()
             helps = self._sort(messages, on_gone, on_stall)
             # Python would look for garbage among these and the next ones, which takes a tenth
             # of the time: it does once there are 700 objects more than before.
             del messages
             if helps:
-                quiet_since = asked_at = now
+                quiet_since = looked_at = asked_at = now
             elif now - quiet_since >= _PATIENCE_SECONDS:
                 raise self._silent(pending)
-            elif now - asked_at >= _STALLED_SECONDS:
+            elif now - asked_at >= _ANEW_SECONDS:
                 asked_at = now
-                on_stall()
                 self._place({each: replace(self._fetches[each]) for each in pending})
+            elif now - looked_at >= _STALLED_SECONDS:
+                looked_at = now
+                on_stall()
 
     def _sort(
         self,

@@ -53,6 +53,7 @@ _LISTED: Mapping[str, Callable[[Any], Any]] = {
 }
 _SAMPLE_CHARACTERS = 200
 _SECOND = itemgetter(1)
+_LAST_MILLIS = (2**63 - 1) // 1_000
 
 
 def gathered_kinds(
@@ -291,5 +292,7 @@ def _known_millis(millis: int) -> int | None:
 
 
 def _to_times(millis: npt.NDArray[np.int64]) -> Any:
-    times = pa.array(millis * 1_000, mask=millis < 0)
+    # What no timestamp can hold is unknown, as what the record does not say.
+    is_unknown = (millis < 0) | (millis > _LAST_MILLIS)
+    times = pa.array(np.where(is_unknown, 0, millis) * 1_000, mask=is_unknown)
     return times.view(METADATA_TYPES["timestamp"])

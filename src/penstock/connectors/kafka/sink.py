@@ -294,6 +294,7 @@ class KafkaSink(Configured[KafkaSinkConfig], ArrowOperator):
         names = columns.key_of(stream)
         if names:
             keys = record_format("json", pa.schema([stream.arrow.field(n) for n in names]))
+        values.check_writable()
         return RecordEncoder(columns, stream, values, keys)
 
     def _topic_facts(self, topic: str) -> OutputTopic:

@@ -247,8 +247,10 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         held = self._topics.held([partition])
         check_not_shrunk({partition.split: offsets[partition]._replace(next=at)}, held)
         first = held[partition.split].first
-        if at < first and partition in ranges:
-            loss = Loss(partition.split, at, min(first, ranges[partition].end))
+        # A range that was read already loses nothing.
+        end = ranges[partition].end if partition in ranges else at
+        if at < min(first, end):
+            loss = Loss(partition.split, at, min(first, end))
             self._allow((loss,))
             offset = offsets[partition]
             offsets[partition] = offset._replace(lost=offset.lost + loss.size)

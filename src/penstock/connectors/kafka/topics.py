@@ -326,10 +326,11 @@ class Topics:
                 if is_refused or time.monotonic() >= deadline:
                     raise self._failure(error, doing) from error
             except KafkaException as error:
-                self._reports.has_answer |= _is_answer(error)
+                if _is_answer(error):
+                    self._reports.note_answer()
                 raise self._failure(error, doing) from error
             else:
-                self._reports.has_answer = True
+                self._reports.note_answer()
                 return answer
 
     def _failure(self, error: Exception, doing: str) -> PenstockError:
