@@ -66,8 +66,6 @@ class StagedFile(msgspec.Struct, frozen=True):
 class _OpenPart:
     """The file of one partition that is being written, and the rows that wait for it."""
 
-    values: tuple[str | None, ...] = ()
-    """The values of the partition columns, as Delta writes them."""
     writer: ParquetPart | None = None
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
@@ -111,9 +109,6 @@ class EpochParts:
         """Add rows of any layout; files that become full are uploaded."""
         batch = to_columns(batch, self._schema)
         for partition, rows in split_rows(batch, self._partition_by):
-            part = self._open[partition]
-            if not part.values and partition:
-                part.values = self._values_of(partition)
             piece_count = max(1, -(-rows.nbytes // self._group_bytes))
             step = max(1, -(-rows.num_rows // piece_count))
             for start in range(0, rows.num_rows, step):
@@ -164,14 +159,12 @@ class EpochParts:
         return part.writer
 
     def _upload(self, partition: Partition) -> None:
-        part = self._open.pop(partition)
-        if not part.rows:
-            return
-        path = self._name_of(len(self._files), folder_of(self._partition_by, part.values))
+        part, values = self._open.pop(partition), self._values_of(partition)
+        path = self._name_of(len(self._files), folder_of(self._partition_by, values))
         longest = max(map(len, path.split("/")))
         if longest > LONGEST_SEGMENT or not is_object_path(path):
             raise UserError(
-                f"rows cannot be written by partition_by: the values {part.values!r:.200} make "
+                f"rows cannot be written by partition_by: the values {values!r:.200} make "
                 f"names of folders that are too long ({longest} bytes, and {LONGEST_SEGMENT} is "
                 "the most). Shorten the value before the sink, or partition by another column",
                 code=ErrorCode.INVALID_NAME,
@@ -187,7 +180,7 @@ class EpochParts:
                 path=path,
             )
         stats = read_statistics(data, self._file_schema)
-        self._files.append(StagedFile(path, part.rows, len(data), part.values, stats))
+        self._files.append(StagedFile(path, part.rows, len(data), values, stats))
 
 
 def folder_of(columns: Sequence[str], values: Sequence[str | None]) -> str:
