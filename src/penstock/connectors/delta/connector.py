@@ -26,7 +26,7 @@ from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.errors import ErrorCode, UserError, did_you_mean, hide_secrets
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.changes import check_free
-from penstock.operators.frames import SchemaLike, as_schema, column_name
+from penstock.operators.frames import SchemaLike, as_schema, column_names
 from penstock.operators.secret_options import plain_options
 from penstock.state.storage.urls import absolute_url, to_options, to_url
 
@@ -95,7 +95,7 @@ def delta(
         problems.append(f"rewrites={rewrites!r:.80} is unknown{hint}")
     if mode is not None and mode not in MODES:
         problems.append(f"mode={mode!r:.80} is unknown{did_you_mean(str(mode), MODES)}")
-    names = {"key": _to_names(key), "partition_by": _to_names(partition_by)}
+    names = {"key": column_names(key), "partition_by": column_names(partition_by)}
     problems += [
         f"{what} names no columns" for what, found in names.items() if found is None
     ]
@@ -140,14 +140,6 @@ def delta(
         merge_bytes=merge_bytes,
         store_options=to_options(store_options),
     )
-
-
-def _to_names(given: str | Sequence[str]) -> tuple[str, ...] | None:
-    """Return names of columns; None if some are none."""
-    listed = given if isinstance(given, list | tuple) else [given]
-    names = [column_name(one) for one in listed]
-    found = tuple(name for name in names if name is not None)
-    return found if len(found) == len(names) else None
 
 
 def _is_number(given: object) -> bool:
