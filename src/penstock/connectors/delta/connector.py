@@ -20,7 +20,7 @@ from penstock.connectors.delta.planning import Rewrites
 from penstock.connectors.delta.sink import MODES, DeltaSinkConfig, WriteMode
 from penstock.connectors.delta.source import DeltaSourceConfig, no_table
 from penstock.connectors.delta.table import DeltaTables
-from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES
+from penstock.connectors.files.output.parts_sink import DEFAULT_TARGET_BYTES
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.errors import ErrorCode, UserError, did_you_mean, hide_secrets

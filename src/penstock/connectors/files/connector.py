@@ -20,7 +20,8 @@ from penstock.connectors.files.discovery import (
     parse_pattern,
 )
 from penstock.connectors.files.formats import FormatName
-from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, FilesSinkConfig
+from penstock.connectors.files.output.parts_sink import DEFAULT_TARGET_BYTES
+from penstock.connectors.files.sink import FilesSinkConfig
 from penstock.connectors.files.source import FilesSourceConfig, check_types, infer_schema
 from penstock.connectors.formats.drift import DriftRules, OnMissing, OnNew, OnWider
 from penstock.core.clock import DurationLike, to_micros
