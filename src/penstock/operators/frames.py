@@ -55,6 +55,18 @@ def column_name(given: Any) -> str | None:
     return None if given.meta.has_multiple_outputs() else given.meta.output_name()
 
 
+def column_names(given: Any) -> tuple[str, ...] | None:
+    """Return the names of one column or of several; None if one of them is none.
+
+    >>> column_names(["n", pl.col("m")]), column_names("n"), column_names(["n", 3])
+    (('n', 'm'), ('n',), None)
+    """
+    listed = given if isinstance(given, list | tuple) else [given]
+    names = [column_name(one) for one in listed]
+    found = tuple(name for name in names if name is not None)
+    return found if len(found) == len(names) else None
+
+
 def to_names(option: str, given: Any, *, where: str = "") -> tuple[str, ...]:
     """Return the columns that a user names, one or several; they may not exist.
 
@@ -65,11 +77,8 @@ def to_names(option: str, given: Any, *, where: str = "") -> tuple[str, ...]:
         ...
     penstock.errors.UserError: key=3 are no names of columns: write key='user' or key=['user', 'day']
     """
-    names = [
-        column_name(one) for one in (given if isinstance(given, list | tuple) else [given])
-    ]
-    found = tuple(name for name in names if name is not None)
-    if len(found) < len(names):
+    found = column_names(given)
+    if found is None:
         raise UserError(
             f"{where}{option}={given!r:.80} are no names of columns: write {option}='user' or "
             f"{option}=['user', 'day']",

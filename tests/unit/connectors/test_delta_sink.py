@@ -124,6 +124,13 @@ def test_files_are_closed_at_their_size(tmp_path: Path) -> None:
     assert [row["n"] for row in table_of(tmp_path / "table")] == list(range(20_000))
 
 
+def test_a_batch_may_fill_several_files_of_one_partition(tmp_path: Path) -> None:
+    rows = [{"n": n, "shop": f"s{n % 2}"} for n in range(4_000)]
+    write(tmp_path / "table", rows, partition_by="shop", target_bytes=1_000)
+    assert len(list((tmp_path / "table" / "shop=s0").glob("*.parquet"))) > 2
+    assert table_of(tmp_path / "table") == rows
+
+
 TYPES = [
     (pa.timestamp("ms"), pa.timestamp("us")),
     (pa.timestamp("s", "Asia/Tokyo"), pa.timestamp("us", "UTC")),

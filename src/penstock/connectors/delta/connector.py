@@ -20,13 +20,13 @@ from penstock.connectors.delta.planning import Rewrites
 from penstock.connectors.delta.sink import MODES, DeltaSinkConfig, WriteMode
 from penstock.connectors.delta.source import DeltaSourceConfig, no_table
 from penstock.connectors.delta.table import DeltaTables
-from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES
+from penstock.connectors.files.output.parts_sink import DEFAULT_TARGET_BYTES
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.errors import ErrorCode, UserError, did_you_mean, hide_secrets
 from penstock.graph.logical import OperatorSpec
 from penstock.operators.changes import check_free
-from penstock.operators.frames import SchemaLike, as_schema, column_name
+from penstock.operators.frames import SchemaLike, as_schema, column_names
 from penstock.operators.secret_options import plain_options
 from penstock.state.storage.urls import absolute_url, to_options, to_url
 
@@ -95,7 +95,7 @@ def delta(
         problems.append(f"rewrites={rewrites!r:.80} is unknown{hint}")
     if mode is not None and mode not in MODES:
         problems.append(f"mode={mode!r:.80} is unknown{did_you_mean(str(mode), MODES)}")
-    names = {"key": _to_names(key), "partition_by": _to_names(partition_by)}
+    names = {"key": column_names(key), "partition_by": column_names(partition_by)}
     problems += [
         f"{what} names no columns" for what, found in names.items() if found is None
     ]
@@ -142,14 +142,6 @@ def delta(
         merge_bytes=merge_bytes,
         store_options=to_options(store_options),
     )
-
-
-def _to_names(given: str | Sequence[str]) -> tuple[str, ...] | None:
-    """Return names of columns; None if some are none."""
-    listed = given if isinstance(given, list | tuple) else [given]
-    names = [column_name(one) for one in listed]
-    found = tuple(name for name in names if name is not None)
-    return found if len(found) == len(names) else None
 
 
 def _is_number(given: object) -> bool:

@@ -15,7 +15,6 @@ so a finished job has a table, which tells its columns.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -41,18 +40,19 @@ from penstock.connectors.delta.merging import (
     merge,
     to_merged,
 )
-from penstock.connectors.delta.parts import EpochParts, StagedFile
+from penstock.connectors.delta.parts import ChangeParts, EpochParts, StagedFile
 from penstock.connectors.delta.reversal import reversing
 from penstock.connectors.delta.table import DeltaTables
 from penstock.connectors.files.committed import EpochRange, schema_of, schema_text
-from penstock.connectors.files.names import PartNames, find_partition_problems
-from penstock.connectors.files.output.commit import ABANDONED, find_abandoned, tidy_staging
-from penstock.connectors.files.output.waiting import Patience, WaitingRows, waiting_tables
-from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, LARGEST_TARGET_BYTES
-from penstock.core.figures import show_duration
+from penstock.connectors.files.names import find_partition_problems
+from penstock.connectors.files.output.parts_sink import (
+    DEFAULT_TARGET_BYTES,
+    PartsConfig,
+    PartsSink,
+)
+from penstock.connectors.files.output.staging import STAGED, decode_subtasks, tidy_staging
 from penstock.core.ids import Epoch
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
-from penstock.core.watermark import CheckpointBarrier, EndOfData, Stop
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
 from penstock.operators.context import (
     ArrowCollector,
@@ -60,18 +60,11 @@ from penstock.operators.context import (
     OperatorContext,
     StartContext,
 )
-from penstock.operators.operator import ArrowOperator
-from penstock.operators.registry import Configured, OperatorConfig
-from penstock.operators.secret_options import usable_options
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
-from penstock.state.tables.specs import TableSpec, global_table
 
 WriteMode = Literal["append", "merge"]
 MODES = ("append", "merge")
-
-STAGED = "staged"
-"""The table whose commit data names the files of an epoch."""
 
 
 class StagedEpoch(msgspec.Struct, frozen=True):
@@ -88,7 +81,7 @@ class StagedEpoch(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DeltaSinkConfig(OperatorConfig):
+class DeltaSinkConfig(PartsConfig):
     """The config of kind "delta_sink": rows go to the table at `url`, exactly once."""
 
     kind: ClassVar[str] = "delta_sink"
@@ -118,16 +111,7 @@ class DeltaSinkConfig(OperatorConfig):
         problems = []
         if self.mode is not None and self.mode not in MODES:
             problems.append(f"mode is {self.mode!r}: use 'append' or 'merge'")
-        if isinstance(self.partition_by, str):
-            problems.append(f"partition_by is a text: write [{self.partition_by!r}]")
-        if not 1 <= self.target_bytes <= LARGEST_TARGET_BYTES:
-            problems.append(
-                f"target_bytes is {self.target_bytes}: use 1 to {LARGEST_TARGET_BYTES} (4 GiB)"
-            )
-        if self.min_bytes is not None and self.min_bytes < 1:
-            problems.append(f"min_bytes is {self.min_bytes}: use 1 or more")
-        if self.visible_after_micros is not None and self.visible_after_micros < 1:
-            problems.append("visible_after is 0: leave it out to see every epoch at once")
+        problems += self.find_parts_problems()
         if self.merge_bytes < 1:
             problems.append(f"merge_bytes is {self.merge_bytes}: use at least 1")
         if problems:
@@ -143,20 +127,7 @@ class DeltaSinkConfig(OperatorConfig):
         facts = {"url": self.url}
         if self.mode is not None:
             facts["mode"] = self.mode
-        if self.partition_by:
-            facts["partition_by"] = ", ".join(self.partition_by)
-        if self.min_bytes is not None:
-            facts["min_bytes"] = str(self.min_bytes)
-        if self.visible_after_micros is not None:
-            facts["visible_after"] = show_duration(self.visible_after_micros)
-        return facts
-
-    @property
-    def patience(self) -> Patience | None:
-        """How long rows wait to be written with others; None if they do not."""
-        if self.min_bytes is None and self.visible_after_micros is None:
-            return None
-        return Patience(self.min_bytes, self.visible_after_micros)
+        return facts | self.shown_parts()
 
     def merges(self, stream: StreamSchema) -> bool:
         """Return whether rows of a stream are merged, not appended."""
@@ -174,7 +145,7 @@ class DeltaSinkConfig(OperatorConfig):
         )
 
 
-class DeltaSink(Configured[DeltaSinkConfig], ArrowOperator):
+class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
     """Writes rows to a Delta table. It opens its store once, and keeps it until `release`."""
 
     def __init__(
@@ -183,13 +154,8 @@ class DeltaSink(Configured[DeltaSinkConfig], ArrowOperator):
         open_output: Callable[..., ObjectStore] = open_store,
         open_tables: Callable[..., DeltaTables] = DeltaTables,
     ) -> None:
-        super().__init__(config)
-        self._open_output = open_output
+        super().__init__(config, open_output)
         self._open_tables = open_tables
-        self._opened: ObjectStore | None = None
-        self._parts: EpochParts | None = None
-        self._waiting: WaitingRows | None = None
-        self._has_ended = self._closes = False
         self._has_committed = False
 
     @override
@@ -222,96 +188,45 @@ class DeltaSink(Configured[DeltaSinkConfig], ArrowOperator):
         return problems
 
     @override
-    def tables(self) -> Sequence[TableSpec]:
-        return [
-            global_table(STAGED, str, bytes, uses_two_phase_commit=True),
-            # The start of each range of abandoned epochs, by its end.
-            global_table(ABANDONED, int, int),
-            *waiting_tables(),
-        ]
-
-    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
-        """Encode the rows, and upload files that are full."""
-        # Rows of an attempt that did not finish must not get into the next one.
-        if self.config.patience is not None:
-            if self._waiting is None or self._waiting.attempt != ctx.attempt:
-                self._waiting = WaitingRows(ctx, ctx.inputs[0].arrow)
-            self._waiting.add(batch)
-            return
-        if self._parts is None or self._parts.attempt != ctx.attempt:
-            self._parts = self._new_parts(ctx)
-        self._parts.add(to_merged(batch) if self.config.merges(ctx.inputs[0]) else batch)
+        """Encode the rows, or what a merge needs of them; or let them wait."""
+        merges = self.config.merges(ctx.inputs[0])
+        super().process_batch(to_merged(batch) if merges else batch, ctx, collector)
 
+    @override
     def _new_parts(self, ctx: OperatorContext) -> EpochParts:
         merges = self.config.merges(ctx.inputs[0])
-        names = PartNames(ctx.task, ctx.generation, ctx.epoch, ctx.attempt, "parquet")
-
-        def name_staged(seq: int, folder: str) -> str:
-            del folder
-            return names.of_file(seq, "")[0]
-
-        return EpochParts(
+        return (ChangeParts if merges else EpochParts)(
             self._store,
             ctx,
             to_delta_schema(ctx.inputs[0].arrow),
+            form="parquet",
             partition_by=() if merges else self.config.partition_by,
             target_bytes=self.config.target_bytes,
-            name_of=name_staged if merges else partial(_name_part, names),
         )
 
     @override
-    def on_close(
-        self, final: Stop | EndOfData, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        """Remember that nothing follows in this run, and whether the data has ended.
-
-        The last epoch makes a table even without rows.
-        """
-        self._closes, self._has_ended = True, isinstance(final, EndOfData)
-
-    @override
-    def handle_checkpoint(
-        self, barrier: CheckpointBarrier, ctx: OperatorContext, collector: ArrowCollector
-    ) -> None:
-        """Upload the rest, then name the files, which are durable by then, in the commit data.
-
-        Rows that may wait go into the state instead.
-        """
-        parts, waiting = self._parts, self._waiting
-        self._parts = self._waiting = None
-        if waiting is None or waiting.attempt != ctx.attempt:
-            waiting = WaitingRows(ctx, ctx.inputs[0].arrow)
-        if parts is not None and parts.attempt != ctx.attempt:
-            parts = None
-        abandoned, patience = find_abandoned(ctx), self.config.patience
-        # What abandoned epochs have added is taken out in the first epoch after a restore, so
-        # what they had made visible is made visible again.
-        is_first = any(end == ctx.epoch for _, end in abandoned)
-        closes = self._closes or barrier.then_stop
-        if patience is not None and not (is_first or closes or waiting.is_over(patience)):
-            waiting.keep(patience)
-            return
-        if waiting.has_rows:
-            parts = parts or self._new_parts(ctx)
-            for _, rows in waiting.release():
-                parts.add(rows)
-        files = () if parts is None else parts.finish()
-        is_last = self._has_ended and ctx.task.subtask.index == 0
-        if not (files or is_first or is_last):
-            return
+    def _finish(
+        self,
+        parts: EpochParts | None,
+        abandoned: tuple[EpochRange, ...],
+        ctx: OperatorContext,
+        *,
+        is_needed: bool,
+    ) -> StagedEpoch | None:
+        """Return what was staged: also without files, if there is to be a version."""
+        files = () if parts is None else parts.finish_files()
+        if not (files or is_needed):
+            return None
         stream = ctx.inputs[0]
-        staged = StagedEpoch(
+        return StagedEpoch(
             schema_text(to_delta_schema(stream.arrow)),
             files,
             stream.table_key if self.config.merges(stream) else None,
             abandoned,
         )
-        ctx.count("files_staged", len(files))
-        ctx.count("bytes_staged", sum(file.bytes for file in files))
-        ctx.insert_committing_data(STAGED, msgspec.json.encode(staged))
 
     @override
     def handle_commit(
@@ -321,7 +236,11 @@ class DeltaSink(Configured[DeltaSinkConfig], ArrowOperator):
         ctx: CommitContext,
     ) -> None:
         """Make the files of all subtasks a part of the table, or merge them into it."""
-        parts = _decode(commit_data.get(STAGED, {}), epoch, ctx)
+        found, decode = (
+            commit_data.get(STAGED, {}),
+            msgspec.json.Decoder(StagedEpoch).decode,
+        )
+        parts = decode_subtasks(found, epoch, ctx, decode=decode, sink="Delta")
         if not parts:
             return
         first = parts[0]
@@ -368,46 +287,9 @@ class DeltaSink(Configured[DeltaSinkConfig], ArrowOperator):
         columns = to_delta_schema(stream.arrow)
         check_start(self._tables, self.config.rules(columns, merges=merges), ctx)
 
-    @override
-    def release(self) -> None:
-        """Drop the store and what an unfinished epoch held."""
-        self._parts = self._waiting = self._opened = None
-
     @property
     def _tables(self) -> DeltaTables:
         return self._open_tables(self.config.url, self.config.store_options)
-
-    @property
-    def _store(self) -> ObjectStore:
-        if self._opened is None:
-            self._opened = self._open_output(
-                self.config.url, **usable_options(self.config.store_options)
-            )
-        return self._opened
-
-
-def _name_part(names: PartNames, seq: int, folder: str) -> str:
-    """Return the final name of a data file: that of the files sink, and the attempt."""
-    final = names.of_file(seq, folder)[1]
-    return f"{final.removesuffix('.parquet')}-{names.token}.parquet"
-
-
-def _decode(
-    of_subtask: Mapping[int, bytes], epoch: Epoch, ctx: CommitContext
-) -> list[StagedEpoch]:
-    """Return what the subtasks staged in an epoch, from their commit data."""
-    try:
-        return [
-            msgspec.json.decode(of_subtask[index], type=StagedEpoch)
-            for index in sorted(of_subtask)
-        ]
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise CorruptStateError(
-            f"the commit data of {ctx.task.operator!r} in epoch {epoch} is not what a Delta sink "
-            f"writes there: {error}. Restore the object if something changed it; nothing was "
-            "changed now",
-            code=ErrorCode.UNDECODABLE,
-        ) from error
 
 
 def check_files(store: ObjectStore, files: Sequence[StagedFile]) -> None:

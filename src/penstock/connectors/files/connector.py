@@ -20,7 +20,8 @@ from penstock.connectors.files.discovery import (
     parse_pattern,
 )
 from penstock.connectors.files.formats import FormatName
-from penstock.connectors.files.sink import DEFAULT_TARGET_BYTES, FilesSinkConfig
+from penstock.connectors.files.output.parts_sink import DEFAULT_TARGET_BYTES
+from penstock.connectors.files.sink import FilesSinkConfig
 from penstock.connectors.files.source import FilesSourceConfig, check_types, infer_schema
 from penstock.connectors.formats.drift import DriftRules, OnMissing, OnNew, OnWider
 from penstock.core.clock import DurationLike, to_micros
@@ -28,7 +29,7 @@ from penstock.core.schema import StreamSchema
 from penstock.core.spellings import OnBad, diverts_bad
 from penstock.errors import ErrorCode, UserError, did_you_mean, hide_secrets
 from penstock.graph.logical import OperatorSpec
-from penstock.operators.frames import SchemaLike, as_schema, column_name
+from penstock.operators.frames import SchemaLike, as_schema, column_names
 from penstock.operators.secret_options import plain_options
 from penstock.state.storage.urls import absolute_url, to_options, to_url
 
@@ -134,9 +135,8 @@ def files(
     except UserError as error:
         problems.append(error.message)
     problems += _find_size_problems(target_bytes=target_bytes, min_bytes=min_bytes)
-    listed = partition_by if isinstance(partition_by, list | tuple) else [partition_by]
-    names = [column_name(one) for one in listed]
-    if None in names:
+    names = column_names(partition_by)
+    if names is None:
         problems.append(f"partition_by={partition_by!r:.80} are no columns: name them")
     if problems:
         raise UserError(
@@ -157,7 +157,7 @@ def files(
         on_missing=on_missing,
         on_wider=on_wider,
         moved_from=None if moved_from is None else to_url(moved_from),
-        partition_by=tuple(name for name in names if name is not None),
+        partition_by=names or (),
         target_bytes=target_bytes,
         min_bytes=min_bytes,
         visible_after_micros=delay_micros,

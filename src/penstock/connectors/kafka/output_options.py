@@ -21,7 +21,7 @@ from penstock.connectors.kafka.sink import (
 from penstock.core.clock import DurationLike, to_micros
 from penstock.core.ids import is_whole
 from penstock.errors import ErrorCode, UserError, did_you_mean
-from penstock.operators.frames import column_name
+from penstock.operators.frames import column_name, column_names
 
 KeyLike: TypeAlias = str | Sequence[str] | pl.Expr
 CreateTopic: TypeAlias = bool | int | Mapping[str, int]
@@ -178,11 +178,10 @@ def _to_key(given: Any, problems: list[str]) -> tuple[tuple[str, ...], bytes | N
 
 
 def _to_columns(option: str, given: Any, problems: list[str]) -> tuple[str, ...]:
-    listed = given if isinstance(given, list | tuple) else [given]
-    names = [column_name(each) for each in listed]
-    if None in names or len(set(names)) < len(names):
+    names = column_names(given)
+    if names is None or len(set(names)) < len(names):
         problems.append(f"{option}={given!r:.80} are no columns, or one of them twice")
-    return tuple(name for name in names if name is not None)
+    return names or ()
 
 
 def _to_column(option: str, given: Any, problems: list[str]) -> str | None:

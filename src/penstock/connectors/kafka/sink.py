@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.connectors.files.output.commit import tidy_staging
+from penstock.connectors.files.output.staging import STAGED, tidy_staging
 from penstock.connectors.formats.record_format import RecordFormat
 from penstock.connectors.formats.registry import record_format
 from penstock.connectors.kafka.client import KafkaClients, Reports, to_error
@@ -36,7 +36,6 @@ from penstock.connectors.kafka.producing import (
 )
 from penstock.connectors.kafka.staging import (
     SMALL_BYTES,
-    STAGED,
     EpochStaging,
     ShardPart,
     decode_commit_data,

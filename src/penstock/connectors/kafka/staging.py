@@ -22,16 +22,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.connectors.files.names import PartNames
+from penstock.connectors.files.output.staging import create_staged, decode_subtasks
 from penstock.connectors.kafka.output_records import KEY
 from penstock.core.ids import Epoch, checksum_of
 from penstock.core.key_hash import hash_keys_uncut, owners_of
-from penstock.errors import CorruptStateError, ErrorCode, StorageError
+from penstock.errors import CorruptStateError, ErrorCode
 from penstock.operators.context import CommitContext, CommitPart, OperatorContext
-from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
 
-STAGED = "staged"
-"""The table whose commit data names the records of an epoch."""
 SMALL = 0
 """The shard of epochs that are small everywhere; others have the shards 1, 2, …"""
 SMALL_BYTES = 1 << 20
@@ -152,13 +150,7 @@ class EpochStaging:
                 StagedRange(shard, path, start, len(data), checksum_of(data))
             )
             start += len(data)
-        if create_own(self._store, path, b"".join(pieces)) is not None:
-            raise StorageError(
-                f"{path!r} in {self._store.url} was to be created and holds something else: its "
-                "name is drawn at random, so something else writes below _staging. Keep it away",
-                code=ErrorCode.FOREIGN_OBJECT,
-                path=path,
-            )
+        create_staged(self._store, path, b"".join(pieces))
         self.bytes_staged += start
 
 
@@ -233,18 +225,8 @@ def decode_commit_data(
     of_subtask: Mapping[int, bytes], epoch: Epoch, ctx: CommitContext
 ) -> list[StagedRecords]:
     """Return what the subtasks staged in an epoch, in order of subtask."""
-    try:
-        found = [
-            msgspec.msgpack.decode(of_subtask[index], type=StagedRecords)
-            for index in sorted(of_subtask)
-        ]
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise CorruptStateError(
-            f"the commit data of {ctx.task.operator!r} in epoch {epoch} is not what a Kafka sink "
-            f"writes there: {error}. Restore the object if something changed it; nothing was "
-            "changed now",
-            code=ErrorCode.UNDECODABLE,
-        ) from error
+    decode = msgspec.msgpack.Decoder(StagedRecords).decode
+    found = decode_subtasks(of_subtask, epoch, ctx, decode=decode, sink="Kafka")
     newer = [each.version for each in found if each.version > 1]
     if newer:
         raise CorruptStateError(

@@ -21,7 +21,7 @@ from penstock.core.clock import DurationLike, to_micros
 from penstock.core.spellings import OnBad, check_choice, diverts_bad, renamed
 from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import OperatorSpec, UserFunction
-from penstock.operators.frames import column_name
+from penstock.operators.frames import column_names
 from penstock.operators.registry import OperatorConfig
 from penstock.operators.secret_options import plain_options
 from penstock.operators.user_functions import pickle_function
@@ -320,11 +320,10 @@ def _column(
 
 def _names(inputs: Any) -> tuple[str, ...]:
     """Return the names of columns, which may be given as `pl.col(…)` as well."""
-    listed = inputs if isinstance(inputs, list | tuple) else [inputs]
-    names = [column_name(one) for one in listed]
-    if None in names:
+    names = column_names(inputs)
+    if names is None:
         raise UserError(
             f"inputs={inputs!r:.80} are no columns: name them, such as inputs=['width']",
             code=ErrorCode.UDF_INVALID,
         )
-    return tuple(name for name in names if name is not None)
+    return names

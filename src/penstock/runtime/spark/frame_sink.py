@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from penstock.connectors.files.committed import format_checksum, schema_of
-from penstock.connectors.files.output.commit import decode_staged, tidy_staging
 from penstock.connectors.files.output.merging import StagedFile
-from penstock.connectors.files.output.parts import EpochParts
+from penstock.connectors.files.output.parts import EpochParts, decode_staged
+from penstock.connectors.files.output.staging import STAGED, tidy_staging
 from penstock.connectors.files.sink import find_format_problems
 from penstock.core.clock import new_token
 from penstock.core.ids import Epoch, checksum_of
@@ -39,8 +39,6 @@ from penstock.runtime.spark.session import driving_session
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.specs import TableSpec, global_table
 
-STAGED = "staged"
-"""The table whose commit data names the files of an epoch."""
 TARGET_BYTES = 64 << 20
 """A staged file is closed at about this size; each becomes a partition of the DataFrame."""
 

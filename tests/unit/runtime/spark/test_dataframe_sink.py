@@ -9,7 +9,7 @@ import pytest
 
 import penstock as pen
 from penstock.connectors.files.committed import schema_of
-from penstock.connectors.files.output.commit import StagedParts
+from penstock.connectors.files.output.parts import StagedParts
 from penstock.errors import ErrorCode, SchemaError, UserError
 from penstock.state.storage.memory import MemoryStore
 from penstock.testing import OperatorHarness

@@ -1,4 +1,5 @@
 """What a files sink writes: rows that wait, files that are staged, merged and committed.
 
-Nothing here knows how rows reach the sink. Every step may be repeated by another process.
+`open_parts`, `parts_sink`, `staging` and `waiting` are used by other sinks, too, and know nothing
+of how files are committed. Every step may be repeated by another process.
 """

@@ -16,54 +16,36 @@ JSON object beside the output, created once, after all files it lists. So a read
 the lists, as `committed_files` and `read_committed` do, sees neither a part of an epoch nor one
 that was not acknowledged.
 
-A restore goes back to an older epoch, and the epochs after it are abandoned: their rows come
-again under new numbers. Nothing is written at the restore itself. The first epoch after it
-finds by its parent which epochs it does not descend from, and every list from then on names
-them:
-
-    epoch    1   2   3   4   5   restore of 2   6                  7
-    parent       1   2   3   4                  2                  6
-    its list                                    abandoned [3, 6)   abandoned [3, 6)
-
-So a reader sees the old output until that epoch is committed, the new one from then on, and no
-row twice. A sink keeps the ranges in its state. A later restore brings back the ranges of its
-epoch, so undoing a restore needs nothing more. This is safe against crashes and replaced
-drivers, because lists are of acknowledged epochs only and the same for every driver that
-commits them.
+After a restore the first list, and every later one, names the epochs that were abandoned; see
+`staging`. So a reader sees the old output until that epoch is committed, the new one from then
+on, and no row twice. This is safe against crashes and replaced drivers, because lists are of
+acknowledged epochs only and the same for every driver that commits them.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
-import pyarrow as pa
 
 from penstock.connectors.files.committed import (
     PLAIN_VERSION,
     VERSION,
     CommittedEpoch,
-    EpochRange,
     decode_list,
     encode_list,
     format_checksum,
     schema_hash_of,
     schema_of,
-    schema_text,
 )
-from penstock.connectors.files.formats import OutputFormat
-from penstock.connectors.files.names import (
-    COMMITTED,
-    read_record_name,
-    read_staged_name,
-    record_path,
-    staging_folder,
-)
+from penstock.connectors.files.names import COMMITTED, read_record_name, record_path
 from penstock.connectors.files.output.merging import (
     Group,
     StagedFile,
     find_merged,
     plan_groups,
 )
+from penstock.connectors.files.output.parts import StagedParts
+from penstock.connectors.files.output.staging import tidy_staging
 from penstock.core.ids import Epoch, TaskInfo
 from penstock.errors import (
     CorruptStateError,
@@ -72,48 +54,9 @@ from penstock.errors import (
     StorageError,
     UnknownOutcomeError,
 )
-from penstock.operators.context import CommitContext, OperatorContext, StartContext
+from penstock.operators.context import CommitContext, StartContext
 from penstock.state.storage.create import create_own
 from penstock.state.storage.object_store import ObjectStore
-
-
-class StagedParts(msgspec.Struct, frozen=True):
-    """What one subtask staged in one epoch."""
-
-    format: OutputFormat
-    schema: str
-    """All columns, the partition columns included: an Arrow IPC schema in base64."""
-    partition_by: tuple[str, ...]
-    files: tuple[StagedFile, ...]
-    abandoned: tuple[EpochRange, ...] = ()
-    """As in `CommittedEpoch`."""
-    merge_bytes: int = 0
-    """Files of all subtasks are merged up to this size; 0 if each stays as it is."""
-
-    @property
-    def file_schema(self) -> str:
-        """The columns of the files: all but the partition columns."""
-        kept = [f for f in schema_of(self.schema) if f.name not in self.partition_by]
-        return schema_text(pa.schema(kept))
-
-
-def decode_staged(
-    of_subtask: Mapping[int, bytes], epoch: Epoch, ctx: CommitContext
-) -> list[StagedParts]:
-    """Return what the subtasks staged in an epoch, from their commit data."""
-    try:
-        return [
-            msgspec.json.decode(of_subtask[index], type=StagedParts)
-            for index in sorted(of_subtask)
-        ]
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise CorruptStateError(
-            f"the commit data of {ctx.task.operator!r} in epoch {epoch} is not what a files "
-            f"sink writes there: {error}. Restore the object if something changed it; nothing "
-            "was changed now",
-            code=ErrorCode.UNDECODABLE,
-        ) from error
-
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +113,8 @@ def commit_files(
             path=path,
         )
     merged = [file for part in parts for file in part.files if file not in staged]
-    tidy_staging(store, ctx.task, record.epoch, [*staged, *merged])
+    done = [file.staged for file in (*staged, *merged)]
+    tidy_staging(store, ctx.task, record.epoch, done)
 
 
 def _find_staged(
@@ -233,30 +177,6 @@ _ADVICE = (
     "Another job, or an earlier one of this name, writes to this folder: give each job its "
     "own, or move the old output away"
 )
-
-
-def tidy_staging(
-    store: ObjectStore, task: TaskInfo, epoch: int, staged: Iterable[StagedFile] = ()
-) -> None:
-    """Remove what a sink staged up to this epoch; what cannot be removed is left for later.
-
-    The files in `staged` are removed first: a listing may not show them yet.
-    """
-    try:
-        for file in staged:
-            store.delete(file.staged)
-        for info in store.list(staging_folder(task.job)):
-            found = read_staged_name(info.path)
-            if found is not None and found[0] <= epoch and found[1] == task.operator:
-                store.delete(info.path)
-    except (StorageError, UnknownOutcomeError) as error:
-        _log.warning(
-            "files staged up to epoch %s could not all be removed; a later commit tries "
-            "again: %s",
-            epoch,
-            error,
-            extra={"job": str(task.job), "operator": str(task.operator), "epoch": epoch},
-        )
 
 
 def warn_of_lost_output(store: ObjectStore, listed: Epoch, task: TaskInfo) -> None:
@@ -328,22 +248,3 @@ def _read_writer(store: ObjectStore, path: str) -> str | None:
         return msgspec.json.decode(store.read(path) or b"", type=_Writer).job
     except (msgspec.MsgspecError, ValueError):
         return None
-
-
-ABANDONED = "abandoned"
-"""The table of abandoned epochs: its keys are the ends of the ranges, its values their starts."""
-
-
-def find_abandoned(ctx: OperatorContext) -> tuple[EpochRange, ...]:
-    """Return the epochs before this one that it does not descend from; store new ones.
-
-    The first epoch after a restore is the end of a new range.
-    """
-    table = ctx.get_global_keyed_state(ABANDONED)
-    known: set[EpochRange] = {(start, end) for end, start in table.items()}
-    if ctx.parent is not None and ctx.parent + 1 < ctx.epoch:
-        start, end = int(ctx.parent) + 1, int(ctx.epoch)
-        known.add((start, end))
-        if ctx.task.subtask.index == 0:
-            table.insert(end, start)
-    return tuple(sorted(known))
