@@ -119,11 +119,14 @@ test-servers: servers ## The tests that need a server: Kafka, S3
 	@bash scripts/ensure_java.sh
 	PENSTOCK_TEST_SERVERS=require $(PYTEST) $(PROCESSES) -m "kafka or s3" $(PYTEST_ARGS)
 
+SOAK := HYPOTHESIS_PROFILE=nightly PENSTOCK_TEST_SERVERS=require $(PYTEST) $(PROCESSES) \
+	--timeout=7200 -o faulthandler_timeout=7200
+
 .PHONY: soak
-soak: servers ## The tests that need a server, in their long versions: takes hours
+soak: servers ## The tests of connectors and crashes in their long versions: takes hours
 	@bash scripts/ensure_java.sh
-	HYPOTHESIS_PROFILE=nightly PENSTOCK_TEST_SERVERS=require $(PYTEST) $(PROCESSES) \
-		--timeout=7200 -o faulthandler_timeout=7200 -m "kafka or s3" $(PYTEST_ARGS)
+	$(SOAK) -m "kafka or s3" $(PYTEST_ARGS)
+	$(SOAK) -m "not (kafka or s3)" tests/contract/sinks tests/contract/sources tests/crash $(PYTEST_ARGS)
 
 .PHONY: coverage
 coverage: $(READY) ## Branch coverage of all tests; the protocol's must be complete

@@ -138,12 +138,9 @@ def test_a_type_without_a_form_is_named(kind: pa.DataType) -> None:
 
 def test_bytes_inside_of_lists_and_structs_are_read_back() -> None:
     pair = pa.struct([("name", pa.string()), ("value", pa.binary())])
-    schema = pa.schema(
-        [
-            pa.field("headers", pa.list_(pair)),
-            pa.field("parts", pa.list_(pa.large_binary())),
-        ]
-    )
+    parts = pa.list_(pa.large_binary())
+    columns: list[Any] = [("headers", pa.list_(pair)), ("parts", parts)]
+    schema = pa.schema(columns)
     rows = pa.table(
         {
             "headers": [[{"name": "a", "value": b"\xff\x00"}, None], None, []],

@@ -288,7 +288,8 @@ def test_files_of_parquet_with_wider_numbers_are_refused(
 
 
 def test_a_zero_keeps_its_sign_beside_a_value_that_is_cast() -> None:
-    schema = pa.schema([pa.field("id", pa.int64()), pa.field("x", pa.float64())])
+    columns: list[Any] = [("id", pa.int64()), ("x", pa.float64())]
+    schema = pa.schema(columns)
     alone = decode(b'{"id": 1, "x": -0}', schema=schema, on_wider="cast")
     beside = decode(
         b'{"id": 1, "x": -0}', b'{"id": "2", "x": 0}', schema=schema, on_wider="cast"

@@ -111,7 +111,8 @@ def test_bad_records_can_be_written_as_they_are() -> None:
 
 @pytest.mark.parametrize("format_", ["json", "upsert"])
 def test_columns_without_a_form_are_refused_when_the_graph_is_built(format_: str) -> None:
-    schema = pa.schema([pa.field("id", pa.int64()), pa.field("much", pa.decimal256(50, 2))])
+    columns: list[Any] = [("id", pa.int64()), ("much", pa.decimal256(50, 2))]
+    schema = pa.schema(columns)
     p = pen.Pipeline("p")
     rows = p.read("rows", pen.list_source(schema.empty_table()))
     if format_ == "upsert":
