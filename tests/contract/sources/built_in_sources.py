@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
@@ -27,6 +28,7 @@ from tests.contract.sources.source_under_test import (
 )
 
 _NO_INPUT = "it makes its rows, so none can be bad or of another schema"
+_NO_UTF8 = b"\xff\xff"
 _GIVEN = "its rows are given with the pipeline, which checks them when it is built"
 
 
@@ -87,9 +89,20 @@ class ParquetFiles(FilesUnderTest):
     name = "parquet"
     format = "parquet"
     smallest_piece = 4
-    cannot: ClassVar[Mapping[Line, str]] = {
-        Line.BAD_ROWS: "the types are the file's own, so a file that does not fit is refused whole"
-    }
+
+    @override
+    def write_bad(self, count: int) -> None:
+        size = len(_NO_UTF8)
+        ends = pa.py_buffer(np.arange(0, (count + 1) * size, size, dtype=np.int32))
+        buffers: list[Any] = [None, ends, pa.py_buffer(_NO_UTF8 * count)]
+        rows = {
+            "n": pa.array(range(count)),
+            "s": pa.Array.from_buffers(pa.string(), count, buffers),
+            "at": pa.array([EPOCH] * count, SCHEMA.field("at").type),
+        }
+        out = pa.BufferOutputStream()
+        pq.write_table(pa.table(rows), out, row_group_size=self.smallest_piece)
+        self._put(out.getvalue().to_pybytes())
 
     @override
     def to_bytes(self, rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -134,6 +147,43 @@ class CompressedFiles(JsonLinesFiles):
     @override
     def _put(self, data: bytes) -> None:
         super()._put(compress("gz", data))
+
+
+class TextFiles(FilesUnderTest):
+    """Lines of text, each of which is JSON for the suite alone."""
+
+    name = "text"
+    format = "log"
+    cannot: ClassVar[Mapping[Line, str]] = {
+        Line.EVENT_TIME: "a line has no time until a step takes it apart",
+        Line.DRIFT: "a line of text has one column, whatever it says",
+    }
+
+    @override
+    def spec(self, *, follows: bool, diverts_bad: bool = False) -> OperatorSpec:
+        return pen.files(
+            self.folder / "*.log",
+            format="text",
+            schema={"value": str},
+            discover=self.poll if follows else False,
+            on_bad="divert" if diverts_bad else "fail",
+        ).source_spec()
+
+    @override
+    def to_bytes(self, rows: Sequence[Mapping[str, Any]]) -> bytes:
+        return "".join(f"{json.dumps(row, default=_iso)}\n" for row in rows).encode()
+
+    @override
+    def number_of(self, row: Mapping[str, Any]) -> int:
+        return int(json.loads(row["value"])["n"])
+
+    @override
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        assert row["value"] == json.dumps(row_of(self.number_of(row)), default=_iso)
+
+    @override
+    def write_bad(self, count: int) -> None:
+        self._put((_NO_UTF8 + b"\n") * count)
 
 
 class CsvFiles(FilesUnderTest):

@@ -15,6 +15,7 @@ from tests.contract.sources.built_in_sources import (
     ListUnderTest,
     NexmarkUnderTest,
     ParquetFiles,
+    TextFiles,
 )
 from tests.contract.sources.concat_sources import (
     ConcatFiles,
@@ -31,6 +32,7 @@ SOURCES: list[tuple[type[SourceUnderTest], Any]] = [
     (JsonLinesFiles, ()),
     (CompressedFiles, ()),
     (CsvFiles, ()),
+    (TextFiles, ()),
     (ListUnderTest, ()),
     (ImpulseUnderTest, ()),
     (NexmarkUnderTest, ()),

@@ -39,6 +39,7 @@ class Line(Enum):
     END = "end"
     BAD_ROWS = "bad rows"
     DRIFT = "schema drift"
+    EVENT_TIME = "watermarks by a column"
 
 
 class Drift(Enum):

@@ -262,7 +262,7 @@ def test_a_source_that_was_empty_at_first_gives_what_comes(fresh: Fresh) -> None
 
 
 def test_the_watermark_follows_the_rows_and_never_goes_back(fresh: Fresh) -> None:
-    source = fresh(Line.IDLE)
+    source = fresh(Line.IDLE, Line.EVENT_TIME)
     source.write(range(30))
     told: list[int] = []
     with a_harness(source, follows=True, idle_timeout="10s") as harness:
