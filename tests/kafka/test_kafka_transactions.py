@@ -28,7 +28,12 @@ from penstock.connectors.kafka.transactions import ShardCommit, ShardTransaction
 from penstock.core.clock import new_token
 from penstock.errors import ExternalError, UserError
 from scripts.servers.kafka import KafkaCluster
-from tests.builders.kafka_faults import WatchedClients
+from tests.builders.kafka_faults import (
+    ANSWERED_LATER,
+    ANSWERS,
+    MARKER_READS,
+    WatchedClients,
+)
 from tests.builders.kafka_output import an_output, read_output
 from tests.builders.servers import a_topic
 
@@ -165,25 +170,32 @@ def test_attempt_that_is_overtaken_before_any_call_doubles_nothing(
     assert shard.values() == values_of(*([1, 2] if has_committed else [2]))
 
 
+class Losing:
+    """Loses the answer to the first call of a name, which was carried out or was not."""
+
+    def __init__(self, name: str, is_done: bool) -> None:
+        self._name, self._is_done = name, is_done
+        self.lost: list[str] = []
+
+    def make(self, name: str, call: Callable[[], Any]) -> Any:
+        if name == self._name and not self.lost:
+            self.lost.append(name)
+            if self._is_done:
+                call()
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
+        return call()
+
+
 @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
 @pytest.mark.parametrize("step", STEPS)
 def test_call_without_an_answer_is_made_again_or_decided_by_the_marker(
     shard: Shard, step: str, is_done: bool
 ) -> None:
-    lost: list[str] = []
-
-    def lose(name: str, call: Callable[[], Any]) -> Any:
-        if name == step and not lost:
-            lost.append(name)
-            if is_done:
-                call()
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
-        return call()
-
-    attempt = shard.committer(WatchedClients(shard.servers, lose))
+    lose = Losing(step, is_done)
+    attempt = shard.committer(WatchedClients(shard.servers, lose.make))
     with suppress(ExternalError):
         attempt.commit(shard.asked(1), rows(1))
-    assert lost
+    assert lose.lost
     attempt.commit(shard.asked(1), rows(1))
     assert attempt.commit(shard.asked(2), rows(2)) == 3
     assert shard.values() == values_of(1, 2)
@@ -251,6 +263,37 @@ def test_marker_behind_an_open_transaction_of_others_is_waited_for(shard: Shard)
     assert successor.commit(shard.asked(2), rows(2)) is None
     ended.join()
     assert shard.values() == values_of(1, 2)
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
+def test_marker_that_cannot_be_read_is_not_taken_for_none(
+    shard: Shard, is_done: bool
+) -> None:
+    shard.committer().commit(shard.asked(1), rows(1))
+    lose = Losing("consumer.poll", is_done)
+    attempt = shard.committer(WatchedClients(shard.servers, lose.make, MARKER_READS))
+    with pytest.raises(ExternalError, match="markers in partition 1"):
+        attempt.commit(shard.asked(1), rows(1))
+    assert attempt.commit(shard.asked(1), rows(1)) is None
+    assert shard.values() == values_of(1)
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
+@pytest.mark.parametrize("name", [*ANSWERED_LATER[:3], *ANSWERS[:3]])
+def test_marker_topic_is_made_however_an_answer_is_lost(
+    kafka: KafkaCluster, name: str, is_done: bool
+) -> None:
+    markers, lose = a_topic("markers"), Losing(name, is_done)
+    watched = WatchedClients(kafka.bootstrap, lose.make, (*ANSWERED_LATER, *ANSWERS))
+    topics = OutputTopics(watched)
+    for partitions in (1, 3):  # it is made, then it gets more partitions
+        for _ in range(2):  # one that finds the topic asks for its settings, too
+            with suppress(ExternalError):
+                topics.ensure_markers(markers, partitions)
+        topics.ensure_markers(markers, partitions)
+        assert topics.partitions_of(markers) == partitions
+    assert lose.lost
+    assert topics.settings_of(markers)["cleanup.policy"] == "compact"
 
 
 def test_marker_is_found_far_before_the_end(shard: Shard) -> None:
