@@ -8,8 +8,18 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import penstock as pen
-from penstock.errors import SchemaError, UserError
-from penstock.testing import CUT, LocalJob, ScriptedSource
+from penstock.errors import SchemaError, StateError, UserError
+from penstock.state.storage.memory import MemoryStore
+from penstock.testing import (
+    ABORT,
+    CUT,
+    Call,
+    CrashError,
+    Fault,
+    FaultMode,
+    LocalJob,
+    ScriptedSource,
+)
 
 
 def table_of(folder: Path) -> list[dict[str, Any]]:
@@ -118,3 +128,72 @@ def test_rows_that_are_no_changelog_cannot_be_merged(tmp_path: Path) -> None:
 def test_changes_that_are_merged_do_not_wait(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="are for rows that are appended"):
         counts(tmp_path / "table", ["a"], min_bytes=1_000)
+
+
+# ---- from appended to merged
+
+
+class Upserts:
+    """Jobs of one name and one source, whose epochs all change the key "a".
+
+    After three of its five epochs the process dies, once.
+    """
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        steps: list[Any] = []
+        for n in range(5):
+            steps += [[{"k": "a", "n": n}, {"k": f"k{n}", "n": n}], CUT]
+        self._source = ScriptedSource({"0": [*steps[:6], ABORT, *steps[6:]]})
+
+    def into(self, folder: Path, **options: Any) -> LocalJob:
+        """Return the job that writes to a table like this."""
+        pipeline = pen.Pipeline("upserts")
+        changes = pipeline.read("rows", self._source).from_upserts("table", key="k")
+        changes.write("out", pen.delta(folder, **options))
+        return LocalJob(pipeline, store=self.store)
+
+
+def test_changes_that_wait_to_be_appended_are_not_merged(tmp_path: Path) -> None:
+    folder, upserts = tmp_path / "table", Upserts()
+    appends = upserts.into(folder, mode="append", visible_after="1h")
+    with pytest.raises(CrashError):
+        appends.run()
+    before = sorted(info.path for info in upserts.store.list(""))
+    merges = upserts.into(folder, mode="merge")
+    with pytest.raises(StateError, match="wait in the state of sink 'out' to be appended"):
+        merges.run()
+    # It was refused before the claim, so nothing is there that was not.
+    assert sorted(info.path for info in upserts.store.list("")) == before
+    assert not DeltaTable.is_deltatable(str(folder))
+    # What the message says to do works: a stop writes the rows that wait.
+    assert appends.run(epochs=1).phase is pen.JobPhase.STOPPED
+    appended = table_of(folder)
+    assert len([row for row in appended if row["change"] == "insert"]) == 5
+    merged = upserts.into(tmp_path / "merged", mode="merge")
+    assert merged.run().phase is pen.JobPhase.FINISHED
+    found = {row["k"]: row["n"] for row in table_of(tmp_path / "merged")}
+    assert found == {"a": 4, "k4": 4}
+
+
+def test_changes_that_another_driver_lets_wait_behind_the_check_are_not_merged(
+    tmp_path: Path,
+) -> None:
+    folder, upserts = tmp_path / "table", Upserts()
+    appends = upserts.into(folder, mode="append", visible_after="1h")
+
+    def run_the_other(_: Call) -> None:
+        with pytest.raises(CrashError):
+            appends.run()
+
+    overtaken = Fault(
+        FaultMode.DELAY, operation="create", path="*/claim", hook=run_the_other
+    )
+    merges = upserts.into(folder, mode="merge")
+    with pytest.raises(StateError, match="wait in the state of sink 'out' to be appended"):
+        merges.run(overtaken)
+    assert not DeltaTable.is_deltatable(str(folder))
+    # No epoch came of it: the job goes on as it was, and each change is appended once.
+    assert appends.run().phase is pen.JobPhase.FINISHED
+    inserted = [row["k"] for row in table_of(folder) if row["change"] == "insert"]
+    assert sorted(inserted) == ["a", "k0", "k1", "k2", "k3", "k4"]

@@ -36,6 +36,7 @@ from penstock.connectors.delta.commit import (
 )
 from penstock.connectors.delta.merging import (
     DEFAULT_MERGE_BYTES,
+    check_nothing_waits,
     find_merge_problems,
     merge,
     to_merged,
@@ -51,6 +52,7 @@ from penstock.connectors.files.output.parts_sink import (
     PartsSink,
 )
 from penstock.connectors.files.output.staging import STAGED, decode_subtasks, tidy_staging
+from penstock.connectors.files.output.waiting import WAITS, waits_table
 from penstock.core.ids import Epoch
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
@@ -188,6 +190,13 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         return problems
 
     @override
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Refuse to merge rows that wait. A driver that ran on may have left them after the check."""
+        if self.config.merges(ctx.inputs[0]):
+            waits = ctx.get_global_keyed_state(WAITS)
+            check_nothing_waits(dict(waits.items()), ctx.task)
+
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -284,6 +293,8 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         problems = self._find_problems(stream)
         if problems:
             raise misfit(self.config.url, problems)
+        if merges:
+            check_nothing_waits(ctx.read_global(waits_table()), ctx.task)
         columns = to_delta_schema(stream.arrow)
         check_start(self._tables, self.config.rules(columns, merges=merges), ctx)
 
