@@ -197,3 +197,36 @@ def test_changes_that_another_driver_lets_wait_behind_the_check_are_not_merged(
     assert appends.run().phase is pen.JobPhase.FINISHED
     inserted = [row["k"] for row in table_of(folder) if row["change"] == "insert"]
     assert sorted(inserted) == ["a", "k0", "k1", "k2", "k3", "k4"]
+
+
+# ---- large merges
+
+
+def test_merge_bytes_bounds_the_memory_of_a_merge_which_is_right_beyond_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    merge = DeltaTable.merge
+
+    def noting(table: DeltaTable, *args: Any, **options: Any) -> Any:
+        limits.append(options["max_spill_size"])
+        return merge(table, *args, **options)
+
+    monkeypatch.setattr(DeltaTable, "merge", noting)
+    folder, count, merge_bytes = tmp_path / "table", 10_000, 6 << 20
+    filling = "x" * 1_000
+    old = pa.table(
+        {"k": range(0, 2 * count, 2), "n": [-1] * count, "text": [filling] * count}
+    )
+    write_deltalake(str(folder), old)
+    rows = pa.table({"k": range(count), "n": range(count), "text": [filling] * count})
+    assert rows.nbytes > merge_bytes
+    pipeline = pen.Pipeline("large")
+    changes = pipeline.read("rows", pen.list_source(rows)).from_upserts("table", key="k")
+    changes.write("out", pen.delta(folder, merge_bytes=merge_bytes))
+    assert pipeline.run_in_process("memory:").phase is pen.JobPhase.FINISHED
+    assert set(limits) == {merge_bytes}
+    found = DeltaTable(str(folder)).to_pyarrow_table(columns=["k", "n"])
+    wanted = dict.fromkeys(range(0, 2 * count, 2), -1) | {k: k for k in range(count)}
+    assert found.num_rows == len(wanted)
+    assert dict(zip(*found.to_pydict().values(), strict=True)) == wanted
