@@ -70,6 +70,23 @@ def test_a_compaction_between_commit_and_its_repetition_does_not_hide_the_epoch(
         assert job.numbers() == whole_epochs(ROUNDS)
 
 
+def test_a_vacuum_between_commit_and_its_repetition_does_not_stop_the_job(
+    tmp_path: Path,
+) -> None:
+    # The files of the epoch are gone for good, and need not be there: it is recorded.
+    undisturbed = DeltaJob(tmp_path / "first")
+    undisturbed.run()
+    at = undisturbed.calls.names.index("commit") + 1
+    job = DeltaJob(tmp_path / "table")
+    with pytest.raises(CrashError):
+        job.run(calls=TableCalls(FaultMode.CRASH_AFTER, at))
+    compact(job.folder)
+    table = DeltaTable(str(job.folder))
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    job.run()
+    assert job.numbers() == whole_epochs(ROUNDS)
+
+
 def test_a_compaction_during_a_commit_does_not_stop_it(tmp_path: Path) -> None:
     job = DeltaJob(tmp_path / "table")
     calls = TableCalls()

@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.connectors.delta.actions import Mark
 from penstock.connectors.delta.columns import (
     find_folder_problems,
     find_type_problems,
@@ -43,7 +44,7 @@ from penstock.connectors.delta.merging import (
 )
 from penstock.connectors.delta.parts import ChangeParts, EpochParts, StagedFile
 from penstock.connectors.delta.reversal import reversing
-from penstock.connectors.delta.table import DeltaTables
+from penstock.connectors.delta.table import CommitOutcome, DeltaTables, OpenTable
 from penstock.connectors.files.committed import EpochRange, schema_of, schema_text
 from penstock.connectors.files.names import find_partition_problems
 from penstock.connectors.files.output.parts_sink import (
@@ -278,11 +279,17 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
             commit.run(merging)
             tidy_staging(self._store, ctx.task, int(epoch))
         else:
-            if not self._has_committed:
-                # A commit that was left open may be made days later.
-                check_files(self._store, files)
             added = [file.to_added(self.config.partition_by) for file in files]
-            commit.run(append(added, undo))
+            appending = append(added, undo)
+
+            def carry_out(table: OpenTable, marks: Sequence[Mark]) -> CommitOutcome:
+                if not self._has_committed:
+                    # A commit that was left open may be made days later. One that is recorded
+                    # does not get here: its files may have been compacted and vacuumed.
+                    check_files(self._store, files)
+                return appending(table, marks)
+
+            commit.run(carry_out)
         self._has_committed = True
 
     @override
