@@ -81,6 +81,10 @@ class TableCalls:
             raise ExternalError("the table could not be opened, by design of the test")
         raise UnknownOutcomeError("no answer, by design of the test")
 
+    def read_ahead(self, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
+        """Return what is merged next: the client reads it in the call."""
+        return rows
+
 
 class FaultyTables(DeltaTables):
     """A table whose calls go through `TableCalls`."""
@@ -129,8 +133,10 @@ class FaultyOpenTable(OpenTable):
     def merge(
         self, rows: pa.RecordBatchReader, plan: MergePlan, marks: Sequence[Mark]
     ) -> CommitOutcome:
-        merge = super().merge
-        outcome: CommitOutcome = self._calls.call("merge", lambda: merge(rows, plan, marks))
+        merge, given = super().merge, self._calls.read_ahead(rows)
+        outcome: CommitOutcome = self._calls.call(
+            "merge", lambda: merge(given, plan, marks)
+        )
         return outcome
 
     @override

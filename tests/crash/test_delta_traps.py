@@ -70,6 +70,23 @@ def test_a_compaction_between_commit_and_its_repetition_does_not_hide_the_epoch(
         assert job.numbers() == whole_epochs(ROUNDS)
 
 
+def test_a_vacuum_between_commit_and_its_repetition_does_not_stop_the_job(
+    tmp_path: Path,
+) -> None:
+    # The files of the epoch are gone for good, and need not be there: it is recorded.
+    undisturbed = DeltaJob(tmp_path / "first")
+    undisturbed.run()
+    at = undisturbed.calls.names.index("commit") + 1
+    job = DeltaJob(tmp_path / "table")
+    with pytest.raises(CrashError):
+        job.run(calls=TableCalls(FaultMode.CRASH_AFTER, at))
+    compact(job.folder)
+    table = DeltaTable(str(job.folder))
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    job.run()
+    assert job.numbers() == whole_epochs(ROUNDS)
+
+
 def test_a_compaction_during_a_commit_does_not_stop_it(tmp_path: Path) -> None:
     job = DeltaJob(tmp_path / "table")
     calls = TableCalls()
@@ -139,6 +156,48 @@ def test_a_branch_writes_under_an_app_of_its_own_and_skips_nothing(tmp_path: Pat
     table = DeltaTable(str(job.folder))
     # Under one app all that the branch commits would be taken for done.
     assert [table.transaction_version(app.rstrip(":")) for app in apps] == [3, 3]
+
+
+def versions_with_rows(folder: Path) -> int:
+    """Return how many versions of a table have added files."""
+    entries = (folder / "_delta_log").glob("*.json")
+    return sum('"add":' in entry.read_text() for entry in entries)
+
+
+@pytest.mark.parametrize("mode", [FaultMode.FAIL_BEFORE, FaultMode.FAIL_AFTER])
+@pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
+def test_a_commit_of_unknown_outcome_is_looked_for_before_it_is_made_again(
+    tmp_path: Path, mode: FaultMode, *, dies: bool
+) -> None:
+    undisturbed = DeltaJob(tmp_path / "first")
+    undisturbed.run()
+    names = undisturbed.calls.names
+    commits = [at for at, name in enumerate(names, 1) if name == "commit"]
+    assert len(commits) == ROUNDS
+    for number, at in enumerate(commits):
+        job = DeltaJob(tmp_path / str(number))
+        calls = TableCalls(mode, at)
+
+        def die_later(name: str, calls: TableCalls = calls, at: int = at) -> None:
+            if dies and len(calls.names) > at:
+                raise CrashError(name)
+
+        calls.hook = die_later
+        if dies:
+            # Nothing but the table knows now whether the commit was carried out.
+            with pytest.raises(CrashError):
+                job.run(calls=calls)
+            landed = number + (mode is FaultMode.FAIL_AFTER)
+            assert job.numbers() == whole_epochs(landed)
+        else:
+            job.run(calls=calls)
+            repeats = mode is FaultMode.FAIL_BEFORE
+            assert calls.names[at] == "open"
+            assert calls.names.count("commit") == ROUNDS + repeats
+        status = job.run(parallelism=1 + number)
+        assert status.phase is pen.JobPhase.FINISHED
+        assert job.numbers() == whole_epochs(ROUNDS)
+        assert versions_with_rows(job.folder) == ROUNDS
 
 
 def test_two_drivers_that_commit_the_same_epoch_at_once_commit_it_once(

@@ -35,7 +35,7 @@ from penstock.operators.timers import Timers
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.tables.global_keyed import GlobalKeyedView
 from penstock.state.tables.keyed_view import KeyedView
-from penstock.state.tables.specs import TimeDomain
+from penstock.state.tables.specs import TableSpec, TimeDomain
 from penstock.state.tables.table_manager import TableManager
 from penstock.state.tables.time_keyed_view import KeyTimeView, TimeKeyedView
 
@@ -256,6 +256,8 @@ class StartContext:
     """
     inputs: tuple[StreamSchema, ...] = ()
     """The schemas of the operator's inputs."""
+    read_global: Callable[[TableSpec], Mapping[Any, Any]] = field(default=lambda _: {})
+    """Reads a global table of the operator, as of the epoch that the start goes on from."""
 
 
 class Target(Protocol):

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from penstock.connectors.kafka.sink import KafkaSink
-from tests.contract.sinks.delta_sink import DeltaUnderTest
+from tests.contract.sinks.delta_sink import DeltaUnderTest, MergedDeltaUnderTest
 from tests.contract.sinks.kafka_sinks import KafkaUnderTest
 from tests.contract.sinks.shipped_sinks import (
     FilesUnderTest,
@@ -69,6 +69,10 @@ def _waiting_delta(request: pytest.FixtureRequest) -> SinkUnderTest:
     )
 
 
+def _merged_delta(request: pytest.FixtureRequest) -> SinkUnderTest:
+    return MergedDeltaUnderTest(request.getfixturevalue("tmp_path"))
+
+
 def _repeating_kafka(request: pytest.FixtureRequest) -> SinkUnderTest:
     return KafkaUnderTest(request.getfixturevalue("kafka").bootstrap, "at_least_once")
 
@@ -83,6 +87,7 @@ KINDS: dict[str, Callable[[pytest.FixtureRequest], SinkUnderTest]] = {
     "stdout": _stdout,
     "delta": _delta,
     "delta-waiting": _waiting_delta,
+    "delta-merged": _merged_delta,
     "kafka": _kafka,
     "kafka-sharded": _sharded_kafka,
     "kafka-at-least-once": _repeating_kafka,

@@ -82,6 +82,7 @@ class KafkaUnderTest:
     }
     harms: Sequence[Harm] = tuple(Harm)
     cases = by_profile(default=1, ci=3, nightly=1_000_000)
+    merges = False
 
     def __init__(self, servers: str, delivery: Delivery = "exactly_once") -> None:
         self._servers, self._delivery = servers, delivery

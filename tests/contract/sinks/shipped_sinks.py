@@ -51,6 +51,7 @@ class FilesUnderTest:
     cannot: Mapping[Line, str] = {}
     harms: Sequence[Harm] = tuple(Harm)
     cases = by_profile(default=8, ci=12, nightly=1_000_000)
+    merges = False
 
     def __init__(self, **options: Any) -> None:
         self._options = options
@@ -88,6 +89,7 @@ class ListUnderTest:
     }
     harms: Sequence[Harm] = ()
     cases = by_profile(default=8, ci=12, nightly=1_000_000)
+    merges = False
     calls = 0
 
     def __init__(self) -> None:
@@ -147,6 +149,7 @@ class StdoutUnderTest:
     }
     harms: Sequence[Harm] = (Harm.FAILS, Harm.FAILS_AFTER, *DEATHS, Harm.SLEEPS)
     cases = by_profile(default=8, ci=12, nightly=1_000_000)
+    merges = False
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch

@@ -85,6 +85,9 @@ class SinkUnderTest(Protocol):
     cases: int
     """How many cases of a sweep are tried; few if each takes long."""
 
+    merges: bool
+    """Whether it is given a changelog, to be merged by the column `n`, and not the rows."""
+
     def connect(self, registry: Registry) -> OperatorSpec:
         """Return a sink that writes to the output; its kind may be added to the registry."""
         ...
@@ -144,10 +147,10 @@ class SinkJob:
         }
         pipeline = pen.Pipeline(self.name, registry=self.registry)
         rows = pipeline.read("rows", ScriptedSource(script))
-        rows.write(self.step, self.spec)
+        self._write(rows, self.step)
         if self.has_two:
             more = rows.with_columns(n=pl.col("n") + FURTHER)
-            more.write(f"{self.step}-further", self.spec)
+            self._write(more, f"{self.step}-further")
         self.job = LocalJob(
             pipeline,
             registry=self.registry,
@@ -156,6 +159,11 @@ class SinkJob:
                 torn_limit=1_000, restarts=RestartPolicy(first_delay_micros=1)
             ),
         )
+
+    def _write(self, rows: pen.Stream, step: str) -> None:
+        if self.sink.merges:
+            rows = rows.from_upserts(f"{step}-changes", key="n")
+        rows.write(step, self.spec)
 
     @property
     def expected(self) -> list[int]:

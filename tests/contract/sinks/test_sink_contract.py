@@ -248,4 +248,6 @@ def test_two_jobs_write_to_an_output_at_the_same_time(make_sink: MakeSink) -> No
             one.run()
             other.run()
         found = sorted(row["n"] for row in sink.rows())
-        assert found == sorted([*one.expected, *other.expected])
+        # Both write the same rows: merged by key they are the same.
+        beside = [] if sink.merges else other.expected
+        assert found == sorted([*one.expected, *beside])

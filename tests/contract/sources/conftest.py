@@ -22,7 +22,7 @@ from tests.contract.sources.concat_sources import (
     ConcatKafka,
     ConcatOffsets,
 )
-from tests.contract.sources.delta_source import DeltaUnderTest
+from tests.contract.sources.delta_source import DeltaChangelogUnderTest, DeltaUnderTest
 from tests.contract.sources.kafka_source import KafkaUnderTest
 from tests.contract.sources.source_under_test import Line, SourceUnderTest
 
@@ -37,6 +37,7 @@ SOURCES: list[tuple[type[SourceUnderTest], Any]] = [
     (ImpulseUnderTest, ()),
     (NexmarkUnderTest, ()),
     (DeltaUnderTest, ()),
+    (DeltaChangelogUnderTest, ()),
     (KafkaUnderTest, pytest.mark.kafka),
     (ConcatFiles, ()),
     (ConcatOffsets, ()),

@@ -26,6 +26,7 @@ class DeltaUnderTest(SourceUnderTest):
 
     name = "delta"
     smallest_piece = 4
+    options: ClassVar[Mapping[str, Any]] = {}
     cannot: ClassVar[Mapping[Line, str]] = {
         Line.BAD_ROWS: "the types are the table's own, so a file that does not fit is refused whole"
     }
@@ -62,4 +63,17 @@ class DeltaUnderTest(SourceUnderTest):
             self.table,
             schema=StreamSchema(SCHEMA, time_column="at"),
             follow=self.poll if follows else False,
+            **self.options,
         ).source_spec()
+
+
+class DeltaChangelogUnderTest(DeltaUnderTest):
+    """The same table read as a changelog: rows that are written are inserts."""
+
+    name = "delta-changelog"
+    options: ClassVar[Mapping[str, Any]] = {"rewrites": "changelog", "key": "n"}
+
+    @override
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        super().check_row(row)
+        assert row["change"] == "insert"

@@ -73,6 +73,36 @@ def test_a_table_is_loaded_again(table: Path) -> None:
     assert sorted(numbers) == [1, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("reload", "found"), [("1m", [None, None, "four"]), (None, [None, None, None])]
+)
+def test_a_job_looks_rows_up_in_a_newer_version_from_the_next_interval_on(
+    table: Path, reload: str | None, found: list[str | None]
+) -> None:
+    pipeline, out = pen.Pipeline("named"), pen.list_sink(f"lookup-{new_token()}")
+    script: list[Any] = [
+        step for epoch in range(3) for step in ([{"n": 4, "e": epoch}], CUT)
+    ]
+    rows = pipeline.read("rows", ScriptedSource({"0": script}))
+    lookup = pen.lookup_delta(table, reload=reload)
+    rows.join("name", lookup, on="n", how="left").write("out", out)
+    job = LocalJob(pipeline)
+    epochs = [0]
+
+    def write_and_wait(level: int) -> None:
+        # The first epoch is over, and the second is within its interval: only the third reloads.
+        epochs[0] += level == 0
+        if level == 0 and epochs[0] == 1:
+            more = pa.table({"n": [4], "name": ["four"], "kind": ["even"]})
+            write_deltalake(str(table), more, mode="append")
+        if level == 0 and epochs[0] == 2:
+            job.clock.micros += 60_000_000
+
+    assert job.run(between_supersteps=write_and_wait).phase is pen.JobPhase.FINISHED
+    named_rows = sorted(out.rows(), key=lambda row: row["e"])
+    assert [row["name"] for row in named_rows] == found
+
+
 def test_a_place_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no Delta table"):
         named(tmp_path / "none", [[{"n": 1}], CUT])

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 
 import penstock as pen
 from penstock.connectors.delta.columns import to_delta_type
-from penstock.errors import SchemaError, UserError
+from penstock.errors import UserError
 from penstock.testing import CUT, LocalJob, ScriptedSource
 from tests.builders.graphs import schema_of
 
@@ -225,11 +225,6 @@ def test_rows_that_wait_are_visible_when_the_job_stops_and_after_a_restart(
     assert [row["n"] for row in table_of(tmp_path / "table")] == list(range(6))
 
 
-def test_changes_that_are_merged_do_not_wait(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="are for rows that are appended"):
-        counts(tmp_path / "table", ["a"], min_bytes=1_000)
-
-
 # ---- tables that are there
 
 
@@ -304,105 +299,6 @@ def test_constraints_that_nobody_would_check_are_refused(tmp_path: Path) -> None
 def test_column_mapping_is_refused(tmp_path: Path) -> None:
     a_table(tmp_path / "table", configuration={"delta.columnMapping.mode": "name"})
     refused(tmp_path / "table", "column mapping")
-
-
-# ---- merging
-
-
-def counts(folder: Path, words: list[str], **options: Any) -> None:
-    """Run a job that keeps the number of rows per word in a table."""
-    pipeline = pen.Pipeline("counts")
-    source = pen.list_source([{"word": word} for word in words])
-    changes = (
-        pipeline.read("words", source).key_by("word").aggregate("count", n=pen.count())
-    )
-    changes.write("out", pen.delta(folder, **options))
-    pipeline.run_in_process(str(folder.parent / "checkpoints-counts"))
-
-
-def test_a_changelog_is_merged_by_its_key(tmp_path: Path) -> None:
-    rows = pa.table({"word": ["a", "z"], "n": [7, 7]})
-    write_deltalake(str(tmp_path / "table"), rows)
-    counts(tmp_path / "table", ["a", "b", "a"])
-    found = {row["word"]: row["n"] for row in table_of(tmp_path / "table")}
-    assert found == {"a": 2, "b": 1, "z": 7}
-    assert not list((tmp_path / "table" / "_staging").rglob("*.parquet"))
-
-
-def test_a_changelog_is_appended_as_it_is_on_request(tmp_path: Path) -> None:
-    counts(tmp_path / "table", ["a", "b", "a"], mode="append")
-    found = {(row["change"], row["word"], row["n"]) for row in table_of(tmp_path / "table")}
-    assert found == {("insert", "a", 2), ("insert", "b", 1)}
-
-
-def test_deletions_updates_and_null_keys_are_merged(tmp_path: Path) -> None:
-    folder = tmp_path / "table"
-    rows = pa.table({"k": ["a", None, "z"], "n": [1, 2, 3]})
-    write_deltalake(str(folder), rows, configuration={"delta.enableChangeDataFeed": "true"})
-    script: list[Any] = [
-        [("a", 10, False), (None, 20, False), ("c", 30, False), ("x", 1, False)],
-        CUT,
-        [("a", 11, False), ("c", 30, True), ("y", 1, False), ("y", 1, True)],
-        CUT,
-    ]
-    given: Any = [
-        step
-        if step is CUT
-        else [dict(zip(("k", "n", "gone"), r, strict=True)) for r in step]
-        for step in script
-    ]
-    pipeline = pen.Pipeline("upserts")
-    read = pipeline.read("rows", ScriptedSource({"0": given}))
-    changes = read.from_upserts("table", key="k", deleted="gone")
-    changes.write("out", pen.delta(folder))
-    LocalJob(pipeline).run()
-    assert {r["k"]: r["n"] for r in table_of(folder)} == {"a": 11, None: 20, "x": 1, "z": 3}
-    feed: Any = pa.table(DeltaTable(str(folder)).load_cdf(starting_version=2))
-    told = sorted((row["_change_type"], row["k"]) for row in feed.to_pylist())
-    assert told == [("delete", "c"), ("update_postimage", "a"), ("update_preimage", "a")]
-
-
-def test_a_merge_into_a_partitioned_table_keeps_its_partitions(tmp_path: Path) -> None:
-    counts(tmp_path / "table", ["a", "b", "a"], partition_by=["word"])
-    assert {r["word"]: r["n"] for r in table_of(tmp_path / "table")} == {"a": 2, "b": 1}
-    assert (tmp_path / "table" / "word=a").is_dir()
-
-
-def test_a_merge_adds_columns_that_the_table_may_get(tmp_path: Path) -> None:
-    folder = tmp_path / "table"
-    write_deltalake(str(folder), pa.table({"word": ["a", "z"], "old": [1, 2]}))
-    with pytest.raises(UserError, match="the table has no column 'n'"):
-        counts(folder, ["a", "b"])
-    counts(folder, ["a", "b"], evolve=True)
-    found = DeltaTable(str(folder)).to_pyarrow_table().sort_by("word").to_pylist()
-    assert found == [
-        {"word": "a", "old": 1, "n": 1},
-        {"word": "b", "old": None, "n": 1},
-        {"word": "z", "old": 2, "n": None},
-    ]
-
-
-def test_rows_that_are_no_changelog_cannot_be_merged(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match='mode="merge" needs a changelog'):
-        write(tmp_path / "table", [{"n": 1}], mode="merge")
-
-
-def test_a_table_that_takes_appends_only_is_not_merged_into(tmp_path: Path) -> None:
-    rows = pa.table({"word": ["a"], "n": [7]})
-    write_deltalake(
-        str(tmp_path / "table"), rows, configuration={"delta.appendOnly": "true"}
-    )
-    with pytest.raises(UserError, match="takes appends only"):
-        counts(tmp_path / "table", ["a"])
-
-
-def test_names_of_columns_may_hold_anything(tmp_path: Path) -> None:
-    pipeline = pen.Pipeline("odd")
-    source = pen.list_source([{"a b": 1, 'say "n".x': 2}, {"a b": 1, 'say "n".x': 3}])
-    keyed = pipeline.read("rows", source).key_by("a b")
-    keyed.aggregate("sum", n=pen.sum('say "n".x')).write("out", pen.delta(tmp_path / "t"))
-    pipeline.run_in_process("memory:")
-    assert table_of(tmp_path / "t") == [{"a b": 1, "n": 5}]
 
 
 def test_a_file_that_a_vacuum_took_before_its_commit_is_named(tmp_path: Path) -> None:

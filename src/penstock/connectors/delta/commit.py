@@ -35,6 +35,7 @@ from penstock.core.ids import Epoch, TaskInfo
 from penstock.errors import (
     ErrorCode,
     ExternalError,
+    PenstockError,
     SchemaError,
     StateError,
     UnknownOutcomeError,
@@ -137,7 +138,9 @@ class EpochCommit:
             return False
         try:
             return carry_out(table, self._marks) is CommitOutcome.DONE
-        except UnknownOutcomeError:
+        except PenstockError:
+            # No answer; or a driver that took the job over has committed the epoch meanwhile, and
+            # removed what was staged for it.
             found = self._tables.open()
             if found is not None and self._is_recorded(found):
                 return True

@@ -12,7 +12,7 @@ version of their own before the first merge; see `reversal`. It records the last
 so a driver that dies in between finds it among the versions to undo, and both cancel out.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,9 +24,11 @@ from penstock.connectors.delta.commit import CarryOut, Reversal
 from penstock.connectors.delta.parts import StagedFile
 from penstock.connectors.delta.table import CommitOutcome, MergePlan, OpenTable
 from penstock.connectors.files.formats import SourceFile
+from penstock.connectors.files.output.waiting import Wait
 from penstock.connectors.files.parquet_input import open_parquet
+from penstock.core.ids import TaskInfo
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
-from penstock.errors import CorruptStateError, ErrorCode
+from penstock.errors import CorruptStateError, ErrorCode, StateError
 from penstock.operators.changes import DELETE, UPDATE_BEFORE
 from penstock.state.storage.object_store import ObjectStore
 
@@ -48,6 +50,24 @@ def find_merge_problems(stream: StreamSchema) -> list[str]:
         )
         return [problem]
     return []
+
+
+def check_nothing_waits(waits: Mapping[int, Wait], task: TaskInfo) -> None:
+    """Refuse to merge while rows wait that are to be appended.
+
+    They hold every change of several epochs, and a rescale may have parted those of one key. A
+    merge takes one change per key: with more the table would have rows twice.
+    """
+    if not waits:
+        return
+    raise StateError(
+        f"rows wait in the state of sink {task.operator!r} to be appended to its Delta table, and "
+        "the sink is to merge now: they cannot be merged. Start the job with the pipeline it had "
+        '(mode="append") and stop it: a stop writes the rows that wait. Then start the new one, '
+        "on another table if this one holds changes as rows",
+        code=ErrorCode.SCHEMA_MISMATCH,
+        operator=str(task.operator),
+    )
 
 
 def to_merged(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.connectors.delta.actions import Mark
 from penstock.connectors.delta.columns import (
     find_folder_problems,
     find_type_problems,
@@ -36,13 +37,14 @@ from penstock.connectors.delta.commit import (
 )
 from penstock.connectors.delta.merging import (
     DEFAULT_MERGE_BYTES,
+    check_nothing_waits,
     find_merge_problems,
     merge,
     to_merged,
 )
 from penstock.connectors.delta.parts import ChangeParts, EpochParts, StagedFile
 from penstock.connectors.delta.reversal import reversing
-from penstock.connectors.delta.table import DeltaTables
+from penstock.connectors.delta.table import CommitOutcome, DeltaTables, OpenTable
 from penstock.connectors.files.committed import EpochRange, schema_of, schema_text
 from penstock.connectors.files.names import find_partition_problems
 from penstock.connectors.files.output.parts_sink import (
@@ -51,6 +53,7 @@ from penstock.connectors.files.output.parts_sink import (
     PartsSink,
 )
 from penstock.connectors.files.output.staging import STAGED, decode_subtasks, tidy_staging
+from penstock.connectors.files.output.waiting import WAITS, waits_table
 from penstock.core.ids import Epoch
 from penstock.core.schema import CHANGE_COLUMN, StreamSchema
 from penstock.errors import CorruptStateError, ErrorCode, SchemaError, UserError
@@ -188,6 +191,13 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         return problems
 
     @override
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Refuse to merge rows that wait. A driver that ran on may have left them after the check."""
+        if self.config.merges(ctx.inputs[0]):
+            waits = ctx.get_global_keyed_state(WAITS)
+            check_nothing_waits(dict(waits.items()), ctx.task)
+
+    @override
     def process_batch(
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
@@ -269,11 +279,17 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
             commit.run(merging)
             tidy_staging(self._store, ctx.task, int(epoch))
         else:
-            if not self._has_committed:
-                # A commit that was left open may be made days later.
-                check_files(self._store, files)
             added = [file.to_added(self.config.partition_by) for file in files]
-            commit.run(append(added, undo))
+            appending = append(added, undo)
+
+            def carry_out(table: OpenTable, marks: Sequence[Mark]) -> CommitOutcome:
+                if not self._has_committed:
+                    # A commit that was left open may be made days later. One that is recorded
+                    # does not get here: its files may have been compacted and vacuumed.
+                    check_files(self._store, files)
+                return appending(table, marks)
+
+            commit.run(carry_out)
         self._has_committed = True
 
     @override
@@ -284,6 +300,8 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         problems = self._find_problems(stream)
         if problems:
             raise misfit(self.config.url, problems)
+        if merges:
+            check_nothing_waits(ctx.read_global(waits_table()), ctx.task)
         columns = to_delta_schema(stream.arrow)
         check_start(self._tables, self.config.rules(columns, merges=merges), ctx)
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from typing import Any
 
 from penstock.core.clock import new_token
 from penstock.core.ids import OperatorId, Subtask, TaskInfo
@@ -17,7 +18,6 @@ from penstock.errors import CorruptStateError, PenstockError, StateError, UserEr
 from penstock.graph.logical import Node
 from penstock.operators.context import StartContext
 from penstock.operators.operator import (
-    SPLITS_TABLE,
     ArrowOperator,
     SourceOperator,
     splits_table,
@@ -59,6 +59,7 @@ from penstock.state.protocol.records import (
 )
 from penstock.state.protocol.retention import Epochs
 from penstock.state.protocol.takeover import Recovered, TakenOver
+from penstock.state.tables.specs import TableSpec
 from penstock.state.tables.table import Frontier, TableEnvironment
 from penstock.state.tables.table_manager import TableManager
 
@@ -229,6 +230,15 @@ def _ask(
     ):
         return  # it has nothing to check
     known = read_splits(environment, node.operator, parts) if is_source else {}
+    unread: list[CorruptStateError] = []
+
+    def read(spec: TableSpec) -> Mapping[Any, Any]:
+        try:
+            return _read_global(environment, node.operator, parts, spec)
+        except CorruptStateError as error:
+            unread.append(error)
+            raise
+
     try:
         if isinstance(made, SourceOperator):
             made.check_splits(known)
@@ -236,9 +246,11 @@ def _ask(
             task = TaskInfo(environment.graph.job, node.operator, Subtask(0, 1))
             identity = checkpoints.identity()
             made.check_output(
-                StartContext(task, identity, checkpoints.last_epoch, node.inputs)
+                StartContext(task, identity, checkpoints.last_epoch, node.inputs, read)
             )
     except Exception as error:  # noqa: BLE001 (the boundary to user code)
+        if unread:  # the epoch may have been collected meanwhile: see `inspect_start`
+            raise unread[0] from None
         message = f"step {step!r} raised {type(error).__name__} in {hook}: {error}"
         failure = to_failure(error, message, operator=step, hook=hook)
         if is_transient(failure):
@@ -274,16 +286,25 @@ def read_splits(
     environment: JobEnvironment, operator: OperatorId, parts: Mapping[int, Metadata]
 ) -> dict[str, SplitState]:
     """Read how far a source has come by the metadata of a checkpoint; it needs no claim."""
+    return _read_global(environment, operator, parts, splits_table())
+
+
+def _read_global(
+    environment: JobEnvironment,
+    operator: OperatorId,
+    parts: Mapping[int, Metadata],
+    spec: TableSpec,
+) -> dict[Any, Any]:
     if not parts:
         return {}
     task = TaskInfo(environment.graph.job, operator, Subtask(0, 1))
     tables = TableEnvironment(
         task, FIRST_GENERATION, new_token(), environment.store, environment.cache
     )
-    manager = TableManager.load(tables, [splits_table()], parts, allow_dropped=True)
+    manager = TableManager.load(tables, [spec], parts, allow_dropped=True)
     with closing(manager):
         manager.begin_epoch(Frontier())
-        return dict(manager.get_global_keyed_state(SPLITS_TABLE).items())
+        return dict(manager.get_global_keyed_state(spec.name).items())
 
 
 def take_over_job(

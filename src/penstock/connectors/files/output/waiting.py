@@ -99,8 +99,13 @@ def waiting_tables() -> list[TableSpec]:
             key_columns=["place", "epoch", "number"],
             routed_by=["place"],
         ),
-        global_table(WAITS, int, Wait),
+        waits_table(),
     ]
+
+
+def waits_table() -> TableSpec:
+    """Declare the table that tells whether rows wait."""
+    return global_table(WAITS, int, Wait)
 
 
 def places_of(task: TaskInfo, places: Sequence[int]) -> list[int]:
