@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 import penstock as pen
 from penstock.errors import SchemaError, StateError, UserError
@@ -230,3 +231,19 @@ def test_merge_bytes_bounds_the_memory_of_a_merge_which_is_right_beyond_it(
     wanted = dict.fromkeys(range(0, 2 * count, 2), -1) | {k: k for k in range(count)}
     assert found.num_rows == len(wanted)
     assert dict(zip(*found.to_pydict().values(), strict=True)) == wanted
+
+
+def test_a_merge_that_needs_more_memory_says_so_and_goes_on_when_it_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whether a merge needs more depends on how the client's threads come to run.
+    def exhausted(*_: Any, **__: Any) -> Any:
+        raise DeltaError("Resources exhausted: no more for HashJoinInput")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "merge", exhausted)
+        with pytest.raises(UserError, match="more memory than merge_bytes= allows"):
+            counts(tmp_path / "table", ["a", "b", "a"], merge_bytes=1)
+    counts(tmp_path / "table", ["a", "b", "a"], merge_bytes=1 << 28)
+    found = {row["word"]: row["n"] for row in table_of(tmp_path / "table")}
+    assert found == {"a": 2, "b": 1}

@@ -72,7 +72,8 @@ def delta(
     does not have are added to it. A data file is closed at about `target_bytes`. Rows that are
     appended become visible with their epoch, or with those of later ones, in fewer files: when
     about `min_bytes` of them wait, or the first has waited for `visible_after`, such as "5m". A
-    merge uses about `merge_bytes` of the driver's memory before it uses its disk.
+    merge may use about `merge_bytes` of the driver's memory; some of it goes to disk above
+    that, and what must be in memory and is not allowed to be fails with a word about it.
 
     >>> delta("s3://lake/bids", follow="10s").path
     's3://lake/bids'

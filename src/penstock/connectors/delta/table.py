@@ -309,6 +309,15 @@ class OpenTable:
                 f"a commit to the Delta table {self.url} failed", error
             ) from without_secrets(error)
         except Exception as error:  # noqa: BLE001 (raised again, as an error of ours)
+            if "Resources exhausted" in str(error):
+                # The rows are computed before anything is committed.
+                raise UserError(
+                    f"a merge into the Delta table {self.url} needs more memory than "
+                    f"merge_bytes= allows: raise it, or make epochs smaller "
+                    f"({shown_error(error)})",
+                    code=ErrorCode.INVALID_CONFIG,
+                    url=self.url,
+                ) from without_secrets(error)
             raise UnknownOutcomeError(
                 f"no certain answer to a commit to the Delta table {self.url}: "
                 f"{shown_error(error)}. It may have landed; it is looked for before it is tried "
