@@ -93,11 +93,11 @@ class ParquetFiles(FilesUnderTest):
     @override
     def write_bad(self, count: int) -> None:
         size = len(_NO_UTF8)
-        ends = pa.py_buffer(np.arange(0, (count + 1) * size, size, dtype=np.int32))
-        buffers: list[Any] = [None, ends, pa.py_buffer(_NO_UTF8 * count)]
+        ends: Any = np.arange(0, (count + 1) * size, size, dtype=np.int32)
+        text = [pa.py_buffer(ends), pa.py_buffer(_NO_UTF8 * count)]
         rows = {
             "n": pa.array(range(count)),
-            "s": pa.Array.from_buffers(pa.string(), count, buffers),
+            "s": pa.Array.from_buffers(pa.string(), count, [None, *text]),
             "at": pa.array([EPOCH] * count, SCHEMA.field("at").type),
         }
         out = pa.BufferOutputStream()
