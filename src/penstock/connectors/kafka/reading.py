@@ -34,7 +34,8 @@ BYTES_PER_PIECE = 16 << 20
 """About how much is handed out at once, so that decoding has enough to do."""
 MOST_HELD = 100_000
 MOST_HELD_BYTES = 64 << 20
-"""How many records behind a range are held, and how large, before a partition is paused."""
+"""How many records behind a range are held, and how large, before a partition is paused; and
+how large those are that wait for their turn."""
 MOST_LEFT_ALONE = 10_000
 """How many records behind a range are left where they are until an epoch wants them."""
 _POLL_SECONDS = 0.02
@@ -145,13 +146,21 @@ class _Fetch:
 
     @property
     def holds_much(self) -> bool:
-        """Whether more should not come before an epoch wants it."""
-        return self.later_rows > MOST_HELD or self.later_bytes > MOST_HELD_BYTES
+        """Whether more should not come before an epoch wants it, or before it is its turn."""
+        is_ahead = self.later_rows > MOST_HELD or self.later_bytes > MOST_HELD_BYTES
+        return is_ahead or self.size_bytes > MOST_HELD_BYTES
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether what comes now has room."""
+        return self.is_paused and self.size_bytes <= MOST_HELD_BYTES
 
     @property
     def is_large(self) -> bool:
         """Whether enough is there to be handed out."""
-        return self.rows >= RECORDS_PER_PIECE or self.size_bytes >= BYTES_PER_PIECE
+        is_piece = self.rows >= RECORDS_PER_PIECE or self.size_bytes >= BYTES_PER_PIECE
+        # Of a partition that was paused no more comes before this is handed out.
+        return is_piece or self.size_bytes > MOST_HELD_BYTES
 
     def take(self) -> list[Chunk]:
         """Return the records before the end that came."""
@@ -213,26 +222,32 @@ class PartitionReader:
     ) -> Iterator[Piece]:
         quiet_since = looked_at = asked_at = time.monotonic()
         while True:
+            # One partition after the other, in the order of the plan: a replay gives the rows
+            # in the same order, whichever records come first.
             for partition in list(pending):
                 fetch = self._fetches[partition]
                 if fetch.fetched < fetch.end and not fetch.is_large:
-                    continue
+                    break
                 chunks = fetch.take()
-                if fetch.handed == fetch.end:
+                is_done = fetch.handed == fetch.end
+                if is_done:
                     del pending[partition]
                 yield Piece(partition, chunks, fetch.handed)
+                if not is_done:
+                    break
             if not pending:
                 self._rest()
                 return
             awaited = sum(
-                each.end - self._fetches[partition].fetched
+                # One that waits for its turn may be ahead.
+                max(0, each.end - self._fetches[partition].fetched)
                 for partition, each in pending.items()
             )
             self._place(
                 {
                     partition: replace(self._fetches[partition])
                     for partition in pending
-                    if self._fetches[partition].is_paused
+                    if self._fetches[partition].can_be_resumed
                 }
             )
             messages = self._consumer.consume(
