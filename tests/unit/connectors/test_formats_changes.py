@@ -96,3 +96,13 @@ def test_records_of_debezium_may_have_an_order_of_their_own() -> None:
     table.to_upserts().write("out", out)
     p.run_in_process("memory:")
     assert out.rows() == [{"user": "ada", "n": 2, "deleted": False}]
+
+
+def test_a_payload_whose_name_is_escaped_is_one_whatever_is_beside_it() -> None:
+    changes = record_format("debezium", pa.schema([("id", pa.int64())]))
+    odd = rb'{"pay\u006coad": {"op": "c", "after": {"id": 1}}}'
+    plain = b'{"payload": {"op": "c", "after": {"id": 2}}}'
+    alone = changes.decode(pa.array([odd]))
+    beside = changes.decode(pa.array([odd, plain]))
+    assert (alone.rows.num_rows, alone.bad) == (1, ())
+    assert beside.rows.num_rows == 2

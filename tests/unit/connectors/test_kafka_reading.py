@@ -284,3 +284,35 @@ def test_only_what_is_far_from_its_end_is_fetched_between_epochs(
     then = {far: Range(40, 50), near: Range(41, 50)}
     assert read(reader, then, []) == {far: [*range(40, 50)], near: [*range(41, 50)]}
     assert not log.positions
+
+
+class _SlowLog(Log):
+    """A cluster whose first answer takes a while; how often it was asked is counted."""
+
+    asked = 0
+    silent_calls = 20
+
+    def incremental_assign(self, partitions: Sequence[Any]) -> None:
+        self.asked += 1
+        super().incremental_assign(partitions)
+
+    def consume(self, count: int, seconds: float) -> list[Message]:
+        self.silent_calls -= 1
+        return [] if self.silent_calls > 0 else super().consume(count, seconds)
+
+
+def test_an_answer_that_is_under_way_is_not_asked_for_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "_STALLED_SECONDS", 0.0)
+    one = Partition("a", 0)
+    log = _SlowLog({one: range(9)}, {one: 9}, _Always(0))
+    reader = PartitionReader(log)  # type: ignore[arg-type]  # a stand-in for clients
+    looked: list[bool] = []
+    ranges = {one: Range(0, 9)}
+    pieces = list(
+        reader.read(ranges, on_gone=lambda _, at: at, on_stall=lambda: looked.append(True))
+    )
+    assert sum(len(chunk.offsets) for piece in pieces for chunk in piece.chunks) == 9
+    assert looked
+    assert log.asked == 1
