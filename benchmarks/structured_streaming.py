@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own habit)
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from benchmarks.bids import BIDS

@@ -115,7 +115,7 @@ def test_a_python_block_runs_and_prints_what_it_claims(
         shared_session()  # what the block's getOrCreate then finds
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(text, block.label, "exec"), {"__name__": "__main__"})  # noqa: S102
+        exec(compile(text, block.label, "exec"), {"__name__": "__main__"})  # noqa: S102 (a block of the documents is what is run)
     claimed = expected_output(block)
     assert claimed is None or printed.getvalue() == claimed
 

@@ -306,7 +306,7 @@ def test_marker_is_found_far_before_the_end(shard: Shard) -> None:
 
 
 def test_record_that_is_too_large_names_its_key(shard: Shard) -> None:
-    big = lambda: iter([_batch([(b"big one", b"x" * 2_000_000)])])  # noqa: E731
+    big = lambda: iter([_batch([(b"big one", b"x" * 2_000_000)])])  # noqa: E731 (a function of one line, built in place)
     committer = shard.committer()
     with pytest.raises(UserError, match=r"b'big one'.*max\.message\.bytes"):
         committer.commit(shard.asked(1), big)

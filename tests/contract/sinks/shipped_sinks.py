@@ -61,7 +61,7 @@ class FilesUnderTest:
 
     def connect(self, registry: Registry) -> OperatorSpec:
         kind = f"files-{new_token()}"
-        build = lambda config: FilesSink(config, lambda _url: self._begun[-1])  # noqa: E731
+        build = lambda config: FilesSink(config, lambda _url: self._begun[-1])  # noqa: E731 (a function of one line, built in place)
         registry.add(kind, FilesSinkConfig, build)
         return OperatorSpec(kind, files("memory:x", **self._options).sink_spec().config)
 

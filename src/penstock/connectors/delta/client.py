@@ -96,9 +96,9 @@ def to_client_options(url: str, options: Mapping[str, Any]) -> dict[str, str]:
                 code=ErrorCode.INVALID_CONFIG,
             )
         if name == "path_style":
-            name, value = "virtual_hosted_style_request", not value  # noqa: PLW2901
+            name, value = "virtual_hosted_style_request", not value  # noqa: PLW2901 (the pair as it is passed on)
         if isinstance(value, timedelta):
-            value = f"{value.total_seconds():g}s"  # noqa: PLW2901
+            value = f"{value.total_seconds():g}s"  # noqa: PLW2901 (the pair as it is passed on)
         found[name] = str(value).lower() if isinstance(value, bool) else str(value)
     if url.startswith("s3:"):
         # Without it commits of two writers at one time could overwrite each other.

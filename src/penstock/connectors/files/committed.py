@@ -62,7 +62,7 @@ class HasEpochs(Protocol):
     def rows(self) -> int: ...  # noqa: D102 (of both kinds of files)
 
     @property
-    def epochs(self) -> tuple[EpochRows, ...] | msgspec.UnsetType: ...  # noqa: D102
+    def epochs(self) -> tuple[EpochRows, ...] | msgspec.UnsetType: ...  # noqa: D102 (told by the protocol's name)
 
 
 class ListedFile(msgspec.Struct, frozen=True):

@@ -327,7 +327,7 @@ def merge_outputs(
                     "other",
                     code=ErrorCode.SCHEMA_MISMATCH,
                 )
-        nullable = [field.with_nullable(True) for field in fields.values()]  # noqa: FBT003
+        nullable = [field.with_nullable(True) for field in fields.values()]  # noqa: FBT003 (Arrow's signature)
         merged[name] = StreamSchema(pa.schema(nullable))
     return merged
 

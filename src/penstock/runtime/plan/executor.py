@@ -104,7 +104,7 @@ def encode_report(report: TaskReport) -> bytes:
     for operator in report.operators:
         done = operator.checkpoint
         if not done.changed or not done.metadata.table_configs:
-            done = SubtaskCheckpoint(Metadata(), False, done.bytes_written)  # noqa: FBT003
+            done = SubtaskCheckpoint(Metadata(), False, done.bytes_written)  # noqa: FBT003 (a record, its fields in order)
         operators.append(msgspec.structs.replace(operator, checkpoint=done))
     return _encoder.encode(msgspec.structs.replace(report, operators=tuple(operators)))
 
