@@ -180,7 +180,7 @@ def test_unknown_rules_are_refused() -> None:
     with pytest.raises(UserError, match="on_new is 'drop'"):
         decode(on_new="drop")
     with pytest.raises(UserError, match="no option 'on_new'"):
-        record_format("debezium", ORDERS, {"on_new": "bad"})
+        record_format("csv", ORDERS, {"on_new": "bad"})
     with pytest.raises(UserError, match="on_missing is 'drop'"):
         files("a.jsonl", on_missing="drop")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="on_wider is for JSON lines"):
@@ -296,3 +296,91 @@ def test_a_zero_keeps_its_sign_beside_a_value_that_is_cast() -> None:
     )
     assert str(alone.rows["x"].to_pylist()) == "[-0.0]"
     assert str(beside.rows["x"].to_pylist()) == "[-0.0, 0.0]"
+
+
+# ---- changes as Debezium writes them
+
+
+def change(after: bytes, before: bytes = b"null", op: bytes = b"c") -> bytes:
+    # Records have keys that no schema declares: they are no drift.
+    more = b'"source": {"lsn": 7}, "ts_ms": 1'
+    return b'{"before": %b, "after": %b, "op": "%b", %b}' % (before, after, op, more)
+
+
+@pytest.mark.parametrize("form", ["bare", "wrapped", "registry"])
+@pytest.mark.parametrize(
+    ("rules", "good", "failing"),
+    [
+        ({}, [1, 2, 3, 4], []),
+        ({"on_new": "bad"}, [1, 3, 4], []),
+        ({"on_new": "fail"}, [1, 3, 4], [1]),
+        ({"on_missing": "bad"}, [1, 2, 4], []),
+        ({"on_missing": "fail"}, [1, 2, 4], [2]),
+        ({"on_wider": "fail"}, [1, 2, 3, 4], [4]),
+        ({"on_wider": "cast"}, [1, 2, 3, 4], []),
+        ({"on_new": "fail", "on_missing": "fail", "on_wider": "fail"}, [1, 4], [1, 2, 4]),
+    ],
+)
+def test_rules_are_for_the_columns_of_a_table_whose_changes_are_read(
+    form: str, rules: dict[str, Any], good: list[int], failing: list[int]
+) -> None:
+    values = [change(row) for row in (GOOD, NEW, MISSING, NULL, WIDER)]
+    if form == "wrapped":
+        values = [b'{"schema": {}, "payload": %b}' % value for value in values]
+    if form == "registry":
+        values = [b"\0\0\0\0{" + value for value in values]
+    tombstones = [None, b'{"schema": {}, "payload": null}']
+    given = pa.array([*values, b"oops", *tombstones], pa.binary())
+    decoded = record_format("debezium", ORDERS, rules).decode(given)
+    after: list[Any] = decoded.rows["after"].to_pylist()
+    assert [row["id"] for row in after] == good
+    assert decoded.rows["op"].to_pylist() == ["c"] * len(good)
+    assert decoded.rows["before"].null_count == len(good)
+    assert [bad.index for bad in decoded.bad if bad.fails] == failing
+    assert len(decoded.bad) == 6 - len(good)
+
+
+def test_wider_values_of_changes_are_cast() -> None:
+    values = [change(b'{"id": "6", "item": 7}', before=b'{"id": 6.0}', op=b"u")]
+    cast = record_format("debezium", ORDERS, {"on_wider": "cast"})
+    assert cast.decode(pa.array(values)).rows.to_pylist() == [
+        {"before": {"id": 6, "item": None}, "after": {"id": 6, "item": "7"}, "op": "u"}
+    ]
+
+
+def test_a_row_before_a_change_may_lack_columns_and_may_not_have_new_ones() -> None:
+    values = [
+        change(b"null", before=b'{"id": 1}', op=b"d"),
+        change(b"null", before=NEW, op=b"d"),
+        change(b"5"),
+    ]
+    strict = record_format("debezium", ORDERS, {"on_new": "bad", "on_missing": "bad"})
+    decoded = strict.decode(pa.array(values))
+    assert decoded.rows["before"].to_pylist() == [{"id": 1, "item": None}]
+    assert decoded.rows["after"].to_pylist() == [None]
+    assert [(bad.index, bad.reason) for bad in decoded.bad] == [
+        (1, "its `before`: it has the new column 'tip'"),
+        (2, "its `after`: it is not one JSON object"),
+    ]
+
+
+def test_rules_change_nothing_about_changes_without_drift() -> None:
+    declared = pa.schema(
+        [
+            pa.field("ts_ms", pa.int64()),
+            pa.field("after", pa.struct(COLUMNS), nullable=False),
+            pa.field("op", pa.string()),
+        ]
+    )
+    values = pa.array([change(GOOD), change(b"null", op=b"d"), None, b'{"op": "r"}', b"[]"])
+    plain, strict = (
+        record_format("debezium", declared, rules).decode(values)
+        for rules in ({}, {"on_new": "fail"})
+    )
+    assert strict.rows.equals(plain.rows)
+    assert plain.rows["ts_ms"].to_pylist() == [1]
+    assert strict.taken is not None
+    assert plain.taken is not None
+    assert strict.taken.tolist() == plain.taken.tolist() == [0]
+    assert strict.bad == plain.bad
+    assert [bad.index for bad in plain.bad] == [1, 3, 4]

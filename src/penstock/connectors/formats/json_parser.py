@@ -71,10 +71,10 @@ class JsonParser:
         try:
             return self._parse(text, split)
         except (pa.ArrowException, ValueError):
-            if self._rules.can_fail():
+            if self._rules.look_into_bad():
                 records = split()
                 if len(records) == 1:
-                    self._rules.check_failing(records[0], self._schema, self._optional)
+                    self._rules.check(records[0], self._schema, self._optional)
             raise
 
     def _parse(self, text: Any, split: Split) -> pa.Table:

@@ -56,6 +56,14 @@ class Decoded:
         """Return what belongs to the rows, of a column with a value per record."""
         return column if self.taken is None else column.take(pa.array(self.taken))
 
+    def rows_of(self, count: int) -> Places:
+        """Return for each of `count` records its row; -1 for one that gave none."""
+        if self.taken is None:
+            return np.arange(count)
+        rows = np.full(count, -1, dtype=np.int64)
+        rows[self.taken] = np.arange(len(self.taken))
+        return rows
+
 
 class RecordFormat(ABC):
     """Turns a column of bytes into rows of one schema, and back. Used by one thread.

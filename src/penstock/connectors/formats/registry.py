@@ -6,7 +6,7 @@
 | `"csv"`      | rows without a header              | `columns`, the order of fields in a record   |
 | `"bytes"`    | one column, as it is               |                                              |
 | `"text"`     | one column of UTF-8                |                                              |
-| `"debezium"` | changes of a table, in JSON        |                                              |
+| `"debezium"` | changes of a table, in JSON        | those of drift, for the table's columns      |
 | `"upsert"`   | rows by key; a tombstone deletes   | `key`, the key's columns; `key_format`; drift |
 
 A name with a colon is a format of somebody else's: `"package.module:Name"` is imported where it
@@ -22,16 +22,13 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from penstock.connectors.formats.change_records import (
-    DebeziumRecords,
-    UpsertRecords,
-    upsert_schema,
-)
+from penstock.connectors.formats.debezium_records import DebeziumRecords
 from penstock.connectors.formats.drift import OPTIONS as DRIFT_OPTIONS
 from penstock.connectors.formats.drift import DriftRules
 from penstock.connectors.formats.json_records import JsonRecords
 from penstock.connectors.formats.record_format import RecordFormat
 from penstock.connectors.formats.text_records import VALUE, CsvRecords, PlainRecords
+from penstock.connectors.formats.upsert_records import UpsertRecords, upsert_schema
 from penstock.errors import ErrorCode, UserError, did_you_mean
 
 FormatLike: TypeAlias = str | RecordFormat
@@ -124,6 +121,10 @@ def _json(schema: pa.Schema, **drift: Any) -> RecordFormat:
     return JsonRecords(schema, DriftRules(**drift))
 
 
+def _debezium(schema: pa.Schema, **drift: Any) -> RecordFormat:
+    return DebeziumRecords(schema, DriftRules(**drift))
+
+
 def _imported(name: str, schema: pa.Schema | None, options: dict[str, Any]) -> RecordFormat:
     """Return a format that is named by its module and its name in it."""
     module, _, attribute = name.partition(":")
@@ -165,11 +166,12 @@ _FORMATS: Final[Mapping[str, Callable[..., RecordFormat]]] = {
     "csv": CsvRecords,
     "bytes": PlainRecords,
     "text": PlainRecords,
-    "debezium": DebeziumRecords,
+    "debezium": _debezium,
     "upsert": _upserts,
 }
 _OPTIONS: Final[Mapping[str, Sequence[str]]] = {
     "json": DRIFT_OPTIONS,
     "csv": ("columns",),
+    "debezium": DRIFT_OPTIONS,
     "upsert": ("key", "key_format", *DRIFT_OPTIONS),
 }
