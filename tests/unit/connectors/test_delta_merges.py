@@ -53,6 +53,14 @@ def test_a_changelog_is_appended_as_it_is_on_request(tmp_path: Path) -> None:
     assert found == {("insert", "a", 2), ("insert", "b", 1)}
 
 
+def test_a_table_of_changes_as_rows_is_not_merged_into(tmp_path: Path) -> None:
+    counts(tmp_path / "table", ["a", "b"], mode="append")
+    before = table_of(tmp_path / "table")
+    with pytest.raises(SchemaError, match="it holds changes as rows"):
+        counts(tmp_path / "table", ["a", "c"])
+    assert table_of(tmp_path / "table") == before
+
+
 def test_deletions_updates_and_null_keys_are_merged(tmp_path: Path) -> None:
     folder = tmp_path / "table"
     rows = pa.table({"k": ["a", None, "z"], "n": [1, 2, 3]})

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.core.arrow_types import is_bytes, is_text
+from penstock.core.schema import CHANGE_COLUMN
 from penstock.errors import did_you_mean
 
 _SAME = (
@@ -243,6 +244,12 @@ def find_table_problems(
         if configuration.get("delta.appendOnly") == "true":
             problems.append(
                 "it takes appends only (delta.appendOnly), and changes are merged"
+            )
+        if CHANGE_COLUMN in table.names:
+            problems.append(
+                f"it has the column {CHANGE_COLUMN!r}, so it holds changes as rows, as "
+                'mode="append" writes them, and rows cannot be found in it by key: merge into '
+                "another table"
             )
         return problems
     problems += [
