@@ -6,6 +6,7 @@ by its UI, is written to a file; everything else is printed or logged.
 
 import json
 import logging
+import os
 import sys
 import traceback
 import urllib.request
@@ -67,11 +68,16 @@ def a_pipeline(given: dict[str, Any], name: str, password: Any) -> pen.Pipeline:
             options=options_of(given, pen.secret(from_file)),
         ),
     )
+    # Options of stores may be written out, and must be hidden then, too.
+    literal = {**given["store_options"], "secret_access_key": os.environ["CANARY_OF_S3"]}
     rows.write(
-        "to-files", pen.files(f"{given['bucket']}/{name}", "jsonl", store_options=store)
+        "to-files", pen.files(f"{given['bucket']}/{name}", "jsonl", store_options=literal)
     )
     rows.write(
         "to-delta", pen.delta(f"{given['bucket']}/{name}-table", store_options=store)
+    )
+    rows.write(
+        "to-delta-too", pen.delta(f"{given['bucket']}/{name}-too", store_options=literal)
     )
     return pipeline
 
