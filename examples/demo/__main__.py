@@ -8,14 +8,10 @@ and compares. Ends with 0 only if both are equal. Writes below one folder of the
 """
 
 import argparse
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from time import perf_counter
-from types import FrameType
 from typing import NoReturn
 
 import polars as pl
@@ -26,11 +22,12 @@ import penstock as pen
 from examples.demo.job import SLIDE, WIDTH, read_output, recompute, rows_of
 from examples.demo.proof import Comparison, compare
 from examples.demo.run_job import INTERRUPTED
+from examples.job_process import ROOT, end_on_signals, run_job
 from penstock.state.storage.urls import open_store
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "demo-output"
 EVENTS = 16_000_000
+_JOB = "examples.demo.run_job"
 _OURS = ("parquet", "checkpoints", "tmp")
 """All that is ever written to the folder."""
 
@@ -49,8 +46,7 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=EVENTS)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGHUP, _leave)
+    end_on_signals()
     console = Console(highlight=False, soft_wrap=True)
     try:
         return tell(console, options.folder.resolve(), options.events)
@@ -70,7 +66,7 @@ def tell(console: Console, folder: Path, events: int) -> int:
     console.print(f"[dim]Everything is written below {_shown(folder)}/.[/dim]")
 
     console.print("\n[bold]1  Run the job. It is killed half-way.[/bold]")
-    code = _run_job(folder, events, "--die-after", str(rows // 2))
+    code = run_job(_JOB, folder, "--events", str(events), "--die-after", str(rows // 2))
     console.show_cursor()
     if code != -signal.SIGKILL:
         _give_up(
@@ -79,7 +75,7 @@ def tell(console: Console, folder: Path, events: int) -> int:
     _tell_of_death(console, folder)
 
     console.print("\n[bold]2  Run it again. It goes on from the last checkpoint.[/bold]")
-    code = _run_job(folder, events)
+    code = run_job(_JOB, folder, "--events", str(events))
     if code != 0:
         _give_up(console, code, f"The job did not finish: it ended with {code}.")
 
@@ -113,47 +109,10 @@ def clean(folder: Path) -> None:
     (folder / "tmp").mkdir()
 
 
-def _run_job(folder: Path, events: int, *options: str) -> int:
-    """Run the job in a process group of its own, and return how it ended.
-
-    Ctrl-C is passed on: the job stops after a checkpoint. Whatever ends this program ends
-    the job with it.
-    """
-    command = [sys.executable, "-m", "examples.demo.run_job", str(folder)]
-    job = subprocess.Popen(
-        [*command, "--events", str(events), *options],
-        cwd=ROOT,
-        env={
-            # For a JVM that lives for seconds: several collector threads are not worth it.
-            "SPARK_SUBMIT_OPTS": "-XX:+UseSerialGC",
-            **os.environ,
-            # What Spark and Python leave behind when they are killed goes with the folder.
-            "TMPDIR": str(folder / "tmp"),
-        },
-        stdin=subprocess.DEVNULL,
-        process_group=0,
-    )
-    try:
-        while True:
-            try:
-                return job.wait()
-            except KeyboardInterrupt:
-                job.send_signal(signal.SIGINT)
-    finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
-
-
 def _give_up(console: Console, code: int, why: str) -> NoReturn:
     console.print("Stopped. `make demo` begins anew." if code == INTERRUPTED else why)
     # A run that ended well too early is no success of the demo, and a signal has no code.
     raise DemoFailedError(code if code > 0 else 1)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    del frame
-    sys.exit(128 + number)
 
 
 def _tell_of_death(console: Console, folder: Path) -> None:

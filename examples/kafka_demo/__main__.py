@@ -9,20 +9,17 @@ are equal. Whatever happens, the broker ends and the folder is removed.
 """
 
 import argparse
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from time import perf_counter
-from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
 
 import penstock as pen
+from examples.job_process import ROOT, end_on_signals, run_job
 from examples.kafka_demo.feed import EVENTS_PER_SECOND, Feed, create_topics, make_rows
 from examples.kafka_demo.job import recompute
 from examples.kafka_demo.proof import Comparison, compare, read_outputs
@@ -30,7 +27,6 @@ from examples.kafka_demo.run_job import FED
 from scripts.servers.installation import InstallError, install
 from scripts.servers.kafka import KafkaCluster
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "demo-output" / "kafka"
 EPOCHS = 5
 SECONDS_AFTER_DEATH = 10
@@ -52,8 +48,7 @@ def main() -> int:
     )
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGHUP, _leave)
+    end_on_signals()
     console = Console(highlight=False, soft_wrap=True)
     folder = options.folder.resolve()
     try:
@@ -133,36 +128,8 @@ def _end_feed(feed: Feed, folder: Path) -> None:
 
 
 def _run_job(folder: Path, servers: str, parallelism: int, *options: str) -> int:
-    """Run the job in a process group of its own, and return how it ended.
-
-    Ctrl-C is passed on: the job stops after a checkpoint. Whatever ends this program ends
-    the job with it.
-    """
-    command = [sys.executable, "-m", "examples.kafka_demo.run_job", str(folder)]
-    given = ["--servers", servers, "--parallelism", str(parallelism), *options]
-    job = subprocess.Popen(
-        [*command, *given],
-        cwd=ROOT,
-        env={
-            # For a JVM that lives for seconds: several collector threads are not worth it.
-            "SPARK_SUBMIT_OPTS": "-XX:+UseSerialGC",
-            **os.environ,
-            # What Spark and Python leave behind when they are killed goes with the folder.
-            "TMPDIR": str(folder / "tmp"),
-        },
-        stdin=subprocess.DEVNULL,
-        process_group=0,
-    )
-    try:
-        while True:
-            try:
-                return job.wait()
-            except KeyboardInterrupt:
-                job.send_signal(signal.SIGINT)
-    finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
+    given = ("--servers", servers, "--parallelism", str(parallelism))
+    return run_job("examples.kafka_demo.run_job", folder, *given, *options)
 
 
 def tell_of_proof(console: Console, comparisons: list[Comparison]) -> None:
@@ -177,11 +144,6 @@ def tell_of_proof(console: Console, comparisons: list[Comparison]) -> None:
         counts = (found.written, found.recomputed, found.missing, found.extra)
         table.add_row(found.question, *(f"{count:,}" for count in counts), verdict)
     console.print(table)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    del frame
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -41,9 +41,8 @@ from penstock.testing import (
     LocalJob,
     ScriptedSource,
 )
+from tests.builders.files_job import ROUNDS, rows_of
 
-ROUNDS = 3
-"""How many epochs have rows."""
 TABLE_FAULTS = (
     FaultMode.FAIL_BEFORE,
     FaultMode.FAIL_AFTER,
@@ -143,22 +142,6 @@ class FaultyOpenTable(OpenTable):
     def add_columns(self, fields: Sequence[Any]) -> None:
         add = super().add_columns
         self._calls.call("add_columns", lambda: add(fields))
-
-
-def rows_of(split: int, turn: int) -> list[dict[str, Any]]:
-    """Return what a split gives in one epoch; all its numbers tell the epoch."""
-    start = turn * 100 + split * 10
-    return [{"n": n, "day": f"d{n % 2}"} for n in range(start, start + 4)]
-
-
-def whole_epochs(count: int) -> list[int]:
-    """Return the numbers of the first epochs."""
-    return sorted(
-        row["n"]
-        for turn in range(count)
-        for split in (0, 1)
-        for row in rows_of(split, turn)
-    )
 
 
 @dataclass

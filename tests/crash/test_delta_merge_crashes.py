@@ -15,14 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 import penstock as pen
 from penstock.errors import PenstockError
 from penstock.testing import CrashError, FaultMode, LocalJob
-from tests.builders.delta_job import (
-    ROUNDS,
-    TABLE_FAULTS,
-    DeltaJob,
-    TableCalls,
-    days_in,
-    whole_days,
-)
+from tests.builders.delta_job import TABLE_FAULTS, DeltaJob, TableCalls, days_in, whole_days
+from tests.builders.files_job import ROUNDS
 from tests.builders.profile import a_start, by_profile
 
 CASES = by_profile(default=8, ci=16, nightly=1_000_000)

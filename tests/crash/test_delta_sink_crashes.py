@@ -20,14 +20,8 @@ from penstock.testing import (
     FaultMode,
     assert_job_is_whole,
 )
-from tests.builders.delta_job import (
-    ROUNDS,
-    TABLE_FAULTS,
-    DeltaJob,
-    TableCalls,
-    numbers_in,
-    whole_epochs,
-)
+from tests.builders.delta_job import TABLE_FAULTS, DeltaJob, TableCalls, numbers_in
+from tests.builders.files_job import ROUNDS, whole_epochs
 from tests.builders.profile import a_start, by_profile
 
 CASES = by_profile(default=8, ci=20, nightly=1_000_000)

@@ -19,14 +19,8 @@ from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
 from penstock.errors import ErrorCode, StateError
 from penstock.state.protocol.retention import Epochs
 from penstock.testing import CrashError, FaultMode, LocalJob
-from tests.builders.delta_job import (
-    ROUNDS,
-    DeltaJob,
-    TableCalls,
-    numbers_in,
-    rows_of,
-    whole_epochs,
-)
+from tests.builders.delta_job import DeltaJob, TableCalls, numbers_in
+from tests.builders.files_job import ROUNDS, rows_of, whole_epochs
 from tests.builders.profile import by_profile
 
 TASK = TaskInfo(JobId("delta"), OperatorId("out"), Subtask(0, 2))
