@@ -21,8 +21,12 @@ from tests.builders.servers import a_topic
 
 
 @pytest.fixture
-def topic(kafka: KafkaCluster) -> TestTopic:
-    return TestTopic.create(kafka.bootstrap, partitions=2)
+def topic(brokers: KafkaCluster) -> TestTopic:
+    return a_topic_of(brokers, partitions=2)
+
+
+def a_topic_of(brokers: KafkaCluster, **options: Any) -> TestTopic:
+    return TestTopic.create(brokers.bootstrap, copies=len(brokers.ports), **options)
 
 
 def numbered(*numbers: int) -> list[bytes]:
@@ -151,28 +155,29 @@ def test_new_partitions_are_read_from_their_first_record(topic: TestTopic) -> No
 
 
 def _produces(topic: TestTopic, partition: int) -> bool:
+    fresh = TestTopic(topic.servers, topic.name)  # asks the brokers for partitions anew
     try:
-        topic.produce(numbered(1), partition=partition)
-    except Exception:  # noqa: BLE001 (the producer has not heard of the partition)
+        fresh.produce(numbered(1), partition=partition)
+    except Exception:  # noqa: BLE001 (the brokers have not heard of the partition)
         return False
     return True
 
 
 def test_new_topics_of_a_pattern_are_read_from_their_first_record(
-    kafka: KafkaCluster,
+    brokers: KafkaCluster,
 ) -> None:
     family = a_topic("family")
     source = pen.kafka(
-        pattern=f"{family}-.*", servers=kafka.bootstrap, schema={"n": int}, start="latest"
+        pattern=f"{family}-.*", servers=brokers.bootstrap, schema={"n": int}, start="latest"
     )
     with SourceHarness(source.source_spec()) as harness:
         assert harness.read().rows() == []
-        first = TestTopic.create(kafka.bootstrap, name=f"{family}-a")
-        TestTopic.create(kafka.bootstrap, name=f"other-{family}").produce(numbered(99))
+        first = a_topic_of(brokers, name=f"{family}-a")
+        a_topic_of(brokers, name=f"other-{family}").produce(numbered(99))
         first.produce(numbered(1))
         harness.advance("10s")
         harness.read()
-        second = TestTopic.create(kafka.bootstrap, name=f"{family}-b", partitions=2)
+        second = a_topic_of(brokers, name=f"{family}-b", partitions=2)
         second.produce(numbered(2), partition=1)
         harness.advance("10s")
         harness.read()
@@ -180,9 +185,9 @@ def test_new_topics_of_a_pattern_are_read_from_their_first_record(
         assert set(harness.splits) == {f"{family}-{name}" for name in ("a/0", "b/0", "b/1")}
 
 
-def test_a_pattern_that_matches_nothing_has_no_end(kafka: KafkaCluster) -> None:
+def test_a_pattern_that_matches_nothing_has_no_end(brokers: KafkaCluster) -> None:
     source = pen.kafka(
-        pattern=a_topic("nothing"), servers=kafka.bootstrap, format="text", end="latest"
+        pattern=a_topic("nothing"), servers=brokers.bootstrap, format="text", end="latest"
     )
     with (
         pytest.raises(UserError, match="matches no topic"),
@@ -191,8 +196,8 @@ def test_a_pattern_that_matches_nothing_has_no_end(kafka: KafkaCluster) -> None:
         harness.read()
 
 
-def test_several_topics_are_one_stream(kafka: KafkaCluster, topic: TestTopic) -> None:
-    other = TestTopic.create(kafka.bootstrap, partitions=2)
+def test_several_topics_are_one_stream(brokers: KafkaCluster, topic: TestTopic) -> None:
+    other = a_topic_of(brokers, partitions=2)
     topic.produce(numbered(1), partition=1)
     other.produce(numbered(2), partition=1)
     source = pen.kafka(
@@ -351,9 +356,9 @@ def test_positions_of_committed_epochs_are_written_to_a_group(topic: TestTopic) 
 
 
 def test_a_compacted_topic_warns_at_start(
-    kafka: KafkaCluster, caplog: pytest.LogCaptureFixture
+    brokers: KafkaCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = TestTopic.create(kafka.bootstrap, cleanup_policy="compact,delete")
+    topic = a_topic_of(brokers, cleanup_policy="compact,delete")
     with caplog.at_level(logging.WARNING), SourceHarness(spec(topic)) as harness:
         harness.read()
         harness.read()
