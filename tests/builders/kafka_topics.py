@@ -1,5 +1,6 @@
 """Topics for tests of Kafka's connectors: made, filled, emptied and deleted by one object."""
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,19 @@ class TestTopic:
     ) -> None:
         """Write records, in order, and wait until they are there."""
         self._send(self.producer, values, partition, key, options)
+
+    def produce_dealt(
+        self, rows: Iterable[Any], numbers: Iterable[int], partitions: int
+    ) -> None:
+        """Write rows as JSON, each to the partition that its number says."""
+        dealt = [*zip(rows, numbers, strict=True)]
+        for partition in range(partitions):
+            values = [
+                json.dumps(row, default=lambda time: time.isoformat()).encode()
+                for row, number in dealt
+                if number % partitions == partition
+            ]
+            self.produce(values, partition)
 
     def transact(
         self, values: Sequence[bytes], partition: int = 0, *, commits: bool = True

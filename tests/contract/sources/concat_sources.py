@@ -4,7 +4,6 @@ The first write is history; the others are live. What is history is in the live 
 front of the hand-over point, and the files have rows behind it: neither must come twice.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -197,7 +196,7 @@ class ConcatKafka(ConcatOffsets):
 
     @override
     def write_live(self, numbers: Sequence[int]) -> None:
-        self._put([row_of(n) for n in numbers], numbers)
+        self.topic.produce_dealt([row_of(n) for n in numbers], numbers, PARTITIONS)
 
     @override
     def write_bad(self, count: int) -> None:
@@ -205,7 +204,7 @@ class ConcatKafka(ConcatOffsets):
 
     @override
     def write_drifted(self, numbers: Sequence[int], drift: Drift) -> None:
-        self._put(drifted(numbers, drift), numbers)
+        self.topic.produce_dealt(drifted(numbers, drift), numbers, PARTITIONS)
 
     @override
     def concat(self, *, follows: bool, diverts_bad: bool) -> OperatorSpec:
@@ -227,15 +226,6 @@ class ConcatKafka(ConcatOffsets):
         if self._is_open:
             self.topic.delete()
         self._is_open = False
-
-    def _put(self, rows: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
-        for partition in range(PARTITIONS):
-            values = [
-                json.dumps(row, default=str).encode()
-                for row, n in zip(rows, numbers, strict=True)
-                if n % PARTITIONS == partition
-            ]
-            self.topic.produce(values, partition=partition)
 
 
 def write_placed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

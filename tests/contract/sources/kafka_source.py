@@ -1,9 +1,8 @@
 """Kafka in the contract suite of sources: a topic of three partitions for each source."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 from typing_extensions import override
@@ -41,7 +40,7 @@ class KafkaUnderTest(SourceUnderTest):
 
     @override
     def write(self, numbers: Sequence[int]) -> None:
-        self._put([row_of(n) for n in numbers], numbers)
+        self.topic.produce_dealt([row_of(n) for n in numbers], numbers, _PARTITIONS)
 
     @override
     def write_bad(self, count: int) -> None:
@@ -50,7 +49,7 @@ class KafkaUnderTest(SourceUnderTest):
 
     @override
     def write_drifted(self, numbers: Sequence[int], drift: Drift) -> None:
-        self._put(drifted(numbers, drift), numbers)
+        self.topic.produce_dealt(drifted(numbers, drift), numbers, _PARTITIONS)
 
     @override
     def spec(self, *, follows: bool, diverts_bad: bool = False) -> OperatorSpec:
@@ -71,12 +70,3 @@ class KafkaUnderTest(SourceUnderTest):
         if self._is_open:
             self.topic.delete()
         self._is_open = False
-
-    def _put(self, rows: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
-        for partition in range(_PARTITIONS):
-            values = [
-                json.dumps(row, default=lambda value: value.isoformat()).encode()
-                for row, number in zip(rows, numbers, strict=True)
-                if number % _PARTITIONS == partition
-            ]
-            self.topic.produce(values, partition=partition)
