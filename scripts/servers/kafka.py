@@ -35,8 +35,6 @@ _QUICK = {
     "transaction.state.log.num.partitions": 4,
     "share.coordinator.state.topic.num.partitions": 1,
     "group.initial.rebalance.delay.ms": 0,
-    # A topic that nobody made is a mistake that tests want to see.
-    "auto.create.topics.enable": "false",
     # What takes minutes by default happens while a test waits.
     "log.initial.task.delay.ms": 200,
     "log.retention.check.interval.ms": 500,

@@ -76,13 +76,18 @@ class TestTopic:
         except KafkaException:
             return False
 
+    @property
+    def _plain(self) -> dict[str, Any]:
+        # A topic that was deleted must not come back because somebody asks about it.
+        return {"bootstrap.servers": self.servers, "allow.auto.create.topics": False}
+
     @cached_property
     def admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.servers})
+        return AdminClient(self._plain)
 
     @cached_property
     def producer(self) -> Producer:
-        return Producer({"bootstrap.servers": self.servers, "linger.ms": 0})
+        return Producer({**self._plain, "linger.ms": 0})
 
     def produce(
         self,
@@ -155,9 +160,7 @@ class TestTopic:
         return self._new_transactional(self.name)
 
     def _new_transactional(self, transactional_id: str) -> Producer:
-        producer = Producer(
-            {"bootstrap.servers": self.servers, "transactional.id": transactional_id}
-        )
+        producer = Producer({**self._plain, "transactional.id": transactional_id})
         producer.init_transactions(30)
         return producer
 

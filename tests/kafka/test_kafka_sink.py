@@ -17,14 +17,23 @@ from confluent_kafka.admin import AdminClient
 import penstock as pen
 from penstock.connectors.kafka import staging
 from penstock.connectors.kafka.client import KafkaClients
+from penstock.connectors.kafka.markers import (
+    encode_marker,
+    marker_place,
+    marker_topic_of,
+    transactional_id,
+)
 from penstock.connectors.kafka.output_records import RecordColumns
 from penstock.connectors.kafka.output_topics import OutputTopics
 from penstock.connectors.kafka.sink import Delivery, KafkaSink, KafkaSinkConfig, NewTopic
 from penstock.core.clock import SystemClock
-from penstock.errors import UserError
+from penstock.core.ids import JobId, OperatorId, Subtask, TaskInfo
+from penstock.errors import StateError, UserError
+from penstock.operators.context import StartContext
 from penstock.testing import CUT, ScriptedSource
 from scripts.servers.kafka import KafkaCluster
 from tests.builders.kafka_output import Record, an_output, read_output
+from tests.builders.kafka_topics import TestTopic, wait_until
 from tests.builders.servers import SecureKafka, a_topic
 
 _admin: Any = kafka_admin
@@ -80,6 +89,69 @@ def java_partition(key: bytes, partitions: int) -> int:
         h = (h ^ int.from_bytes(rest, "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
     return ((h ^ h >> 15) & 0x7FFFFFFF) % partitions
+
+
+def test_asking_about_a_topic_does_not_make_it(kafka: KafkaCluster) -> None:
+    # Brokers make topics that clients ask about, unless these tell them not to.
+    topic = TestTopic(kafka.bootstrap, a_topic("typo"))
+    with pytest.raises(UserError, match="there is no topic"):
+        write(KafkaSinkConfig(kafka.bootstrap, topic.name), ROWS)
+    p = pen.Pipeline("reads")
+    source = pen.kafka(topic.name, servers=kafka.bootstrap, schema={"n": int})
+    p.read("rows", source).write("out", pen.blackhole())
+    with pytest.raises(UserError, match="there is no topic"):
+        p.run_in_process("memory:")
+    assert topic.name not in topic.admin.list_topics(timeout=30).topics
+
+
+def test_a_topic_that_was_deleted_is_not_made_again_by_records(kafka: KafkaCluster) -> None:
+    topic = TestTopic.create(kafka.bootstrap)
+    producer = KafkaClients(kafka.bootstrap).producer()
+    producer.produce(topic.name, b"one")
+    assert producer.flush(30) == 0
+    topic.delete()
+    wait_until(lambda: topic.name not in topic.admin.list_topics(timeout=30).topics)
+    fresh = KafkaClients(kafka.bootstrap).producer(message_timeout_ms=2_000)
+    fresh.produce(topic.name, b"two")
+    fresh.flush(10)
+    assert topic.name not in topic.admin.list_topics(timeout=30).topics
+
+
+def test_checkpoints_that_are_older_than_the_markers_are_refused(
+    kafka: KafkaCluster,
+) -> None:
+    servers, topic = kafka.bootstrap, an_output(kafka.bootstrap)
+    task = TaskInfo(JobId(a_topic("job")), OperatorId("out"), Subtask(0, 2))
+    markers = marker_topic_of(task)
+    clients = KafkaClients(servers)
+    OutputTopics(clients).ensure_markers(markers, 3, like=topic)
+    for shard, epoch in ((0, 5), (2, 7)):
+        name = transactional_id(task, "this", shard)
+        producer = clients.producer(transactional_id=name)
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        place = marker_place(markers, task, "this", shard)
+        producer.produce(
+            markers, encode_marker(epoch, topic), place.key, partition=place.partition
+        )
+        producer.commit_transaction(30)
+    # One that died has left a transaction open: nobody waits for its end.
+    dead = clients.producer(transactional_id=a_topic("dead"))
+    dead.init_transactions(30)
+    dead.begin_transaction()
+    dead.produce(markers, b"{}", b"other", partition=2)
+    dead.flush(30)
+
+    def check(last_epoch: int, identity: str = "this") -> None:
+        sink = KafkaSink(KafkaSinkConfig(servers, topic))
+        sink.check_output(StartContext(task, identity, lambda: last_epoch))
+
+    began = time.monotonic()
+    check(7)
+    check(0, "another")
+    assert time.monotonic() - began < 15
+    with pytest.raises(StateError, match=r"committed epoch 7.* know none after 6"):
+        check(6)
 
 
 def test_keys_land_where_producers_of_java_put_them(kafka: KafkaCluster) -> None:

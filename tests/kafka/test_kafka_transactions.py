@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import admin as kafka_admin
 
+from penstock.connectors.kafka import transactions
 from penstock.connectors.kafka.client import KafkaClients
 from penstock.connectors.kafka.markers import (
     MarkerPlace,
@@ -218,6 +219,34 @@ def test_attempts_at_the_same_time_write_the_records_once(shard: Shard) -> None:
     assert not failed
     assert sorted(done, key=bool) == [None, None, count]
     assert shard.values() == values_of(1, count=count)
+
+
+def test_attempt_that_was_shut_out_waits_for_one_that_takes_long(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "_CALL_SECONDS", 1.0)
+    monkeypatch.setattr(transactions, "_LEAST_PATIENCE_SECONDS", 20.0)
+    is_open, done = threading.Event(), []
+
+    def slowly() -> Iterator[pa.RecordBatch]:
+        yield from rows(1)()
+        is_open.set()
+        time.sleep(4)
+
+    def succeed() -> None:
+        done.append(shard.committer().commit(shard.asked(1), slowly))
+
+    successor = threading.Thread(target=succeed)
+
+    def overtaken() -> Iterator[pa.RecordBatch]:
+        successor.start()
+        assert is_open.wait(30)
+        yield from rows(1)()
+
+    assert shard.committer().commit(shard.asked(1), overtaken) is None
+    successor.join(30)
+    assert done == [3]
+    assert shard.values() == values_of(1)
 
 
 def test_attempt_that_died_leaves_nothing_behind(shard: Shard) -> None:

@@ -384,6 +384,13 @@ class SourceOperator(ABC):
         what the checkpoint holds. Raise `UserError` that says what to do.
         """
 
+    def on_committed(self, known: Mapping[str, SplitState]) -> None:
+        """Note how far a committed epoch has read: for other programs, never for recovery.
+
+        Called on the driver, after the epoch. It may be left out if the driver dies, and an
+        error is only logged.
+        """
+
     def on_start(self, ctx: SourceContext) -> None:
         """Prepare a new instance; as `ArrowOperator.on_start`, it only reads tables."""
 

@@ -201,7 +201,8 @@ def test_sizes_count_keys_values_and_headers() -> None:
         (OutputTopic(3), None),
         (OutputTopic(2), "partitions 0 to 1"),
         (OutputTopic(3, max_message_bytes=150), "key b'ada'.*max.message.bytes"),
-        (OutputTopic(3, future_millis=1000), "in the future"),
+        (OutputTopic(3, future_millis=1000), "in the future.*after.max.ms"),
+        (OutputTopic(3, is_compacted=True), "has no key, and the topic is compacted"),
     ],
 )
 def test_record_that_the_topic_would_not_take_is_found(
@@ -214,3 +215,20 @@ def test_record_that_the_topic_would_not_take_is_found(
     else:
         assert problem is not None
         assert re.search(says, problem)
+
+
+@pytest.mark.parametrize(
+    ("past_millis", "is_taken"),
+    [(1_000, False), (99_999, False), (120_000, True), (2**63, True)],
+)
+def test_a_record_as_old_as_the_topic_takes_it_gets_some_time_to_be_committed(
+    past_millis: int, *, is_taken: bool
+) -> None:
+    oldest_ms = 24 * 3600 * 1000
+    records = records_of(ROWS, RecordColumns(key=("user",), value=("id",), timestamp="at"))
+    topic = OutputTopic(3, past_millis=past_millis)
+    problem = check_records(records, topic, oldest_ms + 100_000)
+    assert (problem is None) == is_taken
+    if problem is not None:
+        assert "100 s in the past" in problem
+        assert "message.timestamp.before.max.ms" in problem

@@ -10,6 +10,9 @@ from penstock.connectors.kafka.positions import (
     Partition,
     PartitionOffset,
     Selection,
+    Start,
+    StartKind,
+    check_decided,
     check_not_shrunk,
     check_same_topics,
     fill_evenly,
@@ -29,6 +32,15 @@ def test_a_split_is_named_by_topic_and_partition() -> None:
     partition = Partition("shop.bids-1", 12)
     assert partition.split == "shop.bids-1/12"
     assert Partition.of_split(partition.split) == partition
+
+
+@pytest.mark.parametrize("kind", ["group", "time", "after-time"])
+def test_a_start_at_a_place_that_is_not_decided_yet_is_tried_again(kind: StartKind) -> None:
+    start = Start(kind, group="readers")
+    check_decided(start, {"a/0": 9}, {"a/0": Held(0, 9)})
+    with pytest.raises(ExternalError, match=r"a/0 .*offset 10.* ends at 9"):
+        check_decided(start, {"a/0": 10}, {"a/0": Held(0, 9)})
+    check_decided(Start("offsets"), {"a/0": 10}, {"a/0": Held(0, 9)})
 
 
 def test_a_plan_reads_to_the_last_stable_offset() -> None:

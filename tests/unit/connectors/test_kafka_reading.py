@@ -286,6 +286,44 @@ def test_only_what_is_far_from_its_end_is_fetched_between_epochs(
     assert not log.positions
 
 
+class _LateLog(Log):
+    """A cluster whose leader of one partition is silent for some calls."""
+
+    late: Partition
+    calls = assigned = 0
+
+    def incremental_assign(self, partitions: Sequence[Any]) -> None:
+        self.assigned += len(partitions)
+        super().incremental_assign(partitions)
+
+    def consume(self, count: int, seconds: float) -> list[Message]:
+        self.calls += 1
+        if self.calls > 50 or self.late not in self.positions:
+            return super().consume(count, seconds)
+        place = self.positions.pop(self.late)
+        found = super().consume(count, seconds)
+        self.positions[self.late] = place
+        return found
+
+
+def test_a_partition_that_waits_for_its_turn_is_not_read_far_behind_its_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "MOST_HELD", 10)
+    monkeypatch.setattr(reading, "MOST_LEFT_ALONE", -1_000_000)
+    late, other = Partition("a", 0), Partition("a", 1)
+    log = _LateLog(
+        {late: range(5), other: range(5_000)}, {late: 5, other: 5_000}, _Always(0)
+    )
+    log.late = late
+    reader = PartitionReader(log)  # type: ignore[arg-type]
+    ranges = {late: Range(0, 5), other: Range(0, 5)}
+    assert read(reader, ranges, []) == {late: [*range(5)], other: [*range(5)]}
+    assert log.calls > 50
+    assert log.assigned == 2
+    assert reader._fetches[other].later_rows <= 10 + reading.MESSAGES_PER_CALL
+
+
 class _SlowLog(Log):
     """A cluster whose first answer takes a while; how often it was asked is counted."""
 

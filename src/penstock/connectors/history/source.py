@@ -182,6 +182,11 @@ class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
         plan = self._live.plan_splits(inner_states(known, LIVE), budget, now_micros)
         return _plan_live(plan, known, handed_over)
 
+    @override
+    def on_committed(self, known: Mapping[str, SplitState]) -> None:
+        self._history.on_committed(inner_states(known, HISTORY))
+        self._live.on_committed(inner_states(known, LIVE))
+
     def _begin_live(self, ends: Mapping[str, int] | None) -> None:
         """Tell the live side where to begin; `ends` is the point that history's rows gave."""
         handover = self._handover

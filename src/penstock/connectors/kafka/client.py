@@ -39,6 +39,12 @@ _AT_FIRST = ("_RESOLVE", "_SSL")
 """What a wrong address or protocol looks like, and later also a network that fails."""
 
 
+_NO_NEW_TOPICS = {"allow_auto_create_topics": False}
+"""Brokers make every topic that a producer or admin client asks about, unless it says this.
+
+The client library warns that only consumers have this option, and keeps to it nevertheless."""
+
+
 class _ClientLog:
     """Takes what the client library logs: each failed try to connect, many times a second.
 
@@ -110,7 +116,7 @@ class KafkaClients:
         """Return a new `Producer`; underscores in names of options stand for dots."""
         with naming_missing_extras():
             from confluent_kafka import Producer
-        return self._made("producer", Producer, options, on_report)
+        return self._made("producer", Producer, _NO_NEW_TOPICS | options, on_report)
 
     def consumer(
         self,
@@ -132,7 +138,7 @@ class KafkaClients:
         """Return a new `AdminClient`."""
         with naming_missing_extras():
             from confluent_kafka.admin import AdminClient
-        return self._made("admin client", AdminClient, options, on_report)
+        return self._made("admin client", AdminClient, _NO_NEW_TOPICS | options, on_report)
 
     def _made(
         self,

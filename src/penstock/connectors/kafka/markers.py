@@ -103,40 +103,91 @@ def read_marker(
     The newest markers are at the end, so reading begins a little before it, and further back
     only if there is none of this key.
     """
-    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka import KafkaException
 
-    deadline = monotonic() + timeout_s
-    doing = f"the markers in partition {place.partition} of {place.topic!r} cannot be read"
-    partition = TopicPartition(place.topic, place.partition)
     plain = clients.consumer(isolation_level="read_uncommitted")
     try:
-        first, end = plain.get_watermark_offsets(partition, timeout=timeout_s)
+        first, end = plain.get_watermark_offsets(_to_client(place), timeout=timeout_s)
     except KafkaException as error:
-        raise to_error(error, doing) from error
+        raise to_error(error, _doing(place)) from error
     finally:
         plain.close()
     if first >= end:
         return 0
-    reader = clients.consumer(
+    reader = _open_reader(clients)
+    try:
+        return _find_last(reader, place, (first, end), monotonic() + timeout_s, monotonic)
+    finally:
+        reader.close()
+
+
+def read_decided(
+    clients: KafkaClients, places: Iterable[MarkerPlace], *, timeout_s: float
+) -> int:
+    """Return the last epoch that one of these places is known to have; 0 if there is none.
+
+    It waits for no transaction that is open: another marker may follow.
+    """
+    from confluent_kafka import KafkaException
+
+    deadline = time.monotonic() + timeout_s
+    reader = _open_reader(clients)
+    last = 0
+    try:
+        for place in places:
+            try:
+                held = reader.get_watermark_offsets(_to_client(place), timeout=timeout_s)
+            except KafkaException as error:
+                raise to_error(error, _doing(place)) from error
+            if held[0] < held[1]:
+                found = _find_last(reader, place, held, deadline, time.monotonic)
+                last = max(last, found)
+    finally:
+        reader.close()
+    return last
+
+
+def _open_reader(clients: KafkaClients) -> Any:
+    return clients.consumer(
         isolation_level="read_committed",
         enable_partition_eof=True,
         fetch_wait_max_ms=10,
         auto_offset_reset="earliest",
     )
-    try:
-        length = TAIL
-        while True:
-            start = max(first, end - length)
-            reader.assign([TopicPartition(place.topic, place.partition, start)])
-            records = _read_to(reader, end, deadline, monotonic, doing)
+
+
+def _find_last(
+    reader: Any,
+    place: MarkerPlace,
+    held: tuple[int, int],
+    deadline: float,
+    monotonic: Callable[[], float],
+) -> int:
+    """Return the last epoch among the offsets that a partition holds; 0 if there is none."""
+    from confluent_kafka import KafkaException
+
+    (first, end), length = held, TAIL
+    while True:
+        start = max(first, end - length)
+        try:
+            reader.assign([_to_client(place, start)])
+            records = _read_to(reader, end, deadline, monotonic, _doing(place))
             last = last_epoch_of(records, place.key)
-            if last or start <= first:
-                return last
-            length *= 16
-    except KafkaException as error:
-        raise to_error(error, doing) from error
-    finally:
-        reader.close()
+        except KafkaException as error:
+            raise to_error(error, _doing(place)) from error
+        if last or start <= first:
+            return last
+        length *= 16
+
+
+def _doing(place: MarkerPlace) -> str:
+    return f"the markers in partition {place.partition} of {place.topic!r} cannot be read"
+
+
+def _to_client(place: MarkerPlace, offset: int = 0) -> Any:
+    from confluent_kafka import TopicPartition
+
+    return TopicPartition(place.topic, place.partition, offset)
 
 
 def _read_to(

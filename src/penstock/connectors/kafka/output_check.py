@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.connectors.kafka.client import KafkaClients, Reports, to_error
+from penstock.connectors.kafka.markers import marker_place, read_decided
 from penstock.connectors.kafka.output_records import (
     KEY,
     PARTITION,
@@ -17,7 +18,8 @@ from penstock.connectors.kafka.output_records import (
     record_sizes,
 )
 from penstock.connectors.kafka.output_topics import OutputTopic, OutputTopics
-from penstock.errors import ErrorCode, UserError
+from penstock.errors import ErrorCode, StateError, UserError
+from penstock.operators.context import StartContext
 
 _FRAME_BYTES = 128
 """What frames a batch of records in a topic."""
@@ -37,6 +39,11 @@ def check_records(records: pa.RecordBatch, topic: OutputTopic, now_ms: int) -> s
             "max.message.bytes of the topic, or send less"
         )
     names = records.schema.names
+    if topic.is_compacted and records.column(KEY).null_count:
+        return (
+            "one has no key, and the topic is compacted, which takes records with keys alone: "
+            "pass key=, or leave rows out whose key is null"
+        )
     if PARTITION in names:
         last: Any = pc.max(records.column(PARTITION))
         if last.is_valid and last.as_py() >= topic.partitions:
@@ -44,16 +51,30 @@ def check_records(records: pa.RecordBatch, topic: OutputTopic, now_ms: int) -> s
                 f"partition= gives {last.as_py()}, and the topic has the partitions 0 to "
                 f"{topic.partitions - 1}"
             )
-    if TIMESTAMP in names and topic.future_millis is not None:
-        latest: Any = pc.max(records.column(TIMESTAMP))
-        if latest.is_valid and latest.as_py() > now_ms + topic.future_millis:
-            return (
-                f"timestamp= gives an instant {(latest.as_py() - now_ms) // 1000} s in the "
-                "future, and the topic takes at most "
-                f"{topic.future_millis // 1000} s: raise message.timestamp.after.max.ms of the "
-                "topic, or leave timestamp= out"
-            )
+    return _check_times(records, topic, now_ms) if TIMESTAMP in names else None
+
+
+def _check_times(records: pa.RecordBatch, topic: OutputTopic, now_ms: int) -> str | None:
+    """Return why the topic would not take the timestamp of one of the records, or None."""
+    times: Any = records.column(TIMESTAMP)
+    first, last = pc.min(times).as_py(), pc.max(times).as_py()
+    if first is None:
+        return None
+    past, future = topic.past_millis, topic.future_millis
+    # What is staged may have to wait for its commit: a tenth of the limit is left for that.
+    if past is not None and now_ms - first > past * 9 // 10:
+        return _misdated(now_ms - first, "past", past, "before")
+    if future is not None and last - now_ms > future:
+        return _misdated(last - now_ms, "future", future, "after")
     return None
+
+
+def _misdated(millis: int, where: str, limit: int, setting: str) -> str:
+    return (
+        f"timestamp= gives an instant {millis // 1000} s in the {where}, and the topic takes at "
+        f"most {limit // 1000} s: raise message.timestamp.{setting}.max.ms of the topic, or leave "
+        "timestamp= out"
+    )
 
 
 def check_output_topic(
@@ -86,10 +107,39 @@ def check_output_topic(
                 topic, partitions=partitions, replication=replication, only_validate=True
             )
         if markers is not None:
-            topics.check_markers(markers, shards + 1)
+            topics.check_markers(markers, shards + 1, like=topic)
             _check_transactions(clients, transactional_id, timeout_ms)
     finally:
         topics.close()
+
+
+def check_markers_known(
+    clients: KafkaClients, topics: OutputTopics, markers: str, ctx: StartContext
+) -> None:
+    """Refuse a start whose checkpoints are older than what was committed; changes nothing.
+
+    Somebody has put old checkpoints back. Epochs would get numbers for the second time, with
+    other records, and be taken for committed.
+    """
+    partitions = topics.partitions_of(markers) or 0
+    identity = str(ctx.identity)
+    places = [
+        marker_place(markers, ctx.task, identity, shard) for shard in range(partitions)
+    ]
+    # In this order: a driver that still runs acknowledges an epoch before it commits it.
+    marked = read_decided(clients, places, timeout_s=_SECONDS) if places else 0
+    last = ctx.read_last_epoch() if marked else 0
+    if marked > last:
+        job, step = str(ctx.task.job), str(ctx.task.operator)
+        raise StateError(
+            f"step {step!r} of job {job!r} has committed epoch {marked}, as the marker topic "
+            f"{markers!r} tells, and the checkpoints know none after {last}: older ones were put "
+            "back in their place. Nothing was changed. Name the checkpoints that belong to the "
+            "topic; or give the step another name, which writes rows of the epochs after "
+            f"{last} a second time",
+            code=ErrorCode.FOREIGN_OBJECT,
+            operator=step,
+        )
 
 
 def _check_transactions(clients: KafkaClients, name: str, timeout_ms: int) -> None:

@@ -34,6 +34,10 @@ class OutputTopic:
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     future_millis: int | None = None
     """How far in the future a timestamp may be; None for any."""
+    past_millis: int | None = None
+    """How far in the past a timestamp may be; None for any."""
+    is_compacted: bool = False
+    """Whether records need keys."""
 
 
 class OutputTopics:
@@ -50,6 +54,11 @@ class OutputTopics:
 
     def partitions_of(self, topic: str) -> int | None:
         """Return how many partitions a topic has; None if there is no such topic."""
+        found = self._find(topic)
+        return None if found is None else len(found.partitions)
+
+    def _find(self, topic: str) -> Any:
+        """Return what the cluster tells about a topic; None if there is no such topic."""
         from confluent_kafka import KafkaException
 
         doing = f"the topic {topic!r} cannot be found"
@@ -60,7 +69,7 @@ class OutputTopics:
             raise to_error(
                 KafkaException(found.error), f"{doing} at {self._clients.servers}"
             )
-        return len(found.partitions)
+        return found
 
     def _list(self, admin: Any, topic: str) -> Any:
         """List a topic, but wait no longer than until it is told that nobody will answer."""
@@ -96,10 +105,14 @@ class OutputTopics:
             return None
         settings = self.settings_of(topic)
         limit = int(settings.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES))
-        future = settings.get("message.timestamp.after.max.ms")
-        if settings.get("message.timestamp.type") == "LogAppendTime":
-            future = None
-        return OutputTopic(partitions, limit, None if future is None else int(future))
+        is_stamped = settings.get("message.timestamp.type") == "LogAppendTime"
+        return OutputTopic(
+            partitions,
+            limit,
+            None if is_stamped else _millis(settings, "message.timestamp.after.max.ms"),
+            None if is_stamped else _millis(settings, "message.timestamp.before.max.ms"),
+            "compact" in settings.get("cleanup.policy", ""),
+        )
 
     def settings_of(self, topic: str) -> Mapping[str, str]:
         """Return the settings of a topic; empty without the permission to read them."""
@@ -145,26 +158,28 @@ class OutputTopics:
 
         self._call(f"the topic {topic!r} cannot be created", create, "TOPIC_ALREADY_EXISTS")
 
-    def check_markers(self, topic: str, partitions: int) -> None:
+    def check_markers(
+        self, topic: str, partitions: int, *, like: str | None = None
+    ) -> None:
         """Refuse a start whose markers could not be written; changes nothing."""
         try:
-            is_there = self.partitions_of(topic) is not None
-            if not is_there:
-                self.create(
-                    topic,
-                    partitions=partitions,
-                    settings=_MARKER_CONFIG,
-                    only_validate=True,
-                )
+            found = self.partitions_of(topic)
+            if found is None:
+                self._create_markers(topic, partitions, like, only_validate=True)
+            elif found < partitions:
+                self._grow(topic, partitions, only_validate=True)
         except UserError as error:
             raise _unmade(topic, partitions, error) from error
-        if is_there:
+        if found is not None:
             self._check_policy(topic)
 
-    def ensure_markers(self, topic: str, partitions: int) -> None:
+    def ensure_markers(
+        self, topic: str, partitions: int, *, like: str | None = None
+    ) -> None:
         """Create the marker topic, or add partitions to it; returns when all are there.
 
-        Several tasks may do so at the same time.
+        Several tasks may do so at the same time. It gets as many copies as the output topic,
+        `like`, has: without the markers its last epoch would be doubled.
         """
         deadline = time.monotonic() + _SECONDS
         is_checked = False
@@ -182,19 +197,39 @@ class OutputTopics:
                 )
             try:
                 if found is None:
-                    self.create(topic, partitions=partitions, settings=_MARKER_CONFIG)
+                    self._create_markers(topic, partitions, like)
                     is_checked = True
                 else:
                     self._grow(topic, partitions)
             except UserError as error:
                 raise _unmade(topic, partitions, error) from error
 
-    def _grow(self, topic: str, partitions: int) -> None:
+    def _create_markers(
+        self,
+        topic: str,
+        partitions: int,
+        like: str | None,
+        *,
+        only_validate: bool = False,
+    ) -> None:
+        output = None if like is None else self._find(like)
+        copies = -1 if output is None else len(output.partitions[0].replicas)
+        self.create(
+            topic,
+            partitions=partitions,
+            replication=copies,
+            settings=_MARKER_CONFIG,
+            only_validate=only_validate,
+        )
+
+    def _grow(self, topic: str, partitions: int, *, only_validate: bool = False) -> None:
         from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
         def grow(admin: Any) -> None:
             futures = admin.create_partitions(
-                [NewPartitions(topic, partitions)], request_timeout=_SECONDS
+                [NewPartitions(topic, partitions)],
+                request_timeout=_SECONDS,
+                validate_only=only_validate,
             )
             futures[topic].result(_SECONDS + 5)
 
@@ -229,6 +264,11 @@ class OutputTopics:
             raise to_error(error, doing, self._reports) from error
         self._reports.note_answer()
         return answer
+
+
+def _millis(settings: Mapping[str, str], name: str) -> int | None:
+    found = settings.get(name)
+    return None if found is None else int(found)
 
 
 def _unmade(topic: str, partitions: int, error: UserError) -> UserError:

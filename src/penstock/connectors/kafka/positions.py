@@ -156,6 +156,27 @@ def start_after(handover: Handover, timestamp_column: str | None) -> Start:
     return Start("after-time", micros=max(0, handover.micros - skew))
 
 
+def check_decided(
+    start: Start, starts: Mapping[str, int], held: Mapping[str, Held]
+) -> None:
+    """Have a start tried again where the brokers name a place that is not decided yet."""
+    if start.kind not in ("group", "time", "after-time"):
+        return
+    for split, at in starts.items():
+        if at > held[split].end:
+            named = (
+                f"the group {start.group!r} has read {split} up to offset {at}"
+                if start.kind == "group"
+                else f"the first record of {split} at the time to start at has offset {at}"
+            )
+            raise ExternalError(
+                f"{named}, and what is decided ends at {held[split].end}: a transaction is open "
+                "there, or the record has just come, so this is tried again. If it stays so, the "
+                "topic was made again since: start elsewhere",
+                split=split,
+            )
+
+
 def check_point(start: Start, starts: Mapping[str, int], held: Mapping[str, Held]) -> None:
     """Refuse a hand-over point that the brokers do not hold, or that they never had."""
     unknown = sorted(start.offsets.keys() - starts.keys())

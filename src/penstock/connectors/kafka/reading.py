@@ -152,8 +152,9 @@ class _Fetch:
 
     @property
     def can_be_resumed(self) -> bool:
-        """Whether what comes now has room."""
-        return self.is_paused and self.size_bytes <= MOST_HELD_BYTES
+        """Whether what comes now has room, and is of the range that is being read."""
+        is_wanted = self.fetched < self.end and self.size_bytes <= MOST_HELD_BYTES
+        return self.is_paused and is_wanted
 
     @property
     def is_large(self) -> bool:
@@ -304,9 +305,9 @@ class PartitionReader:
         if not messages:
             return
         first = Partition(messages[0].topic(), messages[0].partition())
-        topics = {partition.topic for partition in self._fetches}
         numbers = set(map(type(messages[0]).partition, messages))
-        if len(topics) == len(numbers) == 1:
+        is_one_topic = len({partition.topic for partition in self._fetches}) == 1
+        if is_one_topic and first in self._fetches and len(numbers) == 1:
             yield first, messages
             return
         for topic, of_topic in groupby(messages, _topic_of):

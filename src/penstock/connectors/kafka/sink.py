@@ -26,7 +26,11 @@ from penstock.connectors.kafka.markers import (
     marker_topic_of,
     transactional_id,
 )
-from penstock.connectors.kafka.output_check import check_output_topic, check_records
+from penstock.connectors.kafka.output_check import (
+    check_markers_known,
+    check_output_topic,
+    check_records,
+)
 from penstock.connectors.kafka.output_records import RecordColumns, RecordEncoder
 from penstock.connectors.kafka.output_topics import OutputTopic, OutputTopics
 from penstock.connectors.kafka.producing import (
@@ -220,7 +224,7 @@ class KafkaSink(Configured[KafkaSinkConfig], ArrowOperator):
         asked = msgspec.msgpack.decode(part, type=ShardPart)
         needed = asked.markers, asked.shards + 1
         if needed not in self._marked:
-            self._topics.ensure_markers(*needed)
+            self._topics.ensure_markers(*needed, like=asked.topic)
             self._marked.add(needed)
         if self._transactions is None:
             self._transactions = ShardTransactions(
@@ -262,10 +266,12 @@ class KafkaSink(Configured[KafkaSinkConfig], ArrowOperator):
             self.config.topic,
             may_create=None if create is None else (create.partitions, create.replication),
             markers=markers,
-            shards=self.config.shards or 1,
+            shards=self.config.shards or ctx.task.subtask.parallelism,
             transactional_id=transactional_id(ctx.task, "check", 0),
             timeout_ms=self.config.transaction_timeout_ms,
         )
+        if markers is not None and ctx.identity is not None:
+            check_markers_known(self._clients, self._topics, markers, ctx)
 
     @override
     def can_skip_epochs(self) -> bool:

@@ -30,6 +30,7 @@ from penstock.connectors.kafka.positions import (
     PartitionOffset,
     Selection,
     Start,
+    check_decided,
     check_not_shrunk,
     check_point,
     check_same_topics,
@@ -52,7 +53,7 @@ from penstock.connectors.kafka.records import (
 from penstock.connectors.kafka.topics import Topic, Topics
 from penstock.core.clock import DurationLike
 from penstock.core.schema import StreamSchema
-from penstock.errors import ErrorCode, ExternalError, UserError
+from penstock.errors import ErrorCode, UserError
 from penstock.graph.logical import BAD
 from penstock.operators.context import SourceCollector, SourceContext
 from penstock.operators.operator import SourceOperator, SourcePlan
@@ -107,6 +108,10 @@ class KafkaSourceConfig(OperatorConfig):
         return {**facts, "start": self.start.group or self.start.kind}
 
 
+MOST_BUDGETS = 2
+"""How many times its budget of bytes an epoch may read if records are larger than they were."""
+
+
 class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
     """Reads topics. It connects when it is first needed, and keeps its connections."""
 
@@ -142,7 +147,9 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
 
     def begin_at(self, handover: Handover) -> None:
         """Begin behind history: `LiveSource` has the contract."""
-        self._start = start_after(handover, self.config.metadata.get("timestamp"))
+        start = start_after(handover, self.config.metadata.get("timestamp"))
+        if start != self._start:
+            self._start, self._starts, self._has_begun = start, {}, False
 
     @override
     def check_splits(self, known: Mapping[str, SplitState]) -> None:
@@ -158,7 +165,6 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Plan all partitions, each as far as the budget goes; none if there is nothing to do."""
-        self._write_group(known)
         offsets, held = self._look(known, now_micros)
         self._warn_of_compaction(offsets)
         for loss in self._allow(find_losses(offsets, held)):
@@ -198,6 +204,7 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
             on_stall=lambda: self._check_ids(offsets),
         )
         sizes = {each: RecordSize() for each in ranges}
+        read_bytes, size_bytes = 0, ctx.budget.budget.size_bytes
         begun = {each.split: offset for each, offset in offsets.items()}
         with self._topics.telling_of_deletion(begun):
             for piece in reading:
@@ -210,7 +217,8 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
                     )
                 offsets[piece.partition] = offset
                 self._advance(ctx, piece.partition, offset)
-                if self._is_too_late(ctx):
+                read_bytes += piece.size_bytes
+                if self._is_too_late(ctx) or read_bytes > MOST_BUDGETS * size_bytes:
                     break
         self._check_ids({each: offsets[each] for each in ranges})
 
@@ -337,19 +345,12 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
         starts = {each.split: held[each.split].first for each in wanted}
         if is_first and wanted:
             starts = self._topics.starts(self._start, wanted, held)
+            check_decided(self._start, starts, held)
             if self._start is not self.config.start:
                 self._check_point(starts, held)
         for each in wanted:
             end = held[each.split].end if self.config.ends_at_latest else None
             at = starts[each.split]
-            if self._start.kind == "group" and at > held[each.split].end:
-                raise ExternalError(
-                    f"the group {self._start.group!r} has read {each.split} up to offset {at}, "
-                    f"and what is decided ends at {held[each.split].end}: a transaction is open "
-                    "there, so this is tried again. If it stays so, the topic was made again "
-                    "since: start elsewhere",
-                    split=each.split,
-                )
             if not 0 <= at <= held[each.split].end:
                 raise UserError(
                     f"start= says offset {at} for {each.split}, which ends at "
@@ -400,8 +401,9 @@ class KafkaSource(Configured[KafkaSourceConfig], SourceOperator):
                 name,
             )
 
-    def _write_group(self, known: Mapping[str, SplitState]) -> None:
-        """Write the positions of the last epoch that counts to a group, if one is named."""
+    @override
+    def on_committed(self, known: Mapping[str, SplitState]) -> None:
+        """Write the positions to a group, if one is named."""
         group = self.config.commit_group
         if group is None or not known:
             return

@@ -7,7 +7,7 @@ kept here but the connection: what is true of a topic may change between any two
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +42,9 @@ _SETTLING = (
 _UNKNOWN = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
 """What brokers and the client say of a topic that there is not."""
 _SETTLING_SECONDS = 5.0
+_CLOSING_SECONDS = 2.0
+_DELETED_SECONDS = 2.0
+"""For how long a topic must be unknown before it counts as deleted."""
 _PAUSE_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
@@ -62,9 +65,12 @@ class Topics:
         self._clients = clients
         self._opened: Any = None
         self._reports = Reports()
+        self._writing: list[Future[Any]] = []
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection; what is being written to a group gets a moment."""
+        wait(self._writing, _CLOSING_SECONDS)
+        self._writing = []
         self._opened = None
 
     def find(self, selection: Selection) -> tuple[str, ...]:
@@ -113,6 +119,11 @@ class Topics:
         """Return the topics of known splits; refuse those that were deleted or made again."""
         ids = {Partition.of_split(name).topic: known[name].topic_id for name in known}
         found = self.describe(ids)
+        # A broker may not have heard yet of a topic that was just made.
+        deadline = time.monotonic() + _DELETED_SECONDS
+        while found.keys() != ids.keys() and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SECONDS)
+            found = self.describe(ids)
         for name, before in ids.items():
             if name not in found:
                 raise UserError(
@@ -218,7 +229,8 @@ class Topics:
         except PenstockError as error:
             _log.warning("%s. They are for lag tools only: the job goes on", error)
             return
-        for future in futures.values():
+        self._writing = [*futures.values()]
+        for future in self._writing:
             future.add_done_callback(lambda done: _warn_if_failed(done, doing))
 
     def _at_time(

@@ -203,16 +203,20 @@ class ShardTransactions:
     def _wait_for_marker(self, asked: ShardCommit, patience_s: float) -> bool:
         """Tell whether the other attempt commits within this time."""
         deadline = time.monotonic() + patience_s
-        while True:
-            if (
-                read_marker(self._clients, asked.marker, timeout_s=_CALL_SECONDS)
-                >= asked.epoch
-            ):
-                return True
+        left = patience_s
+        while left > 0:
+            try:
+                found = read_marker(self._clients, asked.marker, timeout_s=left)
+            except ExternalError as error:
+                # The other one's transaction is still open, so the end cannot be reached. If
+                # it is the broker that does not answer, the next turn says so.
+                _log.debug("the marker of epoch %s: %s", asked.epoch, error)
+            else:
+                if found >= asked.epoch:
+                    return True
             left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(0.1, left))
+            time.sleep(max(0.0, min(0.1, left)))
+        return False
 
     def _check_length(self, asked: ShardCommit, took_s: float, error: Exception) -> None:
         """Refuse a transaction that the broker ended because it took too long."""
@@ -221,7 +225,8 @@ class ShardTransactions:
                 f"epoch {asked.epoch} could not be committed to {asked.topic!r}: its transaction "
                 f"took {took_s:.0f} s and was ended by the broker after transaction_timeout, "
                 f"{self._timeout_s:g} s. Raise it (the broker's transaction.max.timeout.ms is "
-                "the most), use more shards, or make epochs smaller",
+                "the most), for this epoch; for later ones more shards or smaller epochs help, "
+                "too",
                 topic=asked.topic,
                 epoch=asked.epoch,
             ) from error

@@ -243,7 +243,8 @@ def _ask(
         if isinstance(made, SourceOperator):
             made.check_splits(known)
         else:
-            task = TaskInfo(environment.graph.job, node.operator, Subtask(0, 1))
+            subtask = Subtask(0, node.parallelism)
+            task = TaskInfo(environment.graph.job, node.operator, subtask)
             identity = checkpoints.identity()
             made.check_output(
                 StartContext(task, identity, checkpoints.last_epoch, node.inputs, read)

@@ -318,6 +318,7 @@ class SourcePlanner:
             for part in reading.assignments.get(operator, ()):
                 for name in part.forgotten:
                     planned.known.pop(name, None)
+            _tell_committed(operator, planned)
             if self._target_micros is not None:
                 pace = Pace(sum(report.rows_taken for report in own), duration_micros)
                 planned.budget = adapt_budget(
@@ -371,6 +372,13 @@ class SourcePlanner:
                 operator=operator,
             )
         return plan
+
+
+def _tell_committed(operator: OperatorId, planned: PlannedSource) -> None:
+    try:
+        planned.source.on_committed(dict(planned.known))
+    except Exception:  # noqa: BLE001 (the boundary to user code; the epoch counts already)
+        _log.exception("source %r failed in on_committed", str(operator))
 
 
 def _check_forgotten(planned: PlannedSource, plan: SourcePlan) -> None:
