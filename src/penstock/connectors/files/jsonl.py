@@ -20,6 +20,7 @@ from typing_extensions import override
 from penstock.connectors.files.compressed import TextInput
 from penstock.connectors.files.formats import SourceFile
 from penstock.connectors.files.text import NEWLINE, Ends, Heading, TextFormat, mark_length
+from penstock.connectors.formats.halving import BadRowsError
 from penstock.connectors.formats.json_parser import JsonParser
 from penstock.connectors.formats.json_text import infer_columns, to_json_lines
 from penstock.connectors.formats.text_records import VALUE
@@ -71,7 +72,12 @@ class JsonLinesFormat(TextFormat):
 
     @override
     def parse(self, text: bytes, heading: Heading) -> pa.Table:
-        return self._parser.parse(text, partial(_split, text))
+        try:
+            return self._parser.parse(text, partial(_split, text))
+        except BadRowsError as error:
+            # Blank lines count as lines, and are no records.
+            lines = enumerate(text.split(b"\n"))
+            raise error.at([place for place, line in lines if line.strip()]) from error
 
     @override
     def parse_sample(self, text: bytes, heading: Heading) -> pa.Table:

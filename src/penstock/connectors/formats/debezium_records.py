@@ -14,6 +14,8 @@ Rules of schema drift are for the columns of the table, so for what is inside of
 Arrow reads records whole; with rules the two rows are cut out of each record and read apart.
 """
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +43,9 @@ _NO_CHANGE = (
     "(ExtractNewRecordState), read them with format='json' or 'upsert'"
 )
 _ABSENT = msgspec.Raw(b"null")
+_EMPTY = pa.struct([])
+_PLAIN = json.JSONDecoder()
+_WHITE = re.compile(r"[ \t\r\n]*")
 
 
 class _Parts(msgspec.Struct):
@@ -66,7 +71,10 @@ class DebeziumRecords(RecordFormat):
         """The rows of the table that are read apart, by rules."""
         if rules is not None and rules != DriftRules():
             self._rows = _rows_by_rules(pa.schema(fields), rules)
-        self._others = pa.schema([f for f in fields if f.name not in self._rows])
+        # Nothing of the rows is read here but whether they are objects, and there once.
+        self._others = pa.schema(
+            [f.with_type(_EMPTY) if f.name in self._rows else f for f in fields]
+        )
         self._bare = JsonRecords(self._others)
         payload = pa.field(PAYLOAD, pa.struct([*self._others]))
         self._wrapped = JsonRecords(pa.schema([*self._others, payload]))
@@ -98,11 +106,14 @@ class DebeziumRecords(RecordFormat):
         """Return the payload of records that have one, and others as they are."""
         payload: Any = rows.column(PAYLOAD).combine_chunks()
         has_payload = payload.is_valid()
-        columns = [
-            pc.if_else(has_payload, inner, rows.column(field.name).combine_chunks())
+        columns = {
+            field.name: pc.if_else(
+                has_payload, inner, rows.column(field.name).combine_chunks()
+            )
             for field, inner in zip(self._others, payload.flatten(), strict=True)
-        ]
-        return pa.Table.from_arrays(columns, names=self._others.names)
+            if field.name not in self._rows
+        }
+        return pa.table(columns)
 
     def _add_rows(self, values: Bytes, others: Decoded) -> Decoded:
         """Add the rows that are read apart; a record is bad if one of them is."""
@@ -111,13 +122,14 @@ class DebeziumRecords(RecordFormat):
         columns = {
             name: others.rows.column(name).combine_chunks()
             for name in others.rows.schema.names
+            if name not in self._rows
         }
         for name, format_ in self._rows.items():
             found = format_.decode(cut[name])
             for one in found.bad:
-                bad[one.index] = BadRecord(
-                    one.index, f"its `{name}`: {one.reason}", one.fails
-                )
+                fails = one.fails or (one.index in bad and bad[one.index].fails)
+                reason = f"its `{name}`: {one.reason}"
+                bad[one.index] = BadRecord(one.index, reason, fails)
             at = found.rows_of(count)
             is_null = at < 0
             places: Any = pa.array(at, mask=is_null)
@@ -173,15 +185,46 @@ def _cut_out(
     lines = strip_registry_headers(join_lines(records))
     for index, record in enumerate(lines.to_list()):
         try:
-            parts = _take_apart(record)
-            if parts.payload != _ABSENT:
-                parts = _take_apart(parts.payload)
-        except (msgspec.DecodeError, RecursionError) as error:
+            parts = _to_parts(record)
+        except (ValueError, RecursionError) as error:
             parts, bad[index] = _Parts(), BadRecord(index, str(error))
         for name in names:
             part = getattr(parts, name)
             cut[name].append(None if part == _ABSENT else bytes(part))
     return {name: pa.array(found, pa.binary()) for name, found in cut.items()}, bad
+
+
+def _to_parts(record: bytes) -> _Parts:
+    try:
+        parts = _take_apart(record)
+        return parts if parts.payload == _ABSENT else _take_apart(parts.payload)
+    except msgspec.DecodeError:
+        # It may hold NaN, which other parsers of JSON take.
+        members = _find_members(record.decode())
+        if members.get(PAYLOAD, "null") != "null":
+            members = _find_members(members[PAYLOAD])
+        named = {name: members[name] for name in (BEFORE, AFTER) if name in members}
+        return _Parts(**{name: msgspec.Raw(text.encode()) for name, text in named.items()})
+
+
+def _find_members(text: str) -> dict[str, str]:
+    """Return the members of an object, as they are written, by Python's own parser."""
+    members: dict[str, str] = {}
+    at = _behind_white(text, _behind_white(text, 0) + 1)
+    while text[at] != "}":
+        name, at = _PLAIN.raw_decode(text, at)
+        start = _behind_white(text, _behind_white(text, at) + 1)
+        _, end = _PLAIN.raw_decode(text, start)
+        members[name] = text[start:end]
+        at = _behind_white(text, end)
+        if text[at] == ",":
+            at = _behind_white(text, at + 1)
+    return members
+
+
+def _behind_white(text: str, at: int) -> int:
+    found = _WHITE.match(text, at)
+    return at if found is None else found.end()
 
 
 def _only(
@@ -212,6 +255,18 @@ def to_record_schema(schema: pa.Schema) -> pa.Schema:
     ['before', 'after', 'op']
     """
     if AFTER in schema.names and OP in schema.names:
-        return schema
-    row = pa.struct([field.with_nullable(True) for field in schema])  # noqa: FBT003 (Arrow's signature)
+        rows = {name for name in (BEFORE, AFTER) if name in schema.names}
+        return pa.schema([_open(f) if f.name in rows else f for f in schema])
+    row = _to_open(pa.struct([*schema]))
     return pa.schema([(BEFORE, row), (AFTER, row), (OP, pa.string())])
+
+
+def _open(field: Any) -> Any:
+    """Return a column whose parts may be null: where a row is absent, they are."""
+    return field.with_type(_to_open(field.type))
+
+
+def _to_open(kind: Any) -> Any:
+    if not pa.types.is_struct(kind):
+        return kind
+    return pa.struct([field.with_nullable(True) for field in kind])  # noqa: FBT003 (Arrow's signature)

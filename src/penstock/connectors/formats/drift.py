@@ -49,22 +49,17 @@ class DriftRules:
         check_choice("on_missing", self.on_missing, ON_MISSING)
         check_choice("on_wider", self.on_wider, ON_WIDER)
 
-    def look_into_bad(self) -> bool:
-        """Tell whether a record that is bad may be so by a rule that has more to say."""
-        return self.on_new != "ignore" or "fail" in (self.on_missing, self.on_wider)
+    def can_fail(self) -> bool:
+        """Tell whether a rule fails the job."""
+        return "fail" in (self.on_new, self.on_missing, self.on_wider)
 
-    def check(
+    def check_failing(
         self, record: bytes, schema: pa.Schema, optional: Collection[str] = ()
     ) -> None:
-        """Say why a bad record is so by a rule: raise `DriftError` if that fails the job.
-
-        Raise ValueError for a new column, as Arrow does not say which it is.
-        """
+        """Raise `DriftError` if a record that is bad is so by a rule that fails the job."""
         kind, what = find_drift(record, schema, self, optional)
         if kind is not None and getattr(self, kind) == "fail":
             raise DriftError(f'{what}, and {kind} is "fail"')
-        if kind == "on_new":
-            raise ValueError(what)
 
 
 OPTIONS = tuple(field.name for field in fields(DriftRules))

@@ -16,7 +16,7 @@ a look at all that follow it.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -40,6 +40,22 @@ class BadRowError(ValueError):
         super().__init__(reason)
         self.row = row
         """Counted from the start of the stretch."""
+
+
+class BadRowsError(ValueError):
+    """Several rows of a stretch that cannot be taken, all that there are of one kind."""
+
+    def __init__(self, reasons: Mapping[int, str], *, fails: bool) -> None:
+        super().__init__(f"{len(reasons)} rows cannot be taken")
+        self.reasons = reasons
+        """By row, counted from the start of the stretch, in order."""
+        self.fails = fails
+        """They fail the job by a rule of schema drift."""
+
+    def at(self, places: Sequence[int]) -> "BadRowsError":
+        """Return the same for rows that are at these places of the stretch."""
+        reasons = {places[row]: reason for row, reason in self.reasons.items()}
+        return BadRowsError(reasons, fails=self.fails)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +87,19 @@ def parse_stretches(
     >>> [(s.first, s.stop, s.reason) for s in parse_stretches([0, 4], parse)]
     [(0, 2, ''), (2, 3, 'bad'), (3, 4, '')]
     """
-    waiting = [(a, b) for a, b in pairwise(cuts) if a < b][::-1]
-    """Stretches still to be parsed, the next one last."""
+    waiting: list[tuple[int, int] | Stretch] = []
+    waiting += [(a, b) for a, b in pairwise(cuts) if a < b][::-1]
+    """Stretches still to be parsed, and rows that are known to be bad; the next one last."""
     while waiting:
-        first, stop = waiting.pop()
+        following = waiting.pop()
+        if isinstance(following, Stretch):
+            yield following
+            continue
+        first, stop = following
         try:
             rows = parse(first, stop)
+        except BadRowsError as error:
+            waiting += [*_take_out(first, stop, error)][::-1]
         except (pa.ArrowException, ValueError) as error:
             if stop - first > 1:
                 waiting += _cut(first, stop, _named_row(error))[::-1]
@@ -85,6 +108,20 @@ def parse_stretches(
             yield Stretch(first, stop, None, reason, isinstance(error, DriftError))
         else:
             yield Stretch(first, stop, rows)
+
+
+def _take_out(
+    first: int, stop: int, error: BadRowsError
+) -> Iterator[tuple[int, int] | Stretch]:
+    """Yield the bad rows of a stretch, and what is between them, in order."""
+    begin = first
+    for row, reason in error.reasons.items():
+        if begin < first + row:
+            yield begin, first + row
+        begin = first + row + 1
+        yield Stretch(first + row, begin, None, reason, error.fails)
+    if begin < stop:
+        yield begin, stop
 
 
 def _named_row(error: Exception) -> int | None:

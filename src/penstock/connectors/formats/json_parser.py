@@ -31,7 +31,7 @@ from penstock.connectors.formats.drift import (
     find_new,
     read_keys,
 )
-from penstock.connectors.formats.halving import BadRowError
+from penstock.connectors.formats.halving import BadRowError, BadRowsError
 from penstock.connectors.formats.json_text import read_objects
 from penstock.connectors.formats.json_types import carrier_of, from_carriers
 from penstock.connectors.formats.quick_json import NEGATIVE_ZERO, QuickJson
@@ -42,6 +42,8 @@ Split: TypeAlias = Callable[[], Sequence[bytes]]
 
 _HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 """Matches escapes of characters beyond the 16-bit ones: Polars reads half a pair as nonsense."""
+
+_NO_COLUMNS: Final = pa.schema([])
 
 _MANY_DIGITS: Final = re.compile(rb"[0-9.]{16}")
 """Matches numbers that may have more digits than a float keeps."""
@@ -70,11 +72,16 @@ class JsonParser:
         """
         try:
             return self._parse(text, split)
+        except BadRowsError:
+            raise
         except (pa.ArrowException, ValueError):
-            if self._rules.look_into_bad():
-                records = split()
-                if len(records) == 1:
-                    self._rules.check(records[0], self._schema, self._optional)
+            rules = self._rules
+            if rules.on_new != "ignore":
+                self._take_out_new(split(), is_strict=False)
+            records = split() if rules.can_fail() else ()
+            # Nonsense fails the job by no rule.
+            if len(records) == 1 and _is_readable(text):
+                rules.check_failing(records[0], self._schema, self._optional)
             raise
 
     def _parse(self, text: Any, split: Split) -> pa.Table:
@@ -95,8 +102,7 @@ class JsonParser:
         if _HALF_PAIR.search(text):
             raise ValueError("it has a value that its column's type does not hold")
         if self._rules.on_new != "ignore":
-            for record in records:
-                self._check_new(record)
+            self._take_out_new(records, is_strict=True)
         rows = read_objects(text, self._strict, ignores_extra=True)
         columns = dict(zip(rows.column_names, rows.columns, strict=True))
         kinds = pl.Struct(dict.fromkeys(self._castable.names, pl.String()))
@@ -146,10 +152,26 @@ class JsonParser:
                         column[place] = "-0"
                         texts[name] = pa.array(column, pa.string())
 
-    def _check_new(self, record: bytes) -> None:
-        new = next(find_new(_look_into(record), self._schema), None)
-        if new is not None:
-            raise ValueError(f"it has the new column {new!r}")
+    def _take_out_new(self, records: Sequence[bytes], *, is_strict: bool) -> None:
+        """Raise `BadRowsError` for records with new columns: all at once, as all may have them.
+
+        Records whose keys cannot be told apart are left to Arrow, unless it is strict.
+        """
+        told: dict[int, str] = {}
+        for place, record in enumerate(records):
+            found = _look_into(record, place) if is_strict else read_keys(record)
+            new = None if found is None else next(find_new(found, self._schema), None)
+            if new is not None:
+                told[place] = f"it has the new column {new!r}"
+        self._raise_by("on_new", told)
+
+    def _raise_by(self, rule: str, told: Mapping[int, str]) -> None:
+        """Raise `BadRowsError` for records that are bad by a rule, if there are any."""
+        if not told:
+            return
+        fails = getattr(self._rules, rule) == "fail"
+        more = f', and {rule} is "fail"' if fails else ""
+        raise BadRowsError({at: what + more for at, what in told.items()}, fails=fails)
 
     def _check_missing(self, rows: pa.Table, split: Split) -> None:
         has_null = np.zeros(rows.num_rows, dtype=np.bool_)
@@ -161,21 +183,33 @@ class JsonParser:
         records = split()
         if len(records) != rows.num_rows:
             raise ValueError(f"it holds {rows.num_rows} objects instead of one")
+        told: dict[int, str] = {}
         for place in np.flatnonzero(has_null).tolist():
-            found = _look_into(records[place])
+            found = _look_into(records[place], place)
             missing = next(find_missing(found, self._schema, self._optional), None)
             if missing is not None:
-                raise ValueError(f"it has no column {missing!r}")
+                told[place] = f"it has no column {missing!r}"
+        self._raise_by("on_missing", told)
 
 
-def _look_into(record: bytes) -> dict[str, Any]:
-    """Return a record whose keys a rule asks for; raise ValueError where they cannot be told."""
+def _look_into(record: bytes, place: int) -> dict[str, Any]:
+    """Return a record whose keys a rule asks for; raise `BadRowError` where they cannot be told."""
     found = read_keys(record)
     if found is None:
-        raise ValueError(
-            "its columns cannot be told apart: a key occurs twice, or it is nested too deep"
+        raise BadRowError(
+            "its columns cannot be told apart: a key occurs twice, or it is nested too deep",
+            place,
         )
     return found
+
+
+def _is_readable(text: Any) -> bool:
+    """Tell whether a record can be read at all, whatever columns it has."""
+    try:
+        read_objects(text, _NO_COLUMNS, ignores_extra=True)
+    except (pa.ArrowException, ValueError):
+        return False
+    return True
 
 
 class _Number(str):
