@@ -49,8 +49,8 @@ class Reading:
 
 
 @pytest.fixture
-def topic(kafka: KafkaCluster) -> TestTopic:
-    return TestTopic.create(kafka.bootstrap, partitions=2)
+def topic(brokers: KafkaCluster) -> TestTopic:
+    return TestTopic.create(brokers.bootstrap, partitions=2, copies=len(brokers.ports))
 
 
 def values(*numbers: int) -> list[bytes]:

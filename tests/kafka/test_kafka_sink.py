@@ -91,6 +91,29 @@ def java_partition(key: bytes, partitions: int) -> int:
     return ((h ^ h >> 15) & 0x7FFFFFFF) % partitions
 
 
+@pytest.mark.parametrize("partitioner", ["consistent_random", "murmur2"])
+def test_a_partitioner_gives_each_key_one_place(
+    kafka: KafkaCluster, partitioner: str
+) -> None:
+    topic = an_output(kafka.bootstrap, partitions=5)
+    columns = RecordColumns(key=("user",))
+    config = KafkaSinkConfig(
+        kafka.bootstrap, topic, columns=columns, partitioner=partitioner
+    )
+    write(config, ROWS)
+    records = read_output(kafka.bootstrap, topic)
+    places = {(each.key, each.partition) for each in records}
+    assert len(places) == len({key for key, _ in places}) == 7
+    by_murmur = {(key, java_partition(key or b"", 5)) for key, _ in places}
+    assert (places == by_murmur) == (partitioner == "murmur2")
+
+
+def test_rows_without_keys_are_spread_by_a_random_partitioner(kafka: KafkaCluster) -> None:
+    topic = an_output(kafka.bootstrap, partitions=5)
+    write(KafkaSinkConfig(kafka.bootstrap, topic, partitioner="random"), ROWS)
+    assert len({each.partition for each in read_output(kafka.bootstrap, topic)}) > 1
+
+
 def test_asking_about_a_topic_does_not_make_it(kafka: KafkaCluster) -> None:
     # Brokers make topics that clients ask about, unless these tell them not to.
     topic = TestTopic(kafka.bootstrap, a_topic("typo"))

@@ -13,6 +13,7 @@ import pytest
 import penstock as pen
 from penstock.errors import FencedError, PenstockError
 from penstock.operators.operator import ArrowOperator
+from penstock.runtime.driver.policies import is_transient
 from penstock.runtime.in_process import Chaos
 from penstock.testing import Call, CrashError, Fault, FaultMode, assert_job_is_whole
 from tests.builders.profile import a_start
@@ -31,6 +32,11 @@ from tests.contract.sinks.sink_under_test import (
 PARALLELISMS = (2, 1, 3)
 HARMS = [harm for harm in Harm if harm is not Harm.SLEEPS]
 DEATHS_OF_A_STORE = (Fault(FaultMode.CRASH_BEFORE), Fault(FaultMode.CRASH_AFTER))
+FAILURES_OF_A_STORE = (
+    Fault(FaultMode.FAIL_BEFORE),
+    Fault(FaultMode.FAIL_AFTER),
+    Fault(FaultMode.LOSE_RESPONSE),
+)
 
 
 def spread(every: list[Any], cases: int) -> Iterator[tuple[int, Any]]:
@@ -97,6 +103,33 @@ def test_killed_between_any_two_steps_of_the_job_every_row_is_there_once(
         with pytest.raises(CrashError):
             job.run(fault)
         job.finish(PARALLELISMS[number % len(PARALLELISMS)])
+
+
+def test_whatever_call_to_the_checkpoints_fails_every_row_is_there_once(
+    make_sink: MakeSink,
+) -> None:
+    """Sinks stage beside the checkpoints, too: a call is not made, is made, or nobody knows."""
+    whole = SinkJob(make_sink())
+    whole.run()
+    every = [
+        replace(failure, at=at)
+        for at in range(1, len(whole.job.calls) + 1)
+        for failure in FAILURES_OF_A_STORE
+    ]
+    for number, fault in spread(every, make_sink().cases):
+        job = SinkJob(make_sink())
+        failure = failure_of(job, fault)
+        assert failure is None or is_transient(failure)
+        job.finish(PARALLELISMS[number % len(PARALLELISMS)])
+
+
+def failure_of(job: SinkJob, fault: Fault) -> PenstockError | None:
+    """Run a job, which may fail of the fault."""
+    try:
+        job.run(fault)
+    except PenstockError as error:
+        return error
+    return None
 
 
 def test_a_job_that_is_killed_again_and_again_gets_to_its_end(make_sink: MakeSink) -> None:
