@@ -14,6 +14,7 @@ import penstock as pen
 from penstock.core.schema import StreamSchema
 from penstock.core.watermark import EventTime
 from penstock.errors import ErrorCode, SchemaError, UserError
+from penstock.operators.splits import SplitState
 from penstock.testing import SourceHarness
 from penstock.testing.given import shared_registry
 from tests.builders.graphs import schema_of
@@ -263,7 +264,8 @@ def test_history_is_forgotten_after_the_hand_over_and_may_go(
         while not has_handed_over(harness):
             harness.read(rows=1)
         # Partitions that history has no row of are not in the point.
-        assert harness.splits["#handover"].offset == [["columns"], {"topic/0": 3}]
+        names = ["columns", "kafka_partition", "kafka_offset"]
+        assert harness.splits["#handover"].offset == [names, {"topic/0": 3}]
         for path in (tmp_path / "old").iterdir():
             path.unlink()
         harness.close()
@@ -323,6 +325,32 @@ def test_another_point_is_refused_on_both_sides_of_the_hand_over(
         assert failure.value.code == ErrorCode.INPUT_CHANGED
     same: Any = shared_registry().construct(both(3)).operator
     same.check_splits(known)
+
+
+def test_other_columns_of_offsets_are_refused_until_the_point_is_found(
+    live: LiveStream, tmp_path: Path
+) -> None:
+    write_placed(tmp_path / "old", rows_of(0, 1, 2, 3, 4, 5))
+    live.write(0, rows_of(0, 1, 2, 3, 4, 5, 6))
+
+    def both(offset: str) -> Any:
+        return pen.concat_sources(
+            history=placed_files(tmp_path / "old"),
+            live=LiveTopic(live),
+            offset_columns={"partition": "kafka_partition", "offset": offset},
+        ).source_spec()
+
+    other: Any = shared_registry().construct(both("n")).operator
+    with SourceHarness(both("kafka_offset")) as harness:
+        harness.read(rows=4)
+        with pytest.raises(UserError, match="was columns kafka_partition kafka_offset when"):
+            other.check_splits(harness.splits)
+        # The state of a job that was begun before names were kept.
+        stored = {**harness.splits, "#handover": SplitState(offset=[["columns"], None])}
+        other.check_splits(stored)
+        while not has_handed_over(harness):
+            harness.read()
+        other.check_splits(harness.splits)
 
 
 # ---- event time

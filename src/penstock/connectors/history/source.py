@@ -397,9 +397,9 @@ def _handed_over(known: Mapping[str, SplitState]) -> dict[str, int] | None:
 
 def _refuse_others(known: Mapping[str, SplitState], handover: Handover) -> None:
     """Refuse state of another source, and another point: rows would be missed or come twice."""
-    state = known.get(HANDOVER)
-    before = None if state is None or state.offset is None else tuple(state.offset[0])
-    if before not in (None, handover.identity):
+    state = known.get(HANDOVER, SplitState())
+    before = None if state.offset is None else tuple(state.offset[0])
+    if before is not None and not handover.goes_on_from(before, is_found=state.ended):
         raise UserError(
             f"the hand-over point was {_shown(before)} when this job began, and is "
             f"{_shown(handover.identity)} now: rows between the two would be missed or come "
