@@ -20,6 +20,8 @@ from penstock.operators.splits import SplitPlan, SplitState
 
 HISTORY = "history/"
 LIVE = "live/"
+LEFT_OUT = {HISTORY: "rows_after_handover", LIVE: "rows_before_handover"}
+"""The counters of rows that a side leaves out, as they are the other's."""
 
 
 def inner_states(known: Mapping[str, SplitState], prefix: str) -> dict[str, SplitState]:
@@ -122,10 +124,10 @@ class SideCollector(SourceCollector):
         for batch in to_batches(rows, stream.arrow):
             kept = self._keep(batch, split or "") if output == MAIN else batch
             if kept.num_rows < batch.num_rows:
+                left_out = batch.num_rows - kept.num_rows
                 # Rows that are left out take their part of the epoch, too.
-                self._outer.budget.spend(
-                    batch.num_rows - kept.num_rows, batch.nbytes - kept.nbytes
-                )
+                self._outer.budget.spend(left_out, batch.nbytes - kept.nbytes)
+                self._context.count(LEFT_OUT[self._prefix], left_out)
             if kept.num_rows:
                 wanted = self._outer_schema(output)
                 self._outer.collect(_fitted(kept, wanted), output, split=named)
