@@ -4,16 +4,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 import penstock as pen
+from penstock.connectors.history.handover import merge_ends
+from penstock.connectors.history.sides import ends_of
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.splits import SplitState
 from penstock.testing import SourceHarness
 from penstock.testing.given import shared_registry
 from tests.builders.live_stream import LiveStream, LiveTopic
 from tests.builders.placed_rows import has_handed_over, rows_of, two_partitions
-from tests.contract.sources.concat_sources import placed_files, write_placed
+from tests.contract.sources.concat_sources import PLACED, placed_files, write_placed
 from tests.contract.sources.source_under_test import EPOCH
 
 
@@ -130,3 +134,55 @@ def test_other_columns_of_offsets_are_refused_until_the_point_is_found(
         while not has_handed_over(harness):
             harness.read()
         other.check_splits(harness.splits)
+
+
+@pytest.mark.parametrize("kind", ["files", "table"])
+def test_offsets_of_files_that_were_read_are_folded_into_the_hand_over(
+    live: LiveStream, tmp_path: Path, kind: str
+) -> None:
+    # The highest offset of partition 0 is in the first file, that of partition 1 in the third.
+    parts = [
+        rows_of(1, start=9),
+        rows_of(2, 3),
+        rows_of(4, partition=1, start=5),
+        rows_of(5, partition=1),
+        rows_of(6),
+        rows_of(7),
+        rows_of(8),
+    ]
+    for rows in parts:
+        write_placed(tmp_path / "old", rows)
+        table = pa.Table.from_pylist(rows, PLACED)
+        write_deltalake(str(tmp_path / "table"), table, mode="append")
+    for partition in range(2):
+        live.write(partition, rows_of(*range(100, 111), partition=partition))
+    history: Any = placed_files(tmp_path / "old")
+    if kind == "table":
+        history = pen.delta(tmp_path / "table", time_column="at")
+    both = pen.concat_sources(history=history, live=LiveTopic(live))
+    ends = {"topic/0": 10, "topic/1": 6}
+    kept = []
+    with SourceHarness(both.source_spec()) as harness:
+        # Several files end in the first epoch, so that several keep their own.
+        harness.read(rows=4)
+        assert len(kept_by_splits(harness)) > 1
+        while not has_handed_over(harness):
+            harness.close()
+            harness.read(rows=1)
+            kept.append(kept_by_splits(harness))
+            named = harness.splits["#handover"].offset[1]
+            assert merge_ends([named or {}, *kept[-1]]) == ends
+        assert max(map(len, kept)) == 1, "no more than those of the last epoch"
+        assert harness.splits["#handover"].offset[1] == ends
+        harness.read()
+        assert sorted(row["n"] for row in harness.rows()) == [
+            *range(1, 9),
+            *range(106, 111),
+            110,
+        ]
+
+
+def kept_by_splits(harness: SourceHarness) -> list[dict[str, int]]:
+    """Return the offsets that splits of history keep for themselves."""
+    states = (s for name, s in harness.splits.items() if name.startswith("history/"))
+    return [ends for state in states if (ends := ends_of(state))]

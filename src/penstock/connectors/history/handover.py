@@ -8,7 +8,8 @@
 
 Offsets are by partition, named `topic/number`. A partition without one begins at 0: history has
 none of its rows. Highest offsets are found by the rows that are read, and kept with the state of
-the split that they were in; so they count as the rows do, once an epoch counts.
+the split that they were in, or of the hand-over once the split has ended; so they count as the
+rows do, once an epoch counts.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,40 +1,70 @@
-"""Epochs of the two sides as epochs of one source, and the split that hands over. Pure."""
+"""Epochs of the two sides as epochs of one source, and the split that hands over. Pure.
 
-from collections.abc import Iterable, Mapping
+If history's rows tell the point, each split of history keeps how far its own rows have come. As
+soon as a split has ended, what it keeps is *folded* into `#handover`: one epoch adds it there and
+takes it from the split, or forgets the split where history does not need it. So the state does
+not grow with files times partitions. Highest offsets are folded, so folding twice changes nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from penstock.connectors.history.handover import Handover
-from penstock.connectors.history.sides import HISTORY, LIVE, inner_states
+from penstock.connectors.history.handover import Handover, merge_ends
+from penstock.connectors.history.sides import FOLDED, HISTORY, LIVE, ends_of, inner_states
 from penstock.errors import ErrorCode, UserError
 from penstock.operators.operator import SourcePlan
 from penstock.operators.splits import SplitPlan, SplitState
 
 HANDOVER = "#handover"
-"""The split that ends with the hand-over; its offset is the identity of the
-point and, once it has ended, the offsets behind the rows of history."""
+"""The split that ends with the hand-over; its offset is the identity of the point and the offsets
+behind the rows of history: at first of the splits that were folded, in the end of all."""
 _MAX_FORGOTTEN = 10_000
-"""How many splits of history an epoch forgets."""
+"""How many splits of history an epoch forgets or folds."""
 
 
-def plan_history(
-    plan: SourcePlan, known: Mapping[str, SplitState], handover: Handover
-) -> SourcePlan:
+def plan_history(plan: SourcePlan, known: Mapping[str, SplitState]) -> SourcePlan:
     """Return an epoch of history as one of the whole source."""
-    # The state of a split that was read holds its part of the point, until live has begun.
-    forgotten = () if handover.kind == "columns" else plan.forgotten
+    forgotten = [HISTORY + name for name in plan.forgotten]
     hold = _reached_by_all(inner_states(known, HISTORY))
     held = known.get(HANDOVER, SplitState()).max_event_time_micros
     splits = _prefixed(plan.splits, HISTORY)
-    if HANDOVER not in known or (hold is not None and (held is None or hold > held)):
-        splits.append(SplitPlan(HANDOVER, None, (hold, None)))
+    # An epoch that reads nothing is not worth its while.
+    folded = (
+        _find_foldable(known, {*forgotten, *(s.name for s in splits)}) if splits else []
+    )
+    before = ends_of(known.get(HANDOVER))
+    ends = merge_ends(
+        [before, *(ends_of(known.get(name)) for name in (*forgotten, *folded))]
+    )
+    splits += (SplitPlan(name, FOLDED, FOLDED, weight=0) for name in folded)
+    is_later = hold is not None and (held is None or hold > held)
+    if HANDOVER not in known or is_later or ends != before:
+        splits.append(SplitPlan(HANDOVER, None, (hold, ends or None, False)))
     return replace(
         plan,
         splits=tuple(splits),
         is_complete=False,
         waiting=(*(HISTORY + name for name in plan.waiting), HANDOVER),
-        forgotten=tuple(HISTORY + name for name in forgotten),
+        forgotten=tuple(forgotten),
+    )
+
+
+def _find_foldable(known: Mapping[str, SplitState], others: Set[str]) -> list[str]:
+    """Return the splits of history that have ended and keep offsets, but for `others`."""
+    found = (
+        name
+        for name, state in known.items()
+        if name.startswith(HISTORY) and state.ended and ends_of(state)
+    )
+    return list(islice((name for name in found if name not in others), _MAX_FORGOTTEN))
+
+
+def find_ends_of_all(known: Mapping[str, SplitState]) -> dict[str, int]:
+    """Return the point that the rows of history tell, once all of it was read."""
+    return merge_ends(
+        ends_of(s) for n, s in known.items() if n.startswith((HANDOVER, HISTORY))
     )
 
 
@@ -45,7 +75,7 @@ def plan_live(
     splits = _prefixed(plan.splits, LIVE)
     is_first = find_point(known) is None
     if is_first:
-        splits.append(SplitPlan(HANDOVER, None, (None, dict(handed_over))))
+        splits.append(SplitPlan(HANDOVER, None, (None, dict(handed_over), True)))
     read = (name for name, s in known.items() if name.startswith(HISTORY) and s.ended)
     # An epoch that reads nothing is not worth its while.
     gone = () if is_first or not splits else tuple(islice(sorted(read), _MAX_FORGOTTEN))

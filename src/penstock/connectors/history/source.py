@@ -30,6 +30,7 @@ from penstock.connectors.history.handover import (
 from penstock.connectors.history.planning import (
     HANDOVER,
     check_bounded,
+    find_ends_of_all,
     find_point,
     plan_history,
     plan_live,
@@ -42,6 +43,8 @@ from penstock.connectors.history.sides import (
     SideContext,
     ends_of,
     inner_states,
+    is_folded,
+    is_read,
 )
 from penstock.core.batch import find_differences
 from penstock.core.clock import DurationLike
@@ -174,10 +177,8 @@ class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
             plan = self._history.plan_splits(states, budget, now_micros)
             check_bounded(plan)
             if plan.splits or not have_ended(states, is_complete=True):
-                return plan_history(plan, known, self._handover)
-            handed_over = merge_ends(
-                ends_of(state) for name, state in known.items() if name.startswith(HISTORY)
-            )
+                return plan_history(plan, known)
+            handed_over = find_ends_of_all(known)
             self._is_live = True
         self._begin_live(handed_over)
         plan = self._live.plan_splits(inner_states(known, LIVE), budget, now_micros)
@@ -205,16 +206,18 @@ class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
         """Read the side that was planned."""
         point = next((split for split in ctx.splits if split.name == HANDOVER), None)
         if point is not None:
-            hold_micros, ends = point.end
+            hold_micros, ends, is_last = point.end
             ctx.advance(HANDOVER, (list(self._handover.identity), ends))
             if hold_micros is not None:
                 ctx.note_event_time(HANDOVER, hold_micros)
-            if ends is not None:
+            if is_last:
                 ctx.end_split(HANDOVER)
+        for split in filter(is_folded, ctx.splits):
+            ctx.advance(split.name, (ctx.split_state(split.name).offset[0], {}))
         finishes = [
             self._run_side(ctx, collector, prefix)
             for prefix in (HISTORY, LIVE)
-            if any(split.name.startswith(prefix) for split in ctx.splits)
+            if any(is_read(split, prefix) for split in ctx.splits)
         ]
         return next((finish for finish in finishes if finish is not None), None)
 
