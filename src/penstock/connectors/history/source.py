@@ -20,6 +20,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.history.handover import (
+    DEFAULT_SKEW_MICROS,
     Handover,
     find_ends,
     keep_history,
@@ -98,12 +99,8 @@ class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
             self._history.output_schema(), self._live.output_schema()
         )
         self._handover = resolve(config.handover, self._stream.arrow)
-        if self._handover.kind != "time" and not isinstance(self._live, LiveSource):
-            raise UserError(
-                f"concat_sources: {self._live.name()!r} has no offsets to begin at, as Kafka "
-                "has: hand over at an instant, with at= and by=",
-                code=ErrorCode.INVALID_CONFIG,
-            )
+        if not isinstance(self._live, LiveSource):
+            _check_plain_live(self._live, self._handover)
         self._is_live = False
         """Whether the last plan was one of the live side."""
 
@@ -280,6 +277,19 @@ def build_side(registry: Registry, side: Mapping[str, Any]) -> SourceOperator:
         "Pipeline.read takes",
         code=ErrorCode.INVALID_CONFIG,
     )
+
+
+def _check_plain_live(live: SourceOperator, handover: Handover) -> None:
+    """Refuse points and options for which the live side must be able to begin elsewhere."""
+    problem = None
+    if handover.kind != "time":
+        problem = "has no offsets to begin at, as Kafka has: hand over at an instant, with at= and by="
+    elif handover.skew_micros != DEFAULT_SKEW_MICROS:
+        problem = "is read from its beginning, and skew= says from where Kafka is read: leave it out"
+    if problem is not None:
+        raise UserError(
+            f"concat_sources: {live.name()!r} {problem}", code=ErrorCode.INVALID_CONFIG
+        )
 
 
 def common_schema(history: StreamSchema, live: StreamSchema) -> StreamSchema:
