@@ -1,4 +1,7 @@
-"""Every option of the verbs about joins, changelogs and ranking changes the graph: none is hollow."""
+"""Every option of the verbs about joins, changelogs and ranking changes the graph: none is hollow.
+
+Options of sources that would do nothing beside the others are refused.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -10,7 +13,9 @@ import polars as pl
 import pytest
 
 import penstock as pen
+from penstock.errors import UserError
 from penstock.graph.codec import encode_graph
+from penstock.testing.given import shared_registry
 
 AT = datetime(2024, 1, 1, tzinfo=UTC)
 ROW = {"user": "ada", "n": 1, "m": 2, "at": AT, "ok": True, "v": 3}
@@ -231,6 +236,44 @@ def test_no_option_is_left_out() -> None:
             tried.setdefault(function, set()).update(options)
     for function, names in tried.items():
         assert set(inspect.signature(function).parameters) - {"self"} == names
+
+
+def read(source: Any) -> None:
+    """Build the source, as a graph does that is made."""
+    shared_registry().construct(source.source_spec())
+
+
+def test_a_skew_is_refused_unless_live_is_searched_by_it() -> None:
+    columns = {"n": int, "at": pl.Datetime("us", "UTC")}
+    history = pen.list_source([{"n": 1, "at": AT}])
+    topic = pen.kafka("bids", servers="nowhere:1", schema=columns, start="after-history")
+    for skew in ("2h", None):
+        point: dict[str, Any] = {"at": AT, "by": "at", "skew": skew}
+        read(pen.concat_sources(history=history, live=topic, **point))
+        with pytest.raises(UserError, match="skew= says from where Kafka is read"):
+            read(pen.concat_sources(history=history, live=history, **point))
+    with pytest.raises(UserError, match="skew= is for a hand-over at an instant"):
+        pen.concat_sources(history=history, live=topic, skew="2h")
+
+
+def test_remembering_names_is_refused_without_discovery(tmp_path: Path) -> None:
+    def files(**given: Any) -> Any:
+        return pen.files(f"{tmp_path}/*.csv", schema={"n": int}, **given)
+
+    read(files(remember="2h", discover=True))
+    with pytest.raises(
+        UserError, match=r"remember= says when .*, and without discover= none"
+    ):
+        read(files(remember="2h"))
+
+
+def test_discovery_of_topics_is_refused_without_a_pattern() -> None:
+    def topics(*names: str, **given: Any) -> Any:
+        return pen.kafka(names, servers="nowhere:1", schema={"n": int}, **given)
+
+    read(topics(pattern="b.*", discover="1s"))
+    with pytest.raises(UserError, match="discover= says how often topics of a pattern="):
+        read(topics("bids", discover="1s"))
 
 
 def test_options_of_files_make_another_graph(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """History, then live, as one source: what it refuses, what it forgets, and its event time."""
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from itertools import pairwise
@@ -18,23 +19,14 @@ from penstock.testing import SourceHarness
 from penstock.testing.given import shared_registry
 from tests.builders.graphs import schema_of
 from tests.builders.live_stream import LiveStream, LiveTopic
-from tests.contract.sources.concat_sources import (
-    PLACED,
-    placed_files,
-    write_placed,
-)
-from tests.contract.sources.source_under_test import EPOCH, row_of
-
-STREAM = StreamSchema(PLACED, time_column="at")
+from tests.builders.placed_rows import STREAM, has_handed_over, rows_of, two_partitions
+from tests.contract.sources.concat_sources import PLACED, placed_files, write_placed
+from tests.contract.sources.source_under_test import EPOCH
 
 
 def build(both: Any) -> None:
     """Build the source, as a graph does that is made."""
     shared_registry().construct(both.source_spec())
-
-
-def has_handed_over(harness: SourceHarness) -> bool:
-    return harness.splits["#handover"].ended
 
 
 def second_of(mark: object) -> float | None:
@@ -43,26 +35,9 @@ def second_of(mark: object) -> float | None:
     return mark.micros / 1_000_000 - EPOCH.timestamp()
 
 
-def rows_of(*seconds: float, partition: int = 0, start: int = 0) -> list[dict[str, Any]]:
-    return [
-        {
-            **row_of(int(second)),
-            "at": EPOCH + timedelta(seconds=second),
-            "kafka_partition": partition,
-            "kafka_offset": start + index,
-        }
-        for index, second in enumerate(seconds)
-    ]
-
-
 @pytest.fixture
 def live(tmp_path: Path) -> LiveStream:
-    (tmp_path / "live").mkdir()
-    (tmp_path / "old").mkdir()
-    stream = LiveStream(tmp_path / "live", STREAM, ends=False)
-    for partition in range(2):
-        stream.write(partition, [])
-    return stream
+    return two_partitions(tmp_path)
 
 
 # ---- what is refused
@@ -247,84 +222,6 @@ def test_a_found_point_that_is_gone_fails_at_the_hand_over(
             harness.read()
 
 
-# ---- the state
-
-
-def test_history_is_forgotten_after_the_hand_over_and_may_go(
-    live: LiveStream, tmp_path: Path
-) -> None:
-    for index in range(3):
-        write_placed(tmp_path / "old", rows_of(index, start=index))
-    live.write(0, rows_of(0, 1, 2, 3))
-    both = pen.concat_sources(history=placed_files(tmp_path / "old"), live=LiveTopic(live))
-    with SourceHarness(both.source_spec()) as harness:
-        harness.read(rows=1)
-        assert not has_handed_over(harness)
-        while not has_handed_over(harness):
-            harness.read(rows=1)
-        # Partitions that history has no row of are not in the point.
-        assert harness.splits["#handover"].offset == [["columns"], {"topic/0": 3}]
-        for path in (tmp_path / "old").iterdir():
-            path.unlink()
-        harness.close()
-        live.write(0, rows_of(4))
-        harness.read()
-        harness.read()
-        assert sorted(harness.splits) == ["#handover", "live/topic/0", "live/topic/1"]
-        assert [row["n"] for row in harness.rows()] == [0, 1, 2, 3, 4]
-
-
-def test_offsets_by_number_are_those_of_the_only_topic(
-    live: LiveStream, tmp_path: Path
-) -> None:
-    write_placed(tmp_path / "old", rows_of(0, 1, 2))
-    live.write(0, rows_of(0, 1, 2, 3))
-    both = pen.concat_sources(
-        history=placed_files(tmp_path / "old"), live=LiveTopic(live), at={0: 2, 1: 0}
-    )
-    with SourceHarness(both.source_spec()) as harness:
-        for _ in range(4):
-            harness.read()
-        assert [row["n"] for row in harness.rows()] == [0, 1, 2, 3]
-
-
-def test_state_of_another_source_is_refused(live: LiveStream, tmp_path: Path) -> None:
-    write_placed(tmp_path / "old", rows_of(1))
-    files = placed_files(tmp_path / "old")
-    place = tmp_path / "state"
-    pipeline_of(files).run_in_process(place)
-    both = pen.concat_sources(history=files, live=LiveTopic(live))
-    problems = pipeline_of(both).check(place).problems
-    assert [problem.code for problem in problems] == [ErrorCode.UNKNOWN_SPLIT]
-
-
-@pytest.mark.parametrize("is_live", [False, True])
-def test_another_point_is_refused_on_both_sides_of_the_hand_over(
-    live: LiveStream, tmp_path: Path, is_live: bool
-) -> None:
-    write_placed(tmp_path / "old", rows_of(0, 1, 2, 3, 4, 5))
-    live.write(0, rows_of(0, 1, 2, 3, 4, 5, 6))
-
-    def both(second: int) -> Any:
-        at = EPOCH + timedelta(seconds=second)
-        return pen.concat_sources(
-            history=placed_files(tmp_path / "old"), live=LiveTopic(live), at=at, by="at"
-        ).source_spec()
-
-    with SourceHarness(both(3)) as harness:
-        harness.read(rows=4)
-        while is_live and not has_handed_over(harness):
-            harness.read()
-        known = harness.splits
-    changed: Any = shared_registry().construct(both(4)).operator
-    for call in (changed.check_splits, lambda known: changed.plan_splits(known, None, 0)):
-        with pytest.raises(UserError, match="hand-over point was time at") as failure:
-            call(known)
-        assert failure.value.code == ErrorCode.INPUT_CHANGED
-    same: Any = shared_registry().construct(both(3)).operator
-    same.check_splits(known)
-
-
 # ---- event time
 
 
@@ -419,6 +316,56 @@ def test_each_side_may_set_bad_rows_aside(tmp_path: Path) -> None:
         harness.read_all()
         assert [row["n"] for row in harness.rows()] == [0, 1]
         assert len(harness.rows("bad")) == 2
+
+
+def test_rows_that_a_side_leaves_to_the_other_are_counted(
+    live: LiveStream, tmp_path: Path
+) -> None:
+    write_placed(tmp_path / "old", rows_of(0, 1, 2, 3))
+    live.write(0, rows_of(0, 1, 2, 3, 4))
+    both = pen.concat_sources(
+        history=placed_files(tmp_path / "old"),
+        live=LiveTopic(live),
+        at=EPOCH + timedelta(seconds=3),
+        by="at",
+    )
+    with SourceHarness(both.source_spec()) as harness:
+        counted: Counter[str] = Counter()
+        for _ in range(3):
+            counted.update(harness.read().counters)
+        assert [row["n"] for row in harness.rows()] == [0, 1, 2, 3, 4]
+    assert counted == {"rows_after_handover": 1, "rows_before_handover": 3}
+
+
+@pytest.mark.parametrize("may_be_null", [True, False])
+def test_rows_of_live_without_a_time_fail_the_job_unless_their_schema_makes_them_bad(
+    tmp_path: Path, may_be_null: bool
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "old/a.jsonl").write_text('{"at": "2026-01-01T00:00:00Z", "n": 0}\n')
+    lines = ['{"n": 1}', '{"at": null, "n": 2}', '{"at": "2026-01-03T00:00:00Z", "n": 3}']
+    (tmp_path / "new/a.jsonl").write_text("\n".join(lines) + "\n")
+
+    def side(name: str, *, nullable: bool) -> Any:
+        at = pa.field("at", pa.timestamp("us", "UTC"), nullable=nullable)
+        schema = pa.schema([at, pa.field("n", pa.int64())])
+        return pen.files(tmp_path / name / "*.jsonl", schema=schema, on_bad="divert")
+
+    both = pen.concat_sources(
+        history=side("old", nullable=True),
+        live=side("new", nullable=may_be_null),
+        at="2026-01-02",
+        by="at",
+    )
+    with SourceHarness(both.source_spec()) as harness:
+        if may_be_null:
+            with pytest.raises(SchemaError, match="2 rows of the live side have no value"):
+                harness.read_all()
+            return
+        harness.read_all()
+        assert [row["n"] for row in harness.rows()] == [0, 3]
+        assert [row["line"] for row in harness.rows("bad")] == [1, 2]
 
 
 def test_what_explain_tells(live: LiveStream, tmp_path: Path) -> None:

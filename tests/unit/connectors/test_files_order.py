@@ -124,6 +124,22 @@ def test_a_long_file_is_not_overtaken(tmp_path: Path) -> None:
         assert len(harness.rows()) == 12
 
 
+@pytest.mark.parametrize(("is_promised", "mark"), [(False, 10), (True, 50)])
+def test_a_promised_order_wins_over_what_footers_tell_of_files_that_wait(
+    tmp_path: Path, is_promised: bool, mark: int
+) -> None:
+    write(tmp_path / "in", "b", 0, 50)
+    write(tmp_path / "in", "a", 10, 60)
+    spec = pen.files(
+        tmp_path / "in/*.parquet", time_column="at", in_time_order=is_promised
+    ).source_spec()
+    with SourceHarness(spec, now=START) as harness:
+        first = harness.read(rows=2)
+    # The order of reading is that of the footers all the same.
+    assert [row["n"] for row in first.rows()] == [0, 50]
+    assert second_of(first.watermark) == mark
+
+
 def test_a_job_that_began_by_name_goes_on_by_name(tmp_path: Path) -> None:
     for name, start in (("a", 40), ("b", 0), ("c", 20)):
         write(tmp_path / "in", name, start)

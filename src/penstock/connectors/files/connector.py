@@ -89,7 +89,7 @@ def files(
     `moved_from` is the path that named them before.
 
     With discovery the name of a file that was read is kept as long as the file is there, and
-    for the time `remember` after it was read; see `docs/connectors/files.md`.
+    for the time `remember` after it was read, which has no use otherwise; see `docs/connectors/files.md`.
 
     Writing: `partition_by` names the columns whose values become folders; a file is closed
     at about `target_bytes`. For fewer files, rows of several epochs are written together, when
@@ -255,6 +255,12 @@ class FilesSpec:
             raise UserError(
                 f"{self.path!r} is read here, and {', '.join(asked)} says how files are "
                 "written: leave it out, or name the files anew for writing",
+                code=ErrorCode.INVALID_CONFIG,
+            )
+        if self.discover_micros is None and self.remember_micros != DEFAULT_REMEMBER_MICROS:
+            raise UserError(
+                f"remember= says when names of files are forgotten, and without discover= none "
+                f"is: leave it out of the files {self.path!r}, or pass discover=True",
                 code=ErrorCode.INVALID_CONFIG,
             )
         if self.format is None:

@@ -8,7 +8,8 @@
 
 Offsets are by partition, named `topic/number`. A partition without one begins at 0: history has
 none of its rows. Highest offsets are found by the rows that are read, and kept with the state of
-the split that they were in; so they count as the rows do, once an epoch counts.
+the split that they were in, or of the hand-over once the split has ended; so they count as the
+rows do, once an epoch counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -70,8 +71,20 @@ class Handover:
         if self.kind == "time":
             return (self.kind, self.by, self.micros)
         if self.kind == "columns":
-            return (self.kind,)
+            return (self.kind, *(self.columns.names if self.columns else ()))
         return (self.kind, *(f"{name}={at}" for name, at in sorted(self.offsets.items())))
+
+    def goes_on_from(
+        self, identity: tuple[str | int | None, ...], *, is_found: bool
+    ) -> bool:
+        """Return whether a job may go on whose state has this identity.
+
+        The names of columns do not count once the point was found in them (`is_found`), nor if
+        the state is of a version that did not keep them.
+        """
+        if self.kind == "columns" and (is_found or identity == (self.kind,)):
+            return identity[0] == self.kind
+        return identity == self.identity
 
 
 KAFKA_COLUMNS = OffsetColumns("kafka_partition", "kafka_offset", "kafka_topic")

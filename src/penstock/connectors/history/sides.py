@@ -20,6 +20,20 @@ from penstock.operators.splits import SplitPlan, SplitState
 
 HISTORY = "history/"
 LIVE = "live/"
+FOLDED = "#folded"
+"""Start and end in the plan of a split that is not read: it only loses what was folded."""
+LEFT_OUT = {HISTORY: "rows_after_handover", LIVE: "rows_before_handover"}
+"""The counters of rows that a side leaves out, as they are the other's."""
+
+
+def is_read(split: SplitPlan, prefix: str) -> bool:
+    """Return whether a side reads a split in this epoch."""
+    return split.name.startswith(prefix) and not is_folded(split)
+
+
+def is_folded(split: SplitPlan) -> bool:
+    """Return whether a split is in the plan only to lose what was folded; see `planning`."""
+    return isinstance(split.start, str) and split.start == FOLDED
 
 
 def inner_states(known: Mapping[str, SplitState], prefix: str) -> dict[str, SplitState]:
@@ -39,8 +53,8 @@ def inner_states(known: Mapping[str, SplitState], prefix: str) -> dict[str, Spli
 
 
 def ends_of(state: SplitState | None) -> dict[str, int]:
-    """Return the offsets of the live stream that a split of history has come to."""
-    return {} if state is None or not state.offset else dict(state.offset[1])
+    """Return the offsets of the live stream that a split keeps: those its rows have come to."""
+    return {} if state is None or not state.offset else dict(state.offset[1] or {})
 
 
 class SideContext(SourceContext):
@@ -62,7 +76,7 @@ class SideContext(SourceContext):
         self.splits = tuple(
             SplitPlan(split.name.removeprefix(prefix), split.start, split.end, split.weight)
             for split in outer.splits
-            if split.name.startswith(prefix)
+            if is_read(split, prefix)
         )
 
     @override
@@ -122,10 +136,10 @@ class SideCollector(SourceCollector):
         for batch in to_batches(rows, stream.arrow):
             kept = self._keep(batch, split or "") if output == MAIN else batch
             if kept.num_rows < batch.num_rows:
+                left_out = batch.num_rows - kept.num_rows
                 # Rows that are left out take their part of the epoch, too.
-                self._outer.budget.spend(
-                    batch.num_rows - kept.num_rows, batch.nbytes - kept.nbytes
-                )
+                self._outer.budget.spend(left_out, batch.nbytes - kept.nbytes)
+                self._context.count(LEFT_OUT[self._prefix], left_out)
             if kept.num_rows:
                 wanted = self._outer_schema(output)
                 self._outer.collect(_fitted(kept, wanted), output, split=named)

@@ -12,21 +12,30 @@ was when its last epoch began. It does not hold it back before: it follows histo
 The live side's splits are not known before the hand-over, so they hold nothing back.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.history.handover import (
+    DEFAULT_SKEW_MICROS,
     Handover,
     find_ends,
     keep_history,
     keep_live,
     merge_ends,
     resolve,
+)
+from penstock.connectors.history.planning import (
+    HANDOVER,
+    check_bounded,
+    find_ends_of_all,
+    find_point,
+    plan_history,
+    plan_live,
+    refuse_others,
 )
 from penstock.connectors.history.sides import (
     HISTORY,
@@ -35,6 +44,8 @@ from penstock.connectors.history.sides import (
     SideContext,
     ends_of,
     inner_states,
+    is_folded,
+    is_read,
 )
 from penstock.core.batch import find_differences
 from penstock.core.clock import DurationLike
@@ -49,14 +60,8 @@ from penstock.operators.operator import (
     SourcePlan,
 )
 from penstock.operators.registry import Configured, OperatorConfig, Registry
-from penstock.operators.splits import SourceBudget, SplitPlan, SplitState, have_ended
+from penstock.operators.splits import SourceBudget, SplitState, have_ended
 from penstock.state.tables.specs import TableSpec
-
-HANDOVER = "#handover"
-"""The split that ends with the hand-over; its offset is the identity of the
-point and, once it has ended, the offsets behind the rows of history."""
-_MAX_FORGOTTEN = 10_000
-"""How many splits of history an epoch forgets."""
 
 
 @runtime_checkable
@@ -94,12 +99,8 @@ class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
             self._history.output_schema(), self._live.output_schema()
         )
         self._handover = resolve(config.handover, self._stream.arrow)
-        if self._handover.kind != "time" and not isinstance(self._live, LiveSource):
-            raise UserError(
-                f"concat_sources: {self._live.name()!r} has no offsets to begin at, as Kafka "
-                "has: hand over at an instant, with at= and by=",
-                code=ErrorCode.INVALID_CONFIG,
-            )
+        if not isinstance(self._live, LiveSource):
+            _check_plain_live(self._live, self._handover)
         self._is_live = False
         """Whether the last plan was one of the live side."""
 
@@ -151,8 +152,8 @@ class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
 
         Live is looked for in any case: a wrong address must not be noticed after hours.
         """
-        _refuse_others(known, self._handover)
-        handed_over = _handed_over(known)
+        refuse_others(known, self._handover)
+        handed_over = find_point(known)
         if handed_over is None:
             self._history.check_splits(inner_states(known, HISTORY))
         if handed_over is not None or self._handover.kind != "columns":
@@ -165,22 +166,20 @@ class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
         self, known: Mapping[str, SplitState], budget: SourceBudget, now_micros: int
     ) -> SourcePlan:
         """Plan history as long as it has rows, then the live side."""
-        _refuse_others(known, self._handover)
-        handed_over = _handed_over(known)
+        refuse_others(known, self._handover)
+        handed_over = find_point(known)
         self._is_live = handed_over is not None
         if handed_over is None:
             states = inner_states(known, HISTORY)
             plan = self._history.plan_splits(states, budget, now_micros)
-            _check_bounded(plan)
+            check_bounded(plan)
             if plan.splits or not have_ended(states, is_complete=True):
-                return _plan_history(plan, known, self._handover)
-            handed_over = merge_ends(
-                ends_of(state) for name, state in known.items() if name.startswith(HISTORY)
-            )
+                return plan_history(plan, known)
+            handed_over = find_ends_of_all(known)
             self._is_live = True
         self._begin_live(handed_over)
         plan = self._live.plan_splits(inner_states(known, LIVE), budget, now_micros)
-        return _plan_live(plan, known, handed_over)
+        return plan_live(plan, known, handed_over)
 
     @override
     def on_committed(self, known: Mapping[str, SplitState]) -> None:
@@ -209,16 +208,18 @@ class ConcatSource(Configured[ConcatSourceConfig], SourceOperator):
         """Read the side that was planned."""
         point = next((split for split in ctx.splits if split.name == HANDOVER), None)
         if point is not None:
-            hold_micros, ends = point.end
+            hold_micros, ends, is_last = point.end
             ctx.advance(HANDOVER, (list(self._handover.identity), ends))
             if hold_micros is not None:
                 ctx.note_event_time(HANDOVER, hold_micros)
-            if ends is not None:
+            if is_last:
                 ctx.end_split(HANDOVER)
+        for split in filter(is_folded, ctx.splits):
+            ctx.advance(split.name, (ctx.split_state(split.name).offset[0], {}))
         finishes = [
             self._run_side(ctx, collector, prefix)
             for prefix in (HISTORY, LIVE)
-            if any(split.name.startswith(prefix) for split in ctx.splits)
+            if any(is_read(split, prefix) for split in ctx.splits)
         ]
         return next((finish for finish in finishes if finish is not None), None)
 
@@ -283,6 +284,19 @@ def build_side(registry: Registry, side: Mapping[str, Any]) -> SourceOperator:
     )
 
 
+def _check_plain_live(live: SourceOperator, handover: Handover) -> None:
+    """Refuse points and options for which the live side must be able to begin elsewhere."""
+    problem = None
+    if handover.kind != "time":
+        problem = "has no offsets to begin at, as Kafka has: hand over at an instant, with at= and by="
+    elif handover.skew_micros != DEFAULT_SKEW_MICROS:
+        problem = "is read from its beginning, and skew= says from where Kafka is read: leave it out"
+    if problem is not None:
+        raise UserError(
+            f"concat_sources: {live.name()!r} {problem}", code=ErrorCode.INVALID_CONFIG
+        )
+
+
 def common_schema(history: StreamSchema, live: StreamSchema) -> StreamSchema:
     """Return the columns that both sides have, in history's order; refuse other ones."""
     for name, side in (("history", history), ("live", live)):
@@ -335,105 +349,3 @@ def merge_outputs(
         nullable = [field.with_nullable(True) for field in fields.values()]  # noqa: FBT003 (Arrow's signature)
         merged[name] = StreamSchema(pa.schema(nullable))
     return merged
-
-
-def _plan_history(
-    plan: SourcePlan, known: Mapping[str, SplitState], handover: Handover
-) -> SourcePlan:
-    """Return an epoch of history as one of the whole source."""
-    # The state of a split that was read holds its part of the point, until live has begun.
-    forgotten = () if handover.kind == "columns" else plan.forgotten
-    hold = _reached_by_all(inner_states(known, HISTORY))
-    held = known.get(HANDOVER, SplitState()).max_event_time_micros
-    splits = _prefixed(plan.splits, HISTORY)
-    if HANDOVER not in known or (hold is not None and (held is None or hold > held)):
-        splits.append(SplitPlan(HANDOVER, None, (hold, None)))
-    return replace(
-        plan,
-        splits=tuple(splits),
-        is_complete=False,
-        waiting=(*(HISTORY + name for name in plan.waiting), HANDOVER),
-        forgotten=tuple(HISTORY + name for name in forgotten),
-    )
-
-
-def _plan_live(
-    plan: SourcePlan, known: Mapping[str, SplitState], handed_over: Mapping[str, int]
-) -> SourcePlan:
-    """Return an epoch of the live side as one of the whole source; the first one hands over."""
-    splits = _prefixed(plan.splits, LIVE)
-    is_first = _handed_over(known) is None
-    if is_first:
-        splits.append(SplitPlan(HANDOVER, None, (None, dict(handed_over))))
-    read = (name for name, s in known.items() if name.startswith(HISTORY) and s.ended)
-    # An epoch that reads nothing is not worth its while.
-    gone = () if is_first or not splits else tuple(islice(sorted(read), _MAX_FORGOTTEN))
-    return replace(
-        plan,
-        splits=tuple(splits),
-        waiting=tuple(LIVE + name for name in plan.waiting),
-        forgotten=(*(LIVE + name for name in plan.forgotten), *gone),
-        holds_watermark=plan.holds_watermark or is_first,
-    )
-
-
-def _prefixed(splits: Iterable[SplitPlan], prefix: str) -> list[SplitPlan]:
-    return [replace(split, name=prefix + split.name) for split in splits]
-
-
-def _reached_by_all(states: Mapping[str, SplitState]) -> int | None:
-    """Return how far event time has come in every split of history; None if that is not known.
-
-    If all that was begun has ended, the next rows come from splits that follow them.
-    """
-    times = [s.max_event_time_micros for s in states.values() if not s.ended]
-    if times:
-        known = [micros for micros in times if micros is not None]
-        return min(known) if len(known) == len(times) else None
-    ended = [s.max_event_time_micros for s in states.values()]
-    return max((micros for micros in ended if micros is not None), default=None)
-
-
-def _handed_over(known: Mapping[str, SplitState]) -> dict[str, int] | None:
-    """Return the offsets at which live began; None as long as history is read."""
-    state = known.get(HANDOVER)
-    return dict(state.offset[1]) if state is not None and state.ended else None
-
-
-def _refuse_others(known: Mapping[str, SplitState], handover: Handover) -> None:
-    """Refuse state of another source, and another point: rows would be missed or come twice."""
-    state = known.get(HANDOVER)
-    before = None if state is None or state.offset is None else tuple(state.offset[0])
-    if before not in (None, handover.identity):
-        raise UserError(
-            f"the hand-over point was {_shown(before)} when this job began, and is "
-            f"{_shown(handover.identity)} now: rows between the two would be missed or come "
-            "twice. Undo the change, or give the step another name to begin anew",
-            code=ErrorCode.INPUT_CHANGED,
-        )
-    for name in known:
-        if name != HANDOVER and not name.startswith((HISTORY, LIVE)):
-            raise UserError(
-                f"the checkpoint has the split {name!r}, which is none of concat_sources: "
-                "another source was read under this name. Give the step another name",
-                code=ErrorCode.UNKNOWN_SPLIT,
-            )
-
-
-def _shown(identity: Any) -> str:
-    return " ".join(str(part) for part in identity if part is not None)
-
-
-def _check_bounded(plan: SourcePlan) -> None:
-    if plan.fed is not None:
-        raise UserError(
-            "history is brought by Spark, and concat_sources reads its sides itself: write the "
-            "rows to files, or read a Delta table",
-            code=ErrorCode.INVALID_CONFIG,
-        )
-    if not plan.is_complete:
-        raise UserError(
-            "history never ends, so the live side would never begin: give a source that ends, "
-            "such as files without discover=",
-            code=ErrorCode.INVALID_CONFIG,
-        )

@@ -259,6 +259,13 @@ class KafkaSpec:
                 "key=, headers=, delivery= and the like say how a topic is written, and one is "
                 "read here: leave them out; metadata= adds columns that are read"
             )
+        if self.selection.pattern is None and (
+            self.discover_micros != DEFAULT_DISCOVER_MICROS
+        ):
+            raise _wrong(
+                "discover= says how often topics of a pattern= are looked for, and topics are "
+                "named here: leave it out; new partitions are found at once"
+            )
         schema = self.schema
         if isinstance(schema, pa.Schema):
             schema = StreamSchema(schema)
