@@ -79,7 +79,8 @@ def reversing(
 
     def find(table: OpenTable) -> Reversal:
         recorded = table.recorded_epoch(app) if ranges else None
-        if recorded is None or recorded < ranges[0][0]:
+        # A version that only undoes records the epoch before the one it belongs to.
+        if recorded is None or recorded + 1 < ranges[0][0]:
             return Reversal()
         versions, is_whole = TableLog(store).read_marked(table.version, app, ranges[0])
         active = {file.path for file in table.files()}
