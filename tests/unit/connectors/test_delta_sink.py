@@ -17,7 +17,7 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 import penstock as pen
 from penstock.connectors.delta.columns import to_delta_type
 from penstock.errors import UserError
-from penstock.testing import CUT, LocalJob, ScriptedSource
+from penstock.testing import CUT, LocalJob, OperatorHarness, ScriptedSource
 from tests.builders.graphs import schema_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -223,6 +223,35 @@ def test_rows_that_wait_are_visible_when_the_job_stops_and_after_a_restart(
     assert seen
     job.run()
     assert [row["n"] for row in table_of(tmp_path / "table")] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "value"),
+    [
+        ({"partition_by": ["x"]}, pa.string(), "x" * 400),
+        ({"partition_by": ["x"]}, pa.string(), "ü" * 50),
+        ({"partition_by": ["x"]}, pa.timestamp("us"), 1 << 60),
+        ({}, pa.timestamp("s"), 2**62),
+        ({}, pa.list_(pa.timestamp("s")), [2**62]),
+        ({}, pa.date64(), 2**62),
+    ],
+    ids=["long", "long when escaped", "no folder", "far", "far in a list", "far day"],
+)
+def test_a_row_that_no_table_can_hold_fails_its_own_epoch_and_does_not_wait(
+    tmp_path: Path, options: dict[str, Any], kind: pa.DataType, value: object
+) -> None:
+    spec = pen.delta(tmp_path / "table", visible_after="1h", **options).sink_spec()
+    schema = pa.schema([("n", pa.int64()), ("x", kind)])
+    with OperatorHarness(spec, schema) as harness:
+        harness.push(pa.record_batch([[1], pa.array([None], kind)], schema=schema))
+        harness.barrier()
+        harness.push(pa.record_batch([[2], pa.array([value], kind)], schema=schema))
+        with pytest.raises(UserError):
+            harness.barrier()
+        # What waits is not affected: the rows before it become visible.
+        harness.end()
+        harness.commit()
+    assert [row["n"] for row in table_of(tmp_path / "table")] == [1]
 
 
 # ---- tables that are there

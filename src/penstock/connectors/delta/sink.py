@@ -42,7 +42,12 @@ from penstock.connectors.delta.merging import (
     merge,
     to_merged,
 )
-from penstock.connectors.delta.parts import ChangeParts, EpochParts, StagedFile
+from penstock.connectors.delta.parts import (
+    ChangeParts,
+    EpochParts,
+    StagedFile,
+    check_rows,
+)
 from penstock.connectors.delta.reversal import reversing
 from penstock.connectors.delta.table import CommitOutcome, DeltaTables, OpenTable
 from penstock.connectors.files.committed import EpochRange, schema_of, schema_text
@@ -202,8 +207,12 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         self, batch: pa.RecordBatch, ctx: OperatorContext, collector: ArrowCollector
     ) -> None:
         """Encode the rows, or what a merge needs of them; or let them wait."""
-        merges = self.config.merges(ctx.inputs[0])
-        super().process_batch(to_merged(batch) if merges else batch, ctx, collector)
+        stream, partition_by = ctx.inputs[0], self.config.partition_by
+        if self.config.merges(stream):
+            batch = to_merged(batch)
+        elif self.config.patience is not None:
+            check_rows(batch, ctx, to_delta_schema(stream.arrow), partition_by)
+        super().process_batch(batch, ctx, collector)
 
     @override
     def _new_parts(self, ctx: OperatorContext) -> EpochParts:
