@@ -9,14 +9,16 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 import penstock as pen
 from penstock.connectors.delta.commit import app_of
+from penstock.connectors.delta.sink import StagedEpoch
 from penstock.core.ids import Epoch, JobId, OperatorId, Subtask, TaskInfo
-from penstock.errors import ErrorCode, StateError
+from penstock.errors import ErrorCode, SchemaError, StateError
 from penstock.state.protocol.retention import Epochs
 from penstock.testing import CrashError, FaultMode, LocalJob
 from tests.builders.delta_job import DeltaJob, TableCalls, numbers_in
@@ -340,3 +342,41 @@ def test_a_table_that_is_deleted_while_the_job_runs_is_made_anew_with_a_warning(
     job.run(calls=calls)
     assert "is gone, to which this job has written" in caplog.text
     assert set(job.numbers()) == set(whole_epochs(ROUNDS)) - set(whole_epochs(1))
+
+
+def by_column(folder: Path, column: str, like: LocalJob | None = None) -> DeltaJob:
+    """Return a job that writes a table by a column, with the checkpoints of another one."""
+    job = DeltaJob(folder, {"partition_by": [column]})
+    if like is not None:
+        job.job = LocalJob(job.job.graph, registry=job.job.registry, store=like.store)
+    return job
+
+
+def test_an_epoch_that_waits_for_its_commit_is_not_committed_by_other_partitions(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "table"
+    first = by_column(folder, "day")
+    calls = TableCalls()
+
+    def die_before_the_table(name: str) -> None:
+        if name == "create":
+            raise CrashError(name)
+
+    calls.hook = die_before_the_table
+    with pytest.raises(CrashError):
+        first.run(calls=calls)
+    assert not DeltaTable.is_deltatable(str(folder))
+    other = by_column(folder, "n", first.job)
+    with pytest.raises(SchemaError, match=r"Start the job with partition_by=\['day'\]"):
+        other.run()
+    assert not DeltaTable.is_deltatable(str(folder))
+    # What the message says to do works.
+    first.run()
+    assert first.numbers() == whole_epochs(ROUNDS)
+    assert DeltaTable(str(folder)).metadata().partition_columns == ["day"]
+
+
+def test_commit_data_of_older_programs_have_the_partitions_of_the_sink() -> None:
+    given = msgspec.json.encode({"columns": "", "files": []})
+    assert msgspec.json.decode(given, type=StagedEpoch).partition_by is None

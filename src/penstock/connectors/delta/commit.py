@@ -146,6 +146,27 @@ class EpochCommit:
                 return True
             raise
 
+    def check_partitions(self, staged_by: tuple[str, ...]) -> None:
+        """Refuse to commit files of other partitions than the sink has now.
+
+        A commit that was left open is carried out by the next driver, whose program may say
+        something else. The values of one column would then be taken for those of another.
+        """
+        partition_by = self._rules.partition_by
+        if staged_by == partition_by:
+            return
+        table = self._tables.open()
+        if table is not None and self._is_recorded(table):
+            return
+        problem = (
+            f"epoch {self._epoch} is acknowledged and not yet committed, and its files are "
+            f"partitioned by {list(staged_by)}; the sink has partition_by={list(partition_by)} "
+            f"now. Nothing was changed. Start the job with partition_by={list(staged_by)}, which "
+            "commits the epoch, and write to another table for other partitions; or restore an "
+            "earlier epoch, whose rows are written again"
+        )
+        raise misfit(self._tables.url, [problem])
+
     def _is_recorded(self, table: OpenTable) -> bool:
         return decide_is_recorded(table.recorded_epoch(self._marks[0].app), self._epoch)
 

@@ -86,6 +86,9 @@ class StagedEpoch(msgspec.Struct, frozen=True):
     """The key by which changes are merged; None if rows are appended."""
     abandoned: tuple[EpochRange, ...] = ()
     """The epochs before this one that it does not descend from."""
+    partition_by: tuple[str, ...] | None = None
+    """The columns whose values made the folders of the files. None if changes are to be merged,
+    which have no folders; and in commit data of older programs: they are those of the sink."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -240,11 +243,13 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         if not (files or is_needed):
             return None
         stream = ctx.inputs[0]
+        merges = self.config.merges(stream)
         return StagedEpoch(
             schema_text(to_delta_schema(stream.arrow)),
             files,
-            stream.table_key if self.config.merges(stream) else None,
+            stream.table_key if merges else None,
             abandoned,
+            None if merges else tuple(self.config.partition_by),
         )
 
     @override
@@ -274,6 +279,8 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
             epoch,
             is_known=self._has_committed,
         )
+        if first.partition_by is not None:
+            commit.check_partitions(first.partition_by)
         app = app_of(ctx.task, ctx.identity)
         undo = reversing(self._store, ctx.task, app, first.abandoned, int(epoch))
         if first.key is not None:
