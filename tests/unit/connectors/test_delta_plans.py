@@ -67,6 +67,24 @@ def test_a_reversal_says_which_versions_it_cannot_undo() -> None:
     assert "version(s) 7, 8" in plan.problem
 
 
+def test_files_with_deletion_vectors_are_rewritten_by_others() -> None:
+    vector = msgspec.Raw(b'{"storageType": "u"}')
+    later = Version(9, (AddedFile("f", 1),))  # another writer has deleted rows of it since
+    plan = plan_reversal([later], {"f"}, lambda _: True, vectored={"f"})
+    assert (plan.added, plan.removed) == ((), ())
+    assert "version(s) 9" in (plan.problem or "")
+    back = Version(8, (), (RemovedFile("f", size=1),))  # and this one it had added again
+    plan = plan_reversal([back], {"f"}, lambda _: True, vectored={"f"})
+    assert "version(s) 8" in (plan.problem or "")
+    for own in (
+        Version(7, (AddedFile("f", 1, deletion_vector=vector),)),
+        Version(7, (), (RemovedFile("g", size=1, deletion_vector=vector),)),
+    ):
+        plan = plan_reversal([own], {"f"}, lambda _: True)
+        assert (plan.added, plan.removed) == ((), ())
+        assert "version(s) 7" in (plan.problem or "")
+
+
 def test_what_only_moves_rows_is_not_reversed() -> None:
     moved = Version(
         3,
