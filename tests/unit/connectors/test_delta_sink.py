@@ -304,6 +304,22 @@ def test_another_type_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_properties_that_a_table_has_otherwise_are_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = {"delta.appendOnly": "true", "delta.checkpointInterval": "7"}
+    a_table(tmp_path / "table", configuration=there)
+    asked = {"delta.appendOnly": "true", "delta.checkpointInterval": "9"}
+    write(tmp_path / "table", ROWS, SCHEMA, properties=asked)
+    assert "delta.checkpointInterval is '7', and '9' is asked for. Change" in caplog.text
+    assert "delta.appendOnly" not in caplog.text
+    assert caplog.text.count("properties=") == 1
+    caplog.clear()
+    write(tmp_path / "new", ROWS, SCHEMA, job="new", properties=asked)
+    write(tmp_path / "new", ROWS, SCHEMA, job="again", properties=asked)
+    assert "properties=" not in caplog.text
+
+
 def test_a_column_that_may_not_be_null_is_heeded(tmp_path: Path) -> None:
     DeltaTable.create(
         str(tmp_path / "table"),

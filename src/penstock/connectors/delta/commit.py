@@ -22,7 +22,7 @@ of abandoned epochs in the same transaction: see `reversal`.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -214,6 +214,24 @@ def misfit(url: str, problems: Sequence[str]) -> SchemaError:
     )
 
 
+def find_other_properties(
+    wanted: Mapping[str, str | None], configuration: Mapping[str, str | None]
+) -> list[str]:
+    """Return the properties whose values in a table are not those that the sink would give it.
+
+    >>> find_other_properties({"delta.a": "1", "delta.b": "2"}, {"delta.a": "1"})
+    ["delta.b is not set, and '2' is asked for"]
+    """
+    others = []
+    for name, value in sorted(wanted.items()):
+        found = configuration.get(name)
+        if found != value:
+            there = "not set" if found is None else repr(found)
+            asked = "no value" if value is None else repr(value)
+            others.append(f"{name} is {there}, and {asked} is asked for")
+    return others
+
+
 def check_start(tables: DeltaTables, rules: TableRules, ctx: StartContext) -> None:
     """Refuse a start whose epochs the table could not take; it changes nothing."""
     table = tables.open()
@@ -222,7 +240,18 @@ def check_start(tables: DeltaTables, rules: TableRules, ctx: StartContext) -> No
     problems, _ = find_problems(table, rules)
     if problems:
         raise misfit(tables.url, problems)
-    kept = table.metadata.configuration.get(_RETENTION)
+    configuration = table.metadata.configuration
+    others = find_other_properties(rules.properties, configuration)
+    if others:
+        _log.warning(
+            "the Delta table %s is there already, and properties= is for a table that the sink "
+            "creates. These stay as they are: %s. Change them at the table, as with "
+            "DeltaTable(…).alter.set_table_properties(…), or leave them out",
+            tables.url,
+            ", ".join(others),
+            extra={"job": str(ctx.task.job), "operator": str(ctx.task.operator)},
+        )
+    kept = configuration.get(_RETENTION)
     if kept is not None:
         _log.warning(
             "the Delta table %s forgets which epochs it has after %s (%s). A commit that is left "

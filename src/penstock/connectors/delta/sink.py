@@ -112,8 +112,8 @@ class DeltaSinkConfig(PartsConfig):
     """Rows that are appended wait until about so many bytes of them do."""
     visible_after_micros: int | None = None
     """Rows that are appended wait no longer than this."""
-    merge_bytes: int = DEFAULT_MERGE_BYTES
-    """How much memory a merge may use before it writes to the disk."""
+    merge_bytes: int | None = None
+    """How much memory a merge may use before it writes to the disk; None leaves it to the sink."""
     store_options: Mapping[str, Any] = field(default_factory=dict)
     """What `open_store` takes for the store's kind."""
 
@@ -123,7 +123,7 @@ class DeltaSinkConfig(PartsConfig):
         if self.mode is not None and self.mode not in MODES:
             problems.append(f"mode is {self.mode!r}: use 'append' or 'merge'")
         problems += self.find_parts_problems()
-        if self.merge_bytes < 1:
+        if self.merge_bytes is not None and self.merge_bytes < 1:
             problems.append(f"merge_bytes is {self.merge_bytes}: use at least 1")
         if problems:
             raise UserError(
@@ -187,6 +187,11 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
             problems.append(
                 "min_bytes and visible_after are for rows that are appended: changes are merged "
                 "once per epoch. Leave them out, and choose a trigger with longer epochs"
+            )
+        if not merges and self.config.merge_bytes is not None:
+            problems.append(
+                "merge_bytes= is for changelogs, which are merged, and these rows are appended: "
+                "leave it out"
             )
         if not schema.names:
             problems.append("the rows have no columns: a table needs one at least")
@@ -289,7 +294,7 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
                 files,
                 columns,
                 key=first.key,
-                memory_bytes=self.config.merge_bytes,
+                memory_bytes=self.config.merge_bytes or DEFAULT_MERGE_BYTES,
                 find_reversed=undo,
             )
             commit.run(merging)
