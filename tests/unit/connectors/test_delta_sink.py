@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,15 @@ from deltalake import DeltaTable, Field, Schema, write_deltalake
 import penstock as pen
 from penstock.connectors.delta.columns import to_delta_type
 from penstock.errors import UserError
-from penstock.testing import CUT, LocalJob, OperatorHarness, ScriptedSource
+from penstock.testing import (
+    CUT,
+    CrashError,
+    Fault,
+    FaultMode,
+    LocalJob,
+    OperatorHarness,
+    ScriptedSource,
+)
 from tests.builders.graphs import schema_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -252,6 +261,40 @@ def test_a_row_that_no_table_can_hold_fails_its_own_epoch_and_does_not_wait(
         harness.end()
         harness.commit()
     assert [row["n"] for row in table_of(tmp_path / "table")] == [1]
+
+
+# ---- tables that are gone
+
+
+def test_a_table_that_is_deleted_while_the_job_is_stopped_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = in_many_epochs(tmp_path / "table", 4)
+    job.run(epochs=2)
+    shutil.rmtree(tmp_path / "table")
+    assert "is gone" not in caplog.text
+    job.run()
+    assert caplog.text.count("is gone, to which this job has written since epoch 1") == 1
+    assert [row["n"] for row in table_of(tmp_path / "table")] == [2, 3]
+
+
+def test_a_table_that_a_job_has_not_made_yet_is_not_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The first epoch is acknowledged, and the process dies before its commit.
+    job = in_many_epochs(tmp_path / "table", 3)
+    dies = Fault(FaultMode.CRASH_AFTER, operation="create", path="*/0000000001.record")
+    with pytest.raises(CrashError):
+        job.run(dies)
+    assert not (tmp_path / "table" / "_delta_log").exists()
+    job.run(epochs=1)
+    # Then the sink writes to another table.
+    other = in_many_epochs(tmp_path / "other", 3)
+    other.store = job.store
+    other.run()
+    assert "is gone" not in caplog.text
+    found = table_of(tmp_path / "table") + table_of(tmp_path / "other")
+    assert [row["n"] for row in found] == [0, 1, 2]
 
 
 # ---- tables that are there

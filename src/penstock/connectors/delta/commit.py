@@ -39,11 +39,15 @@ from penstock.errors import (
     SchemaError,
     StateError,
     UnknownOutcomeError,
+    hide_secrets,
 )
 from penstock.operators.context import StartContext
+from penstock.state.tables.specs import TableSpec, global_table
 
 _ATTEMPTS = 20
 """How often a commit is tried that other writers overtake; each time one of them has succeeded."""
+WRITTEN = "written"
+"""The table of the sink's state that tells to which Delta tables it has written."""
 _RETENTION = "delta.setTransactionRetentionDuration"
 
 _log = logging.getLogger(__name__)
@@ -126,7 +130,7 @@ class EpochCommit:
         table = self._tables.open()
         if table is None:
             if self._is_known:
-                warn_of_lost_table(self._tables.url, self._epoch)
+                warn_of_lost_table(self._tables.url, f"before epoch {self._epoch}")
             rules = self._rules
             self._tables.create(rules.columns, rules.partition_by, rules.properties)
             return False
@@ -178,15 +182,38 @@ class EpochCommit:
         return missing
 
 
-def warn_of_lost_table(url: str, epoch: Epoch) -> None:
-    """Warn that the table to which this driver has committed before is gone."""
+def warn_of_lost_table(url: str, when: str) -> None:
+    """Warn that a table is gone to which the job has committed; `when` it has done so."""
     _log.warning(
-        "the Delta table %s is gone, to which this job has written before epoch %s. A new one is "
+        "the Delta table %s is gone, to which this job has written %s. A new one is "
         "made; the rows of earlier epochs are not in it. Go back to an earlier epoch (restore=) to "
         "have them written again",
         url,
-        epoch,
+        when,
     )
+
+
+def written_table() -> TableSpec:
+    """Declare the table that tells which Delta tables the sink has written to, since which epoch.
+
+    The names are those of `name_of_written`.
+    """
+    return global_table(WRITTEN, str, int)
+
+
+def name_of_written(url: str) -> str:
+    """Return the name of a Delta table in the sink's state, where no secret may be."""
+    return hide_secrets(url)
+
+
+def _check_lost(url: str, ctx: StartContext) -> None:
+    """Warn of a table that is not there if the job has committed to it.
+
+    The last epoch of the job may still wait for its commit. All before it are committed.
+    """
+    since = ctx.read_global(written_table()).get(name_of_written(url))
+    if since is not None and since < ctx.read_last_epoch():
+        warn_of_lost_table(url, f"since epoch {since}")
 
 
 def find_problems(
@@ -236,6 +263,7 @@ def check_start(tables: DeltaTables, rules: TableRules, ctx: StartContext) -> No
     """Refuse a start whose epochs the table could not take; it changes nothing."""
     table = tables.open()
     if table is None:
+        _check_lost(tables.url, ctx)
         return
     problems, _ = find_problems(table, rules)
     if problems:

@@ -28,12 +28,15 @@ from penstock.connectors.delta.columns import (
     to_delta_schema,
 )
 from penstock.connectors.delta.commit import (
+    WRITTEN,
     EpochCommit,
     TableRules,
     app_of,
     append,
     check_start,
     misfit,
+    name_of_written,
+    written_table,
 )
 from penstock.connectors.delta.merging import (
     DEFAULT_MERGE_BYTES,
@@ -70,6 +73,7 @@ from penstock.operators.context import (
 )
 from penstock.state.storage.object_store import ObjectStore
 from penstock.state.storage.urls import open_store
+from penstock.state.tables.specs import TableSpec
 
 WriteMode = Literal["append", "merge"]
 MODES = ("append", "merge")
@@ -180,6 +184,10 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
                 problems=tuple(problems),
             )
 
+    @override
+    def tables(self) -> Sequence[TableSpec]:
+        return [*super().tables(), written_table()]
+
     def _find_problems(self, stream: StreamSchema) -> list[str]:
         merges, schema = self.config.merges(stream), stream.arrow
         problems = find_merge_problems(stream) if merges else []
@@ -247,6 +255,10 @@ class DeltaSink(PartsSink[DeltaSinkConfig, EpochParts]):
         files = () if parts is None else parts.finish_files()
         if not (files or is_needed):
             return None
+        written = ctx.get_global_keyed_state(WRITTEN)
+        name = name_of_written(self.config.url)
+        if name not in written:
+            written.insert(name, int(ctx.epoch))
         stream = ctx.inputs[0]
         merges = self.config.merges(stream)
         return StagedEpoch(
